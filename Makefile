@@ -1,0 +1,96 @@
+# Two commands matter: `make demo` and `make test`. `make help` lists the rest.
+# Everything is installed into .venv; only `make test` may ask the system's package manager for
+# something, and only when that thing is missing and root or passwordless sudo is at hand.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := $(CURDIR)/.cache
+
+# Any Python from 3.11 on: `make test PYTHON=/path/to/python` chooses another one.
+PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3.14 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$p" && break; done)
+
+# The wheels without CUDA: tests compare with PyTorch on the CPU only. Where this index cannot be
+# reached, pip's configured one serves PyTorch.
+TORCH := torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+# Extra arguments for pytest, for example: make test PYTEST_ARGS="tests/null -x"
+PYTEST_ARGS ?=
+
+# Mesa's compiled shaders outlive a run: without them each new kernel costs some 20 ms again.
+# wgpu-native complains on stderr when XDG_RUNTIME_DIR names no folder.
+TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
+	XDG_RUNTIME_DIR="$${XDG_RUNTIME_DIR:-$(CACHE)/xdg}"
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test venv lint types format check system coverage-table clean
+
+help:
+	@echo "make demo            train a network on handwritten digits, on the best device"
+	@echo "make test            lint, types and the whole suite"
+	@echo "make venv            .venv with everything that tests need"
+	@echo "make lint            ruff: rules and layout"
+	@echo "make format          ruff: put the layout right"
+	@echo "make types           mypy, strict"
+	@echo "make coverage-table  docs/capabilities.md from the last test run"
+	@echo "make clean           remove .venv and caches"
+
+demo: $(VENV)/.demo
+	@$(TEST_ENV) $(BIN)/webtorch demo
+
+venv: $(VENV)/.full
+
+test: $(VENV)/.full system lint types
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.full
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.full
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.full
+	$(BIN)/mypy
+
+coverage-table: $(VENV)/.full
+	$(BIN)/python -m tools.coverage_table
+
+clean:
+	rm -rf $(VENV) .cache build dist
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "webtorch needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# What the demo needs, and no more.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[cpu,demo]"
+	@touch $@
+
+# What the tests need. PyTorch comes first and alone: its CPU index has nothing else of ours.
+$(VENV)/.full: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import importlib.metadata as m; raise SystemExit(m.version("torch").split("+")[0] != "$(TORCH)".split("==")[1])' 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet --no-deps --timeout 10 --retries 0 --index-url "$(TORCH_INDEX)" "$(TORCH)" \
+		|| echo "no PyTorch wheel at $(TORCH_INDEX): taking the one of the default package index"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
+	@touch $@ $(VENV)/.demo
+
+# A software Vulkan adapter (Mesa's lavapipe) and a browser (Debian's chromium), where apt-get is the
+# package manager. A refusal is no error here: the tests then skip visibly, or fail when CI=true.
+system:
+	@missing=""; \
+	ls /usr/share/vulkan/icd.d/lvp_icd*.json /etc/vulkan/icd.d/lvp_icd*.json 2>/dev/null | grep -q . || missing="mesa-vulkan-drivers"; \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || missing="$$missing chromium"; \
+	test -n "$$missing" || exit 0; \
+	test "$$(uname -s)" = Linux || exit 0; \
+	command -v apt-get >/dev/null || { echo "not installed (no apt-get here): $$missing"; exit 0; }; \
+	if test "$$(id -u)" = 0; then as=""; elif sudo -n true 2>/dev/null; then as="sudo -n"; \
+	else echo "not installed (needs root): apt-get install $$missing"; exit 0; fi; \
+	echo "installing with apt-get: $$missing"; \
+	$$as apt-get update -qq && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null \
+		|| echo "apt-get could not install: $$missing"
