@@ -1,0 +1,1 @@
+"""webtorch: PyTorch wherever WebGPU runs."""

@@ -1,0 +1,39 @@
+"""The typed errors that users see. Each also is the type that PyTorch raises in the same case. Imports nothing."""
+
+from __future__ import annotations
+
+
+class WebtorchError(RuntimeError):
+    """Base of the errors that have no better standard type; PyTorch raises RuntimeError in these cases."""
+
+
+class ShapeError(WebtorchError):
+    """Shapes do not fit the operation."""
+
+
+class DTypeError(WebtorchError):
+    """The element type is not supported by the operation or the device."""
+
+
+class DeviceError(WebtorchError):
+    """Tensors are on different devices, or the device does not exist here."""
+
+
+class OutOfMemoryError(WebtorchError):
+    """The device has no memory left; names the largest live tensors."""
+
+
+class DeviceLostError(WebtorchError):
+    """The device was lost or destroyed; its tensors cannot be used any more."""
+
+
+class KernelError(WebtorchError):
+    """A generated kernel was refused by the device's compiler: a defect of webtorch, shown with its source."""
+
+
+class CaptureError(WebtorchError):
+    """A function cannot be captured as one program; names the line and what to do."""
+
+
+class IndexOutOfRangeError(IndexError, WebtorchError):
+    """An index read on the device was out of range; names the operation, the value and the user's line."""

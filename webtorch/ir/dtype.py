@@ -1,0 +1,182 @@
+"""Element types: names, sizes, kinds, limits, and PyTorch's promotion rules. Standard library only."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["bool", "uint", "int", "float"]
+Scalar = bool | int | float
+
+_RANK: dict[Kind, int] = {"bool": 0, "uint": 1, "int": 1, "float": 2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """One element type. `itemsize` is in bytes, as PyTorch counts it (a bool is one byte)."""
+
+    name: str
+    kind: Kind
+    itemsize: int
+    # struct/array code, or "" where Python's standard library cannot hold the type (bfloat16).
+    code: str
+    webgpu: bool = field(default=True)
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether the type is a floating-point type."""
+        return self.kind == "float"
+
+    @property
+    def is_complex(self) -> bool:
+        """Always False: complex types are not available yet."""
+        return False
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the type can hold negative values."""
+        return self.kind in ("int", "float")
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether the type is an integer type (bool not counted)."""
+        return self.kind in ("int", "uint")
+
+    @property
+    def bits(self) -> int:
+        """Size in bits."""
+        return self.itemsize * 8
+
+    @property
+    def compute(self) -> DType:
+        """The type in which arithmetic on this type is done: 16-bit floats compute in float32."""
+        return float32 if self in (float16, bfloat16) else self
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (by_name, (self.name,))
+
+    def to_bytes(self, values: list[Scalar]) -> bytes:
+        """Pack `values` little-endian. Raises OverflowError when an integer does not fit."""
+        if self is bfloat16:
+            return b"".join(_bf16_bytes(float(v)) for v in values)
+        if self is float32 or self is float16:
+            return b"".join(_float_bytes(self.code, float(v)) for v in values)
+        try:
+            return struct.pack(f"<{len(values)}{self.code}", *values)
+        except struct.error as error:
+            raise OverflowError(f"a value does not fit {self}: {error}") from None
+
+    def from_bytes(self, data: bytes | memoryview) -> list[Scalar]:
+        """Unpack little-endian `data` into Python numbers."""
+        if self is bfloat16:
+            halves = struct.unpack(f"<{len(data) // 2}H", data)
+            return list(struct.unpack(f"<{len(halves)}f", b"".join(struct.pack("<I", h << 16) for h in halves)))
+        return list(struct.unpack(f"<{len(data) // self.itemsize}{self.code}", data))
+
+
+def _float_bytes(code: str, value: float) -> bytes:
+    try:
+        return struct.pack("<" + code, value)
+    except OverflowError:
+        # IEEE rounding: values past the largest finite number become infinite.
+        return struct.pack("<" + code, float("inf") if value > 0 else float("-inf"))
+
+
+def _bf16_bytes(value: float) -> bytes:
+    bits = struct.unpack("<I", _float_bytes("f", value))[0]
+    if value != value:
+        return b"\xc0\x7f"
+    # Round to nearest, ties to even, on the 16 bits that are dropped.
+    return struct.pack("<H", ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF)
+
+
+float64 = DType("float64", "float", 8, "d", webgpu=False)
+float32 = DType("float32", "float", 4, "f")
+float16 = DType("float16", "float", 2, "e")
+bfloat16 = DType("bfloat16", "float", 2, "")
+int64 = DType("int64", "int", 8, "q")
+int32 = DType("int32", "int", 4, "i")
+int16 = DType("int16", "int", 2, "h", webgpu=False)
+int8 = DType("int8", "int", 1, "b")
+uint8 = DType("uint8", "uint", 1, "B")
+uint32 = DType("uint32", "uint", 4, "I")
+bool_ = DType("bool", "bool", 1, "?")
+
+ALL: tuple[DType, ...] = (
+    float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, uint32, bool_,
+)  # fmt: skip
+FLOATS: tuple[DType, ...] = (float32, float64, float16, bfloat16)
+INTEGERS: tuple[DType, ...] = (int64, int32, int16, int8, uint8, uint32)
+
+_BY_NAME: dict[str, DType] = {d.name: d for d in ALL}
+ALIASES: dict[str, DType] = {
+    "float": float32, "double": float64, "half": float16, "long": int64, "int": int32, "short": int16,
+}  # fmt: skip
+
+
+def by_name(name: str) -> DType:
+    """Return the type called `name` ("float32", "torch.float32", "half", ...). Raises KeyError."""
+    name = name.removeprefix("torch.")
+    return _BY_NAME.get(name) or ALIASES[name]
+
+
+def integer_limits(dtype: DType) -> tuple[int, int]:
+    """Return the smallest and largest value of an integer type."""
+    if dtype.kind == "bool":
+        return 0, 1
+    if dtype.kind == "uint":
+        return 0, (1 << dtype.bits) - 1
+    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+
+
+_INT_LATTICE: tuple[DType, ...] = (int8, int16, int32, int64)
+_CACHE: dict[tuple[DType, DType], DType] = {}
+
+
+def promote_types(a: DType, b: DType) -> DType:
+    """Return PyTorch's common type of `a` and `b` (torch.promote_types)."""
+    if a is b:
+        return a
+    found = _CACHE.get((a, b))
+    if found is None:
+        found = _CACHE[a, b] = _promote(a, b)
+    return found
+
+
+def _promote(a: DType, b: DType) -> DType:
+    if _RANK[a.kind] != _RANK[b.kind]:
+        return a if _RANK[a.kind] > _RANK[b.kind] else b
+    if a.kind == "float":
+        if {a, b} == {float16, bfloat16}:
+            return float32
+        return a if a.itemsize > b.itemsize else b
+    if a.kind == b.kind:
+        return a if a.itemsize > b.itemsize else b
+    unsigned, signed = (a, b) if a.kind == "uint" else (b, a)
+    if unsigned is uint32:
+        if signed is int64:
+            return int64
+        raise TypeError(f"promote_types: {a} and {b} have no common type; cast one of them, as in x.to({int64})")
+    # uint8 with a signed type: the smallest signed type that holds both.
+    return signed if signed.itemsize > 1 else int16
+
+
+def kind_of_scalar(value: Scalar) -> Kind:
+    """Return the kind of a Python number: "bool", "int" or "float"."""
+    if isinstance(value, bool):
+        return "bool"
+    return "int" if isinstance(value, int) else "float"
+
+
+def promote_with_scalar(tensor: DType, kind: Kind, default_float: DType) -> DType:
+    """Return the result type of a tensor of type `tensor` with a Python number of kind `kind`.
+
+    A Python number only raises the category (bool < integer < float), never the width.
+    """
+    if _RANK[kind] <= _RANK[tensor.kind]:
+        return tensor
+    return default_float if kind == "float" else int64

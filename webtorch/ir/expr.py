@@ -1,0 +1,403 @@
+"""Scalar expressions: the formulas of the op table and the bodies of kernels. Standard library only.
+
+An expression is an immutable, interned value: equal expressions are the same object, so sharing is found for free.
+The same tree is rendered to WGSL and to CPU source, printed, folded and differentiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from weakref import WeakValueDictionary
+
+from webtorch.ir.dtype import DType, Scalar, bool_, float32, int32, uint32
+
+# op -> number of arguments. What each one means is PyTorch's function of that name; renderers must follow it,
+# NaN and infinities included. `max`/`min` return NaN when either side is NaN. Integer division: `floordiv` rounds to
+# minus infinity, `truncdiv` and `truncmod` to zero, `mod` has the divisor's sign (Python's rule).
+ARITY: dict[str, int] = {
+    # leaves; their payload is in `value`
+    "const": 0, "arg": 0, "input": 0, "index": 0, "reduced": 0,
+    # one argument
+    "neg": 1, "abs": 1, "sign": 1, "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1,
+    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "tanh": 1, "asinh": 1, "acosh": 1,
+    "atanh": 1, "erf": 1, "erfc": 1, "floor": 1, "ceil": 1, "trunc": 1, "round": 1, "not": 1, "bitnot": 1, "isnan": 1, "isinf": 1,
+    "cast": 1, "bitcast": 1,
+    # a load: (flat index) or (flat index, valid, other); the buffer slot is in `value`
+    "load": 1,
+    # two arguments
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "floordiv": 2, "truncdiv": 2, "mod": 2, "truncmod": 2, "pow": 2, "atan2": 2, "hypot": 2,
+    "copysign": 2, "min": 2, "max": 2, "lt": 2, "le": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "xor": 2, "shl": 2, "shr": 2,
+    # three arguments
+    "where": 3,
+    # philox(seed_low, seed_high, counter_low, counter_high): lane `value` (0..3) of Philox4x32-10, a uint32
+    "philox": 4,
+}  # fmt: skip
+COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan", "isinf", "not"})
+
+_INTERNED: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+
+
+class Expr:
+    """One scalar expression. Build it with the functions of this module or with Python's operators."""
+
+    __slots__ = ("__weakref__", "args", "dtype", "op", "value")
+    op: str
+    dtype: DType
+    args: tuple[Expr, ...]
+    value: object
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (make, (self.op, self.dtype, self.args, self.value))
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    # Identity is equality (interned), so the default __eq__ and __hash__ are right; comparisons are functions.
+    def __add__(self, other: Operand) -> Expr:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return binary("div", other, self)
+
+    def __neg__(self) -> Expr:
+        return unary("neg", self)
+
+    def __lt__(self, other: Operand) -> Expr:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return binary("lt", other, self)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return binary("le", other, self)
+
+    def __and__(self, other: Operand) -> Expr:
+        return binary("and", self, other)
+
+    def __or__(self, other: Operand) -> Expr:
+        return binary("or", self, other)
+
+    def __xor__(self, other: Operand) -> Expr:
+        return binary("xor", self, other)
+
+    def __invert__(self) -> Expr:
+        return unary("not" if self.dtype is bool_ else "bitnot", self)
+
+    def __abs__(self) -> Expr:
+        return unary("abs", self)
+
+
+Operand = Expr | Scalar
+
+
+def make(op: str, dtype: DType, args: tuple[Expr, ...] = (), value: object = None) -> Expr:
+    """Return the one expression with these parts. `value` must be hashable."""
+    if op == "const" and isinstance(value, float):
+        # -0.0 == 0.0 and nan != nan, so a constant is keyed by its text.
+        key: tuple[object, ...] = (op, dtype, value.hex() if value == value else "nan")
+    else:
+        key = (op, dtype, tuple(map(id, args)), value)
+    found = _INTERNED.get(key)
+    if found is None:
+        found = Expr()
+        found.op, found.dtype, found.args, found.value = op, dtype, args, value
+        _INTERNED[key] = found
+    return found
+
+
+def const(value: Scalar, dtype: DType) -> Expr:
+    """Return a constant, converted to the kind of `dtype`."""
+    if dtype.kind == "float":
+        value = float(value)
+    elif dtype.kind == "bool":
+        value = bool(value)
+    else:
+        value = int(value)
+    return make("const", dtype, (), value)
+
+
+def arg(slot: int, dtype: DType) -> Expr:
+    """Return runtime argument `slot`: a Python number that is bound when the program runs."""
+    return make("arg", dtype, (), slot)
+
+
+def input_(slot: int, dtype: DType) -> Expr:
+    """Return formula input `slot`, as the op table's formulas see it; kernels never contain it."""
+    return make("input", dtype, (), slot)
+
+
+def index(dim: int, size: int) -> Expr:
+    """Return loop variable `dim` of a kernel, an int32 in 0..size-1."""
+    return make("index", int32, (), (dim, size))
+
+
+def reduced(stage: int, dtype: DType) -> Expr:
+    """Return the result of reduction `stage` of the kernel."""
+    return make("reduced", dtype, (), stage)
+
+
+def load(buffer: int, dtype: DType, position: Expr) -> Expr:
+    """Return element `position` (flat, in elements) of kernel buffer `buffer`."""
+    return make("load", dtype, (position,), buffer)
+
+
+def philox(seed_low: Expr, seed_high: Expr, counter_low: Expr, counter_high: Expr, lane: int) -> Expr:
+    """Return lane 0..3 of Philox4x32-10 (Salmon et al., 2011) as uint32."""
+    return make("philox", uint32, (seed_low, seed_high, counter_low, counter_high), lane)
+
+
+def _coerce(a: Operand, b: Operand) -> tuple[Expr, Expr]:
+    if not isinstance(a, Expr):
+        assert isinstance(b, Expr)
+        return const(a, b.dtype), b
+    if not isinstance(b, Expr):
+        return a, const(b, a.dtype)
+    assert a.dtype is b.dtype, f"operands of one type are needed: {a} is {a.dtype}, {b} is {b.dtype}"
+    return a, b
+
+
+def _is_const(x: Expr, value: Scalar) -> bool:
+    return x.op == "const" and x.value == value and (value != 0 or math.copysign(1.0, float(x.value)) == 1.0)  # type: ignore[arg-type]
+
+
+def unary(op: str, x: Expr, value: object = None) -> Expr:
+    """Return `op(x)`, folded where it is safe."""
+    if op == "neg" and x.op == "const" and x.dtype.kind == "float":
+        return const(-x.value, x.dtype)  # type: ignore[operator]
+    if op == "neg" and x.op == "neg":
+        return x.args[0]
+    if op == "not" and x.op == "const":
+        return const(not x.value, bool_)
+    if op == "not" and x.op == "not":
+        return x.args[0]
+    return make(op, bool_ if op in COMPARISONS else x.dtype, (x,), value)
+
+
+def binary(op: str, a: Operand, b: Operand) -> Expr:
+    """Return `op(a, b)`; Python numbers take the other side's type. Folds only what holds for NaN, -0 and infinity."""
+    x, y = _coerce(a, b)
+    if x.op == "const" and y.op == "const" and op in _FOLD:
+        folded = _FOLD[op](x.value, y.value)  # type: ignore[arg-type]
+        if folded is not None and (x.dtype.kind != "float" or op not in ("add", "sub", "mul") or x.dtype.itemsize == 8 or _exact(folded)):
+            return const(folded, bool_ if op in COMPARISONS else x.dtype)
+    if op == "mul":
+        if _is_const(x, 1):
+            return y
+        if _is_const(y, 1):
+            return x
+        if x.dtype.kind != "float" and (_is_const(x, 0) or _is_const(y, 0)):
+            return const(0, x.dtype)
+    elif op == "add" and x.dtype.kind != "float":
+        if _is_const(x, 0):
+            return y
+        if _is_const(y, 0):
+            return x
+    elif op == "sub" and _is_const(y, 0):
+        return x
+    elif op in ("div", "floordiv", "truncdiv") and _is_const(y, 1):
+        return x
+    elif op == "and" and x.dtype is bool_:
+        if x is y or _is_const(y, True):
+            return x
+        if _is_const(x, True):
+            return y
+    return make(op, bool_ if op in COMPARISONS else x.dtype, (x, y))
+
+
+def _exact(value: Scalar) -> bool:
+    """Whether a float64 result is also the float32 result of the same operation on float32 constants."""
+    return float(value).is_integer() and abs(value) < 2**24
+
+
+_FOLD: dict[str, Callable[[Scalar, Scalar], Scalar | None]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "floordiv": lambda x, y: x // y if isinstance(x, int) and y else None,
+    "mod": lambda x, y: x % y if isinstance(x, int) and y else None,
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "eq": lambda x, y: x == y,
+    "ne": lambda x, y: x != y,
+    "and": lambda x, y: x and y if isinstance(x, bool) else None,
+    "or": lambda x, y: x or y if isinstance(x, bool) else None,
+}
+
+
+def where(condition: Expr, a: Operand, b: Operand) -> Expr:
+    """Return `a` where `condition` holds, else `b`; only the chosen side's value counts, NaN in the other is lost."""
+    x, y = _coerce(a, b)
+    if condition.op == "const":
+        return x if condition.value else y
+    if x is y:
+        return x
+    return make("where", x.dtype, (condition, x, y))
+
+
+def cast(x: Expr, dtype: DType) -> Expr:
+    """Convert to `dtype` as PyTorch does: floats truncate to integers, anything non-zero becomes True."""
+    if x.dtype is dtype:
+        return x
+    if x.op == "const" and not (dtype.kind in ("int", "uint") and x.dtype.kind == "float"):
+        return const(x.value, dtype)  # type: ignore[arg-type]
+    return make("cast", dtype, (x,))
+
+
+def bitcast(x: Expr, dtype: DType) -> Expr:
+    """Reinterpret the bits of `x` as `dtype` of the same size."""
+    return x if x.dtype is dtype else make("bitcast", dtype, (x,))
+
+
+def _unary_function(op: str) -> Callable[[Expr], Expr]:
+    def function(x: Expr) -> Expr:
+        return unary(op, x)
+
+    function.__name__ = op
+    function.__doc__ = f"Return {op}(x)."
+    return function
+
+
+exp, exp2, expm1 = _unary_function("exp"), _unary_function("exp2"), _unary_function("expm1")
+log, log2, log10, log1p = (_unary_function(n) for n in ("log", "log2", "log10", "log1p"))
+sqrt, rsqrt = _unary_function("sqrt"), _unary_function("rsqrt")
+sin, cos, tan = _unary_function("sin"), _unary_function("cos"), _unary_function("tan")
+asin, acos, atan = _unary_function("asin"), _unary_function("acos"), _unary_function("atan")
+sinh, cosh, tanh = _unary_function("sinh"), _unary_function("cosh"), _unary_function("tanh")
+asinh, acosh, atanh = _unary_function("asinh"), _unary_function("acosh"), _unary_function("atanh")
+erf, erfc = _unary_function("erf"), _unary_function("erfc")
+floor, ceil, trunc, round_ = (_unary_function(n) for n in ("floor", "ceil", "trunc", "round"))
+sign, isnan, isinf = _unary_function("sign"), _unary_function("isnan"), _unary_function("isinf")
+logical_not, bitwise_not = _unary_function("not"), _unary_function("bitnot")
+
+
+def _binary_function(op: str) -> Callable[[Operand, Operand], Expr]:
+    def function(x: Operand, y: Operand) -> Expr:
+        return binary(op, x, y)
+
+    function.__name__ = op
+    function.__doc__ = f"Return {op}(x, y)."
+    return function
+
+
+maximum, minimum = _binary_function("max"), _binary_function("min")
+pow_, atan2, hypot, copysign = (_binary_function(n) for n in ("pow", "atan2", "hypot", "copysign"))
+eq, ne, lt, le = (_binary_function(n) for n in ("eq", "ne", "lt", "le"))
+floordiv, truncdiv, mod, truncmod = (_binary_function(n) for n in ("floordiv", "truncdiv", "mod", "truncmod"))
+shl, shr = _binary_function("shl"), _binary_function("shr")
+
+
+def gt(x: Operand, y: Operand) -> Expr:
+    """Return x > y."""
+    return binary("lt", y, x)
+
+
+def ge(x: Operand, y: Operand) -> Expr:
+    """Return x >= y."""
+    return binary("le", y, x)
+
+
+def infinity(dtype: DType = float32) -> Expr:
+    """Return +infinity."""
+    return const(math.inf, dtype)
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Yield every distinct sub-expression of `roots`, arguments before their users."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.args) if a not in seen)
+
+
+def rewrite(root: Expr, rule: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Rebuild `root` bottom-up; `rule(node, new_args)` returns the replacement or None to keep the node's op."""
+    memo = {} if memo is None else memo
+    for node in walk(root):
+        if node in memo:
+            continue
+        args = tuple(memo[a] for a in node.args)
+        new = rule(node, args)
+        memo[node] = rebuild(node, args) if new is None else new
+    return memo[root]
+
+
+def rebuild(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    """Return `node` with other arguments, folded again."""
+    if args == node.args:
+        return node
+    if node.op == "where":
+        return where(*args)
+    if len(args) == 2 and node.op != "load":
+        return binary(node.op, *args)
+    if len(args) == 1 and node.op not in ("cast", "bitcast", "load"):
+        return unary(node.op, args[0], node.value)
+    return make(node.op, node.dtype, args, node.value)
+
+
+def substitute(root: Expr, inputs: tuple[Expr, ...]) -> Expr:
+    """Replace formula inputs by expressions."""
+    return rewrite(root, lambda node, _: inputs[node.value] if node.op == "input" else None)  # type: ignore[call-overload]
+
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
+    "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+
+
+def show(x: Expr) -> str:
+    """Return a stable, readable text of the expression."""
+    texts: dict[Expr, str] = {}
+    for node in walk(x):
+        parts = [texts[a] for a in node.args]
+        match node.op:
+            case "const":
+                text = repr(node.value)
+            case "arg":
+                text = f"arg{node.value}"
+            case "input":
+                text = f"x{node.value}"
+            case "index":
+                text = f"i{node.value[0]}"  # type: ignore[index]
+            case "reduced":
+                text = f"r{node.value}"
+            case "load":
+                text = f"b{node.value}[{', '.join(parts)}]"
+            case "cast":
+                text = f"{node.dtype.name}({parts[0]})"
+            case "philox":
+                text = f"philox{node.value}({', '.join(parts)})"
+            case op if op in _INFIX:
+                text = f"({parts[0]} {_INFIX[op]} {parts[1]})"
+            case op:
+                text = f"{op}({', '.join(parts)})"
+        texts[node] = text
+    return texts[x]

@@ -1,0 +1,202 @@
+"""A kernel: one loop nest over scalar expressions, as data that prints. Standard library only.
+
+    for each outer point (in parallel):
+        for each stage: reduced[k] = combine over the inner points of stage.value
+        stores at level "outer" once, stores at level "inner" for every inner point
+
+With no stage it is an elementwise kernel, with one a reduction with prologue and epilogue, with several a row kernel
+(softmax, layer norm and their gradients). The stages of one kernel share one iteration space, so a fused softmax reads a
+row and writes a row; this is why more than one reduction is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType
+from webtorch.ir.expr import Expr
+from webtorch.ir.view import numel
+
+ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+Combine = Literal["set", "add", "mul", "max", "min"]
+Level = Literal["outer", "inner"]
+Access = Literal["read", "write", "read_write"]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSlot:
+    """One buffer of a kernel: its element type, how it is used, and how many elements the whole buffer holds."""
+
+    dtype: DType
+    access: Access
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """One reduction over the inner points.
+
+    `value` is combined in its own type. argmax/argmin combine (value, position), where the position is the row-major
+    number of the inner point, the first one wins on ties and NaN counts as the extreme; their result is an int32... int64
+    position, typed `dtype`. max/min give NaN if any value is NaN.
+    """
+
+    op: ReduceOp
+    value: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write `value` to element `position` of a buffer where `valid` holds.
+
+    "set" writes; the other combines are atomic read-modify-writes, for scatters whose positions may repeat.
+    """
+
+    buffer: int
+    position: Expr
+    value: Expr
+    level: Level = "outer"
+    combine: Combine = "set"
+    valid: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition on an index that the device must report: `low <= value < high`, else the access is an error.
+
+    The kernel writes (1 + site, value) to the program's status words, once, and goes on with a clamped index.
+    """
+
+    value: Expr
+    high: int
+    site: int
+    level: Level = "outer"
+    low: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One generated kernel. Loop variable `ex.index(d, size)` numbers the outer dims first, then the inner ones."""
+
+    name: str
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...]
+    reduces: tuple[Reduce, ...]
+    stores: tuple[Store, ...]
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def outer_count(self) -> int:
+        """Number of outer points."""
+        return numel(self.outer)
+
+    @property
+    def inner_count(self) -> int:
+        """Number of inner points for each outer point (1 when there is no inner loop)."""
+        return numel(self.inner)
+
+    def expressions(self) -> Iterator[Expr]:
+        """Yield every root expression."""
+        for reduce in self.reduces:
+            yield reduce.value
+        for store in self.stores:
+            yield store.position
+            yield store.value
+            if store.valid is not None:
+                yield store.valid
+        for check in self.checks:
+            yield check.value
+
+    def __str__(self) -> str:
+        lines = [f"kernel {self.name}  outer={list(self.outer)} inner={list(self.inner)}"]
+        lines += [f"  b{i}: {b.access} {b.dtype.name}[{b.elements}]" for i, b in enumerate(self.buffers)]
+        lines += [f"  arg{i}: {d.name}" for i, d in enumerate(self.args)]
+        lines += [f"  check {c.low} <= {ex.show(c.value)} < {c.high}  site {c.site}" for c in self.checks]
+        lines += [f"  r{i} = {r.op} {ex.show(r.value)}" for i, r in enumerate(self.reduces)]
+        for s in self.stores:
+            sign = "=" if s.combine == "set" else f"{s.combine}="
+            guard = f" if {ex.show(s.valid)}" if s.valid is not None else ""
+            lines.append(f"  {s.level}: b{s.buffer}[{ex.show(s.position)}] {sign} {ex.show(s.value)}{guard}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """Template: out[b, m, n] = sum over k of left[b, m, k] * right[b, k, n] (buffers 0 and 1; out is 2).
+
+    `left_strides` and `right_strides` are (batch, row, column) strides in elements, batch 0 for a shared operand; the
+    offsets are in elements. The output is contiguous. Accumulates in float32 (float64 for float64, the integer type
+    for integers). Generic forms of `epilogue` are added to the kernel as extra buffers after the output.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    left_strides: tuple[int, ...]
+    right_strides: tuple[int, ...]
+    left_offset: int
+    right_offset: int
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"matmul {self.name}  batch={list(self.batch)} m={self.m} n={self.n} k={self.k} "
+            f"left={list(self.left_strides)}+{self.left_offset} right={list(self.right_strides)}+{self.right_offset} "
+            f"{self.buffers[2].dtype.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Template: a 2-d convolution or one of its gradients, on contiguous NCHW buffers (two inputs, one output).
+
+    `kind` "forward": (input, weight) -> output; "input": (grad_output, weight) -> grad_input; "weight": (input,
+    grad_output) -> grad_weight. Shapes: input (n, c, h, w), weight (o, c / groups, kh, kw), output (n, o, oh, ow).
+    """
+
+    name: str
+    kind: Literal["forward", "input", "weight"]
+    input_shape: tuple[int, int, int, int]
+    weight_shape: tuple[int, int, int, int]
+    output_shape: tuple[int, int, int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"conv {self.name} {self.kind}  input={list(self.input_shape)} weight={list(self.weight_shape)} "
+            f"output={list(self.output_shape)} stride={list(self.stride)} padding={list(self.padding)} "
+            f"dilation={list(self.dilation)} groups={self.groups} {self.buffers[2].dtype.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Template: running sum, product, max or min along the middle of (outer, length, inner), contiguous in and out."""
+
+    name: str
+    op: Literal["sum", "prod", "max", "min"]
+    outer: int
+    length: int
+    inner: int
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        return f"scan {self.name} {self.op}  {self.outer}x{self.length}x{self.inner} {self.buffers[1].dtype.name}"
+
+
+Routine = Kernel | Matmul | Convolution | Scan

@@ -1,0 +1,83 @@
+"""A program: the planned steps that executors replay, as data that prints and serialises. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from webtorch.ir.dtype import DType
+from webtorch.ir.kernel import Routine
+
+Role = Literal["input", "output", "temporary"]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDecl:
+    """One buffer of a program. Inputs are bound by the caller; an output may take over an input's memory (`alias`)."""
+
+    role: Role
+    dtype: DType
+    elements: int
+    # For an output: the input buffer whose memory it reuses. For a temporary: the pool slot that it shares with others.
+    alias: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Run routine number `routine` on the buffers, with the program arguments named by number in `args`.
+
+    No buffer is named twice: a kernel that works in place has one "read_write" slot for it.
+    """
+
+    routine: int
+    buffers: tuple[int, ...]
+    args: tuple[int, ...]
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy all elements of one buffer to another of the same type and size."""
+
+    source: int
+    target: int
+
+
+Step = Dispatch | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a checked index came from: the op, what was indexed, and the user's line, for the error message."""
+
+    op: str
+    dim: int
+    size: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Routines, buffers and steps in order. `args` are the types of the runtime arguments."""
+
+    routines: tuple[Routine, ...]
+    buffers: tuple[BufferDecl, ...]
+    steps: tuple[Step, ...]
+    args: tuple[DType, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    sites: tuple[Site, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"program  {len(self.steps)} steps, {len(self.routines)} routines, {len(self.args)} arguments"]
+        for i, b in enumerate(self.buffers):
+            alias = "" if b.alias is None else f" in #{b.alias}" if b.role == "output" else f" slot {b.alias}"
+            lines.append(f"  #{i}: {b.role} {b.dtype.name}[{b.elements}]{alias}")
+        for step in self.steps:
+            if isinstance(step, Copy):
+                lines.append(f"  copy #{step.source} -> #{step.target}")
+            else:
+                buffers = ", ".join(f"#{b}" for b in step.buffers)
+                args = "".join(f", a{a}" for a in step.args)
+                lines.append(f"  {self.routines[step.routine].name}({buffers}{args})")
+        return "\n".join(lines)

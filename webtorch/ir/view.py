@@ -1,0 +1,176 @@
+"""Shapes, strides and strided views over a flat storage. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from webtorch.errors import ShapeError
+
+Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=65536)
+def numel(shape: Shape) -> int:
+    """Return the number of elements of `shape` (1 for a 0-d shape)."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+@lru_cache(maxsize=65536)
+def contiguous_strides(shape: Shape) -> Shape:
+    """Return the row-major strides of `shape`, in elements, as PyTorch counts them (size 0 counts as 1)."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=65536)
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """Return the shape that all of `shapes` expand to.
+
+    Dimensions are aligned from the right; sizes in one dimension must be equal or 1.
+
+    >>> broadcast_shapes((4, 1), (3,))
+    (4, 3)
+
+    Raises ShapeError, naming the dimension, if two sizes disagree.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    out = [1] * rank
+    for shape in shapes:
+        for i, size in enumerate(reversed(shape)):
+            at = rank - 1 - i
+            if size == out[at] or size == 1:
+                continue
+            if out[at] != 1:
+                raise ShapeError(
+                    f"The size of tensor a ({out[at]}) must match the size of tensor b ({size}) at non-singleton "
+                    f"dimension {at}: shapes {' and '.join(map(str, shapes))} do not broadcast"
+                )
+            out[at] = size
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on a flat storage: element `i` lies at `offset + sum(i[d] * strides[d])`."""
+
+    shape: Shape
+    strides: Shape
+    offset: int = 0
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps (the offset does not matter)."""
+        return is_contiguous(self.shape, self.strides)
+
+    def extent(self) -> tuple[int, int]:
+        """Return the lowest and highest storage position touched; (0, -1) when empty."""
+        return extent(self.shape, self.strides, self.offset)
+
+
+@lru_cache(maxsize=65536)
+def is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Whether `strides` are row-major for `shape`; dimensions of size 1 may have any stride."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 0:
+            return True
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def extent(shape: Shape, strides: Shape, offset: int) -> tuple[int, int]:
+    """Return the lowest and highest storage position that a view touches; (0, -1) when empty."""
+    low = high = offset
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 0:
+            return 0, -1
+        if stride > 0:
+            high += (size - 1) * stride
+        else:
+            low += (size - 1) * stride
+    return low, high
+
+
+@lru_cache(maxsize=65536)
+def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
+    """Return strides that show a view as `new_shape` without copying, or None when a copy is needed.
+
+    Follows PyTorch's rule: dimensions may be merged only where they are contiguous with each other.
+    """
+    if numel(shape) == 0:
+        return contiguous_strides(new_shape)
+    # Merge the old dimensions into runs of memory that are walked with one stride.
+    runs: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if runs and runs[-1][1] == size * stride:
+            runs[-1] = (runs[-1][0] * size, stride)
+        else:
+            runs.append((size, stride))
+    out = [0] * len(new_shape)
+    at = len(new_shape) - 1
+    for run_size, run_stride in reversed(runs):
+        filled = 1
+        while filled < run_size and at >= 0:
+            size = new_shape[at]
+            out[at] = run_stride * filled
+            filled *= size
+            at -= 1
+        if filled != run_size:
+            return None
+    # Leading dimensions of size 1 take the stride PyTorch gives them.
+    while at >= 0:
+        if new_shape[at] != 1:
+            return None
+        out[at] = out[at + 1] * new_shape[at + 1] if at + 1 < len(new_shape) else 1
+        at -= 1
+    return tuple(out)
+
+
+def normalize_dim(dim: int, rank: int) -> int:
+    """Return `dim` as 0..rank-1. Raises IndexError with PyTorch's text when out of range."""
+    limit = max(rank, 1)
+    if not -limit <= dim < limit:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
+    return dim + limit if dim < 0 else dim
+
+
+def infer_shape(shape: tuple[int, ...], count: int) -> Shape:
+    """Replace one -1 in `shape` so that it holds `count` elements. Raises ShapeError as PyTorch does."""
+    known = 1
+    unknown = None
+    for i, size in enumerate(shape):
+        if size == -1:
+            if unknown is not None:
+                raise ShapeError("only one dimension can be inferred")
+            unknown = i
+        elif size < 0:
+            raise ShapeError(f"invalid shape dimension {size}")
+        else:
+            known *= size
+    if unknown is None:
+        if known != count:
+            raise ShapeError(f"shape '{list(shape)}' is invalid for input of size {count}")
+        return tuple(shape)
+    if known == 0:
+        if count == 0:
+            raise ShapeError(
+                f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension "
+                "size -1 can be any value and is ambiguous"
+            )
+        raise ShapeError(f"shape '{list(shape)}' is invalid for input of size {count}")
+    if count % known:
+        raise ShapeError(f"shape '{list(shape)}' is invalid for input of size {count}")
+    return (*shape[:unknown], count // known, *shape[unknown + 1 :])

@@ -1,0 +1,1119 @@
+"""Module: a tree of parameters, buffers and submodules with a forward; everything in `nn` is one.
+
+Semantics, names, printed form and error texts are PyTorch's. May import the tensor floor, and
+`parameter` and `hook` beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.nn.hook import BackwardTap, RemovableHandle
+from webtorch.nn.parameter import Buffer, Parameter
+
+__all__ = [
+    "Module",
+    "register_module_buffer_registration_hook",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+    "register_module_full_backward_hook",
+    "register_module_full_backward_pre_hook",
+    "register_module_module_registration_hook",
+    "register_module_parameter_registration_hook",
+]
+
+_Self = TypeVar("_Self", bound="Module")
+
+_EXTRA_STATE = "_extra_state"
+
+
+class _IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` returns: the keys that did not meet."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return super().__repr__()
+
+    __str__ = __repr__
+
+
+class _GlobalHooks:
+    """The hooks that apply to every module of the process."""
+
+    def __init__(self) -> None:
+        self.forward_pre: OrderedDict[int, Callable] = OrderedDict()
+        self.forward: OrderedDict[int, Callable] = OrderedDict()
+        self.forward_with_kwargs: OrderedDict[int, bool] = OrderedDict()
+        self.forward_always: OrderedDict[int, bool] = OrderedDict()
+        self.backward_pre: OrderedDict[int, Callable] = OrderedDict()
+        self.backward: OrderedDict[int, Callable] = OrderedDict()
+        self.register_parameter: OrderedDict[int, Callable] = OrderedDict()
+        self.register_buffer: OrderedDict[int, Callable] = OrderedDict()
+        self.register_module: OrderedDict[int, Callable] = OrderedDict()
+
+    def around_calls(self) -> bool:
+        """Return whether a module call has to look at hooks at all."""
+        return bool(self.forward_pre or self.forward or self.backward_pre or self.backward)
+
+
+_GLOBAL = _GlobalHooks()
+
+
+def _add(hooks: OrderedDict[int, Any], hook: Callable, *, prepend: bool = False) -> RemovableHandle:
+    """Put `hook` into `hooks`, last or first, and return its handle."""
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    if prepend:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+def register_module_forward_pre_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(module, args)` before every module's forward."""
+    return _add(_GLOBAL.forward_pre, hook)
+
+
+def register_module_forward_hook(
+    hook: Callable, *, with_kwargs: bool = False, always_call: bool = False
+) -> RemovableHandle:
+    """Call `hook(module, args[, kwargs], output)` after every module's forward."""
+    handle = RemovableHandle(
+        _GLOBAL.forward, extra=[_GLOBAL.forward_with_kwargs, _GLOBAL.forward_always]
+    )
+    _GLOBAL.forward[handle.id] = hook
+    if with_kwargs:
+        _GLOBAL.forward_with_kwargs[handle.id] = True
+    if always_call:
+        _GLOBAL.forward_always[handle.id] = True
+    return handle
+
+
+def register_module_full_backward_pre_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(module, grad_output)` when gradients reach a module's outputs."""
+    return _add(_GLOBAL.backward_pre, hook)
+
+
+def register_module_full_backward_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
+    return _add(_GLOBAL.backward, hook)
+
+
+def register_module_parameter_registration_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(module, name, parameter)` whenever a parameter is registered."""
+    return _add(_GLOBAL.register_parameter, hook)
+
+
+def register_module_buffer_registration_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(module, name, buffer)` whenever a buffer is registered."""
+    return _add(_GLOBAL.register_buffer, hook)
+
+
+def register_module_module_registration_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(module, name, submodule)` whenever a submodule is registered."""
+    return _add(_GLOBAL.register_module, hook)
+
+
+def _registered(hooks: OrderedDict[int, Callable], owner: Module, name: str, value: Any) -> Any:
+    """Return `value` as the registration hooks leave it."""
+    for hook in hooks.values():
+        changed = hook(owner, name, value)
+        if changed is not None:
+            value = changed
+    return value
+
+
+_TENSOR_TYPES = {
+    "float64": "DoubleTensor", "float32": "FloatTensor", "float16": "HalfTensor",
+    "bfloat16": "BFloat16Tensor", "int64": "LongTensor", "int32": "IntTensor",
+    "int16": "ShortTensor", "int8": "CharTensor", "uint8": "ByteTensor", "bool": "BoolTensor",
+}  # fmt: skip
+
+
+def typename(value: Any) -> str:
+    """Return the name that PyTorch's messages use for the type of `value`."""
+    if isinstance(value, Tensor):
+        short = str(value.dtype).rpartition(".")[2]
+        return "torch." + _TENSOR_TYPES.get(short, "Tensor")
+    kind = type(value)
+    if kind.__module__ in ("builtins", "__builtin__", ""):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _indented(text: str, spaces: int) -> str:
+    """Return `text` with every line but the first moved right."""
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(" " * spaces + line for line in rest)])
+
+
+class Module:
+    """Base of all layers and models: a callable that owns parameters, buffers and submodules.
+
+    Subclasses call `super().__init__()`, assign parameters and modules to attributes, and define
+    `forward`. Calling the module runs its hooks and `forward`.
+    """
+
+    # Written into the state dict's metadata; a class raises it when its layout changes.
+    _version: int = 1
+    dump_patches: bool = False
+    call_super_init: bool = False
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+    _non_persistent_buffers_set: set[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make the empty tables of parameters, buffers, submodules and hooks."""
+        if not self.call_super_init:
+            if kwargs:
+                raise TypeError(
+                    f"{type(self).__name__}.__init__() got an unexpected keyword argument "
+                    f"'{next(iter(kwargs))}'"
+                )
+            if args:
+                raise TypeError(
+                    f"{type(self).__name__}.__init__() takes 1 positional argument but "
+                    f"{len(args) + 1} were given"
+                )
+        # Through __dict__: __setattr__ needs these tables to decide where a value belongs.
+        self.__dict__.update(
+            training=True,
+            _parameters={},
+            _buffers={},
+            _non_persistent_buffers_set=set(),
+            _modules={},
+            _backward_pre_hooks=OrderedDict(),
+            _backward_hooks=OrderedDict(),
+            _forward_hooks=OrderedDict(),
+            _forward_hooks_with_kwargs=OrderedDict(),
+            _forward_hooks_always_called=OrderedDict(),
+            _forward_pre_hooks=OrderedDict(),
+            _forward_pre_hooks_with_kwargs=OrderedDict(),
+            _state_dict_hooks=OrderedDict(),
+            _state_dict_pre_hooks=OrderedDict(),
+            _load_state_dict_pre_hooks=OrderedDict(),
+            _load_state_dict_post_hooks=OrderedDict(),
+        )
+        if self.call_super_init:
+            super().__init__(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the output; every subclass defines it."""
+        raise NotImplementedError(
+            f'Module [{type(self).__name__}] is missing the required "forward" function'
+        )
+
+    # -- registration ---------------------------------------------------------------------------
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer; one that is not persistent stays out of `state_dict()`."""
+        self._check_name("buffer", "_buffers", name)
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"cannot assign '{typename(tensor)}' object to buffer '{name}' "
+                "(torch Tensor or None required)"
+            )
+        self._buffers[name] = _registered(_GLOBAL.register_buffer, self, name, tensor)
+        if persistent:
+            self._non_persistent_buffers_set.discard(name)
+        else:
+            self._non_persistent_buffers_set.add(name)
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Add a parameter, or None as the mark of an optional one that is absent."""
+        self._check_name("parameter", "_parameters", name)
+        if param is None:
+            self._parameters[name] = None
+            return
+        if not isinstance(param, Parameter):
+            raise TypeError(
+                f"cannot assign '{typename(param)}' object to parameter '{name}' "
+                "(torch.nn.Parameter or None required)"
+            )
+        if param.grad_fn is not None:
+            raise ValueError(
+                f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be "
+                f"created explicitly. To express '{name}' as a function of another Tensor, "
+                "compute the value in the forward() method."
+            )
+        self._parameters[name] = _registered(_GLOBAL.register_parameter, self, name, param)
+
+    def _check_name(self, kind: str, table: str, name: str) -> None:
+        """Raise unless `name` can name a new or known entry of `table`."""
+        if table not in self.__dict__:
+            raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
+        if not isinstance(name, str):
+            raise TypeError(f"{kind} name should be a string. Got {typename(name)}")
+        if "." in name:
+            raise KeyError(f'{kind} name can\'t contain "."')
+        if name == "":
+            raise KeyError(f'{kind} name can\'t be empty string ""')
+        if hasattr(self, name) and name not in self.__dict__[table]:
+            raise KeyError(f"attribute '{name}' already exists")
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Add a submodule under `name`."""
+        if not isinstance(module, Module) and module is not None:
+            raise TypeError(f"{typename(module)} is not a Module subclass")
+        if not isinstance(name, str):
+            raise TypeError(f"module name should be a string. Got {typename(name)}")
+        if hasattr(self, name) and name not in self._modules:
+            raise KeyError(f"attribute '{name}' already exists")
+        if "." in name:
+            raise KeyError(f'module name can\'t contain ".", got: {name}')
+        if name == "":
+            raise KeyError('module name can\'t be empty string ""')
+        self._modules[name] = _registered(_GLOBAL.register_module, self, name, module)
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        """Add a submodule: another name of `add_module`."""
+        self.add_module(name, module)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look `name` up among parameters, buffers and submodules."""
+        own = self.__dict__
+        for table in ("_parameters", "_buffers", "_modules"):
+            if table in own and name in own[table]:
+                return own[table][name]
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Put `value` where it belongs: parameter, submodule, buffer or plain attribute."""
+        own = self.__dict__
+        params, modules, buffers = own.get("_parameters"), own.get("_modules"), own.get("_buffers")
+        if isinstance(value, Parameter):
+            if params is None:
+                raise AttributeError("cannot assign parameters before Module.__init__() call")
+            self._forget(name, keep="_parameters")
+            self.register_parameter(name, value)
+        elif params is not None and name in params:
+            if value is not None:
+                raise TypeError(
+                    f"cannot assign '{typename(value)}' as parameter '{name}' "
+                    "(torch.nn.Parameter or None expected)"
+                )
+            self.register_parameter(name, value)
+        elif isinstance(value, Module):
+            if modules is None:
+                raise AttributeError("cannot assign module before Module.__init__() call")
+            self._forget(name, keep="_modules")
+            modules[name] = _registered(_GLOBAL.register_module, self, name, value)
+        elif modules is not None and name in modules:
+            if value is not None:
+                raise TypeError(
+                    f"cannot assign '{typename(value)}' as child module '{name}' "
+                    "(torch.nn.Module or None expected)"
+                )
+            modules[name] = _registered(_GLOBAL.register_module, self, name, value)
+        elif isinstance(value, Buffer) or (buffers is not None and name in buffers):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(
+                    f"cannot assign '{typename(value)}' as buffer '{name}' "
+                    "(torch.nn.Buffer, torch.Tensor or None expected)"
+                )
+            if isinstance(value, Buffer):
+                persistent = value.persistent
+                own.pop(name, None)
+            else:
+                persistent = name not in self._non_persistent_buffers_set
+            self.register_buffer(name, value, persistent)
+        else:
+            object.__setattr__(self, name, value)
+
+    def _forget(self, name: str, keep: str) -> None:
+        """Remove `name` from every place but the table `keep`."""
+        own = self.__dict__
+        own.pop(name, None)
+        for table in ("_parameters", "_buffers", "_modules"):
+            if table != keep:
+                own[table].pop(name, None)
+        own["_non_persistent_buffers_set"].discard(name)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete a parameter, buffer, submodule or plain attribute."""
+        for table in (self._parameters, self._buffers, self._modules):
+            if name in table:
+                del table[name]
+                self._non_persistent_buffers_set.discard(name)
+                return
+        object.__delattr__(self, name)
+
+    def __dir__(self) -> list[str]:
+        """List class attributes, own attributes, parameters, submodules and buffers."""
+        names = [
+            *dir(type(self)), *self.__dict__, *self._parameters, *self._modules, *self._buffers,
+        ]  # fmt: skip
+        # Sequential's children are called "0", "1", ...: no attribute access can spell those.
+        return sorted(name for name in names if not name[0].isdigit())
+
+    # -- access by path -------------------------------------------------------------------------
+
+    def get_submodule(self, target: str) -> Module:
+        """Return the submodule at the dotted path `target`; the empty path is the module itself."""
+        module: Module = self
+        for atom in target.split(".") if target else []:
+            if not hasattr(module, atom):
+                raise AttributeError(f"{module._get_name()} has no attribute `{atom}`")
+            module = getattr(module, atom)
+            if not isinstance(module, Module):
+                raise AttributeError(f"`{atom}` is not an nn.Module")
+        return module
+
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Put `module` at the dotted path `target`; `strict` wants something there already."""
+        if target == "":
+            raise ValueError("Cannot set the submodule without a target name!")
+        if not isinstance(module, Module):
+            raise ValueError(f"`module` is not an nn.Module, found {type(module)}")
+        path, _, name = target.rpartition(".")
+        parent = self.get_submodule(path)
+        if strict and not hasattr(parent, name):
+            raise AttributeError(f"{parent._get_name()} has no attribute `{name}`")
+        if hasattr(parent, name) and not isinstance(getattr(parent, name), Module):
+            raise AttributeError(f"`{name}` is not an nn.Module")
+        setattr(parent, name, module)
+
+    def get_parameter(self, target: str) -> Parameter:
+        """Return the parameter at the dotted path `target`."""
+        path, _, name = target.rpartition(".")
+        module = self.get_submodule(path)
+        if not hasattr(module, name):
+            raise AttributeError(f"{module._get_name()} has no attribute `{name}`")
+        param = getattr(module, name)
+        if not isinstance(param, Parameter):
+            raise AttributeError(f"`{name}` is not an nn.Parameter")
+        return param
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return the buffer at the dotted path `target`."""
+        path, _, name = target.rpartition(".")
+        module = self.get_submodule(path)
+        if not hasattr(module, name):
+            raise AttributeError(f"{module._get_name()} has no attribute `{name}`")
+        if name not in module._buffers:
+            raise AttributeError(f"`{name}` is not a buffer")
+        return getattr(module, name)
+
+    def get_extra_state(self) -> Any:
+        """Return what else belongs to the state dict; a subclass defines it with its setter."""
+        raise RuntimeError(
+            "Reached a code path in Module.get_extra_state() that should never be called: a class "
+            "that defines one of get_extra_state and set_extra_state must define both."
+        )
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take back what `get_extra_state` returned."""
+        raise RuntimeError(
+            "Reached a code path in Module.set_extra_state() that should never be called: a class "
+            "that defines one of get_extra_state and set_extra_state must define both."
+        )
+
+    # -- conversion -----------------------------------------------------------------------------
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        """Replace every parameter, gradient and buffer by `fn` of it, keeping parameters' identity.
+
+        Optimizers hold the parameter objects, so a parameter gets new data instead of a successor.
+        """
+        if recurse:
+            for module in self.children():
+                module._apply(fn)
+        for param in self._parameters.values():
+            if param is None:
+                continue
+            grad = param.grad
+            with webtorch.no_grad():
+                param.data = fn(param.data)
+                if grad is not None:
+                    grad.data = fn(grad.data)
+                    param.grad = grad
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    def apply(self: _Self, fn: Callable[[Module], None]) -> _Self:
+        """Call `fn` on every submodule, children first, then on the module; return the module."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    def to(self: _Self, *args: Any, **kwargs: Any) -> _Self:
+        """Move to a device and/or a floating point dtype, in place: `to(device, dtype)`,
+        `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype.
+        """
+        device, dtype, non_blocking = _parse_to(*args, **kwargs)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(
+                "nn.Module.to only accepts floating point or complex dtypes, but got desired "
+                f"dtype={dtype}"
+            )
+
+        def convert(t: Tensor) -> Tensor:
+            wanted = dtype if dtype is not None and t.is_floating_point() else t.dtype
+            return t.to(
+                device=t.device if device is None else device,
+                dtype=wanted,
+                non_blocking=non_blocking,
+            )
+
+        return self._apply(convert)
+
+    def to_empty(self: _Self, *, device: Any, recurse: bool = True) -> _Self:
+        """Move to `device` without copying values."""
+        return self._apply(lambda t: webtorch.empty_like(t, device=device), recurse)
+
+    def cpu(self: _Self) -> _Self:
+        """Move parameters and buffers to the CPU."""
+        return self._apply(lambda t: t.to("cpu"))
+
+    def webgpu(self: _Self, device: int | str | None = None) -> _Self:
+        """Move parameters and buffers to a WebGPU device: the current one, or the given."""
+        target = device if isinstance(device, str) else "webgpu"
+        if isinstance(device, int):
+            target = f"webgpu:{device}"
+        return self._apply(lambda t: t.to(target))
+
+    def type(self: _Self, dst_type: Any) -> _Self:
+        """Cast parameters and buffers, of whatever dtype, to `dst_type`."""
+        return self._apply(lambda t: t.to(dst_type))
+
+    def _cast_floats(self: _Self, dtype: Any) -> _Self:
+        """Cast floating point parameters and buffers to `dtype`."""
+        return self._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    def float(self: _Self) -> _Self:
+        """Cast floating point parameters and buffers to float32."""
+        return self._cast_floats(webtorch.float32)
+
+    def double(self: _Self) -> _Self:
+        """Cast floating point parameters and buffers to float64 (CPU only)."""
+        return self._cast_floats(webtorch.float64)
+
+    def half(self: _Self) -> _Self:
+        """Cast floating point parameters and buffers to float16."""
+        return self._cast_floats(webtorch.float16)
+
+    def bfloat16(self: _Self) -> _Self:
+        """Cast floating point parameters and buffers to bfloat16."""
+        return self._cast_floats(webtorch.bfloat16)
+
+    # -- modes ----------------------------------------------------------------------------------
+
+    def train(self: _Self, mode: bool = True) -> _Self:
+        """Set training mode (dropout drops, batch norm uses the batch) here and below."""
+        if not isinstance(mode, bool):
+            raise ValueError("training mode is expected to be boolean")
+        self.training = mode
+        for module in self.children():
+            module.train(mode)
+        return self
+
+    def eval(self: _Self) -> _Self:
+        """Set evaluation mode here and below."""
+        return self.train(False)
+
+    def requires_grad_(self: _Self, requires_grad: bool = True) -> _Self:
+        """Let autograd record, or not, operations on every parameter."""
+        for param in self.parameters():
+            param.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or fill them with zeros."""
+        for param in self.parameters():
+            clear_grad(param, set_to_none)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the call of this module in place: later calls replay captured programs."""
+        self.__dict__["_compiled_call_impl"] = webtorch.compile(self._call_impl, *args, **kwargs)
+
+    # -- hooks ----------------------------------------------------------------------------------
+
+    def register_forward_pre_hook(
+        self, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, args[, kwargs])` before forward; it may return new arguments."""
+        handle = RemovableHandle(
+            self._forward_pre_hooks, extra=[self._forward_pre_hooks_with_kwargs]
+        )
+        self._forward_pre_hooks[handle.id] = hook
+        if with_kwargs:
+            self._forward_pre_hooks_with_kwargs[handle.id] = True
+        if prepend:
+            self._forward_pre_hooks.move_to_end(handle.id, last=False)
+        return handle
+
+    def register_forward_hook(
+        self,
+        hook: Callable,
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
+    ) -> RemovableHandle:
+        """Call `hook(module, args[, kwargs], output)` after forward; it may return a new output.
+
+        `always_call` also calls it when forward raised.
+        """
+        handle = RemovableHandle(
+            self._forward_hooks,
+            extra=[self._forward_hooks_with_kwargs, self._forward_hooks_always_called],
+        )
+        self._forward_hooks[handle.id] = hook
+        if with_kwargs:
+            self._forward_hooks_with_kwargs[handle.id] = True
+        if always_call:
+            self._forward_hooks_always_called[handle.id] = True
+        if prepend:
+            self._forward_hooks.move_to_end(handle.id, last=False)
+        return handle
+
+    def register_full_backward_pre_hook(
+        self, hook: Callable, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, grad_output)` when gradients reach the outputs; it may replace them."""
+        return _add(self._backward_pre_hooks, hook, prepend=prepend)
+
+    def register_full_backward_hook(
+        self, hook: Callable, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, grad_input, grad_output)` when the input gradients are known.
+
+        What it returns replaces `grad_input`.
+        """
+        return _add(self._backward_hooks, hook, prepend=prepend)
+
+    def register_backward_hook(self, hook: Callable) -> RemovableHandle:
+        """Register a full backward hook: PyTorch's old form, whose `grad_input` was incomplete."""
+        return self.register_full_backward_hook(hook)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the hooks and forward."""
+        compiled = self.__dict__.get("_compiled_call_impl")
+        if compiled is not None:
+            return compiled(*args, **kwargs)
+        return self._call_impl(*args, **kwargs)
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward, with hooks only where there are any."""
+        if not (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or _GLOBAL.around_calls()
+        ):
+            return self.forward(*args, **kwargs)
+        return self._call_with_hooks(args, kwargs)
+
+    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run forward between its hooks; on an error run those that asked to be called always."""
+        called: set[int] = set()
+        result: Any = None
+        try:
+            args, kwargs = self._run_pre_hooks(args, kwargs)
+            tap = None
+            hooks = [*_GLOBAL.backward.values(), *self._backward_hooks.values()]
+            pre_hooks = [*_GLOBAL.backward_pre.values(), *self._backward_pre_hooks.values()]
+            if hooks or pre_hooks:
+                tap = BackwardTap(self, hooks, pre_hooks)
+                args = tap.tap_inputs(args)
+            result = self.forward(*args, **kwargs)
+            for key, hook, with_kwargs, _ in self._all_forward_hooks():
+                called.add(key)
+                changed = (
+                    hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
+                )
+                if changed is not None:
+                    result = changed
+            if tap is not None:
+                if not isinstance(result, (Tensor, tuple)):
+                    warnings.warn(
+                        "For backward hooks to be called, module output should be a Tensor or a "
+                        f"tuple of Tensors but received {type(result)}",
+                        stacklevel=4,
+                    )
+                result = tap.tap_outputs(result)
+            return result
+        except Exception:
+            for key, hook, with_kwargs, always in self._all_forward_hooks():
+                if not always or key in called:
+                    continue
+                try:
+                    changed = (
+                        hook(self, args, kwargs, result)
+                        if with_kwargs
+                        else hook(self, args, result)
+                    )
+                    if changed is not None:
+                        result = changed
+                except Exception as error:
+                    warnings.warn(
+                        "module forward hook with ``always_call=True`` raised an exception that "
+                        f"was silenced as another error was raised in forward: {error}",
+                        stacklevel=4,
+                    )
+            raise
+
+    def _all_forward_hooks(self) -> list[tuple[int, Callable, bool, bool]]:
+        """Return (id, hook, takes kwargs, is always called) of the global and own forward hooks."""
+        everywhere = [
+            (key, hook, key in _GLOBAL.forward_with_kwargs, key in _GLOBAL.forward_always)
+            for key, hook in _GLOBAL.forward.items()
+        ]
+        own = [
+            (
+                key,
+                hook,
+                key in self._forward_hooks_with_kwargs,
+                key in self._forward_hooks_always_called,
+            )
+            for key, hook in self._forward_hooks.items()
+        ]
+        return everywhere + own
+
+    def _run_pre_hooks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as the forward pre-hooks leave them."""
+        both = itertools.chain(_GLOBAL.forward_pre.items(), self._forward_pre_hooks.items())
+        for key, hook in list(both):
+            if key in self._forward_pre_hooks_with_kwargs:
+                changed = hook(self, args, kwargs)
+                if changed is None:
+                    continue
+                if not (isinstance(changed, tuple) and len(changed) == 2):
+                    raise RuntimeError(
+                        "forward pre-hook must return None or a tuple of (new_args, new_kwargs), "
+                        f"but got {changed}."
+                    )
+                args, kwargs = changed
+            else:
+                changed = hook(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        return args, kwargs
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def register_state_dict_pre_hook(self, hook: Callable) -> RemovableHandle:
+        """Call `hook(module, prefix, keep_vars)` before `state_dict()` collects."""
+        return _add(self._state_dict_pre_hooks, hook)
+
+    def register_state_dict_post_hook(self, hook: Callable) -> RemovableHandle:
+        """Call `hook(module, state_dict, prefix, local_metadata)` after `state_dict()` collected.
+
+        It changes the dict in place and returns None.
+        """
+        hook._from_public_api = True  # type: ignore[attr-defined]
+        return _add(self._state_dict_hooks, hook)
+
+    def _register_state_dict_hook(self, hook: Callable) -> RemovableHandle:
+        """Register a post-hook whose result, if any, replaces the state dict."""
+        if getattr(hook, "_from_public_api", False):
+            raise RuntimeError(
+                "Cannot register the same function as the state dict post hook that was "
+                "previously registered via register_state_dict_post_hook"
+            )
+        return _add(self._state_dict_hooks, hook)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable) -> RemovableHandle:
+        """Call `hook(module, state_dict, prefix, local_metadata, strict, missing_keys,
+        unexpected_keys, error_msgs)` before this module takes its entries.
+        """
+        return self._register_load_state_dict_pre_hook(hook, with_module=True)
+
+    def _register_load_state_dict_pre_hook(
+        self, hook: Callable, with_module: bool = False
+    ) -> RemovableHandle:
+        """Register the hook with or without the module as its first argument."""
+        return _add(self._load_state_dict_pre_hooks, _LoadHook(hook, with_module))
+
+    def register_load_state_dict_post_hook(self, hook: Callable) -> RemovableHandle:
+        """Call `hook(module, incompatible_keys)` after this module's part was loaded."""
+        return _add(self._load_state_dict_post_hooks, hook)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Write this module's own entries, without its children's, into `destination`."""
+        for name, param in self._parameters.items():
+            if param is not None:
+                destination[prefix + name] = param if keep_vars else param.detach()
+        for name, buffer in self._buffers.items():
+            if buffer is not None and name not in self._non_persistent_buffers_set:
+                destination[prefix + name] = buffer if keep_vars else buffer.detach()
+        if type(self).get_extra_state is not Module.get_extra_state:
+            destination[prefix + _EXTRA_STATE] = self.get_extra_state()
+
+    def state_dict(
+        self,
+        *args: Any,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """Return names to tensors: all parameters and persistent buffers, by dotted path.
+
+        The tensors share storage with the module; `keep_vars` keeps them attached to autograd.
+        """
+        if args:
+            warnings.warn(
+                "Positional args are being deprecated, use kwargs instead. Refer to "
+                "https://pytorch.org/docs/main/generated/torch.nn.Module.html"
+                "#torch.nn.Module.state_dict for details.",
+                FutureWarning,
+                stacklevel=2,
+            )
+            destination = args[0] if destination is None else destination
+            prefix = args[1] if len(args) > 1 and prefix == "" else prefix
+            keep_vars = args[2] if len(args) > 2 and keep_vars is False else keep_vars
+        if destination is None:
+            destination = OrderedDict()
+            destination._metadata = OrderedDict()  # type: ignore[attr-defined]
+        local_metadata: dict[str, Any] = {"version": self._version}
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]] = local_metadata
+        for hook in self._state_dict_pre_hooks.values():
+            hook(self, prefix, keep_vars)
+        self._save_to_state_dict(destination, prefix, keep_vars)
+        for name, module in self._modules.items():
+            if module is not None:
+                module.state_dict(
+                    destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars
+                )
+        for hook in self._state_dict_hooks.values():
+            changed = hook(self, destination, prefix, local_metadata)
+            if changed is None:
+                continue
+            if getattr(hook, "_from_public_api", False):
+                raise RuntimeError("state_dict post-hook must return None")
+            destination = changed
+        return destination
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take this module's own entries out of `state_dict`, and note what does not fit."""
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(
+                self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
+                error_msgs,
+            )  # fmt: skip
+        own: dict[str, Tensor] = {k: v for k, v in self._parameters.items() if v is not None}
+        own.update(
+            (k, v)
+            for k, v in self._buffers.items()
+            if v is not None and k not in self._non_persistent_buffers_set
+        )
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        for name, current in own.items():
+            key = prefix + name
+            if key in state_dict:
+                self._load_one(name, key, current, state_dict[key], assign, error_msgs)
+            elif strict:
+                missing_keys.append(key)
+        extra_key = prefix + _EXTRA_STATE
+        if type(self).set_extra_state is not Module.set_extra_state:
+            if extra_key in state_dict:
+                self.set_extra_state(state_dict[extra_key])
+            elif strict:
+                missing_keys.append(extra_key)
+        elif strict and extra_key in state_dict:
+            unexpected_keys.append(extra_key)
+        if not strict:
+            return
+        for key in state_dict:
+            if not key.startswith(prefix) or key == extra_key:
+                continue
+            first, _, rest = key[len(prefix) :].partition(".")
+            if first not in (self._modules if rest or key.endswith(".") else own):
+                unexpected_keys.append(key)
+
+    def _load_one(
+        self,
+        name: str,
+        key: str,
+        current: Tensor,
+        value: Any,
+        assign: bool,
+        error_msgs: list[str],
+    ) -> None:
+        """Copy or assign one entry, or append to `error_msgs` why it cannot be."""
+        if not isinstance(value, Tensor):
+            error_msgs.append(
+                f'While copying the parameter named "{key}", expected torch.Tensor or '
+                f"Tensor-like object from checkpoint but received {type(value)}"
+            )
+            return
+        if current.dim() == 0 and tuple(value.shape) == (1,):
+            value = value[0]  # checkpoints of PyTorch 0.3 hold scalars as one-element tensors
+        if tuple(value.shape) != tuple(current.shape):
+            error_msgs.append(
+                f"size mismatch for {key}: copying a param with shape {value.shape} from "
+                f"checkpoint, the shape in current model is {current.shape}."
+            )
+            return
+        try:
+            with webtorch.no_grad():
+                if not assign:
+                    current.copy_(value)
+                    return
+                if isinstance(current, Parameter):
+                    if isinstance(value, Parameter):
+                        value.requires_grad_(current.requires_grad)
+                    else:
+                        value = Parameter(value, requires_grad=current.requires_grad)
+                setattr(self, name, value)
+        except Exception as error:
+            error_msgs.append(
+                f'While copying the parameter named "{key}", whose dimensions in the model are '
+                f"{current.size()} and whose dimensions in the checkpoint are {value.size()}, "
+                f"an exception occurred : {error.args}."
+            )
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
+        """Copy parameters and buffers from `state_dict`; return the keys that did not meet.
+
+        `strict` raises RuntimeError on missing or unexpected keys; wrong shapes always do.
+        `assign` puts the given tensors in place of the module's, keeping their device and dtype.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")
+        missing: list[str] = []
+        unexpected: list[str] = []
+        errors: list[str] = []
+        metadata = getattr(state_dict, "_metadata", None)
+        entries: OrderedDict[str, Any] = OrderedDict(state_dict)
+        if metadata is not None:
+            entries._metadata = metadata  # type: ignore[attr-defined]
+
+        def load(module: Module, local: dict[str, Any], prefix: str) -> None:
+            local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
+            if assign:
+                local_metadata = {**local_metadata, "assign_to_params_buffers": True}
+            module._load_from_state_dict(
+                local, prefix, local_metadata, True, missing, unexpected, errors
+            )
+            for name, child in module._modules.items():
+                if child is not None:
+                    below = f"{prefix}{name}."
+                    load(child, {k: v for k, v in local.items() if k.startswith(below)}, below)
+            keys = _IncompatibleKeys(missing, unexpected)
+            for hook in module._load_state_dict_post_hooks.values():
+                if hook(module, keys) is not None:
+                    raise AssertionError(
+                        "Hooks registered with ``register_load_state_dict_post_hook`` are not "
+                        "expected to return new values, if incompatible_keys need to be modified, "
+                        "it should be done inplace."
+                    )
+
+        load(self, entries, "")
+        if strict:
+            if unexpected:
+                names = ", ".join(f'"{k}"' for k in unexpected)
+                errors.insert(0, f"Unexpected key(s) in state_dict: {names}. ")
+            if missing:
+                names = ", ".join(f'"{k}"' for k in missing)
+                errors.insert(0, f"Missing key(s) in state_dict: {names}. ")
+        if errors:
+            listed = "\n\t".join(errors)
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self).__name__}:\n\t{listed}"
+            )
+        return _IncompatibleKeys(missing, unexpected)
+
+    # -- walking the tree -----------------------------------------------------------------------
+
+    def _named_members(
+        self,
+        members: Callable[[Module], Any],
+        prefix: str,
+        recurse: bool,
+        remove_duplicate: bool,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield (dotted name, member) of the module and, if `recurse`, of all below it."""
+        seen: set[int] = set()
+        walk = (
+            self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate)
+            if recurse
+            else [(prefix, self)]
+        )
+        for path, module in walk:
+            for name, member in members(module):
+                if member is None or id(member) in seen:
+                    continue
+                if remove_duplicate:
+                    seen.add(id(member))
+                yield (f"{path}.{name}" if path else name), member
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Yield every parameter once."""
+        for _, param in self.named_parameters(recurse=recurse):
+            yield param
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Yield (dotted name, parameter)."""
+        yield from self._named_members(
+            lambda module: module._parameters.items(), prefix, recurse, remove_duplicate
+        )
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Yield every buffer once."""
+        for _, buffer in self.named_buffers(recurse=recurse):
+            yield buffer
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield (dotted name, buffer)."""
+        yield from self._named_members(
+            lambda module: module._buffers.items(), prefix, recurse, remove_duplicate
+        )
+
+    def children(self) -> Iterator[Module]:
+        """Yield the direct submodules, each once."""
+        for _, module in self.named_children():
+            yield module
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield (name, direct submodule), each once."""
+        seen: set[int] = set()
+        for name, module in self._modules.items():
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[Module]:
+        """Yield the module and everything below it."""
+        for _, module in self.named_modules(remove_duplicate=remove_duplicate):
+            yield module
+
+    def named_modules(
+        self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """Yield (dotted name, module), the module itself first under `prefix`."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                path = f"{prefix}.{name}" if prefix else name
+                yield from module.named_modules(memo, path, remove_duplicate)
+
+    # -- printing, copying ----------------------------------------------------------------------
+
+    def _get_name(self) -> str:
+        """Return the name that printing and messages use."""
+        return type(self).__name__
+
+    def extra_repr(self) -> str:
+        """Return what stands between the parentheses when the module is printed."""
+        return ""
+
+    def __repr__(self) -> str:
+        """Return the tree of submodules, as PyTorch prints it."""
+        extra = self.extra_repr()
+        extra_lines = extra.split("\n") if extra else []
+        child_lines = [
+            f"({name}): {_indented(repr(module), 2)}" for name, module in self._modules.items()
+        ]
+        if not child_lines and len(extra_lines) <= 1:
+            return f"{self._get_name()}({extra})"
+        body = "\n  ".join(extra_lines + child_lines)
+        return f"{self._get_name()}(\n  {body}\n)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to pickle; a compiled call is made anew where it is loaded."""
+        state = self.__dict__.copy()
+        state.pop("_compiled_call_impl", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take back what `__getstate__` returned."""
+        self.__dict__.update(state)
+
+
+class _LoadHook:
+    """A load_state_dict pre-hook that takes the module or not; a class so that it pickles."""
+
+    def __init__(self, hook: Callable, with_module: bool) -> None:
+        self.hook = hook
+        self.with_module = with_module
+
+    def __call__(self, module: Module, *args: Any) -> None:
+        if self.with_module:
+            self.hook(module, *args)
+        else:
+            self.hook(*args)
+
+
+def clear_grad(param: Tensor, set_to_none: bool) -> None:
+    """Forget the gradient of `param`, or detach it and fill it with zeros."""
+    grad = param.grad
+    if grad is None:
+        return
+    if set_to_none:
+        param.grad = None
+        return
+    if grad.grad_fn is not None:
+        grad.detach_()
+    else:
+        grad.requires_grad_(False)
+    with webtorch.no_grad():
+        grad.zero_()
+
+
+def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    """Return (device, dtype, non_blocking) of any call form of `to`; absent ones are None."""
+    known = {"device", "dtype", "non_blocking", "memory_format", "tensor", "copy"}
+    unknown = set(kwargs) - known
+    if unknown:
+        raise TypeError(f"to() received an invalid keyword argument '{sorted(unknown)[0]}'")
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    non_blocking = kwargs.get("non_blocking", False)
+    if "tensor" in kwargs:
+        args = (kwargs["tensor"], *args)
+    for position, value in enumerate(args):
+        if isinstance(value, Tensor) and position == 0:
+            device, dtype = value.device, value.dtype
+        elif isinstance(value, bool):
+            non_blocking = value
+        elif isinstance(value, webtorch.dtype):
+            dtype = value
+        elif isinstance(value, (str, int, webtorch.device)) and position == 0:
+            device = value
+        elif value is not None:
+            raise TypeError(
+                f"to() received an invalid argument {value!r} at position {position}: expected "
+                "to(device, dtype), to(dtype) or to(tensor)."
+            )
+    return device, dtype, non_blocking

@@ -1,0 +1,95 @@
+"""Parameter and Buffer: tensors that a Module registers when they are assigned to it.
+
+May import the tensor floor only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+
+__all__ = ["Buffer", "Parameter"]
+
+
+class Parameter(Tensor):
+    """A tensor that is a module's parameter: assigned to a Module, it appears in `parameters()`.
+
+    `data` is a tensor (an empty one by default) whose storage the parameter shares.
+    """
+
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Parameter:
+        """Return a leaf tensor that shares the storage of `data`."""
+        if data is None:
+            data = webtorch.empty(0)
+        if not isinstance(data, Tensor):
+            raise TypeError(
+                f"Parameter: data must be a Tensor, not {type(data).__name__}. "
+                "Wrap it first: Parameter(webtorch.tensor(data))."
+            )
+        return Tensor._make_subclass(cls, data, requires_grad)
+
+    def __init__(self, data: Tensor | None = None, requires_grad: bool = True) -> None:
+        """Do nothing: the tensor was complete when `__new__` returned it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        """Return a parameter with its own copy of the data, once per `memo`."""
+        known = memo.get(id(self))
+        if known is not None:
+            return known
+        copied = type(self)(self.data.clone(), self.requires_grad)
+        if self.grad is not None:
+            copied.grad = self.grad.detach().clone()
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle as the data and whether it requires a gradient; the gradient stays behind."""
+        return _rebuild_parameter, (type(self), self.detach(), self.requires_grad)
+
+    def __repr__(self) -> str:
+        """Return the tensor's text under PyTorch's headline."""
+        return "Parameter containing:\n" + super().__repr__()
+
+
+class Buffer(Tensor):
+    """A tensor that a Module registers as a buffer when it is assigned to an attribute.
+
+    A buffer is state that no gradient changes; `persistent=False` leaves it out of `state_dict()`.
+    """
+
+    persistent: bool
+
+    def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Buffer:
+        """Return a tensor that shares the storage of `data` and knows its persistence."""
+        if data is None:
+            data = webtorch.empty(0)
+        return Tensor._make_subclass(cls, data.detach(), data.requires_grad)
+
+    def __init__(self, data: Tensor | None = None, *, persistent: bool = True) -> None:
+        """Record whether the buffer belongs to the state dict."""
+        self.persistent = persistent
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Buffer:
+        """Return a buffer with its own copy of the data, once per `memo`."""
+        known = memo.get(id(self))
+        if known is not None:
+            return known
+        copied = type(self)(self.data.clone(), persistent=self.persistent)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle as the data and the persistence."""
+        return _rebuild_buffer, (type(self), self.detach(), self.persistent)
+
+
+def _rebuild_parameter(cls: type[Parameter], data: Tensor, requires_grad: bool) -> Parameter:
+    """Return a parameter from what `Parameter.__reduce_ex__` gave."""
+    return cls(data, requires_grad)
+
+
+def _rebuild_buffer(cls: type[Buffer], data: Tensor, persistent: bool) -> Buffer:
+    """Return a buffer from what `Buffer.__reduce_ex__` gave."""
+    return cls(data, persistent=persistent)

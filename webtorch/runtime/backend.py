@@ -1,0 +1,113 @@
+"""What a device must do. Floor 3; imports floor 0 only."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from webtorch.ir.dtype import DType
+from webtorch.ir.kernel import Routine
+from webtorch.ir.program import Program
+
+
+class Buffer(Protocol):
+    """Device memory for `elements` values of one type. Freed when the last reference goes."""
+
+    dtype: DType
+    elements: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the compiler must know of a device. Sizes in bytes."""
+
+    max_binding_bytes: int
+    max_buffers_per_kernel: int
+    max_workgroup_invocations: int
+    max_workgroups_per_dim: int
+    workgroup_memory_bytes: int
+    has_f16: bool
+    # Whether the device gains from one kernel with many parallel points (a GPU) or from few long ones (CPU threads).
+    is_gpu: bool
+    # Whether a Convolution or Matmul template exists here (else the compiler lowers them to generic kernels).
+    has_matmul: bool = True
+    has_convolution: bool = True
+    has_scan: bool = True
+
+
+class Executable(Protocol):
+    """A program made ready for one device."""
+
+    program: Program
+
+    def run(self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]) -> list[Buffer]:
+        """Enqueue the program and return its output buffers. Does not wait.
+
+        An output whose declaration names an alias returns the input's own buffer, written in place.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """One device. Found by name through `webtorch.runtime.backends`; nothing above imports one directly."""
+
+    name: str
+    index: int
+    limits: Limits
+    unsupported: frozenset[DType]
+
+    def description(self) -> str:
+        """Return the device's name for people, such as "NVIDIA H200 (Vulkan)"."""
+        ...
+
+    def allocate(self, dtype: DType, elements: int) -> Buffer:
+        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in `unsupported`."""
+        ...
+
+    def upload(self, data: bytes | bytearray | memoryview, dtype: DType, elements: int) -> Buffer:
+        """Return a new buffer that holds `data` (contiguous, little-endian, in the type's PyTorch size).
+
+        Raises OverflowError for int64 values that a device with 32-bit integers cannot hold.
+        """
+        ...
+
+    def download(self, buffer: Buffer) -> bytes | bytearray | memoryview:
+        """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch size.
+
+        Raises IndexOutOfRangeError when a kernel since the last read reported a bad index.
+        """
+        ...
+
+    def download_async(self, buffer: Buffer) -> Awaitable[bytes | bytearray | memoryview]:
+        """Return an awaitable of what `download` returns; other coroutines run meanwhile."""
+        ...
+
+    def compile(self, program: Program) -> Executable:
+        """Make a program ready: compile its kernels (cached by source)."""
+        ...
+
+    def source(self, routine: Routine) -> str:
+        """Return the source text of a routine on this device."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all enqueued work is done; raises what the device reported meanwhile."""
+        ...
+
+    def memory_allocated(self) -> int:
+        """Return the bytes held by live buffers."""
+        ...
+
+    def max_memory_allocated(self) -> int:
+        """Return the largest `memory_allocated` since the start or the last reset."""
+        ...
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak count anew."""
+        ...
+
+    def empty_cache(self) -> None:
+        """Give pooled, unused memory back to the system."""
+        ...
