@@ -1,0 +1,1 @@
+"""Tools for developers of webtorch; run from the repository root with `python -m tools.NAME`."""
