@@ -1,13 +1,13 @@
 """The safetensors file format: a strict reader and an atomic writer, on plain bytes.
 
-Layout of a file (https://github.com/huggingface/safetensors#format): 8 bytes, the header's length as
-an unsigned little-endian integer; the header, one JSON object that maps each tensor's name to its
-dtype, shape and [begin, end) in the data; then the data, little-endian and row-major, with no
+Layout of a file (https://github.com/huggingface/safetensors#format): 8 bytes, the header's length
+as an unsigned little-endian integer; the header, one JSON object that maps each tensor's name to
+its dtype, shape and [begin, end) in the data; then the data, little-endian and row-major, with no
 byte unused and none used twice.
 
 A file is untrusted input: every number in it is checked before it is used, and the first broken
-rule is reported as a SafetensorError. Nothing here knows about tensors or devices, so the module may
-import the standard library only, and works without NumPy and in Pyodide.
+rule is reported as a SafetensorError. Nothing here knows about tensors or devices, so the module
+may import the standard library only, and works without NumPy and in Pyodide.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _map(stream: BinaryIO) -> mmap.mmap | bytes:
     try:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
-        # ValueError: an empty file. OSError: a pipe, or a file system (Pyodide has some) without it.
+        # ValueError: an empty file. OSError: a pipe, or a file system without it (Pyodide's).
         return stream.read()
 
 
@@ -260,7 +260,7 @@ def _parse_json(text: bytes, name: str) -> dict[str, object]:
     # It starts with a brace, so it is an object.
     assert isinstance(root, dict)
     for key in root:
-        if not _is_unicode(key):
+        if not _is_text(key):
             _refuse(name, "the key has half of a surrogate pair, so it is no Unicode text", key)
     return root
 
@@ -338,7 +338,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_BYTES
 
 
-def _is_unicode(text: str) -> bool:
+def _is_text(text: object) -> bool:
+    """Whether `text` is a str that UTF-8 can hold: JSON can spell half of a surrogate pair."""
+    if not isinstance(text, str):
+        return False
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -355,7 +358,7 @@ def _display(path: FilePath) -> str:
     return os.fspath(path)
 
 
-def _refuse(name: str, message: str, key: str | None = None) -> NoReturn:
+def _refuse(name: str, message: str, key: object = None) -> NoReturn:
     where = name if key is None else f"{name}: {_short(key)}"
     raise SafetensorError(f"{where}: {message}.")
 
@@ -417,7 +420,7 @@ def dump(
         position += tensors[key].nbytes
     if metadata:
         for item in metadata.items():
-            if not all(isinstance(part, str) and _is_unicode(part) for part in item):
+            if not all(map(_is_text, item)):
                 _refuse(name, f"metadata maps Unicode text to text, not {_short(item)}")
         entries[METADATA_KEY] = dict(metadata)
     for key, tensor in tensors.items():
@@ -438,18 +441,15 @@ def dump(
         _write_data(stream, tensors[key], name, key)
 
 
-def _checked(key: str, tensor: RawTensor, name: str) -> _Format:
-    if not isinstance(key, str) or not _is_unicode(key):
+def _checked(key: object, tensor: RawTensor, name: str) -> _Format:
+    if not _is_text(key):
         _refuse(name, f"a tensor's name is Unicode text, not {_short(key)}")
     if key == METADATA_KEY:
-        _refuse(name, "the name is reserved for the metadata; rename the tensor", key)
+        _refuse(name, "the name is reserved for the metadata; rename the tensor", METADATA_KEY)
     row = _BY_NAME.get(tensor.dtype)
     if row is None:
-        _refuse(
-            name,
-            f"the format has no {tensor.dtype}; convert it to one of {', '.join(_BY_NAME)}",
-            key,
-        )
+        known = ", ".join(_BY_NAME)
+        _refuse(name, f"the format has no {tensor.dtype}; convert it to one of {known}", key)
     if not all(_is_count(size) for size in tensor.shape):
         _refuse(name, f"a shape is a tuple of integers >= 0, not {_short(tensor.shape)}", key)
     return row
@@ -472,5 +472,4 @@ def _write_data(stream: BinaryIO, tensor: RawTensor, name: str, key: str) -> Non
     position = 0
     while position < len(flat):
         piece = flat[position : position + _WRITE_BYTES]
-        written = stream.write(piece)
-        position += len(piece) if written is None else written
+        position += stream.write(piece)

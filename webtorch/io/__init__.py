@@ -1,0 +1,1 @@
+"""Files: state dicts and checkpoints through safetensors. May import anything below floor 6."""
