@@ -1,0 +1,127 @@
+"""Graphs: nodes as they are recorded, and the frozen form that passes transform. Standard library only.
+
+Every node's value is a contiguous array of its shape. The kinds are a small closed set; everything else composes:
+
+    buffer    data on the device                            attrs ()
+    map       one scalar formula over equal shapes          attrs (formula, operand pattern, compute dtype)
+    view      strided window on the source's flat data      attrs (strides,) or (strides, offset)   scalars (offset,) if not in attrs
+    pad       the source inside a border of one value       attrs (low per dim,)                    scalars (value,)
+    reduce    over some dims, which become 1                attrs (op, dims)
+    update    source 0 with a window replaced by source 1   attrs (window shape, strides)           scalars (offset,)
+    take      rows picked by index arrays                   attrs (index count, checks)
+    scatter   source 0 with rows combined at index arrays   attrs (index count, combine, checks)
+    matmul    batched matrix product                        attrs ()
+    conv      2-d convolution or a gradient of it           attrs (kind, input shape, weight shape, output shape, stride, padding, dilation, groups)
+    scan      running sum, product, max, min                attrs (op, dim)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from webtorch.ir.dtype import DType, Scalar
+from webtorch.ir.view import Shape, numel
+
+KINDS = ("buffer", "map", "view", "pad", "reduce", "update", "take", "scatter", "matmul", "conv", "scan")
+
+
+class Node:
+    """A recorded operation. Once computed, it becomes a "buffer" node in place, and lets go of its sources."""
+
+    __slots__ = ("__weakref__", "attrs", "buffer", "dtype", "kind", "line", "owner", "scalars", "shape", "srcs")
+
+    def __init__(
+        self,
+        kind: str,
+        srcs: tuple[Node, ...],
+        attrs: tuple[Any, ...],
+        scalars: tuple[Scalar, ...],
+        shape: Shape,
+        dtype: DType,
+        line: Any = None,
+    ) -> None:
+        self.kind = kind
+        self.srcs = srcs
+        self.attrs = attrs
+        self.scalars = scalars
+        self.shape = shape
+        self.dtype = dtype
+        self.line = line
+        self.buffer: Any = None
+        # A weak reference to the storage whose value this is, set by the storage; tells whether a buffer may be reused.
+        self.owner: Any = None
+
+    def become_buffer(self, buffer: Any) -> None:
+        """Turn into realized data."""
+        self.kind = "buffer"
+        self.buffer = buffer
+        self.srcs = ()
+        self.attrs = ()
+        self.scalars = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node of a frozen graph: sources are node numbers, `args` numbers of runtime arguments."""
+
+    kind: str
+    srcs: tuple[int, ...]
+    attrs: tuple[Any, ...]
+    args: tuple[int, ...]
+    shape: Shape
+    dtype: DType
+    line: Any = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return numel(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Node `node` must be in memory at the end; it may take over input buffer `donor` (a node number), if any."""
+
+    node: int
+    donor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in topological order. `arg_dtypes[i]` is the type in which runtime argument `i` is passed."""
+
+    nodes: tuple[GraphNode, ...]
+    outputs: tuple[Output, ...]
+    arg_dtypes: tuple[DType, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for i, n in enumerate(self.nodes):
+            srcs = " ".join(f"%{s}" for s in n.srcs)
+            attrs = " ".join(_show(a) for a in n.attrs)
+            args = " ".join(f"a{a}" for a in n.args)
+            lines.append("  ".join(filter(None, (f"%{i} = {n.kind} {n.dtype.name}{list(n.shape)}", srcs, attrs, args))))
+        for output in self.outputs:
+            donor = f" in %{output.donor}" if output.donor is not None else ""
+            lines.append(f"return %{output.node}{donor}")
+        return "\n".join(lines)
+
+    def verify(self) -> None:
+        """Check the graph's rules; a failure is a defect of a pass."""
+        for i, n in enumerate(self.nodes):
+            assert n.kind in KINDS, f"%{i}: unknown kind {n.kind}"
+            assert all(s < i for s in n.srcs), f"%{i}: sources must come first"
+            assert all(0 <= a < len(self.arg_dtypes) for a in n.args), f"%{i}: unknown argument"
+            if n.kind == "map":
+                assert all(self.nodes[s].shape == n.shape for s in n.srcs), f"%{i}: map over unequal shapes"
+        for output in self.outputs:
+            assert 0 <= output.node < len(self.nodes)
+
+    def with_nodes(self, nodes: list[GraphNode], outputs: tuple[Output, ...] | None = None) -> Graph:
+        """Return the same graph with other nodes."""
+        return replace(self, nodes=tuple(nodes), outputs=self.outputs if outputs is None else outputs)
+
+
+def _show(attr: object) -> str:
+    return getattr(attr, "name", None) or str(attr)

@@ -1,0 +1,243 @@
+"""The records of the op table, and the table itself. May import floor 0 only.
+
+An entry is a value. Floor 4 gives each entry its `function` (the code that records it on tensors); entries, gradient rules
+and composites call each other through the entries, so they are written once and work wherever tensors work.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import ALL, FLOATS, DType, Scalar
+from webtorch.ir.expr import Expr
+
+Promotion = Literal["same", "float", "bool"]
+Family = Literal["elementwise", "reduce", "movement", "contract", "index", "random", "scan", "composite", "creation"]
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One operation: its names, rules, derivative, oracle and documentation."""
+
+    name: str
+    family: Family
+    # The public signature as PyTorch has it, such as "(input, other, *, alpha=1)".
+    signature: str
+    doc: str
+    aliases: tuple[str, ...] = ()
+    # Where the oracle is in PyTorch: "add", "nn.functional.gelu", "Tensor.repeat"; "" where there is none.
+    torch: str = ""
+    # Where users find it: as webtorch.<name>, as a Tensor method, as webtorch.nn.functional.<name>.
+    function_in: tuple[str, ...] = ("torch", "Tensor")
+    inplace: bool = False
+    # A rule (g, out, *inputs) -> one cotangent per tensor input (None where there is none); None: not differentiable
+    # or, for an elementwise op, derived from the formula.
+    vjp: Callable[..., tuple[Any, ...]] | None = None
+    differentiable: bool = True
+    dtypes: tuple[DType, ...] = ALL
+    # Test inputs are drawn from this interval.
+    domain: tuple[float, float] = (-3.0, 3.0)
+    # Wider relative tolerance for float32, with the reason written where it is set.
+    rtol: float | None = None
+    # Extra arguments for the generated tests: a list of (args after the tensors, kwargs).
+    samples: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (((), {}),)
+    function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_lookup, (self.name,))
+
+
+@dataclass(slots=True, eq=False)
+class Elementwise(Op):
+    """A scalar formula over broadcast tensors. `tensors` and `numbers` name the formula's parameters in order.
+
+    Any tensor operand but one may be a Python number; numbers (and such operands) are runtime arguments, so that
+    another value compiles nothing.
+    """
+
+    expr: Callable[..., Expr] = field(default=None)  # type: ignore[assignment]
+    tensors: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    promotion: Promotion = "same"
+    _gradients: dict[int, Elementwise | None] = field(default_factory=dict)
+    _used: frozenset[str] | None = None
+
+    def build(self, inputs: tuple[Expr, ...]) -> Expr:
+        """Return the formula applied to `inputs` (tensors first, then numbers), all of one compute type."""
+        return self.expr(*inputs)
+
+    def used_by_vjp(self) -> frozenset[str]:
+        """Return which of "g", "out" and the tensor names the given rule reads: only these are saved."""
+        if self._used is None:
+            assert self.vjp is not None
+            self._used = used_arguments(self.vjp, ("g", "out", *self.tensors))
+        return self._used
+
+
+def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
+    """Return which of `names`, given in the order of the rule's positional parameters, the rule's code reads."""
+    code = rule.__code__
+    parameters = code.co_varnames[: code.co_argcount]
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_") and isinstance(i.argval, str)}
+    used = {name for name, parameter in zip(names, parameters, strict=False) if parameter in loaded}
+    if code.co_flags & inspect.CO_VARARGS:
+        used.update(names[code.co_argcount :])
+    return frozenset(used)
+
+
+@dataclass(slots=True, eq=False)
+class Reduction(Op):
+    """A reduction over dims: `combine` of `before(x)`, then `after(result, count)`."""
+
+    combine: str = "sum"
+    promotion: Promotion = "same"
+    # Whether integer and bool inputs give int64 (sum, prod).
+    widen: bool = False
+    # Value over no elements; None: an error, as PyTorch raises.
+    identity: Scalar | None = 0
+    many_dims: bool = True
+
+
+TABLE: dict[str, Op] = {}
+
+
+def _lookup(name: str) -> Op:
+    return TABLE[name]
+
+
+def register(op: Op) -> Op:
+    """Add an entry. A name may be declared once."""
+    for name in (op.name, *op.aliases):
+        assert name not in TABLE, f"{name} is declared twice"
+    TABLE[op.name] = op
+    return op
+
+
+def elementwise(
+    name: str,
+    expr: Callable[..., Expr],
+    *,
+    doc: str,
+    tensors: tuple[str, ...] | None = None,
+    numbers: tuple[str, ...] = (),
+    defaults: dict[str, Scalar] | None = None,
+    signature: str | None = None,
+    torch: str | None = None,
+    inplace: bool = True,
+    **fields: Any,
+) -> Elementwise:
+    """Declare an elementwise op. Parameter names of the lambda are the op's, unless `tensors` and `numbers` say so."""
+    if tensors is None:
+        code = expr.__code__
+        arity = code.co_argcount - len(numbers)
+        tensors = {1: ("input",), 2: ("input", "other")}.get(arity) or code.co_varnames[:arity]
+    if signature is None:
+        defaults = defaults or {}
+        parts = [*tensors, *(f"{n}={defaults[n]!r}" if n in defaults else n for n in numbers)]
+        signature = f"({', '.join(parts)})"
+    op = Elementwise(
+        name=name, family="elementwise", signature=signature, doc=doc, expr=expr, tensors=tuple(tensors), numbers=numbers,
+        torch=name if torch is None else torch, inplace=inplace and fields.get("promotion", "same") != "bool", **fields,
+    )  # fmt: skip
+    register(op)
+    return op
+
+
+def reduction(name: str, combine: str, *, doc: str, **fields: Any) -> Reduction:
+    """Declare a reduction."""
+    many = fields.get("many_dims", True)
+    widen = fields.get("widen", False)
+    dtype = ", *, dtype=None" if widen else ""
+    op = Reduction(
+        name=name, family="reduce", signature=f"(input, dim=None, keepdim=False{dtype})", doc=doc, combine=combine,
+        torch=fields.pop("torch", name), **fields,
+    )  # fmt: skip
+    assert many or not fields.get("widen")
+    register(op)
+    return op
+
+
+def composite(
+    *,
+    doc: str | None = None,
+    name: str | None = None,
+    family: Family = "composite",
+    **fields: Any,
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declare an op written with other ops: decorate the function. Its derivative follows from its parts."""
+
+    def declare(function: Callable[..., Any]) -> Op:
+        title = name or function.__name__.rstrip("_")
+        signature = str(inspect.signature(function, eval_str=False))
+        op = Op(
+            name=title, family=family, signature=signature, doc=doc or inspect.getdoc(function) or "",
+            torch=fields.pop("torch", title), **fields,
+        )  # fmt: skip
+        op.function = function
+        return register(op)
+
+    return declare
+
+
+def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
+    """Return the derived op (g, *tensors, *numbers) -> cotangent of tensor `slot`; None when it is zero everywhere.
+
+    The derived op is itself an elementwise op of the same kind, so second derivatives are derived the same way.
+    """
+    if slot in op._gradients:
+        return op._gradients[slot]
+    from webtorch.ops.derive import derivative
+
+    def symbolic(dtype: DType) -> tuple[Expr, tuple[Expr, ...]]:
+        inputs = tuple(ex.input_(i, dtype) for i in range(len(op.tensors) + len(op.numbers)))
+        return op.build(inputs), inputs
+
+    formula, inputs = symbolic(ex.float32)
+    if derivative(formula, inputs[slot]) is None:
+        op._gradients[slot] = None
+        return None
+
+    def expr(g: Expr, *values: Expr) -> Expr:
+        root, symbols = symbolic(g.dtype)
+        slope = derivative(root, symbols[slot])
+        assert slope is not None
+        return g * ex.substitute(slope, values)
+
+    derived = Elementwise(
+        name=f"{op.name}_grad{slot}", family="elementwise", signature="", doc=f"Cotangent of {op.name} for {op.tensors[slot]}.",
+        expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, torch="", function_in=(), dtypes=FLOATS,
+    )  # fmt: skip
+    op._gradients[slot] = derived
+    return derived
+
+
+def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one", "formula"]:
+    """Tell whether the derivative is a constant that needs no kernel."""
+    from webtorch.ops.derive import derivative
+
+    inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
+    slope = derivative(op.build(inputs), inputs[slot])
+    if slope is None:
+        return "zero"
+    if slope.op == "const":
+        return {1.0: "one", -1.0: "minus_one"}.get(slope.value, "formula")  # type: ignore[call-overload,no-any-return]
+    return "formula"
+
+
+def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
+    """Return which formula inputs the derivative for `slot` reads: only these need saving."""
+    from webtorch.ops.derive import derivative
+
+    inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
+    slope = derivative(op.build(inputs), inputs[slot])
+    if slope is None:
+        return frozenset()
+    return frozenset(node.value for node in ex.walk(slope) if node.op == "input")  # type: ignore[misc]
