@@ -155,6 +155,15 @@ def test_suffixes_wrap_as_in_pytorch(torch: Any) -> None:
         assert ours(matrix.detach(), requires_grad=True) == repr(matrix)
 
 
+@pytest.mark.parametrize("linewidth", range(1, 100, 3))
+def test_several_suffixes_wrap_as_in_pytorch(torch: Any, linewidth: int) -> None:
+    torch.set_printoptions(linewidth=linewidth, edgeitems=0, threshold=5)
+    printing.set_printoptions(linewidth=linewidth, edgeitems=0, threshold=5)
+    for shape in ((), (4,), (10,), (2, 3), (0, 2)):
+        tensor = torch.ones(shape, dtype=torch.float16, requires_grad=True)
+        assert ours(tensor.detach(), requires_grad=True) == repr(tensor)
+
+
 def test_the_default_dtype_needs_no_suffix(torch: Any) -> None:
     tensors = [torch.ones(2, dtype=getattr(torch, name)) for name in FLOATS]
     tensors += [torch.ones(0, dtype=getattr(torch, name)) for name in FLOATS]
