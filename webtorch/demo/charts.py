@@ -1,0 +1,186 @@
+"""Small SVG charts for the demos' reports; imports the standard library only.
+
+A chart is a string of SVG without colours of its own: classes (`s0`, `s1`, `grid`, `tick`, ...) take
+their colours from the page, so one drawing serves light and dark. Text is sized for a chart that is
+shown between 320 and 560 pixels wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 460, 270
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a chart: its name in the legend, and its points."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    # Points are marked where they are few; a dense line stands alone.
+    marked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """A horizontal line for comparison, with its label."""
+
+    label: str
+    y: float
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about `count` round numbers (1, 2 or 5 times a power of ten) within [low, high]."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers for a logarithmic axis: 1, 2, 5 a decade, or fewer over many decades."""
+    decades = math.log10(high / low)
+    steps = (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 3.2 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [m * 10.0**p for p in powers for m in steps]
+    return [t for t in ticks if low * 0.999 <= t <= high * 1.001]
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_y: bool = False,
+    percent: bool = False,
+    guides: Sequence[Guide] = (),
+) -> str:
+    """Return an SVG line chart. Values that are not finite (or, with `log_y`, not positive) are left out."""
+    lines = [
+        (s, [(x, y) for x, y in zip(s.xs, s.ys) if math.isfinite(y) and (y > 0 or not log_y)])
+        for s in series
+    ]
+    points = [point for _, line in lines for point in line]
+    if not points:
+        return ""
+    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
+    y_values = [y for _, y in points] + [g.y for g in guides]
+    y_low, y_high = _padded(min(y_values), max(y_values), log_y, percent)
+    if x_low == x_high:
+        x_low, x_high = x_low - 1, x_high + 1
+
+    def place_x(x: float) -> float:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+
+    def place_y(y: float) -> float:
+        if log_y:
+            share = math.log(y / y_low) / math.log(y_high / y_low)
+        else:
+            share = (y - y_low) / (y_high - y_low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    bottom = HEIGHT - BOTTOM
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(_spoken(title, lines, percent))}">'
+    ]
+    for tick in log_ticks(y_low, y_high) if log_y else nice_ticks(y_low, y_high):
+        y = place_y(tick)
+        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{number(tick, percent)}</text>"
+        )
+    for tick in nice_ticks(x_low, x_high, 6):
+        if x_high - x_low < 12 and tick != round(tick):
+            continue
+        parts.append(
+            f'<text class="tick" x="{place_x(tick):.1f}" y="{bottom + 17}" text-anchor="middle">'
+            f"{number(tick)}</text>"
+        )
+    parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">'
+        f"{escape(x_label)}</text>"
+    )
+    for guide in guides:
+        y = place_y(guide.y)
+        parts.append(f'<path class="guide" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(
+            f'<text class="label" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">'
+            f"{escape(guide.label)}</text>"
+        )
+    for i, (s, line) in enumerate(lines):
+        path = "L".join(f"{place_x(x):.1f} {place_y(y):.1f}" for x, y in line)
+        parts.append(f'<path class="line s{i}" d="M{path}"/>')
+        if s.marked or len(line) == 1:
+            radius = 3.2 if len(line) <= 30 else 2.0
+            parts += [
+                f'<circle class="dot s{i}" cx="{place_x(x):.1f}" cy="{place_y(y):.1f}" r="{radius}">'
+                f"<title>{escape(f'{x_label} {number(x)}: {s.name} {number(y, percent)}')}</title>"
+                "</circle>"
+                for x, y in line
+            ]
+    parts.append("</svg>")
+    legend = "".join(
+        f'<span><i class="swatch s{i}"></i>{escape(s.name)}</span>' for i, s in enumerate(series)
+    )
+    return (
+        f'<figure><figcaption><b>{escape(title)}</b><span class="unit">{escape(y_label)}</span>'
+        f'<span class="legend">{legend}</span></figcaption>{"".join(parts)}</figure>'
+    )
+
+
+def pixel_picture(rows: Sequence[Sequence[float]], label: str) -> str:
+    """Return an SVG of a small grey picture, values from 0 (paper) to 1 (ink), one square a pixel."""
+    height, width = len(rows), len(rows[0])
+    squares = "".join(
+        # A little overlap hides the seams that scaling would show between neighbours.
+        f'<path fill-opacity="{value:.2f}" d="M{x} {y}h1.02v1.02h-1.02z"/>'
+        for y, row in enumerate(rows)
+        for x, value in enumerate(row)
+        if value > 0
+    )
+    return (
+        f'<svg class="pixels" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(label)}">{squares}</svg>'
+    )
+
+
+def number(value: float, percent: bool = False) -> str:
+    """Return a short text for a tick or a tooltip: 1500 -> "1,500", 0.02 -> "0.02"."""
+    if percent:
+        return f"{value * 100:.4g} %"
+    if value == round(value) and abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _padded(low: float, high: float, log_y: bool, percent: bool) -> tuple[float, float]:
+    if log_y:
+        return (low / 1.2, high * 1.2) if high > low else (low / 2, high * 2)
+    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    # An accuracy above 100 % would be a strange thing to leave room for.
+    return low - pad, min(high + pad, 1.0) if percent and high <= 1.0 else high + pad
+
+
+def _spoken(title: str, lines: Sequence[tuple[Series, list[tuple[float, float]]]], percent: bool) -> str:
+    """Say in words what the drawing shows, for readers who do not see it."""
+    ends = [
+        f"{s.name} from {number(line[0][1], percent)} to {number(line[-1][1], percent)}"
+        for s, line in lines
+        if line
+    ]
+    return f"{title}: " + "; ".join(ends)
