@@ -1,1 +1,32 @@
-"""runtime/backends/webgpu."""
+"""The WebGPU backend: native WebGPU through wgpu-py (wgpu-native) or wgpudawn (Dawn).
+
+Importing this package opens no device and imports no binding; `open_backend` does both.
+
+adapters  which adapters there are, best first          native      the C calls, the same for both engines
+memory    pooled device memory with its own accounting   transfer    bytes as PyTorch sees them <-> as the device holds them
+pipeline  shader modules and compute pipelines, cached   executable  a compiled program and its replay loop
+device    the `Backend`: everything above behind one lock
+
+May import floors 0 and 2 (the WGSL renderer, on demand), the errors, NumPy and the bindings.
+"""
+
+from __future__ import annotations
+
+from webtorch.runtime.backends.webgpu.adapters import (
+    AdapterInfo,
+    adapters,
+    default_is_hardware,
+    device_count,
+    is_available,
+)
+from webtorch.runtime.backends.webgpu.device import WebGPUBackend, open_backend
+
+__all__ = [
+    "AdapterInfo",
+    "WebGPUBackend",
+    "adapters",
+    "default_is_hardware",
+    "device_count",
+    "is_available",
+    "open_backend",
+]

@@ -1,0 +1,160 @@
+"""Which WebGPU binding is used and which adapters it offers, best first. Imports a binding only when asked."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Literal
+
+from webtorch.errors import DeviceError
+
+BindingName = Literal["wgpu", "dawn"]
+Engine = Literal["naga", "dawn"]
+
+# The value of WEBTORCH_WEBGPU -> the module, and what to install for it.
+_MODULES: dict[BindingName, tuple[str, str]] = {
+    "wgpu": ("wgpu", 'pip install "wgpu>=0.32,<0.33"'),
+    "dawn": ("wgpudawn", 'pip install "webtorch[dawn]"'),
+}
+_API_ORDER = {"Vulkan": 0, "Metal": 0, "D3D12": 0, "D3D11": 1, "OpenGL": 2, "OpenGLES": 2}
+_TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
+
+_LOCK = threading.Lock()
+_FOUND: list[AdapterInfo] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """One adapter: a GPU, or software that stands in for one, through one graphics interface.
+
+    `backend_type` is "Vulkan", "Metal", "D3D12", "OpenGL", ...; `adapter_type` "DiscreteGPU", "IntegratedGPU", "CPU" or
+    "Unknown". Feature and limit names are the WebGPU specification's, with hyphens.
+    """
+
+    index: int
+    name: str
+    backend_type: str
+    adapter_type: str
+    vendor: str
+    driver: str
+    features: tuple[str, ...]
+    limits: Mapping[str, int]
+    handle: object = field(repr=False, compare=False)
+
+    @property
+    def is_hardware(self) -> bool:
+        """Whether a GPU does the work, not the CPU."""
+        return self.adapter_type != "CPU"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.backend_type})"
+
+
+def binding_name() -> BindingName:
+    """Return "wgpu" or "dawn", as WEBTORCH_WEBGPU says (default "wgpu"). Raises DeviceError for another value."""
+    wanted = os.environ.get("WEBTORCH_WEBGPU", "").strip().lower() or "wgpu"
+    for name in _MODULES:
+        if wanted == name:
+            return name
+    raise DeviceError(f"WEBTORCH_WEBGPU={wanted!r}: the WebGPU bindings are 'wgpu' and 'dawn'")
+
+
+def engine() -> Engine:
+    """Return the shader compiler of the binding in use, which decides the WGSL dialect."""
+    return "dawn" if binding_name() == "dawn" else "naga"
+
+
+def binding() -> ModuleType:
+    """Import and return the binding. Raises DeviceError, saying what to install, when it is missing or broken."""
+    name = binding_name()
+    module, install = _MODULES[name]
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DeviceError(f"WebGPU: cannot import {module!r} ({error}). Install it: {install}") from error
+
+
+@contextmanager
+def quiet_loader() -> Iterator[None]:
+    """Give XDG_RUNTIME_DIR a value while drivers load: wgpu-native prints an error for each one when it has none."""
+    old = os.environ.get("XDG_RUNTIME_DIR")
+    if old and os.path.isdir(old):
+        yield
+        return
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = old
+
+
+def adapters() -> list[AdapterInfo]:
+    """Return the adapters of this machine, best first: hardware before software, Vulkan/Metal/D3D12 before OpenGL.
+
+    Looked up once. Empty when there is no driver; raises DeviceError when the binding is missing.
+    """
+    global _FOUND
+    with _LOCK:
+        if _FOUND is None:
+            _FOUND = _look_up()
+        return list(_FOUND)
+
+
+def _look_up() -> list[AdapterInfo]:
+    module = binding()
+    with quiet_loader():
+        try:
+            handles = module.gpu.enumerate_adapters_sync()
+        except RuntimeError:
+            # wgpu-native raises when neither a Vulkan loader nor EGL exists.
+            return []
+
+    def rank(handle: object) -> tuple[bool, int, int]:
+        info = handle.info  # type: ignore[attr-defined]
+        kind = info["adapter_type"]
+        return kind == "CPU", _API_ORDER.get(info["backend_type"], 3), _TYPE_ORDER.get(kind, 2)
+
+    found = []
+    for index, handle in enumerate(sorted(handles, key=rank)):
+        info = handle.info
+        found.append(
+            AdapterInfo(
+                index=index,
+                name=info["device"] or info["description"] or info["vendor"] or "unnamed adapter",
+                backend_type=info["backend_type"],
+                adapter_type=info["adapter_type"],
+                vendor=info["vendor"],
+                driver=info["description"],
+                features=tuple(sorted(handle.features)),
+                limits=dict(handle.limits),
+                handle=handle,
+            )
+        )
+    return found
+
+
+def is_available() -> bool:
+    """Return whether any adapter, hardware or software, can be used. Never raises for a missing binding."""
+    try:
+        return bool(adapters())
+    except DeviceError:
+        return False
+
+
+def default_is_hardware() -> bool:
+    """Return whether the best adapter is a GPU; only then is WebGPU the default device."""
+    return is_available() and adapters()[0].is_hardware
+
+
+def device_count() -> int:
+    """Return how many devices "webgpu:0", "webgpu:1", ... there are: one for each adapter."""
+    return len(adapters()) if is_available() else 0

@@ -1,0 +1,534 @@
+"""The WebGPU `Backend`: one device, one queue, one lock. Imports floors 0 and 2 (on demand), the errors and this package.
+
+The native library aborts the process when a submitted command buffer uses a destroyed or a mapped buffer, was submitted
+before, or belongs to a lost device. Hence the rules kept here: buffers are never destroyed, only released; only staging buffers
+are ever mapped, and one is unmapped before it is used again; a command buffer is made, submitted and released in one
+place; and nothing is submitted when the device is known to be lost or anything was reported while encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from webtorch.errors import (
+    DeviceError,
+    DeviceLostError,
+    DTypeError,
+    IndexOutOfRangeError,
+    KernelError,
+    OutOfMemoryError,
+)
+from webtorch.ir.dtype import ALL, DType, uint32
+from webtorch.ir.kernel import Routine
+from webtorch.ir.program import Program
+from webtorch.runtime.backend import Buffer, Limits
+from webtorch.runtime.backends.webgpu.adapters import (
+    AdapterInfo,
+    Engine,
+    adapters,
+    binding,
+    quiet_loader,
+)
+from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
+from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool, size_class
+from webtorch.runtime.backends.webgpu.native import (
+    COPY_DST,
+    MAP_READ,
+    Pointer,
+    Problem,
+    Ticket,
+    is_lost,
+    is_out_of_memory,
+    open_native,
+)
+from webtorch.runtime.backends.webgpu.pipeline import Pass, PipelineCache
+from webtorch.runtime.backends.webgpu.transfer import Bytes, from_device, to_device
+
+Renderer = Callable[[Routine, Limits, Engine], Sequence[Pass]]
+
+# Asked for where the adapter has them. Dawn is not thread-safe without the last one.
+_FEATURES = (
+    "shader-f16",
+    "timestamp-query",
+    "subgroup",
+    "subgroups",
+    "chromium-experimental-subgroup-matrix",
+    "implicit-device-synchronization",
+)
+_LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-uniform-buffer-binding-size",
+    "max-bindings-per-bind-group",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-size-y",
+    "max-compute-workgroup-size-z",
+    "max-compute-workgroups-per-dimension",
+)
+# Bindings that the backend adds to a kernel's own buffers: scratch and the status words.
+_RESERVED_BINDINGS = 2
+# A queued write holds a copy of its data until something is submitted.
+_WRITE_PIECE = 64 << 20
+# Staging buffers for reads that are kept for the next read.
+_STAGING_KEPT = 256 << 20
+# Submissions between two waits that keep Python from running away from the device.
+_BURST = 64
+
+
+class _Read:
+    """A download under way: what was asked for, and where it arrives."""
+
+    __slots__ = ("capacity", "checked", "dtype", "elements", "nbytes", "problem", "staging", "ticket")
+
+    def __init__(self, dtype: DType, elements: int, nbytes: int) -> None:
+        self.dtype = dtype
+        self.elements = elements
+        self.nbytes = nbytes
+        self.checked: list[WebGPUExecutable] = []
+        self.staging: Pointer = None
+        self.capacity = 0
+        self.ticket: Ticket | None = None
+        self.problem: Exception | None = None
+
+
+class PendingRead:
+    """What `download_async` returns: await it for the bytes. It is under way whether or not it is awaited."""
+
+    def __init__(self, future: Future[Bytes]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, Bytes]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class WebGPUBackend:
+    """One WebGPU device. Every method may be called from any thread."""
+
+    name = "webgpu"
+    unsupported: frozenset[DType] = frozenset(d for d in ALL if not d.webgpu)
+
+    def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
+        self.index = adapter.index
+        self.adapter = adapter
+        self._renderer = renderer
+        device = _request_device(adapter)
+        self.features: frozenset[str] = frozenset(device.features)
+        self.native = open_native(binding(), device)
+        self.engine: Engine = "dawn" if self.native.engine == "dawn" else "naga"
+        self.limits = _limits(dict(device.limits), adapter, "shader-f16" in self.features)
+        self.lock = threading.RLock()
+        self.lost: str | None = None
+        self.executables = ExecutableSet()
+        self.trash: Trash = deque()
+        self.pool = Pool(self.native, self.limits.max_binding_bytes, device.limits["max-buffer-size"], self._forget_memory)
+        self.pipelines = PipelineCache(self.native)
+        # Programs that ran since the last read and may have reported a bad index, in the order of their runs.
+        self.checks: dict[WebGPUExecutable, None] = {}
+        self.submits = 0
+        self._rendered: OrderedDict[Routine, Sequence[Pass]] = OrderedDict()
+        self._staging: dict[int, list[Pointer]] = {}
+        self._staging_bytes = 0
+        self._unflushed = 0
+        self._marks: deque[object] = deque()
+        # Reads that were asked for asynchronously and not submitted yet, see `settle`.
+        self._deferred: deque[tuple[DeviceBuffer, _Read]] = deque()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def description(self) -> str:
+        """Return the adapter's name and interface, such as "NVIDIA H200 (Vulkan)"."""
+        return str(self.adapter)
+
+    def __repr__(self) -> str:
+        return f"<webgpu:{self.index} {self.description()}>"
+
+    # -- compiling
+
+    @property
+    def kernels_compiled(self) -> int:
+        """How many kernels the device's compiler has compiled; a cache hit does not count."""
+        return self.pipelines.compiled
+
+    def render(self, routine: Routine) -> Sequence[Pass]:
+        """Return the WGSL passes of a routine, rendered once."""
+        found = self._rendered.get(routine)
+        if found is None:
+            if self._renderer is None:
+                from webtorch.lower.wgsl import render
+
+                self._renderer = render
+            found = self._rendered[routine] = self._renderer(routine, self.limits, self.engine)
+            if len(self._rendered) > 4096:
+                self._rendered.popitem(last=False)
+        return found
+
+    def source(self, routine: Routine) -> str:
+        """Return the WGSL of a routine, its passes one after the other."""
+        return "\n\n".join(part.source for part in self.render(routine))
+
+    def compile(self, program: Program) -> WebGPUExecutable:
+        """Make a program ready. Raises KernelError with the source when the device refuses a kernel."""
+        with self.lock:
+            self.settle()
+            return WebGPUExecutable(self, program)
+
+    # -- memory
+
+    def allocate(self, dtype: DType, elements: int) -> DeviceBuffer:
+        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in `unsupported`."""
+        with self.lock:
+            self.settle()
+            return self.pool.buffer(dtype, elements)
+
+    def memory_allocated(self) -> int:
+        """Return the bytes held by live buffers."""
+        with self.lock:
+            self.pool.collect()
+            return self.pool.allocated
+
+    def max_memory_allocated(self) -> int:
+        """Return the largest `memory_allocated`, with programs' temporaries, since the start or the last reset."""
+        return self.pool.peak
+
+    def memory_reserved(self) -> int:
+        """Return the bytes held by live and by pooled buffers."""
+        return self.pool.reserved
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak count anew."""
+        with self.lock:
+            self.pool.collect()
+            self.pool.peak = self.pool.allocated
+
+    def empty_cache(self) -> None:
+        """Give pooled, unused memory back to the system."""
+        with self.lock:
+            self.settle()
+            self.pool.release_unused()
+            self._forget_memory()
+
+    def _forget_memory(self) -> None:
+        """Drop what keeps unused memory alive: bind groups and staging buffers."""
+        for executable in list(self.executables):
+            executable.forget_memory()
+        for free in self._staging.values():
+            for pointer in free:
+                self.native.release_buffer(pointer)
+        self._staging.clear()
+        self._staging_bytes = 0
+        self._take_out_trash()
+
+    def _take_out_trash(self) -> None:
+        trash = self.trash
+        while trash:
+            release, pointer = trash.popleft()
+            release(pointer)
+
+    def status_words(self) -> DeviceBuffer:
+        """Return a zeroed pair of status words for a program with index checks."""
+        words = self.pool.buffer(uint32, 2)
+        words.label = "index checks"
+        self.write(words.block.pointer, bytes(8))
+        return words
+
+    # -- upload
+
+    def upload(self, data: Bytes, dtype: DType, elements: int) -> DeviceBuffer:
+        """Return a new buffer that holds `data` (contiguous, little-endian, in the type's PyTorch size).
+
+        Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is wrong.
+        """
+        if dtype in self.unsupported:
+            raise DTypeError(f"upload: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'")
+        narrow = to_device(data, dtype, elements)
+        with self.lock:
+            self.settle()
+            buffer = self.pool.buffer(dtype, elements)
+            if elements:
+                self.write(buffer.block.pointer, narrow)
+            return buffer
+
+    def write(self, pointer: Pointer, data: Bytes) -> None:
+        """Queue a write to the start of a native buffer, padding the tail to a word. The caller holds the lock."""
+        native = self.native
+        whole = len(data) & ~3
+        native.capture()
+        try:
+            view = memoryview(data)
+            for start in range(0, whole, _WRITE_PIECE):
+                piece = view[start : min(start + _WRITE_PIECE, whole)]
+                native.write(pointer, start, piece)
+                self._unflushed += len(piece)
+                if self._unflushed >= _WRITE_PIECE:
+                    native.flush_writes()
+                    self._unflushed = 0
+            if whole != len(data):
+                native.write(pointer, whole, bytes(view[whole:]).ljust(4, b"\0"))
+        finally:
+            problem = native.captured()
+        if problem is not None:
+            raise self.error(problem, "upload")
+
+    # -- download
+
+    def download(self, buffer: Buffer) -> Bytes:
+        """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch size.
+
+        Raises IndexOutOfRangeError when a program since the last read reported a bad index; the GIL is free while waiting.
+        """
+        mine = self._own(buffer)
+        with self.lock:
+            self.settle()
+            read = _Read(mine.dtype, mine.elements, mine.nbytes)
+            self._start(mine, read)
+        return self._finish(read)
+
+    def download_async(self, buffer: Buffer) -> Awaitable[Bytes]:
+        """Return an awaitable of what `download` returns; other coroutines run meanwhile.
+
+        The contents are those at the time of this call, whatever runs before it is awaited.
+        """
+        mine = self._own(buffer)
+        read = _Read(mine.dtype, mine.elements, mine.nbytes)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(4, thread_name_prefix="webtorch-read")
+        # Even the submission may block (lavapipe finishes running work first), so it is left to the thread. It keeps its
+        # place in line: whoever takes the lock first submits what is deferred.
+        self._deferred.append((mine, read))
+        return PendingRead(self._threads.submit(self._read_in_thread, read))
+
+    def _read_in_thread(self, read: _Read) -> Bytes:
+        with self.lock:
+            if read.ticket is None and read.problem is None:
+                self.settle()
+        if read.problem is not None:
+            raise read.problem
+        return self._finish(read)
+
+    def _own(self, buffer: Buffer) -> DeviceBuffer:
+        if not isinstance(buffer, DeviceBuffer) or buffer.pool is not self.pool:
+            raise DeviceError(f"download: {buffer!r} is not a buffer of {self.description()}")
+        return buffer
+
+    def _start(self, buffer: DeviceBuffer | None, read: _Read) -> None:
+        """Submit the copy of a read into staging memory, with the status words of the programs that may have failed."""
+        native = self.native
+        read.checked = list(self.checks)
+        data = (read.nbytes + 7) & ~7
+        total = data + 8 * len(read.checked)
+        if total == 0:
+            return
+        read.capacity = size_class(total, self.limits.max_binding_bytes)
+        read.staging = self._take_staging(read.capacity)
+        native.capture()
+        try:
+            encoder = native.create_encoder()
+            if buffer is not None and read.nbytes:
+                native.copy(encoder, buffer.block.pointer, 0, read.staging, 0, (read.nbytes + 3) & ~3)
+            for number, executable in enumerate(read.checked):
+                assert executable.status is not None
+                words = executable.status.block.pointer
+                native.copy(encoder, words, 0, read.staging, data + 8 * number, 8)
+                native.clear(encoder, words, 0, 8)
+            commands = native.finish(encoder)
+        finally:
+            problem = native.captured()
+        self.submit(commands, problem, "download")
+        self.checks.clear()
+        native.capture()
+        try:
+            read.ticket = native.map_read(read.staging, total)
+        finally:
+            problem = native.captured()
+        if problem is not None:
+            raise self.error(problem, "download")
+
+    def _finish(self, read: _Read) -> Bytes:
+        """Wait for a read; give its bytes, or raise what the device reported."""
+        if read.ticket is None:
+            return b""
+        native = self.native
+        native.wait_map(read.ticket)
+        if read.ticket.error is not None:
+            # The staging buffer is not given back: what became of it is not known.
+            with self.lock:
+                raise self.error(("Map", read.ticket.error), "download")
+        start = (read.nbytes + 7) & ~7
+        data = native.mapped_bytes(read.staging, start + 8 * len(read.checked))
+        with self.lock:
+            native.unmap(read.staging)
+            self._keep_staging(read.capacity, read.staging)
+        for number, executable in enumerate(read.checked):
+            at = start + 8 * number
+            code = int.from_bytes(data[at : at + 4], "little")
+            if code:
+                value = int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
+                raise _index_error(executable.program, code - 1, value)
+        del data[read.nbytes :]
+        return from_device(data, read.dtype, read.elements)
+
+    def _take_staging(self, capacity: int) -> Pointer:
+        free = self._staging.get(capacity)
+        if free:
+            self._staging_bytes -= capacity
+            return free.pop()
+        pointer, problem = self.native.create_buffer(capacity, COPY_DST | MAP_READ)
+        if problem is not None:
+            self.pool.release_unused()
+            pointer, problem = self.native.create_buffer(capacity, COPY_DST | MAP_READ)
+        return self.check((pointer, problem), "download")
+
+    def _keep_staging(self, capacity: int, pointer: Pointer) -> None:
+        if self._staging_bytes + capacity > _STAGING_KEPT:
+            self.native.release_buffer(pointer)
+            return
+        self._staging.setdefault(capacity, []).append(pointer)
+        self._staging_bytes += capacity
+
+    # -- the queue
+
+    def settle(self) -> None:
+        """Do what has to happen before anything else on the device. The caller holds the lock.
+
+        Raises DeviceLostError when the device is gone. Submits deferred reads, so that they see what they were asked to.
+        """
+        if self.lost is not None:
+            self._fail_deferred()
+            raise self._lost_error()
+        if self.trash:
+            self._take_out_trash()
+        while self._deferred:
+            buffer, read = self._deferred.popleft()
+            try:
+                self._start(buffer, read)
+            except Exception as error:
+                read.problem = error
+
+    def _fail_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.popleft()[1].problem = self._lost_error()
+
+    def submit(self, commands: Pointer, problem: Problem | None, doing: str) -> None:
+        """Submit a finished command buffer, unless something was reported while it was encoded. Holds the lock."""
+        native = self.native
+        if problem is not None:
+            native.drop(commands)
+            raise self.error(problem, doing)
+        native.capture()
+        try:
+            native.submit(commands)
+        finally:
+            problem = native.captured()
+        if problem is not None:
+            raise self.error(problem, doing)
+        self._unflushed = 0
+        self.submits += 1
+        if self.submits % _BURST == 0:
+            self._marks.append(native.mark())
+            if len(self._marks) > 2:
+                native.wait(self._marks.popleft())
+
+    def synchronize(self) -> None:
+        """Wait until all enqueued work is done. Raises IndexOutOfRangeError, DeviceLostError."""
+        with self.lock:
+            self.settle()
+            read = _Read(uint32, 0, 0)
+            self._start(None, read)
+            mark = self.native.mark() if read.ticket is None else None
+        if read.ticket is not None:
+            self._finish(read)
+        elif mark is not None:
+            self.native.wait(mark)
+
+    # -- failure
+
+    def check(self, made: tuple[Pointer, Problem | None], doing: str) -> Pointer:
+        """Return a created object, or raise the problem that came with it."""
+        pointer, problem = made
+        if problem is not None:
+            raise self.error(problem, doing)
+        return pointer
+
+    def error(self, problem: Problem, doing: str) -> Exception:
+        """Return the typed error for what the library reported, and note it when the device is gone."""
+        message = problem[1].strip()
+        if is_lost(problem):
+            self.lost = self.lost or message
+            return self._lost_error()
+        if is_out_of_memory(problem):
+            return OutOfMemoryError(f"{doing}: {self.description()} has no memory left: {message}")
+        return KernelError(f"{doing}: {self.description()} refused the program: {message}")
+
+    def _lost_error(self) -> DeviceLostError:
+        return DeviceLostError(
+            f"webgpu:{self.index} ({self.description()}) was lost: {self.lost}. Its tensors cannot be used any more: start "
+            "the process again and load a checkpoint, or go on with tensors on device 'cpu'"
+        )
+
+    def destroy(self) -> None:
+        """Close the device. Every later use of it or its buffers raises DeviceLostError."""
+        with self.lock:
+            if self.lost is None:
+                # Waiting first: readers in other threads must not be left with a mapping that never comes.
+                self.native.wait(self.native.mark())
+                self.lost = "it was destroyed"
+                self._fail_deferred()
+                self.native.wrapper.destroy()
+
+
+def _index_error(program: Program, number: int, value: int) -> IndexOutOfRangeError:
+    if not 0 <= number < len(program.sites):
+        return IndexOutOfRangeError(f"index {value} is out of bounds (unknown site {number})")
+    site = program.sites[number]
+    where = f" ({site.line})" if site.line else ""
+    return IndexOutOfRangeError(
+        f"{site.op}: index {value} is out of bounds for dimension {site.dim} with size {site.size}{where}"
+    )
+
+
+def _request_device(adapter: AdapterInfo) -> Any:
+    handle: Any = adapter.handle
+    features = [f for f in _FEATURES if f in adapter.features]
+    limits = {name: adapter.limits[name] for name in _LIMITS if name in adapter.limits}
+    with quiet_loader():
+        try:
+            return handle.request_device_sync(required_features=features, required_limits=limits)
+        except RuntimeError as error:
+            raise DeviceError(f"webgpu:{adapter.index} ({adapter}): the driver gives no device: {error}") from error
+
+
+def _limits(limits: dict[str, int], adapter: AdapterInfo, has_f16: bool) -> Limits:
+    found = Limits(
+        max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]) & -16,
+        max_buffers_per_kernel=min(limits["max-storage-buffers-per-shader-stage"], 32) - _RESERVED_BINDINGS,
+        max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],
+        max_workgroups_per_dim=min(limits["max-compute-workgroups-per-dimension"], 65535),
+        workgroup_memory_bytes=limits["max-compute-workgroup-storage-size"],
+        has_f16=has_f16,
+        is_gpu=adapter.is_hardware,
+    )
+    # A one-dimensional workgroup can be no wider than its first side.
+    widest = min(found.max_workgroup_invocations, limits["max-compute-workgroup-size-x"])
+    return replace(found, max_workgroup_invocations=widest)
+
+
+def open_backend(index: int = 0) -> WebGPUBackend:
+    """Open device "webgpu:`index`". Raises DeviceError, saying what to install, when there is none."""
+    found = adapters()
+    if not found:
+        raise DeviceError(
+            "webgpu: no adapter found. Install a graphics driver with Vulkan (for software rendering on Debian: "
+            "apt-get install mesa-vulkan-drivers), or use device 'cpu'"
+        )
+    if not 0 <= index < len(found):
+        names = "; ".join(f"webgpu:{a.index} is {a}" for a in found)
+        raise DeviceError(f"webgpu:{index}: there is no such device; {names}")
+    return WebGPUBackend(found[index])

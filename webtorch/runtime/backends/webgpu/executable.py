@@ -1,0 +1,364 @@
+"""A program compiled for one WebGPU device, and the loop that replays it. Imports floor 0 and this package.
+
+What can be known before the first run is worked out once: which memory each dispatch binds, how the arguments lie in the
+uniform buffer, which grid it has. A run then takes memory from the pool, finds the bind groups that were made for exactly this
+memory (a training loop gets the same blocks again and again), and encodes everything into one command buffer.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from webtorch.errors import DeviceError, KernelError
+from webtorch.ir.dtype import DType
+from webtorch.ir.program import Copy, Dispatch, Program
+from webtorch.runtime.backend import Buffer
+from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, binding_bytes
+from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
+from webtorch.runtime.backends.webgpu.pipeline import Pass, Pipeline
+from webtorch.runtime.backends.webgpu.transfer import argument_format, argument_value
+
+if TYPE_CHECKING:
+    from webtorch.runtime.backends.webgpu.device import WebGPUBackend
+
+# Uniform offsets: the largest alignment that the specification allows a device to ask for.
+_CHUNK = 256
+# Sets of memory for which an executable keeps its bind groups.
+_PLANS = 32
+_GROUPS = 16
+
+Release = Callable[[Pointer], None]
+Trash = deque[tuple[Release, Pointer]]
+
+
+class Owned:
+    """A native object that is released, later and under the device's lock, when the last reference goes."""
+
+    __slots__ = ("_release", "_trash", "pointer")
+
+    def __init__(self, pointer: Pointer, release: Release, trash: Trash) -> None:
+        self.pointer = pointer
+        self._release = release
+        self._trash = trash
+
+    def __del__(self) -> None:
+        self._trash.append((self._release, self.pointer))
+
+
+class _Dispatch:
+    """One prepared dispatch: its pipeline, grid, and where each binding comes from.
+
+    `memory` are (entry number, bytes) of the run's memory list, in binding order; then the uniform chunk and the status words.
+    """
+
+    __slots__ = ("chunk", "chunk_bytes", "grid", "groups", "has_status", "memory", "name", "pipeline")
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        grid: tuple[int, int, int],
+        memory: tuple[tuple[int, int], ...],
+        chunk: int | None,
+        chunk_bytes: int,
+        has_status: bool,
+    ) -> None:
+        self.name = name
+        self.pipeline = pipeline
+        self.grid = grid
+        self.memory = memory
+        self.chunk = chunk
+        self.chunk_bytes = chunk_bytes
+        self.has_status = has_status
+        self.groups: OrderedDict[tuple[int, ...], Owned] = OrderedDict()
+
+
+# What the replay loop walks: (pipeline or NULL to keep the last one, bind group, grid) of one pass ...
+_Row = tuple[Pointer, Pointer, int, int, int]
+# ... or a copy as (source, target, bytes).
+_CopyRow = tuple[Pointer, Pointer, int]
+
+
+class _Plan:
+    """The encoded form of a program for one set of memory, and the bind groups that it keeps alive."""
+
+    __slots__ = ("keep", "segments")
+
+    def __init__(self, segments: list[tuple[list[_Row], list[_CopyRow]]], keep: list[Owned]) -> None:
+        self.segments = segments
+        self.keep = keep
+
+
+class WebGPUExecutable:
+    """A program made ready for one WebGPU device. Made by `WebGPUBackend.compile`."""
+
+    def __init__(self, device: WebGPUBackend, program: Program) -> None:
+        self.program = program
+        self._device = device
+        self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
+        self._layout_memory()
+        self._prepare()
+        self._layout_arguments()
+        self.status: DeviceBuffer | None = None
+        if any(d.has_status for d in self._steps if isinstance(d, _Dispatch)):
+            self.status = device.status_words()
+        device.executables.add(self)
+
+    # -- compile time
+
+    def _layout_memory(self) -> None:
+        """Number the run's memory: inputs, then fresh outputs, then temporary slots (scratch follows in `_prepare`)."""
+        program = self.program
+        entry: dict[int, int] = {buffer: i for i, buffer in enumerate(program.inputs)}
+        self._fresh: list[tuple[int, DType, int]] = []
+        # For each output: the input that is returned in its place, or the number of the fresh buffer.
+        self._returned: list[tuple[bool, int]] = []
+        placed: dict[int, tuple[bool, int]] = {}
+        for buffer in program.outputs:
+            declared = program.buffers[buffer]
+            if buffer not in placed:
+                if declared.role == "input":
+                    placed[buffer] = True, entry[buffer]
+                elif declared.alias is not None:
+                    entry[buffer] = entry[declared.alias]
+                    placed[buffer] = True, entry[buffer]
+                else:
+                    entry[buffer] = len(program.inputs) + len(self._fresh)
+                    placed[buffer] = False, len(self._fresh)
+                    nbytes = binding_bytes(declared.dtype, declared.elements)
+                    self._fresh.append((nbytes, declared.dtype, declared.elements))
+            self._returned.append(placed[buffer])
+        first = len(program.inputs) + len(self._fresh)
+        slots: dict[object, int] = {}
+        self._temporary: list[int] = []
+        for buffer, declared in enumerate(program.buffers):
+            if declared.role != "temporary":
+                continue
+            slot: object = ("own", buffer) if declared.alias is None else declared.alias
+            if slot not in slots:
+                slots[slot] = len(self._temporary)
+                self._temporary.append(0)
+            number = slots[slot]
+            nbytes = binding_bytes(declared.dtype, declared.elements)
+            self._temporary[number] = max(self._temporary[number], nbytes)
+            entry[buffer] = first + number
+        self._entry = entry
+        self._scratch_first = first + len(self._temporary)
+
+    def _prepare(self) -> None:
+        """Compile every routine and resolve every step."""
+        device, program = self._device, self.program
+        most = device.limits.max_workgroups_per_dim
+        self._steps: list[_Dispatch | tuple[int, int, int]] = []
+        # Uniform chunks by content: (layout of the pass, the program's argument numbers) -> byte offset.
+        self._chunks: dict[tuple[tuple[int, str, int], ...], int] = {}
+        scratch: list[int] = []
+        compiled: dict[int, list[tuple[Pass, Pipeline]]] = {}
+        for step in program.steps:
+            if isinstance(step, Copy):
+                self._prepare_copy(step)
+                continue
+            routine = program.routines[step.routine]
+            parts = compiled.get(step.routine)
+            if parts is None:
+                parts = [(p, device.pipelines.get(p, routine.name)) for p in device.render(routine)]
+                compiled[step.routine] = parts
+            for part, pipeline in parts:
+                if max(part.grid) > most or min(part.grid) < 1:
+                    raise KernelError(f"compile {routine.name}: the grid {part.grid} has a side outside 1..{most}")
+                for number, nbytes in enumerate(part.scratch):
+                    if number == len(scratch):
+                        scratch.append(0)
+                    scratch[number] = max(scratch[number], (nbytes + 15) & -16)
+                self._steps.append(self._prepare_pass(step, routine.name, part, pipeline))
+        self._temporary += scratch
+
+    def _prepare_copy(self, step: Copy) -> None:
+        source, target = self._entry[step.source], self._entry[step.target]
+        declared = self.program.buffers[step.source]
+        if source != target:
+            self._steps.append((source, target, binding_bytes(declared.dtype, declared.elements)))
+
+    def _prepare_pass(self, step: Dispatch, name: str, part: Pass, pipeline: Pipeline) -> _Dispatch:
+        memory = []
+        for slot in part.slots:
+            buffer = step.buffers[slot]
+            declared = self.program.buffers[buffer]
+            memory.append((self._entry[buffer], binding_bytes(declared.dtype, declared.elements)))
+        for number, nbytes in enumerate(part.scratch):
+            memory.append((self._scratch_first + number, (nbytes + 15) & -16))
+        chunk = None
+        if part.args:
+            key = tuple(sorted((offset, argument_format(t), step.args[n]) for offset, t, n in part.args))
+            chunk = self._chunks.setdefault(key, len(self._chunks) * _CHUNK)
+            if part.args_bytes > _CHUNK:
+                raise KernelError(f"compile {name}: {part.args_bytes} bytes of arguments, at most {_CHUNK} fit")
+        nbytes = (part.args_bytes + 15) & -16
+        return _Dispatch(name, pipeline, part.grid, tuple(memory), chunk, nbytes, part.has_status)
+
+    def _layout_arguments(self) -> None:
+        """Make one struct that packs the arguments of all dispatches."""
+        text, order, at = "<", [], 0
+        for key, start in self._chunks.items():
+            for offset, code, number in key:
+                text += f"{start + offset - at}x{code}"
+                at = start + offset + 4
+                order.append(number)
+        total = (at + 15) & -16
+        self._pack = struct.Struct(text + f"{total - at}x")
+        self._order = tuple(order)
+        self._packed = b""
+        self._uniform: Owned | None = None
+        if order:
+            device = self._device
+            size = len(self._chunks) * _CHUNK
+            pointer = device.check(device.native.create_buffer(size, UNIFORM | COPY_DST), "compile")
+            self._uniform = Owned(pointer, device.native.release_buffer, device.trash)
+
+    # -- run time
+
+    def run(self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]) -> list[Buffer]:
+        """Enqueue the program and return its output buffers. Does not wait.
+
+        Raises DeviceLostError, OutOfMemoryError; OverflowError or TypeError for an argument that does not fit its type.
+        """
+        device = self._device
+        pool = device.pool
+        with device.lock:
+            device.settle()
+            packed = self._pack_arguments(args) if self._order else b""
+            blocks: list[Block] = []
+            for buffer in inputs:
+                if type(buffer) is not DeviceBuffer or buffer.pool is not pool:
+                    raise DeviceError(f"run: {buffer!r} is not a buffer of {device.description()}")
+                blocks.append(buffer.block)
+            if len(blocks) != len(self.program.inputs):
+                raise ValueError(f"run: the program has {len(self.program.inputs)} inputs, {len(blocks)} were given")
+            fresh: list[DeviceBuffer] = []
+            for nbytes, dtype, elements in self._fresh:
+                block = pool.take(nbytes, dtype, elements)
+                fresh.append(DeviceBuffer(pool, block, dtype, elements))
+                blocks.append(block)
+            permanent = len(blocks)
+            try:
+                for nbytes in self._temporary:
+                    blocks.append(pool.take(nbytes))
+                key = tuple([block.number for block in blocks])
+                plan = self._plans.get(key)
+                if plan is None:
+                    plan = self._plan(key, blocks)
+                if packed != self._packed:
+                    assert self._uniform is not None
+                    device.write(self._uniform.pointer, packed)
+                    self._packed = packed
+                self._encode(plan)
+            finally:
+                # Last taken, first given back, so that the next run takes them in the same order: the same bind groups fit.
+                while len(blocks) > permanent:
+                    pool.give_back(blocks.pop())
+            if self.status is not None:
+                device.checks[self] = None
+        return [inputs[n] if kept else fresh[n] for kept, n in self._returned]
+
+    def _pack_arguments(self, args: Sequence[bool | int | float]) -> bytes:
+        if len(args) != len(self.program.args):
+            raise ValueError(f"run: the program has {len(self.program.args)} arguments, {len(args)} were given")
+        try:
+            return self._pack.pack(*[args[n] for n in self._order])
+        except (struct.error, OverflowError):
+            types = self.program.args
+            return self._pack.pack(*[argument_value(args[n], types[n], n) for n in self._order])
+
+    def _plan(self, key: tuple[int, ...], blocks: list[Block]) -> _Plan:
+        """Make the bind groups for this memory, and remember them."""
+        device = self._device
+        segments: list[tuple[list[_Row], list[_CopyRow]]] = [([], [])]
+        keep: list[Owned] = []
+        last: Pointer = None
+        device.native.capture()
+        try:
+            for step in self._steps:
+                if isinstance(step, tuple):
+                    source, target, nbytes = step
+                    segments[-1][1].append((blocks[source].pointer, blocks[target].pointer, nbytes))
+                    continue
+                if segments[-1][1]:
+                    # After copies a new pass begins, in which no pipeline is set yet.
+                    segments.append(([], []))
+                    last = None
+                group = self._group(step, key, blocks)
+                keep.append(group)
+                pointer = step.pipeline.pointer
+                segments[-1][0].append((None if pointer == last else pointer, group.pointer, *step.grid))
+                last = pointer
+        finally:
+            problem = device.native.captured()
+        if problem is not None:
+            for step in self._steps:
+                if isinstance(step, _Dispatch):
+                    step.groups.clear()
+            raise device.error(problem, "bind")
+        plan = self._plans[key] = _Plan(segments, keep)
+        if len(self._plans) > _PLANS:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _group(self, step: _Dispatch, key: tuple[int, ...], blocks: list[Block]) -> Owned:
+        used = tuple([key[entry] for entry, _ in step.memory])
+        found = step.groups.get(used)
+        if found is not None:
+            step.groups.move_to_end(used)
+            return found
+        bindings = [(blocks[entry].pointer, 0, nbytes) for entry, nbytes in step.memory]
+        if step.chunk is not None:
+            assert self._uniform is not None
+            bindings.append((self._uniform.pointer, step.chunk, step.chunk_bytes))
+        if step.has_status:
+            assert self.status is not None
+            bindings.append((self.status.block.pointer, 0, 8))
+        native = self._device.native
+        pointer = native.create_bind_group(step.pipeline.layout, bindings)
+        group = Owned(pointer, native.release_bind_group, self._device.trash)
+        step.groups[used] = group
+        if len(step.groups) > _GROUPS:
+            step.groups.popitem(last=False)
+        return group
+
+    def _encode(self, plan: _Plan) -> None:
+        device = self._device
+        native = device.native
+        null = native.null
+        set_pipeline, set_bind_group, dispatch = native.set_pipeline, native.set_bind_group, native.dispatch
+        native.capture()
+        try:
+            encoder = native.create_encoder()
+            for rows, copies in plan.segments:
+                if rows:
+                    part = native.begin_pass(encoder, null)
+                    for pipeline, group, x, y, z in rows:
+                        if pipeline is not None:
+                            set_pipeline(part, pipeline)
+                        set_bind_group(part, 0, group, 0, null)
+                        dispatch(part, x, y, z)
+                    native.end_pass(part)
+                    native.release_pass(part)
+                for source, target, nbytes in copies:
+                    native.copy(encoder, source, 0, target, 0, nbytes)
+            commands = native.finish(encoder)
+        finally:
+            problem = native.captured()
+        device.submit(commands, problem, "run")
+
+    def forget_memory(self) -> None:
+        """Drop the bind groups, which keep memory alive."""
+        self._plans.clear()
+        for step in self._steps:
+            if isinstance(step, _Dispatch):
+                step.groups.clear()
+
+
+ExecutableSet = weakref.WeakSet[WebGPUExecutable]

@@ -1,0 +1,228 @@
+"""Pooled device memory. Imports floor 0, the errors and this package's `native`.
+
+A `Block` is one native buffer; it never dies while a program could use it: dropping the last `DeviceBuffer` puts it back into
+the pool, and reuse is safe at once because the queue runs work in the order of submission. Blocks are given back to the
+system only by `release_unused`, and then by dropping the reference, never with `buffer.destroy()`: the library keeps what
+running work needs, and aborts the process when submitted work names a destroyed buffer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+from webtorch.errors import DeviceLostError, DTypeError, OutOfMemoryError
+from webtorch.ir.dtype import DType, int64
+from webtorch.runtime.backends.webgpu.native import (
+    COPY_DST,
+    COPY_SRC,
+    STORAGE,
+    Native,
+    Pointer,
+    Problem,
+    is_lost,
+    is_out_of_memory,
+)
+
+# Bindings are sized in multiples of this, so that a kernel may read whole vec4s.
+ALIGN = 16
+_SMALLEST = 256
+
+
+def device_itemsize(dtype: DType) -> int:
+    """Return the bytes of one element in device memory: int64 is held as 32 bits."""
+    return 4 if dtype is int64 else dtype.itemsize
+
+
+def binding_bytes(dtype: DType, elements: int) -> int:
+    """Return the size at which a buffer is bound and copied: whole words, whole vec4s, never 0."""
+    return max(ALIGN, (elements * device_itemsize(dtype) + ALIGN - 1) & -ALIGN)
+
+
+def size_class(nbytes: int, largest: int) -> int:
+    """Return the block size for a request: eight steps to each power of two, so at most 1/8 is wasted."""
+    if nbytes <= _SMALLEST:
+        return _SMALLEST
+    step = max(_SMALLEST, 1 << (nbytes.bit_length() - 4))
+    return min(-(-nbytes // step) * step, max(largest & -ALIGN, nbytes))
+
+
+class Block:
+    """One native buffer of the pool. `nbytes`, `dtype`, `elements` and `label` describe the present user."""
+
+    __slots__ = ("capacity", "dtype", "elements", "in_use", "label", "nbytes", "number", "pointer")
+
+    def __init__(self, number: int, pointer: Pointer, capacity: int) -> None:
+        self.number = number
+        self.pointer = pointer
+        self.capacity = capacity
+        self.nbytes = 0
+        self.in_use = False
+        self.dtype: DType | None = None
+        self.elements = 0
+        self.label = ""
+
+
+class DeviceBuffer:
+    """Device memory for `elements` values of one type; `nbytes` is its size in device memory.
+
+    Freed when the last reference goes, from any thread.
+    """
+
+    __slots__ = ("__weakref__", "_give_back", "block", "dtype", "elements", "nbytes", "pool")
+
+    def __init__(self, pool: Pool, block: Block, dtype: DType, elements: int) -> None:
+        self.pool = pool
+        self.block = block
+        self.dtype = dtype
+        self.elements = elements
+        self.nbytes = elements * device_itemsize(dtype)
+        # deque.append is atomic and takes no lock: a finalizer may run in any thread, inside any other code.
+        self._give_back = pool.returned.append
+
+    @property
+    def label(self) -> str:
+        """A name for messages about memory, such as the parameter that lives here."""
+        return self.block.label
+
+    @label.setter
+    def label(self, text: str) -> None:
+        self.block.label = text
+
+    def __del__(self) -> None:
+        self._give_back(self.block)
+
+    def __repr__(self) -> str:
+        name = f" {self.label!r}" if self.label else ""
+        return f"<webgpu buffer{name} {self.dtype.name}[{self.elements}]>"
+
+
+def memory_limit() -> int | None:
+    """Return WEBTORCH_MEMORY_LIMIT in bytes, or None. Raises ValueError when it is not a number."""
+    text = os.environ.get("WEBTORCH_MEMORY_LIMIT", "").strip()
+    return int(float(text)) if text else None
+
+
+class Pool:
+    """The blocks of one device, by size class, and the account of them. The caller holds the device's lock.
+
+    `allocated` counts live buffers (and, while a program runs, its temporaries), `reserved` all blocks.
+    """
+
+    def __init__(self, native: Native, max_binding: int, max_buffer: int, on_release: Callable[[], None]) -> None:
+        self._native = native
+        self._max_binding = max_binding
+        self._max_buffer = max_buffer
+        self._on_release = on_release
+        self._free: dict[int, list[Block]] = {}
+        self._blocks: dict[int, Block] = {}
+        self._next = 0
+        self.returned: deque[Block] = deque()
+        self.limit = memory_limit()
+        self.allocated = 0
+        self.reserved = 0
+        self.peak = 0
+
+    def collect(self) -> None:
+        """Put the blocks of buffers that died since the last call back into the pool."""
+        returned = self.returned
+        while returned:
+            self.give_back(returned.popleft())
+
+    def give_back(self, block: Block) -> None:
+        """Put one block back into the pool."""
+        block.in_use = False
+        self.allocated -= block.nbytes
+        free = self._free.get(block.capacity)
+        if free is None:
+            self._free[block.capacity] = [block]
+        else:
+            free.append(block)
+
+    def buffer(self, dtype: DType, elements: int) -> DeviceBuffer:
+        """Return a new buffer. Raises OutOfMemoryError, or DTypeError for a type that the device does not have."""
+        if not dtype.webgpu:
+            raise DTypeError(
+                f"allocate: {dtype} does not exist on WebGPU; convert to float32 or an integer type, or use device 'cpu'"
+            )
+        return DeviceBuffer(self, self.take(binding_bytes(dtype, elements), dtype, elements), dtype, elements)
+
+    def take(self, nbytes: int, dtype: DType | None = None, elements: int = 0) -> Block:
+        """Return a block of at least `nbytes`. Raises OutOfMemoryError."""
+        self.collect()
+        capacity = size_class(nbytes, self._max_buffer)
+        free = self._free.get(capacity)
+        block = free.pop() if free else self._grow(capacity, nbytes, dtype, elements)
+        block.in_use = True
+        block.nbytes = nbytes
+        block.dtype = dtype
+        block.elements = elements
+        block.label = ""
+        self.allocated += nbytes
+        if self.allocated > self.peak:
+            self.peak = self.allocated
+        return block
+
+    def _grow(self, capacity: int, nbytes: int, dtype: DType | None, elements: int) -> Block:
+        what = f"{dtype.name}[{elements}], " if dtype is not None else ""
+        if nbytes > self._max_binding or capacity > self._max_buffer:
+            raise OutOfMemoryError(
+                f"allocate: {what}{_size(nbytes)}, is more than a kernel can use at once on this adapter "
+                f"({_size(min(self._max_binding, self._max_buffer))}); split the tensor, or use device 'cpu'"
+            )
+        if self.limit is not None and self.reserved + capacity > self.limit:
+            self.release_unused()
+            if self.reserved + capacity > self.limit:
+                raise self._exhausted(what, nbytes, f"WEBTORCH_MEMORY_LIMIT is {_size(self.limit)}")
+        usage = STORAGE | COPY_SRC | COPY_DST
+        pointer, problem = self._native.create_buffer(capacity, usage)
+        if problem is not None:
+            self.release_unused()
+            pointer, problem = self._native.create_buffer(capacity, usage)
+        if problem is not None:
+            raise self._failure(problem, what, nbytes)
+        self._next += 1
+        block = self._blocks[self._next] = Block(self._next, pointer, capacity)
+        self.reserved += capacity
+        return block
+
+    def _failure(self, problem: Problem, what: str, nbytes: int) -> Exception:
+        if is_lost(problem):
+            return DeviceLostError(f"allocate: {problem[1]}")
+        if not is_out_of_memory(problem):
+            what += f"refused by the device ({problem[1].strip()}), "
+        return self._exhausted(what, nbytes, "the device has no memory left")
+
+    def _exhausted(self, what: str, nbytes: int, reason: str) -> OutOfMemoryError:
+        live = sorted((b for b in self._blocks.values() if b.in_use), key=lambda b: -b.nbytes)
+        rows = [
+            f"  {_size(b.nbytes):>10}  {b.dtype.name if b.dtype else 'bytes'}[{b.elements}]  {b.label}".rstrip()
+            for b in live[:5]
+        ]
+        largest = "\n".join(rows) if rows else "  none"
+        return OutOfMemoryError(
+            f"allocate: {what}{_size(nbytes)}: {reason}; {_size(self.allocated)} are in {len(live)} live buffers. "
+            f"Delete tensors or use a smaller batch. The largest live buffers:\n{largest}"
+        )
+
+    def release_unused(self) -> None:
+        """Give the pooled blocks back to the system."""
+        self.collect()
+        if not any(self._free.values()):
+            return
+        # Bind groups keep their buffers alive: forget them first.
+        self._on_release()
+        for free in self._free.values():
+            for block in free:
+                del self._blocks[block.number]
+                self.reserved -= block.capacity
+                self._native.release_buffer(block.pointer)
+        self._free.clear()
+
+
+def _size(nbytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,331 @@
+"""The C calls of webgpu.h, the same for both engines, with errors captured and no Python object per call.
+
+The wrappers of wgpu-py cost 5 to 90 us a call; a program's replay cannot afford that. They are still used for what happens
+once (adapter, device, shader module, pipeline). Both bindings expose the C library through cffi under the same names; what
+differs (error collection, waiting, callbacks) is in the two subclasses at the end. Imports no binding at the top.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeAlias
+
+# A cffi pointer. What it points to is known to the C library only.
+Pointer: TypeAlias = object
+# (kind, message) of an error that the library reported: kind is "Validation", "OutOfMemory", "Internal", ...
+Problem: TypeAlias = tuple[str, str]
+
+STORAGE, UNIFORM, COPY_DST, COPY_SRC, MAP_READ = 0x80, 0x40, 0x08, 0x04, 0x01
+_LOST = re.compile(r"device (is|was) lost|lost device|device is destroyed|device was destroyed", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"not enough memory|out of memory|OUT_OF_DEVICE_MEMORY|OUT_OF_HOST_MEMORY", re.IGNORECASE)
+
+
+def is_lost(problem: Problem) -> bool:
+    """Return whether an error says that the device is gone."""
+    return _LOST.search(problem[1]) is not None
+
+
+def is_out_of_memory(problem: Problem) -> bool:
+    """Return whether an error says that memory ran out. wgpu-native reports this as a validation error."""
+    return problem[0] == "OutOfMemory" or _NO_MEMORY.search(problem[1]) is not None
+
+
+class Ticket:
+    """A map request under way: `ready` is set once, then `error` says whether it failed."""
+
+    __slots__ = ("error", "mark", "ready")
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.error: str | None = None
+        self.mark: object = None
+
+
+class Native:
+    """Raw calls on one device. Not synchronised: the caller holds the device's lock, except in `wait_map` and `wait`."""
+
+    engine: str
+
+    def __init__(self, module: ModuleType, package: str, device: Any) -> None:
+        self.wrapper = device
+        self.api: Any = importlib.import_module(f"{module.__name__}.backends.{package}._api")
+        self.ffi: Any = importlib.import_module(f"{module.__name__}.backends.{package}._ffi").ffi
+        self.lib: Any = importlib.import_module(f"{module.__name__}.backends.{package}._ffi").lib
+        self.device: Pointer = device._internal
+        self.queue: Pointer = device.queue._internal
+        self.null: Pointer = self.ffi.NULL
+        self._buffer_descriptor = self.ffi.new("WGPUBufferDescriptor *")
+        self._submit_array = self.ffi.new("WGPUCommandBuffer[1]")
+        lib = self.lib
+        # Bound once: the replay loop calls these for every dispatch.
+        self.set_pipeline: Callable[..., None] = lib.wgpuComputePassEncoderSetPipeline
+        self.set_bind_group: Callable[..., None] = lib.wgpuComputePassEncoderSetBindGroup
+        self.dispatch: Callable[..., None] = lib.wgpuComputePassEncoderDispatchWorkgroups
+        self.begin_pass: Callable[..., Pointer] = lib.wgpuCommandEncoderBeginComputePass
+        self.end_pass: Callable[..., None] = lib.wgpuComputePassEncoderEnd
+        self.release_pass: Callable[..., None] = lib.wgpuComputePassEncoderRelease
+        self.copy: Callable[..., None] = lib.wgpuCommandEncoderCopyBufferToBuffer
+        self.clear: Callable[..., None] = lib.wgpuCommandEncoderClearBuffer
+        self.release_buffer: Callable[..., None] = lib.wgpuBufferRelease
+        self.release_bind_group: Callable[..., None] = lib.wgpuBindGroupRelease
+
+    # Errors. `capture` ... `captured` brackets raw calls; what they reported comes back as a value.
+    def capture(self) -> None:
+        """Start collecting the errors of this thread's calls."""
+        raise NotImplementedError
+
+    def captured(self) -> Problem | None:
+        """Stop collecting, and return the last error."""
+        raise NotImplementedError
+
+    def create_buffer(self, size: int, usage: int) -> tuple[Pointer, Problem | None]:
+        """Create a buffer of `size` bytes; on failure the problem comes with it and the pointer is worthless."""
+        descriptor = self._buffer_descriptor
+        descriptor.size = size
+        descriptor.usage = usage
+        self.capture()
+        try:
+            pointer = self.lib.wgpuDeviceCreateBuffer(self.device, descriptor)
+        finally:
+            problem = self.captured()
+        if problem is None and pointer == self.ffi.NULL:
+            problem = ("OutOfMemory", "the device returned no buffer: not enough memory")
+        return pointer, problem
+
+    def create_bind_group(self, layout: Pointer, bindings: list[tuple[Pointer, int, int]]) -> Pointer:
+        """Bind (buffer, offset, size) in order. Errors go to the enclosing capture."""
+        entries = self.ffi.new("WGPUBindGroupEntry[]", len(bindings))
+        for number, (buffer, offset, size) in enumerate(bindings):
+            entry = entries[number]
+            entry.binding = number
+            entry.buffer = buffer
+            entry.offset = offset
+            entry.size = size
+        descriptor = self.ffi.new("WGPUBindGroupDescriptor *")
+        descriptor.layout = layout
+        descriptor.entryCount = len(bindings)
+        descriptor.entries = entries
+        return self.lib.wgpuDeviceCreateBindGroup(self.device, descriptor)
+
+    def write(self, buffer: Pointer, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Queue a write of `data` (a multiple of 4 bytes, copied at once) to `buffer`."""
+        view = self.ffi.from_buffer(data)
+        self.lib.wgpuQueueWriteBuffer(self.queue, buffer, offset, view, len(view))
+
+    def flush_writes(self) -> None:
+        """Submit nothing, so that queued writes start and their staging memory can be reused."""
+        self.lib.wgpuQueueSubmit(self.queue, 0, self.null)
+
+    def create_encoder(self) -> Pointer:
+        """Return a new command encoder."""
+        return self.lib.wgpuDeviceCreateCommandEncoder(self.device, self.null)
+
+    def finish(self, encoder: Pointer) -> Pointer:
+        """Finish and release an encoder; return the command buffer."""
+        commands = self.lib.wgpuCommandEncoderFinish(encoder, self.null)
+        self.lib.wgpuCommandEncoderRelease(encoder)
+        return commands
+
+    def drop(self, commands: Pointer) -> None:
+        """Release a command buffer that must not be submitted."""
+        if commands != self.null:
+            self.lib.wgpuCommandBufferRelease(commands)
+
+    def submit(self, commands: Pointer) -> None:
+        """Submit one finished, error-free command buffer, once: the library aborts the process otherwise."""
+        array = self._submit_array
+        array[0] = commands
+        self._submit(array)
+        self.lib.wgpuCommandBufferRelease(commands)
+
+    def _submit(self, array: Any) -> None:
+        self.lib.wgpuQueueSubmit(self.queue, 1, array)
+
+    def mark(self) -> object:
+        """Return a token for everything submitted so far."""
+        raise NotImplementedError
+
+    def wait(self, mark: object) -> None:
+        """Block, with the GIL released, until what `mark` stands for is done."""
+        raise NotImplementedError
+
+    def map_read(self, buffer: Pointer, size: int) -> Ticket:
+        """Ask for `buffer` to be mapped when the work submitted so far is done."""
+        raise NotImplementedError
+
+    def wait_map(self, ticket: Ticket) -> None:
+        """Block, with the GIL released, until the request of `ticket` is answered."""
+        raise NotImplementedError
+
+    def mapped_bytes(self, buffer: Pointer, size: int) -> bytearray:
+        """Copy the first `size` bytes out of a mapped buffer. Raises RuntimeError if it is not mapped."""
+        address = self.lib.wgpuBufferGetConstMappedRange(buffer, 0, (size + 3) & ~3)
+        if address == self.ffi.NULL:
+            raise RuntimeError("the buffer is not mapped")
+        return bytearray(self.ffi.buffer(address, size))
+
+    def unmap(self, buffer: Pointer) -> None:
+        """Give a mapped buffer back to the device."""
+        self.lib.wgpuBufferUnmap(buffer)
+
+    def _text(self, view: Any) -> str:
+        """Decode a WGPUStringView."""
+        if view.data == self.ffi.NULL or view.length == 0:
+            return ""
+        return str(self.ffi.string(view.data, view.length).decode(errors="replace"))
+
+
+class _QuietLoss(logging.Filter):
+    """Keep wgpu-py from printing that a device was lost: we raise DeviceLostError where it matters."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text.startswith("DEVICE LOST") or text.startswith("The WGPU device was lost"))
+
+
+class WgpuNative(Native):
+    """wgpu-native through wgpu-py."""
+
+    engine = "naga"
+
+    def __init__(self, module: ModuleType, device: Any) -> None:
+        super().__init__(module, "wgpu_native", device)
+        self._errors = self.api.error_handler
+        self._last_index = self.ffi.new("WGPUSubmissionIndex *")
+        self._submitted = False
+        self._tickets: dict[int, Ticket] = {}
+        self._next = 1
+        ffi, tickets, success = self.ffi, self._tickets, self.lib.WGPUMapAsyncStatus_Success
+        logger = logging.getLogger("wgpu")
+        if not any(isinstance(f, _QuietLoss) for f in logger.filters):
+            logger.addFilter(_QuietLoss())
+
+        # One callback for all maps: making one for each leaks a little executable memory and costs 20 us.
+        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
+        def on_map(status: int, message: Any, key: Any, _unused: Any) -> None:
+            ticket = tickets.pop(int(ffi.cast("uintptr_t", key)), None)
+            if ticket is not None:
+                if status != success:
+                    ticket.error = self._text(message) or f"map status {status}"
+                ticket.ready.set()
+
+        self._on_map = on_map
+        self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
+        self._map_info.mode = self.lib.WGPUCallbackMode_AllowProcessEvents
+        self._map_info.callback = on_map
+
+    def capture(self) -> None:
+        self._errors.capture("webtorch")
+
+    def captured(self) -> Problem | None:
+        problem: Problem | None = self._errors.release("webtorch")
+        return problem
+
+    def _submit(self, array: Any) -> None:
+        self._last_index[0] = self.lib.wgpuQueueSubmitForIndex(self.queue, 1, array)
+        self._submitted = True
+
+    def mark(self) -> object:
+        # Before the first submission there is no index to wait for: NULL waits for everything.
+        return self.ffi.new("WGPUSubmissionIndex *", self._last_index[0]) if self._submitted else self.null
+
+    def wait(self, mark: object) -> None:
+        self.lib.wgpuDevicePoll(self.device, True, mark)
+
+    def map_read(self, buffer: Pointer, size: int) -> Ticket:
+        # No empty submit before it, as the wrapper does: on lavapipe that blocks until running work is done.
+        ticket = Ticket()
+        ticket.mark = self.mark()
+        key, self._next = self._next, self._next + 1
+        self._tickets[key] = ticket
+        info = self._map_info
+        info.userdata1 = self.ffi.cast("void *", key)
+        self.lib.wgpuBufferMapAsync(buffer, self.lib.WGPUMapMode_Read, 0, size, info[0])
+        return ticket
+
+    def wait_map(self, ticket: Ticket) -> None:
+        while not ticket.ready.is_set():
+            self.lib.wgpuDevicePoll(self.device, True, ticket.mark)
+            # Another thread's poll may have taken our callback and be about to run it.
+            ticket.ready.wait(0.001)
+
+
+class DawnNative(Native):
+    """Dawn through wgpudawn."""
+
+    engine = "dawn"
+
+    def __init__(self, module: ModuleType, device: Any) -> None:
+        super().__init__(module, "dawn", device)
+        helpers: Any = importlib.import_module(f"{module.__name__}.backends.dawn._helpers")
+        binding: Any = importlib.import_module(f"{module.__name__}.backends.dawn._ffi")
+        self._errors = self.api.error_handler
+        self._callbacks = binding.callbacks
+        self._instance = helpers.get_wgpu_instance()
+        self._map_info = self.ffi.new("WGPUBufferMapCallbackInfo *")
+        self._map_info.mode = binding.CALLBACK_MODE
+        self._map_info.callback = binding.c_callback("WGPUBufferMapCallback")
+        self._done_info = self.ffi.new("WGPUQueueWorkDoneCallbackInfo *")
+        self._done_info.mode = binding.CALLBACK_MODE
+        self._done_info.callback = binding.c_callback("WGPUQueueWorkDoneCallback")
+
+    def capture(self) -> None:
+        self._errors.log_pending()
+
+    def captured(self) -> Problem | None:
+        pending: list[Problem] = self._errors.pending
+        if not pending:
+            return None
+        problem = pending[0]
+        pending.clear()
+        return problem
+
+    def _wait_future(self, number: int, ready: threading.Event) -> None:
+        wait = self.ffi.new("WGPUFutureWaitInfo *")
+        wait.future.id = number
+        while not ready.is_set():
+            # In pieces, so that Ctrl-C comes through.
+            status = self.lib.wgpuInstanceWaitAny(self._instance, 1, wait, 100_000_000)
+            if wait.completed:
+                ready.wait(1.0)
+                return
+            if status not in (self.lib.WGPUWaitStatus_Success, self.lib.WGPUWaitStatus_TimedOut):
+                raise RuntimeError(f"waiting for the device failed with status {status}")
+
+    def mark(self) -> object:
+        ready = threading.Event()
+        self._done_info.userdata1 = self._callbacks.register(lambda *_: ready.set())
+        future = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._done_info[0])
+        return int(future.id), ready
+
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, tuple)
+        self._wait_future(*mark)
+
+    def map_read(self, buffer: Pointer, size: int) -> Ticket:
+        ticket = Ticket()
+        success = self.lib.WGPUMapAsyncStatus_Success
+
+        def on_map(status: int, message: Any, *_unused: object) -> None:
+            if status != success:
+                ticket.error = self._text(message) or f"map status {status}"
+            ticket.ready.set()
+
+        self._map_info.userdata1 = self._callbacks.register(on_map)
+        future = self.lib.wgpuBufferMapAsync(buffer, self.lib.WGPUMapMode_Read, 0, size, self._map_info[0])
+        ticket.mark = int(future.id)
+        return ticket
+
+    def wait_map(self, ticket: Ticket) -> None:
+        assert isinstance(ticket.mark, int)
+        self._wait_future(ticket.mark, ticket.ready)
+
+
+def open_native(module: ModuleType, device: Any) -> Native:
+    """Return the raw calls for a wrapper's device."""
+    return DawnNative(module, device) if module.__name__ == "wgpudawn" else WgpuNative(module, device)

@@ -1,0 +1,151 @@
+"""Shader modules, layouts and compute pipelines, cached by source. Imports the errors and this package's `native`."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from webtorch.errors import DeviceLostError, KernelError
+from webtorch.ir.dtype import DType
+from webtorch.runtime.backends.webgpu.native import Native, Pointer, is_lost
+
+BindingKind = Literal["read", "read_write", "uniform"]
+
+
+class Pass(Protocol):
+    """One dispatch of a rendered routine, as the renderer describes it (webtorch.lower.wgsl.WgslPass).
+
+    Bindings of group 0, in order: the routine's buffers named by `slots`, one scratch buffer for each entry of `scratch` (its
+    bytes; number i is one buffer for all passes of the routine), a uniform with the arguments if there are any, the status
+    words if the routine checks indices. `args` are (byte offset, type, argument number of the routine).
+    """
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+    @property
+    def workgroup_size(self) -> tuple[int, int, int]: ...
+    @property
+    def slots(self) -> tuple[int, ...]: ...
+    @property
+    def scratch(self) -> tuple[int, ...]: ...
+    @property
+    def args(self) -> tuple[tuple[int, DType, int], ...]: ...
+    @property
+    def args_bytes(self) -> int: ...
+    @property
+    def has_status(self) -> bool: ...
+    @property
+    def bindings(self) -> tuple[BindingKind, ...]: ...
+
+
+class Pipeline:
+    """A compiled kernel: raw pointers for the replay loop, and the wrapper objects that keep them alive."""
+
+    __slots__ = ("_keep", "layout", "pointer")
+
+    def __init__(self, wrapper: Any, layout: Any) -> None:
+        self.pointer: Pointer = wrapper._internal
+        self.layout: Pointer = layout._internal
+        self._keep = (wrapper, layout)
+
+
+class PipelineCache:
+    """Compiles passes, once for each source text. Bounded: the least recently used goes first."""
+
+    def __init__(self, native: Native, capacity: int = 4096) -> None:
+        self._native = native
+        self._capacity = capacity
+        self._pipelines: OrderedDict[tuple[str, tuple[BindingKind, ...]], Pipeline] = OrderedDict()
+        self._layouts: dict[tuple[BindingKind, ...], tuple[Any, Any]] = {}
+        self.compiled = 0
+        self.hits = 0
+
+    def __len__(self) -> int:
+        return len(self._pipelines)
+
+    def get(self, part: Pass, name: str) -> Pipeline:
+        """Return the pipeline of a pass. Raises KernelError with the source if the device refuses it."""
+        key = part.source, part.bindings
+        found = self._pipelines.get(key)
+        if found is not None:
+            self.hits += 1
+            self._pipelines.move_to_end(key)
+            return found
+        made = self._pipelines[key] = self._compile(part, name)
+        self.compiled += 1
+        if len(self._pipelines) > self._capacity:
+            self._pipelines.popitem(last=False)
+        return made
+
+    def _compile(self, part: Pass, name: str) -> Pipeline:
+        device: Any = self._native.wrapper
+
+        def build() -> Pipeline:
+            group_layout, pipeline_layout = self._layout(part.bindings)
+            module = device.create_shader_module(code=part.source)
+            wrapper = device.create_compute_pipeline(
+                layout=pipeline_layout, compute={"module": module, "entry_point": _entry_point(part.source)}
+            )
+            return Pipeline(wrapper, group_layout)
+
+        return guarded(build, name, part.source)
+
+    def _layout(self, bindings: tuple[BindingKind, ...]) -> tuple[Any, Any]:
+        found = self._layouts.get(bindings)
+        if found is None:
+            device: Any = self._native.wrapper
+            types = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
+            group = device.create_bind_group_layout(
+                entries=[
+                    {"binding": number, "visibility": 4, "buffer": {"type": types[kind]}}
+                    for number, kind in enumerate(bindings)
+                ]
+            )
+            found = group, device.create_pipeline_layout(bind_group_layouts=[group])
+            self._layouts[bindings] = found
+        return found
+
+
+_ENTRY = re.compile(r"@compute[^{}]*?\bfn\s+(\w+)", re.DOTALL)
+# naga writes "wgsl:4:7", Tint ":4:7 error:".
+_PLACE = re.compile(r"(?:wgsl|^|\s):?(\d+):(\d+)\b", re.MULTILINE)
+
+
+def _entry_point(source: str) -> str:
+    match = _ENTRY.search(source)
+    return match.group(1) if match else "main"
+
+
+def guarded(build: Callable[[], Pipeline], name: str, source: str) -> Pipeline:
+    """Run `build`; turn the binding's errors into KernelError with an excerpt of `source`."""
+    try:
+        return build()
+    except Exception as error:
+        # The two bindings have one class each for these; both are named GPU...Error.
+        if not type(error).__name__.startswith("GPU") and not isinstance(error, RuntimeError):
+            raise
+        message = str(error).strip()
+        if is_lost(("", message)):
+            raise DeviceLostError(f"compile {name}: {message}") from error
+        raise KernelError(
+            f"compile {name}: the device's compiler refused the kernel: {message}\n{excerpt(source, message)}"
+        ) from error
+
+
+def excerpt(source: str, message: str, around: int = 3) -> str:
+    """Return the numbered lines of `source` around the place that `message` names (its first 20 lines if none)."""
+    lines = source.splitlines()
+    match = _PLACE.search(message)
+    line = int(match.group(1)) if match else 0
+    if not 1 <= line <= len(lines):
+        return _numbered(lines[:20], 1, 0)
+    first = max(1, line - around)
+    return _numbered(lines[first - 1 : line + around], first, line)
+
+
+def _numbered(lines: Sequence[str], first: int, marked: int) -> str:
+    return "\n".join(f"{'>' if n == marked else ' '}{n:5} | {text}" for n, text in enumerate(lines, first))

@@ -1,0 +1,70 @@
+"""Bytes as PyTorch sees them <-> bytes as the device holds them. Imports floor 0 and NumPy (on demand).
+
+Only int64 differs: it is held as 32 bits, so values are checked on the way in and widened on the way out.
+"""
+
+from __future__ import annotations
+
+from webtorch.ir.dtype import DType, int64, integer_limits
+
+Bytes = bytes | bytearray | memoryview
+_LOW, _HIGH = -(1 << 31), (1 << 31) - 1
+
+
+def to_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
+    """Return `data` as the device holds it. Raises ValueError on a wrong size, OverflowError for int64 beyond 32 bits."""
+    view = memoryview(data)
+    if view.nbytes != elements * dtype.itemsize:
+        raise ValueError(
+            f"upload: {elements} elements of {dtype} are {elements * dtype.itemsize} bytes, the data has {view.nbytes}"
+        )
+    if elements == 0:
+        return b""
+    if dtype is not int64:
+        return view if view.ndim == 1 and view.itemsize == 1 else view.cast("B")
+    import numpy as np
+
+    wide = np.frombuffer(view, dtype="<i8")
+    narrow = wide.astype("<i4")
+    if not np.array_equal(wide, narrow):
+        at = int(np.flatnonzero(wide != narrow)[0])
+        value = int(wide[at])
+        raise OverflowError(
+            f"upload: element {at} is {value}, but {dtype} is held in 32 bits on WebGPU ({_LOW} to {_HIGH}); "
+            f"use device 'cpu', or a float type"
+        )
+    return narrow.data.cast("B")
+
+
+def from_device(data: bytearray, dtype: DType, elements: int) -> Bytes:
+    """Return what `to_device` was given."""
+    if dtype is not int64 or elements == 0:
+        return data
+    import numpy as np
+
+    return np.frombuffer(data, dtype="<i4").astype("<i8").data.cast("B")
+
+
+def argument_format(dtype: DType) -> str:
+    """Return the struct code of a runtime argument of this type: WGSL's uniforms hold 32-bit numbers only."""
+    return "f" if dtype.kind == "float" else "I" if dtype.kind in ("uint", "bool") else "i"
+
+
+def argument_value(value: bool | int | float, dtype: DType, number: int) -> bool | int | float:
+    """Return a value that struct can pack, rounding a float to infinity as float32 does.
+
+    Raises OverflowError for an integer that does not fit, TypeError for a float where an integer belongs.
+    """
+    if dtype.kind == "float":
+        value = float(value)
+        if value == value and abs(value) > 3.4028235677973366e38:
+            return float("inf") if value > 0 else float("-inf")
+        return value
+    if isinstance(value, float):
+        raise TypeError(f"argument {number}: {value!r} is a float, the program wants {dtype}")
+    low, high = (_LOW, _HIGH) if dtype.kind == "int" else (0, (1 << 32) - 1)
+    if dtype.itemsize < 4:
+        low, high = integer_limits(dtype)
+    if not low <= value <= high:
+        raise OverflowError(f"argument {number}: {value} does not fit {dtype} on WebGPU ({low} to {high})")
+    return int(value)
