@@ -1,1 +1,122 @@
-"""runtime/backends/cpu."""
+"""The CPU backend: generated vector code on threads, NumPy and its BLAS. Imports NumPy and floors 0-2.
+
+`open_backend` is what `webtorch.runtime.backends` calls.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import numpy as np
+
+from webtorch.errors import IndexOutOfRangeError
+from webtorch.ir.dtype import DType
+from webtorch.ir.kernel import Kernel, Routine
+from webtorch.ir.program import Program
+from webtorch.lower.numpysource import numpy_source
+from webtorch.runtime.backend import Limits
+from webtorch.runtime.backends.cpu.executable import CpuExecutable
+from webtorch.runtime.backends.cpu.memory import MEMORY, CpuBuffer
+from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
+
+__all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
+
+
+class CpuBackend:
+    """The processor, as a device. Work is done when `run` returns, so nothing ever waits."""
+
+    name = "cpu"
+    unsupported: frozenset[DType] = frozenset()
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.limits = Limits(
+            max_binding_bytes=(1 << 31) - 1,
+            max_buffers_per_kernel=32,
+            max_workgroup_invocations=1,
+            max_workgroups_per_dim=(1 << 31) - 1,
+            workgroup_memory_bytes=0,
+            has_f16=False,
+            is_gpu=False,
+        )
+        self.failure: IndexOutOfRangeError | None = None
+
+    def description(self) -> str:
+        """Return the processor's name and the number of threads."""
+        return f"{_processor()} ({get_num_threads()} threads)"
+
+    def allocate(self, dtype: DType, elements: int) -> CpuBuffer:
+        """Return uninitialised memory. Raises OutOfMemoryError."""
+        return CpuBuffer(dtype, elements)
+
+    def upload(
+        self, data: bytes | bytearray | memoryview, dtype: DType, elements: int
+    ) -> CpuBuffer:
+        """Return a new buffer that holds `data`."""
+        buffer = CpuBuffer(dtype, elements)
+        if elements:
+            buffer.array.view(np.uint8)[:] = np.frombuffer(data, np.uint8, buffer.nbytes)
+        return buffer
+
+    def download(self, buffer: CpuBuffer) -> memoryview:
+        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last read met a bad index."""
+        self.synchronize()
+        return memoryview(buffer.array.view(np.uint8).copy())
+
+    async def download_async(self, buffer: CpuBuffer) -> memoryview:
+        """Return what `download` returns."""
+        return self.download(buffer)
+
+    def compile(self, program: Program) -> CpuExecutable:
+        """Make a program ready."""
+        return CpuExecutable(program, self._failed)
+
+    def source(self, routine: Routine) -> str:
+        """Return the source text of a routine."""
+        return numpy_source(routine) if isinstance(routine, Kernel) else str(routine)
+
+    def synchronize(self) -> None:
+        """Raise what kernels reported since the last read."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def memory_allocated(self) -> int:
+        """Return the bytes held by live buffers."""
+        return MEMORY.live
+
+    def max_memory_allocated(self) -> int:
+        """Return the largest `memory_allocated` since the start or the last reset."""
+        return MEMORY.peak
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak count anew."""
+        MEMORY.peak = MEMORY.live
+
+    def empty_cache(self) -> None:
+        """Give pooled, unused memory back to the system."""
+        MEMORY.release()
+
+    def _failed(self, program: Program, number: int, value: int) -> None:
+        if self.failure is None:
+            site = program.sites[number]
+            self.failure = IndexOutOfRangeError(
+                f"{site.op}: index {value} is out of bounds for dimension {site.dim} with size {site.size} ({site.line})"
+            )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or os.name
+
+
+def open_backend(index: int) -> CpuBackend:
+    """Return the CPU as a device; `index` is 0."""
+    return CpuBackend(index)

@@ -1,0 +1,238 @@
+"""Matmul, Convolution and Scan on NumPy's BLAS and ufuncs. Imports NumPy and floors 0-2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from webtorch.ir.dtype import DType, bfloat16, float16
+from webtorch.ir.kernel import Convolution, Matmul, Scan
+from webtorch.runtime.backends.cpu.memory import array_type
+from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, view
+
+Array = npt.NDArray[Any]
+Run = Callable[..., None]
+
+# Scratch for unfolded images, in bytes: large enough for BLAS, small enough to stay in cache.
+_SCRATCH = 8 << 20
+
+
+def widen(x: Array, dtype: DType) -> Array:
+    """Return 16-bit floats as float32; other arrays as they are."""
+    if dtype is bfloat16:
+        return from_bfloat16(x)
+    return x.astype(np.float32) if dtype is float16 else x
+
+
+def narrow(x: Array, dtype: DType) -> Array:
+    """Return float32 results in `dtype`'s array type."""
+    return to_bfloat16(x) if dtype is bfloat16 else x.astype(array_type(dtype), copy=False)
+
+
+# -- matrix products ------------------------------------------------------------------------------------------------------
+
+
+def matmul(routine: Matmul) -> Run:
+    """Return a function of (left, right, out) flat arrays."""
+    types = [b.dtype for b in routine.buffers[:3]]
+    batch, left_strides, right_strides = _merge_batch(routine)
+    m, n, k = routine.m, routine.n, routine.k
+    left_shape, right_shape, out_shape = (*batch, m, k), (*batch, k, n), (*batch, m, n)
+    if len(batch) == 1 and right_strides[0] == 0 and left_strides[0] == m * left_strides[1]:
+        # One matrix for the whole batch: the rows of all batches make one tall matrix.
+        rows = batch[0] * m
+        left_shape, right_shape, out_shape = (rows, k), (k, n), (rows, n)
+        left_strides, right_strides = left_strides[1:], right_strides[1:]
+    shapes = (left_shape, left_strides, right_shape, right_strides, out_shape)
+    left_offset, right_offset = routine.left_offset, routine.right_offset
+    left_shape, left_strides, right_shape, right_strides, out_shape = shapes
+    plain = all(t not in (bfloat16, float16) for t in types) and types[0] is types[1]
+    same = plain and types[0] is types[2]
+
+    def run(left: Array, right: Array, out: Array) -> None:
+        a = view(left, left_offset, left_shape, left_strides)
+        b = view(right, right_offset, right_shape, right_strides)
+        if same:
+            np.matmul(a, b, out=out.reshape(out_shape))
+        elif plain:
+            np.matmul(a, b, out=out.reshape(out_shape), dtype=out.dtype, casting="unsafe")
+        else:
+            product = np.matmul(widen(a, types[0]), widen(b, types[1]))
+            out.reshape(out_shape)[...] = narrow(product, types[2])
+
+    return run
+
+
+def _merge_batch(routine: Matmul) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Merge neighbouring batch dims that one stride walks on both sides; drop those of size 1."""
+    dims: list[tuple[int, int, int]] = []
+    for size, left, right in zip(routine.batch, routine.left_strides, routine.right_strides):
+        if size == 1:
+            continue
+        if dims and dims[-1][1] == left * size and dims[-1][2] == right * size:
+            dims[-1] = (dims[-1][0] * size, left, right)
+        else:
+            dims.append((size, left, right))
+    return (
+        tuple(d[0] for d in dims),
+        (*[d[1] for d in dims], *routine.left_strides[-2:]),
+        (*[d[2] for d in dims], *routine.right_strides[-2:]),
+    )
+
+
+# -- convolutions ---------------------------------------------------------------------------------------------------------
+
+
+class _Conv:
+    """Shapes of one convolution, and the unfolding of images into columns."""
+
+    def __init__(self, routine: Convolution) -> None:
+        self.routine = routine
+        self.n, self.c, self.h, self.w = routine.input_shape
+        self.o, self.cg, self.kh, self.kw = routine.weight_shape
+        _, _, self.oh, self.ow = routine.output_shape
+        self.sh, self.sw = routine.stride
+        self.ph, self.pw = routine.padding
+        self.dh, self.dw = routine.dilation
+        self.g = routine.groups
+        self.depth = self.cg * self.kh * self.kw
+        self.spots = self.oh * self.ow
+        self.types = [b.dtype for b in routine.buffers[:3]]
+        self.work = array_type(self.types[0].compute)
+        # What the windows touch: an input may have rows that no window reaches, and padding on the right that none needs.
+        self.reach_h = (self.oh - 1) * self.sh + (self.kh - 1) * self.dh + 1
+        self.reach_w = (self.ow - 1) * self.sw + (self.kw - 1) * self.dw + 1
+        self.pointwise = self.kh == self.kw == self.sh == self.sw == 1 and self.ph == self.pw == 0
+        per_image = self.c * self.kh * self.kw * self.spots * self.work.itemsize
+        self.images = max(1, min(self.n, _SCRATCH // max(per_image, 1)))
+
+    def padded(self, x: Array) -> Array:
+        """Return images (b, c, h, w) with the zeros around them that windows reach."""
+        if self.ph == self.pw == 0 and self.reach_h <= self.h and self.reach_w <= self.w:
+            return x
+        height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
+        out = np.zeros((x.shape[0], self.c, height, width), x.dtype)
+        out[:, :, self.ph : self.ph + self.h, self.pw : self.pw + self.w] = x
+        return out
+
+    def windows(self, padded: Array) -> Array:
+        """Return the view (g, cg, kh, kw, b, oh, ow) of padded images."""
+        sn, sc, sh, sw = padded.strides
+        return np.lib.stride_tricks.as_strided(
+            padded,
+            (self.g, self.cg, self.kh, self.kw, padded.shape[0], self.oh, self.ow),
+            (sc * self.cg, sc, sh * self.dh, sw * self.dw, sn, sh * self.sh, sw * self.sw),
+            writeable=False,
+        )
+
+    def columns(self, x: Array) -> Array:
+        """Unfold images into (g, depth, b * spots)."""
+        if self.pointwise:
+            images = x.reshape(x.shape[0], self.g, self.cg, self.spots)
+            return np.ascontiguousarray(images.transpose(1, 2, 0, 3)).reshape(
+                self.g, self.depth, -1
+            )
+        return np.ascontiguousarray(self.windows(self.padded(x))).reshape(self.g, self.depth, -1)
+
+    def blocks(self) -> list[slice]:
+        return [slice(i, min(i + self.images, self.n)) for i in range(0, self.n, self.images)]
+
+    def by_group(self, y: Array) -> Array:
+        """Return output images (b, o, oh, ow) as (g, o / g, b * spots)."""
+        images = y.reshape(y.shape[0], self.g, self.o // self.g, self.spots)
+        return np.ascontiguousarray(images.transpose(1, 2, 0, 3)).reshape(
+            self.g, self.o // self.g, -1
+        )
+
+    # -- the three kinds: flat arrays in, flat array out ----------------------------------------------------------
+
+    def forward(self, x: Array, weight: Array, out: Array) -> None:
+        x = x.reshape(self.n, self.c, self.h, self.w)
+        filters = widen(weight, self.types[1]).reshape(self.g, self.o // self.g, self.depth)
+        y = out.reshape(self.n, self.g, self.o // self.g, self.spots)
+        for block in self.blocks():
+            images = widen(x[block], self.types[0])
+            if self.pointwise:
+                spots = images.reshape(images.shape[0], self.g, self.cg, self.spots)
+                y[block] = narrow(np.matmul(filters, spots), self.types[2])
+            else:
+                product = np.matmul(filters, self.columns(images)).reshape(
+                    self.g, self.o // self.g, -1, self.spots
+                )
+                y[block] = narrow(product, self.types[2]).transpose(2, 0, 1, 3)
+
+    def input(self, grad: Array, weight: Array, out: Array) -> None:
+        grad = grad.reshape(self.n, self.o, self.oh, self.ow)
+        filters = (
+            widen(weight, self.types[1])
+            .reshape(self.g, self.o // self.g, self.depth)
+            .transpose(0, 2, 1)
+        )
+        result = out.reshape(self.n, self.c, self.h, self.w)
+        for block in self.blocks():
+            g = widen(grad[block], self.types[0])
+            count = g.shape[0]
+            if self.pointwise:
+                product = np.matmul(filters, g.reshape(count, self.g, self.o // self.g, self.spots))
+                result[block] = narrow(product, self.types[2]).reshape(
+                    count, self.c, self.h, self.w
+                )
+                continue
+            columns = np.matmul(filters, self.by_group(g))
+            columns = columns.reshape(self.c, self.kh, self.kw, count, self.oh, self.ow)
+            height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
+            image = np.zeros((self.c, count, height, width), columns.dtype)
+            for i in range(self.kh):
+                for j in range(self.kw):
+                    top, left = i * self.dh, j * self.dw
+                    bottom, right = (
+                        top + (self.oh - 1) * self.sh + 1,
+                        left + (self.ow - 1) * self.sw + 1,
+                    )
+                    image[:, :, top : bottom : self.sh, left : right : self.sw] += columns[:, i, j]
+            inside = image[:, :, self.ph : self.ph + self.h, self.pw : self.pw + self.w]
+            result[block] = narrow(inside, self.types[2]).transpose(1, 0, 2, 3)
+
+    def weight(self, x: Array, grad: Array, out: Array) -> None:
+        x = x.reshape(self.n, self.c, self.h, self.w)
+        grad = grad.reshape(self.n, self.o, self.oh, self.ow)
+        total: Array | None = None
+        for block in self.blocks():
+            columns = self.columns(widen(x[block], self.types[0]))
+            product = np.matmul(
+                self.by_group(widen(grad[block], self.types[1])), columns.transpose(0, 2, 1)
+            )
+            total = product if total is None else np.add(total, product, out=total)
+        out[...] = 0 if total is None else narrow(total, self.types[2]).reshape(-1)
+
+
+def convolution(routine: Convolution) -> Run:
+    """Return a function of (first, second, out) flat arrays."""
+    conv = _Conv(routine)
+    return {"forward": conv.forward, "input": conv.input, "weight": conv.weight}[routine.kind]
+
+
+# -- scans ----------------------------------------------------------------------------------------------------------------
+
+_SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def scan(routine: Scan) -> Run:
+    """Return a function of (x, out) flat arrays."""
+    shape = (routine.outer, routine.length, routine.inner)
+    accumulate = _SCANS[routine.op].accumulate
+    source, target = routine.buffers[0].dtype, routine.buffers[1].dtype
+    plain = source not in (bfloat16, float16) and target not in (bfloat16, float16)
+
+    def run(x: Array, out: Array) -> None:
+        if plain:
+            accumulate(x.reshape(shape), axis=1, dtype=out.dtype, out=out.reshape(shape))
+        else:
+            out[...] = narrow(accumulate(widen(x, source).reshape(shape), axis=1), target).reshape(
+                -1
+            )
+
+    return run

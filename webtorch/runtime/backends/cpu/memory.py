@@ -1,0 +1,150 @@
+"""Memory of the CPU backend: NumPy arrays that go back to a pool. Imports NumPy and floors 0 and 3's protocol.
+
+Fresh pages from the system cost more than most kernels, so large blocks are kept and given out again; a block whose array
+is still seen by somebody (a view, a memoryview) is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from webtorch.errors import OutOfMemoryError
+from webtorch.ir.dtype import DType
+
+Array = npt.NDArray[Any]
+
+_LARGE = 1 << 16
+_ALIGNMENT = 64
+_POOL_LIMIT = 4 << 30
+
+_ARRAY_TYPES: dict[DType, Any] = {}
+
+
+def array_type(dtype: DType) -> Any:
+    """Return the NumPy type that holds `dtype`: bfloat16 as its bits, bool as bytes of 0 and 1."""
+    found = _ARRAY_TYPES.get(dtype)
+    if found is None:
+        found = _ARRAY_TYPES[dtype] = np.dtype(
+            {"bfloat16": "uint16", "bool": "bool"}.get(dtype.name, dtype.name)
+        )
+    return found
+
+
+class Block:
+    """Some bytes with a fixed address, aligned to 64."""
+
+    __slots__ = ("address", "raw", "size", "start")
+
+    def __init__(self, size: int) -> None:
+        self.raw: Array = np.empty(size + _ALIGNMENT, np.uint8)
+        address = self.raw.__array_interface__["data"][0]
+        self.start = -address % _ALIGNMENT
+        self.address: int = address + self.start
+        self.size = size
+
+
+class Memory:
+    """Counts live bytes and keeps free blocks by size."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak = 0
+        self.pooled = 0
+        self.free: dict[int, list[Block]] = {}
+        # A collection can run `give` inside `take`, on the same thread.
+        self.lock = threading.RLock()
+
+    def take(self, nbytes: int) -> Block:
+        """Return a block of at least `nbytes` bytes. Raises OutOfMemoryError."""
+        size = _block_size(nbytes)
+        with self.lock:
+            self.live += size
+            if self.live > self.peak:
+                self.peak = self.live
+            blocks = self.free.get(size)
+            if blocks:
+                self.pooled -= size
+                return blocks.pop()
+        for again in (True, False):
+            try:
+                return Block(size)
+            except MemoryError:
+                if again:
+                    self.release()
+        with self.lock:
+            self.live -= size
+        raise OutOfMemoryError(
+            f"cpu: cannot allocate {nbytes} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
+        )
+
+    def give(self, block: Block) -> None:
+        """Take back a block; it is used again unless somebody still sees its memory through an array."""
+        size = block.size
+        with self.lock:
+            self.live -= size
+            # Arrays made from `raw` hold it as their base: the block's own reference and the argument make two.
+            if self.pooled + size <= _POOL_LIMIT and sys.getrefcount(block.raw) <= 2:
+                self.free.setdefault(size, []).append(block)
+                self.pooled += size
+
+    def release(self) -> None:
+        """Give every free block back to the system."""
+        with self.lock:
+            self.free.clear()
+            self.pooled = 0
+
+
+def _block_size(nbytes: int) -> int:
+    """Round up so that blocks of like sizes are interchangeable: to 64 bytes, large ones to 1/8 of the power of two below."""
+    if nbytes < _LARGE:
+        return max((nbytes + 63) & -64, 64)
+    step = 1 << (nbytes.bit_length() - 4)
+    return (nbytes + step - 1) & -step
+
+
+MEMORY = Memory()
+
+
+class CpuBuffer:
+    """Memory for `elements` values; `address` is where it starts, `array` a flat NumPy array of it."""
+
+    __slots__ = ("__weakref__", "address", "array", "block", "dtype", "elements", "nbytes", "owner")
+    array: Array
+
+    def __init__(self, dtype: DType, elements: int, owner: CpuBuffer | None = None) -> None:
+        self.dtype = dtype
+        self.elements = elements
+        self.nbytes = elements * dtype.itemsize
+        # With an owner, this is another name for the start of the owner's memory.
+        self.owner = owner
+        self.block = MEMORY.take(self.nbytes) if owner is None else owner.block
+        self.address = self.block.address
+
+    def __getattr__(self, name: str) -> Array:
+        # Made at first use: compiled code needs only the address.
+        if name != "array":
+            raise AttributeError(name)
+        block = self.block
+        array: Array = block.raw[block.start : block.start + self.nbytes].view(
+            array_type(self.dtype)
+        )
+        self.array = array
+        return array
+
+    def __del__(self) -> None:
+        try:
+            block = self.block
+        except AttributeError:
+            return
+        if self.owner is None:
+            try:
+                # The view must go first, or the block would look used.
+                object.__delattr__(self, "array")
+            except AttributeError:
+                pass
+            MEMORY.give(block)

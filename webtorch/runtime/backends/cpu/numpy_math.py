@@ -1,0 +1,213 @@
+"""The names that generated NumPy source uses: NumPy's own functions, and what NumPy lacks. Imports NumPy and floors 0-2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from webtorch.runtime.backends.cpu import elementary
+
+Array = npt.NDArray[Any]
+
+_MACHINE = elementary.NumpyMachine()
+
+
+def view(flat: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """Return a strided view of a flat array; `offset` and `strides` are in elements."""
+    size = flat.itemsize
+    return np.ndarray(shape, flat.dtype, flat, offset * size, tuple([s * size for s in strides]))
+
+
+def guarded(flat: Array, position: Array, valid: Array, other: Array) -> Array:
+    """Return flat[position] where `valid`, else `other`; an invalid position is never read."""
+    if not flat.size:
+        return np.broadcast_to(
+            other, np.broadcast_shapes(np.shape(position), np.shape(valid))
+        ).copy()
+    return np.where(valid, flat[np.where(valid, position, 0)], other)
+
+
+def put(target: Array, value: Array) -> None:
+    """Assign to a view."""
+    target[...] = value
+
+
+_AT = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def scatter(
+    flat: Array,
+    position: Array,
+    value: Array,
+    valid: Array | None,
+    shape: tuple[int, ...],
+    combine: str,
+) -> None:
+    """Store or combine `value` at positions that may repeat; the loop nest has `shape`."""
+    position = np.broadcast_to(position, shape)
+    value = np.broadcast_to(value, shape)
+    if valid is not None:
+        chosen = np.broadcast_to(valid, shape)
+        position, value = position[chosen], value[chosen]
+    if combine == "set":
+        flat[position] = value
+    else:
+        _AT[combine].at(flat, position, value)
+
+
+def check(status: Array, site: int, value: Array, low: int, high: int) -> None:
+    """Note the first value outside low..high-1 in the status words, unless one is noted already."""
+    bad = (value < low) | (value >= high)
+    if not status[0] and np.any(bad):
+        status[1] = np.asarray(value)[bad].flat[0] if np.ndim(value) else value
+        status[0] = site + 1
+
+
+# -- reductions over the inner dims ---------------------------------------------------------------------------------------
+
+
+def _reducer(ufunc: np.ufunc) -> Any:
+    def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
+        full = np.broadcast_to(value, shape)
+        return ufunc.reduce(
+            full, axis=tuple(range(first, len(shape))), dtype=full.dtype, keepdims=True
+        )
+
+    return reduce
+
+
+reduce_sum, reduce_prod = _reducer(np.add), _reducer(np.multiply)
+reduce_max, reduce_min = _reducer(np.maximum), _reducer(np.minimum)
+reduce_any, reduce_all = _reducer(np.logical_or), _reducer(np.logical_and)
+
+
+def _position_reducer(find: Any) -> Any:
+    def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
+        rows = np.broadcast_to(value, shape).reshape(*shape[:first], -1)
+        return (
+            find(rows, axis=-1).astype(dtype).reshape(*shape[:first], *[1] * (len(shape) - first))
+        )
+
+    return reduce
+
+
+reduce_argmax, reduce_argmin = _position_reducer(np.argmax), _position_reducer(np.argmin)
+
+
+# -- types ----------------------------------------------------------------------------------------------------------------
+
+
+def convert(x: Array, target: type) -> Array:
+    """Convert between types; floats go to the small integer types through int32, as C compilers do."""
+    x = np.asarray(x)
+    if x.dtype.kind == "f" and np.dtype(target).kind in "iu" and np.dtype(target).itemsize < 8:
+        wide = np.int32 if np.dtype(target).itemsize < 4 or target is np.int32 else np.int64
+        return x.astype(wide).astype(target)
+    return x.astype(target)
+
+
+def from_bfloat16(bits: Array) -> Array:
+    """Widen the 16 bits of bfloat16 values to float32."""
+    return np.left_shift(bits, np.uint32(16), dtype=np.uint32).view(np.float32)
+
+
+def to_bfloat16(x: Array) -> Array:
+    """Round to bfloat16 bits, to nearest, ties to even; NaN stays NaN."""
+    x = np.asarray(x).astype(np.float32)
+    bits = x.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
+        16
+    )
+    return np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+# -- functions that NumPy lacks -------------------------------------------------------------------------------------------
+
+
+def sign(x: Array) -> Array:
+    """Return -1, 0 or 1; 0 for NaN."""
+    return np.subtract(np.greater(x, 0), np.less(x, 0), dtype=np.int8).astype(np.asarray(x).dtype)
+
+
+def rsqrt(x: Array) -> Array:
+    """Return 1 / sqrt(x)."""
+    return np.divide(np.asarray(x).dtype.type(1), np.sqrt(x))
+
+
+def _special(function: Any) -> Any:
+    def apply(x: Array) -> Array:
+        x = np.asarray(x)
+        return (
+            np.fromiter(map(function, x.ravel().tolist()), np.float64, x.size)
+            .reshape(x.shape)
+            .astype(x.dtype)
+        )
+
+    return apply
+
+
+erf, erfc = _special(math.erf), _special(math.erfc)
+
+
+def pow(x: Array, y: Array) -> Array:
+    """Raise to a power; an integer to a negative power is 0 unless its base is 1 or -1."""
+    if np.asarray(x).dtype.kind == "f":
+        return np.power(x, y)
+    kind = np.asarray(x).dtype.type
+    if kind is np.bool_:
+        return np.logical_or(x, np.logical_not(y))
+    if np.dtype(kind).kind == "u":
+        return np.power(x, y)
+    result = np.power(x, np.maximum(y, kind(0)))
+    odd = (y & kind(1)) == 1
+    small = np.where(x == 1, kind(1), np.where(x == -1, np.where(odd, kind(-1), kind(1)), kind(0)))
+    return np.where(y < 0, small, result)
+
+
+def truncdiv(x: Array, y: Array) -> Array:
+    """Divide, rounding to zero."""
+    if np.asarray(x).dtype.kind == "f":
+        return np.trunc(np.divide(x, y))
+    quotient = np.floor_divide(x, y)
+    inexact = (quotient * y != x) & ((x < 0) != (y < 0)) & (y != 0)
+    return np.where(inexact, quotient + 1, quotient).astype(np.asarray(x).dtype)
+
+
+def never(x: Array) -> Array:
+    """Return False for every element."""
+    return np.zeros(np.shape(x), np.bool_)
+
+
+def positive(x: Array) -> Array:
+    """Return x itself."""
+    return x
+
+
+def philox(
+    seed_low: Array, seed_high: Array, counter_low: Array, counter_high: Array
+) -> list[Array]:
+    """Return the four lanes of Philox4x32-10 for counters (counter_low, counter_high, 0, 0)."""
+    return elementary.philox(_MACHINE, seed_low, seed_high, counter_low, counter_high)
+
+
+NAMESPACE: dict[str, Any] = {
+    name: getattr(np, name)
+    for name in (
+        "negative absolute exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh "
+        "arccosh arctanh floor ceil trunc rint logical_not invert isnan isinf add subtract multiply divide floor_divide fmod "
+        "remainder arctan2 hypot copysign minimum maximum less less_equal equal not_equal left_shift right_shift logical_and "
+        "logical_or logical_xor bitwise_and bitwise_or bitwise_xor where arange float32 float64 float16 uint16 int8 int16 int32 "
+        "int64 uint8 uint32 bool_"
+    ).split()
+} | {
+    f.__name__: f
+    for f in (view, guarded, put, scatter, check, convert, from_bfloat16, to_bfloat16, sign, rsqrt, pow, truncdiv, never, positive, philox)
+}  # fmt: skip
+NAMESPACE |= {
+    "erf": erf, "erfc": erfc, "reduce_sum": reduce_sum, "reduce_prod": reduce_prod, "reduce_max": reduce_max,
+    "reduce_min": reduce_min, "reduce_any": reduce_any, "reduce_all": reduce_all, "reduce_argmax": reduce_argmax,
+    "reduce_argmin": reduce_argmin,
+}  # fmt: skip
