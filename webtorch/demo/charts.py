@@ -53,7 +53,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     steps = (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 3.2 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [m * 10.0**p for p in powers for m in steps]
-    return [t for t in ticks if low * 0.999 <= t <= high * 1.001]
+    inside = [t for t in ticks if low * 0.999 <= t <= high * 1.001]
+    # A narrow range may hold no such number: round steps serve it as well.
+    return inside if len(inside) >= 3 else nice_ticks(low, high, 4)
 
 
 def line_chart(
@@ -64,6 +66,7 @@ def line_chart(
     y_label: str,
     log_y: bool = False,
     percent: bool = False,
+    from_zero: bool = False,
     guides: Sequence[Guide] = (),
 ) -> str:
     """Return an SVG line chart. Values that are not finite (or, with `log_y`, not positive) are left out."""
@@ -77,6 +80,8 @@ def line_chart(
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
     y_values = [y for _, y in points] + [g.y for g in guides]
     y_low, y_high = _padded(min(y_values), max(y_values), log_y, percent)
+    if from_zero:
+        y_low = 0.0
     if x_low == x_high:
         x_low, x_high = x_low - 1, x_high + 1
 
@@ -176,7 +181,9 @@ def _padded(low: float, high: float, log_y: bool, percent: bool) -> tuple[float,
     return low - pad, min(high + pad, 1.0) if percent and high <= 1.0 else high + pad
 
 
-def _spoken(title: str, lines: Sequence[tuple[Series, list[tuple[float, float]]]], percent: bool) -> str:
+def _spoken(
+    title: str, lines: Sequence[tuple[Series, list[tuple[float, float]]]], percent: bool
+) -> str:
     """Say in words what the drawing shows, for readers who do not see it."""
     ends = [
         f"{s.name} from {number(line[0][1], percent)} to {number(line[-1][1], percent)}"

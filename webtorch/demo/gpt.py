@@ -156,6 +156,8 @@ class GPTResult:
     held_out: list[float] = field(default_factory=list)
     # Every so many steps, for the curve: step and training loss.
     curve: list[tuple[int, float]] = field(default_factory=list)
+    # Tokens per second of each epoch's training.
+    epoch_rates: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
     training_seconds: float = 0.0
@@ -227,10 +229,15 @@ def train(
                     result.curve.append((epoch * preset.steps + step + 1, value))
                     spent = result.training_seconds + time.perf_counter() - epoch_started
                     meter.step(
-                        epoch, step + 1, f"loss {value:.3f}", f"{result.tokens / spent:,.0f} tokens/s"
+                        epoch,
+                        step + 1,
+                        f"loss {value:.3f}",
+                        f"{result.tokens / spent:,.0f} tokens/s",
                     )
             result.losses.append(sum_of_losses.item() / preset.steps)
-            result.training_seconds += time.perf_counter() - epoch_started
+            spent = time.perf_counter() - epoch_started
+            result.training_seconds += spent
+            result.epoch_rates.append(preset.steps * preset.batch * preset.context / spent)
             held_out = _evaluate(model, held_out_text, windows, preset.context, device)
             result.held_out.append(held_out)
             meter.epoch(
