@@ -77,7 +77,9 @@ def binding() -> ModuleType:
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:
-        raise DeviceError(f"WebGPU: cannot import {module!r} ({error}). Install it: {install}") from error
+        raise DeviceError(
+            f"WebGPU: cannot import {module!r} ({error}). Install it: {install}"
+        ) from error
 
 
 @contextmanager

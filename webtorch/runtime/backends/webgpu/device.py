@@ -46,6 +46,7 @@ from webtorch.runtime.backends.webgpu.native import (
     is_lost,
     is_out_of_memory,
     open_native,
+    tidy,
 )
 from webtorch.runtime.backends.webgpu.pipeline import Pass, PipelineCache
 from webtorch.runtime.backends.webgpu.transfer import Bytes, from_device, to_device
@@ -87,7 +88,16 @@ _BURST = 64
 class _Read:
     """A download under way: what was asked for, and where it arrives."""
 
-    __slots__ = ("capacity", "checked", "dtype", "elements", "nbytes", "problem", "staging", "ticket")
+    __slots__ = (
+        "capacity",
+        "checked",
+        "dtype",
+        "elements",
+        "nbytes",
+        "problem",
+        "staging",
+        "ticket",
+    )
 
     def __init__(self, dtype: DType, elements: int, nbytes: int) -> None:
         self.dtype = dtype
@@ -129,7 +139,13 @@ class WebGPUBackend:
         self.lost: str | None = None
         self.executables = ExecutableSet()
         self.trash: Trash = deque()
-        self.pool = Pool(self.native, self.limits.max_binding_bytes, device.limits["max-buffer-size"], self._forget_memory)
+        self.pool = Pool(
+            self.native,
+            self.limits.max_binding_bytes,
+            device.limits["max-buffer-size"],
+            self._forget_memory,
+            self.error,
+        )
         self.pipelines = PipelineCache(self.native)
         # Programs that ran since the last read and may have reported a bad index, in the order of their runs.
         self.checks: dict[WebGPUExecutable, None] = {}
@@ -247,7 +263,9 @@ class WebGPUBackend:
         Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is wrong.
         """
         if dtype in self.unsupported:
-            raise DTypeError(f"upload: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'")
+            raise DTypeError(
+                f"upload: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
+            )
         narrow = to_device(data, dtype, elements)
         with self.lock:
             self.settle()
@@ -257,7 +275,18 @@ class WebGPUBackend:
             return buffer
 
     def write(self, pointer: Pointer, data: Bytes) -> None:
-        """Queue a write to the start of a native buffer, padding the tail to a word. The caller holds the lock."""
+        """Queue a write to the start of a native buffer, padding the tail to a word. Needs the lock.
+
+        Raises OutOfMemoryError when there is no room for the copy that is queued.
+        """
+        problem = self._write(pointer, data)
+        if problem is not None and is_out_of_memory(problem):
+            self.pool.release_unused()
+            problem = self._write(pointer, data)
+        if problem is not None:
+            raise self.error(problem, "upload")
+
+    def _write(self, pointer: Pointer, data: Bytes) -> Problem | None:
         native = self.native
         whole = len(data) & ~3
         native.capture()
@@ -268,14 +297,15 @@ class WebGPUBackend:
                 native.write(pointer, start, piece)
                 self._unflushed += len(piece)
                 if self._unflushed >= _WRITE_PIECE:
+                    # An empty submission aborts the process on a lost device, as any other does.
+                    self._probe()
                     native.flush_writes()
                     self._unflushed = 0
             if whole != len(data):
                 native.write(pointer, whole, bytes(view[whole:]).ljust(4, b"\0"))
         finally:
             problem = native.captured()
-        if problem is not None:
-            raise self.error(problem, "upload")
+        return problem
 
     # -- download
 
@@ -332,7 +362,9 @@ class WebGPUBackend:
         try:
             encoder = native.create_encoder()
             if buffer is not None and read.nbytes:
-                native.copy(encoder, buffer.block.pointer, 0, read.staging, 0, (read.nbytes + 3) & ~3)
+                native.copy(
+                    encoder, buffer.block.pointer, 0, read.staging, 0, (read.nbytes + 3) & ~3
+                )
             for number, executable in enumerate(read.checked):
                 assert executable.status is not None
                 words = executable.status.block.pointer
@@ -442,11 +474,24 @@ class WebGPUBackend:
             self.settle()
             read = _Read(uint32, 0, 0)
             self._start(None, read)
+            if read.ticket is None:
+                self._probe()
             mark = self.native.mark() if read.ticket is None else None
         if read.ticket is not None:
             self._finish(read)
         elif mark is not None:
             self.native.wait(mark)
+
+    def _probe(self) -> None:
+        """Raise DeviceLostError if the device is gone, which the library says when an encoder is finished."""
+        native = self.native
+        native.capture()
+        try:
+            native.drop(native.finish(native.create_encoder()))
+        finally:
+            problem = native.captured()
+        if problem is not None:
+            raise self.error(problem, "probe")
 
     # -- failure
 
@@ -459,7 +504,7 @@ class WebGPUBackend:
 
     def error(self, problem: Problem, doing: str) -> Exception:
         """Return the typed error for what the library reported, and note it when the device is gone."""
-        message = problem[1].strip()
+        message = tidy(problem[1])
         if is_lost(problem):
             self.lost = self.lost or message
             return self._lost_error()
@@ -502,13 +547,17 @@ def _request_device(adapter: AdapterInfo) -> Any:
         try:
             return handle.request_device_sync(required_features=features, required_limits=limits)
         except RuntimeError as error:
-            raise DeviceError(f"webgpu:{adapter.index} ({adapter}): the driver gives no device: {error}") from error
+            raise DeviceError(
+                f"webgpu:{adapter.index} ({adapter}): the driver gives no device: {error}"
+            ) from error
 
 
 def _limits(limits: dict[str, int], adapter: AdapterInfo, has_f16: bool) -> Limits:
     found = Limits(
-        max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]) & -16,
-        max_buffers_per_kernel=min(limits["max-storage-buffers-per-shader-stage"], 32) - _RESERVED_BINDINGS,
+        max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
+        & -16,
+        max_buffers_per_kernel=min(limits["max-storage-buffers-per-shader-stage"], 32)
+        - _RESERVED_BINDINGS,
         max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],
         max_workgroups_per_dim=min(limits["max-compute-workgroups-per-dimension"], 65535),
         workgroup_memory_bytes=limits["max-compute-workgroup-storage-size"],

@@ -55,7 +55,16 @@ class _Dispatch:
     `memory` are (entry number, bytes) of the run's memory list, in binding order; then the uniform chunk and the status words.
     """
 
-    __slots__ = ("chunk", "chunk_bytes", "grid", "groups", "has_status", "memory", "name", "pipeline")
+    __slots__ = (
+        "chunk",
+        "chunk_bytes",
+        "grid",
+        "groups",
+        "has_status",
+        "memory",
+        "name",
+        "pipeline",
+    )
 
     def __init__(
         self,
@@ -88,7 +97,9 @@ class _Plan:
 
     __slots__ = ("keep", "segments")
 
-    def __init__(self, segments: list[tuple[list[_Row], list[_CopyRow]]], keep: list[Owned]) -> None:
+    def __init__(
+        self, segments: list[tuple[list[_Row], list[_CopyRow]]], keep: list[Owned]
+    ) -> None:
         self.segments = segments
         self.keep = keep
 
@@ -169,7 +180,9 @@ class WebGPUExecutable:
                 compiled[step.routine] = parts
             for part, pipeline in parts:
                 if max(part.grid) > most or min(part.grid) < 1:
-                    raise KernelError(f"compile {routine.name}: the grid {part.grid} has a side outside 1..{most}")
+                    raise KernelError(
+                        f"compile {routine.name}: the grid {part.grid} has a side outside 1..{most}"
+                    )
                 for number, nbytes in enumerate(part.scratch):
                     if number == len(scratch):
                         scratch.append(0)
@@ -193,10 +206,14 @@ class WebGPUExecutable:
             memory.append((self._scratch_first + number, (nbytes + 15) & -16))
         chunk = None
         if part.args:
-            key = tuple(sorted((offset, argument_format(t), step.args[n]) for offset, t, n in part.args))
+            key = tuple(
+                sorted((offset, argument_format(t), step.args[n]) for offset, t, n in part.args)
+            )
             chunk = self._chunks.setdefault(key, len(self._chunks) * _CHUNK)
             if part.args_bytes > _CHUNK:
-                raise KernelError(f"compile {name}: {part.args_bytes} bytes of arguments, at most {_CHUNK} fit")
+                raise KernelError(
+                    f"compile {name}: {part.args_bytes} bytes of arguments, at most {_CHUNK} fit"
+                )
         nbytes = (part.args_bytes + 15) & -16
         return _Dispatch(name, pipeline, part.grid, tuple(memory), chunk, nbytes, part.has_status)
 
@@ -237,7 +254,9 @@ class WebGPUExecutable:
                     raise DeviceError(f"run: {buffer!r} is not a buffer of {device.description()}")
                 blocks.append(buffer.block)
             if len(blocks) != len(self.program.inputs):
-                raise ValueError(f"run: the program has {len(self.program.inputs)} inputs, {len(blocks)} were given")
+                raise ValueError(
+                    f"run: the program has {len(self.program.inputs)} inputs, {len(blocks)} were given"
+                )
             fresh: list[DeviceBuffer] = []
             for nbytes, dtype, elements in self._fresh:
                 block = pool.take(nbytes, dtype, elements)
@@ -266,7 +285,9 @@ class WebGPUExecutable:
 
     def _pack_arguments(self, args: Sequence[bool | int | float]) -> bytes:
         if len(args) != len(self.program.args):
-            raise ValueError(f"run: the program has {len(self.program.args)} arguments, {len(args)} were given")
+            raise ValueError(
+                f"run: the program has {len(self.program.args)} arguments, {len(args)} were given"
+            )
         try:
             return self._pack.pack(*[args[n] for n in self._order])
         except (struct.error, OverflowError):
@@ -293,7 +314,9 @@ class WebGPUExecutable:
                 group = self._group(step, key, blocks)
                 keep.append(group)
                 pointer = step.pipeline.pointer
-                segments[-1][0].append((None if pointer == last else pointer, group.pointer, *step.grid))
+                segments[-1][0].append(
+                    (None if pointer == last else pointer, group.pointer, *step.grid)
+                )
                 last = pointer
         finally:
             problem = device.native.captured()
@@ -332,7 +355,11 @@ class WebGPUExecutable:
         device = self._device
         native = device.native
         null = native.null
-        set_pipeline, set_bind_group, dispatch = native.set_pipeline, native.set_bind_group, native.dispatch
+        set_pipeline, set_bind_group, dispatch = (
+            native.set_pipeline,
+            native.set_bind_group,
+            native.dispatch,
+        )
         native.capture()
         try:
             encoder = native.create_encoder()

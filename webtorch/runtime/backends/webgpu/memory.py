@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from webtorch.errors import DeviceLostError, DTypeError, OutOfMemoryError
+from webtorch.errors import DTypeError, OutOfMemoryError
 from webtorch.ir.dtype import DType, int64
 from webtorch.runtime.backends.webgpu.native import (
     COPY_DST,
@@ -21,7 +21,6 @@ from webtorch.runtime.backends.webgpu.native import (
     Native,
     Pointer,
     Problem,
-    is_lost,
     is_out_of_memory,
 )
 
@@ -110,11 +109,19 @@ class Pool:
     `allocated` counts live buffers (and, while a program runs, its temporaries), `reserved` all blocks.
     """
 
-    def __init__(self, native: Native, max_binding: int, max_buffer: int, on_release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        native: Native,
+        max_binding: int,
+        max_buffer: int,
+        on_release: Callable[[], None],
+        error: Callable[[Problem, str], Exception],
+    ) -> None:
         self._native = native
         self._max_binding = max_binding
         self._max_buffer = max_buffer
         self._on_release = on_release
+        self._error = error
         self._free: dict[int, list[Block]] = {}
         self._blocks: dict[int, Block] = {}
         self._next = 0
@@ -146,7 +153,9 @@ class Pool:
             raise DTypeError(
                 f"allocate: {dtype} does not exist on WebGPU; convert to float32 or an integer type, or use device 'cpu'"
             )
-        return DeviceBuffer(self, self.take(binding_bytes(dtype, elements), dtype, elements), dtype, elements)
+        return DeviceBuffer(
+            self, self.take(binding_bytes(dtype, elements), dtype, elements), dtype, elements
+        )
 
     def take(self, nbytes: int, dtype: DType | None = None, elements: int = 0) -> Block:
         """Return a block of at least `nbytes`. Raises OutOfMemoryError."""
@@ -188,10 +197,8 @@ class Pool:
         return block
 
     def _failure(self, problem: Problem, what: str, nbytes: int) -> Exception:
-        if is_lost(problem):
-            return DeviceLostError(f"allocate: {problem[1]}")
         if not is_out_of_memory(problem):
-            what += f"refused by the device ({problem[1].strip()}), "
+            return self._error(problem, "allocate")
         return self._exhausted(what, nbytes, "the device has no memory left")
 
     def _exhausted(self, what: str, nbytes: int, reason: str) -> OutOfMemoryError:

@@ -21,8 +21,12 @@ Pointer: TypeAlias = object
 Problem: TypeAlias = tuple[str, str]
 
 STORAGE, UNIFORM, COPY_DST, COPY_SRC, MAP_READ = 0x80, 0x40, 0x08, 0x04, 0x01
-_LOST = re.compile(r"device (is|was) lost|lost device|device is destroyed|device was destroyed", re.IGNORECASE)
-_NO_MEMORY = re.compile(r"not enough memory|out of memory|OUT_OF_DEVICE_MEMORY|OUT_OF_HOST_MEMORY", re.IGNORECASE)
+_LOST = re.compile(
+    r"device (is|was) lost|lost device|device is destroyed|device was destroyed", re.IGNORECASE
+)
+_NO_MEMORY = re.compile(
+    r"not enough memory|out of memory|OUT_OF_DEVICE_MEMORY|OUT_OF_HOST_MEMORY", re.IGNORECASE
+)
 
 
 def is_lost(problem: Problem) -> bool:
@@ -33,6 +37,12 @@ def is_lost(problem: Problem) -> bool:
 def is_out_of_memory(problem: Problem) -> bool:
     """Return whether an error says that memory ran out. wgpu-native reports this as a validation error."""
     return problem[0] == "OutOfMemory" or _NO_MEMORY.search(problem[1]) is not None
+
+
+def tidy(message: str) -> str:
+    """Return an engine's message on one line, without the words that every message has."""
+    lines = [line.strip() for line in message.splitlines()]
+    return ": ".join(x for x in lines if x not in ("", "Validation Error", "Caused by:"))
 
 
 class Ticket:
@@ -97,7 +107,9 @@ class Native:
             problem = ("OutOfMemory", "the device returned no buffer: not enough memory")
         return pointer, problem
 
-    def create_bind_group(self, layout: Pointer, bindings: list[tuple[Pointer, int, int]]) -> Pointer:
+    def create_bind_group(
+        self, layout: Pointer, bindings: list[tuple[Pointer, int, int]]
+    ) -> Pointer:
         """Bind (buffer, offset, size) in order. Errors go to the enclosing capture."""
         entries = self.ffi.new("WGPUBindGroupEntry[]", len(bindings))
         for number, (buffer, offset, size) in enumerate(bindings):
@@ -185,7 +197,7 @@ class _QuietLoss(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        return not (text.startswith("DEVICE LOST") or text.startswith("The WGPU device was lost"))
+        return not text.startswith(("DEVICE LOST", "The WGPU device was lost"))
 
 
 class WgpuNative(Native):
@@ -205,8 +217,6 @@ class WgpuNative(Native):
         if not any(isinstance(f, _QuietLoss) for f in logger.filters):
             logger.addFilter(_QuietLoss())
 
-        # One callback for all maps: making one for each leaks a little executable memory and costs 20 us.
-        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
         def on_map(status: int, message: Any, key: Any, _unused: Any) -> None:
             ticket = tickets.pop(int(ffi.cast("uintptr_t", key)), None)
             if ticket is not None:
@@ -214,10 +224,11 @@ class WgpuNative(Native):
                     ticket.error = self._text(message) or f"map status {status}"
                 ticket.ready.set()
 
-        self._on_map = on_map
+        # One callback for all maps: making one for each costs 20 us.
+        self._on_map = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", on_map)
         self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
         self._map_info.mode = self.lib.WGPUCallbackMode_AllowProcessEvents
-        self._map_info.callback = on_map
+        self._map_info.callback = self._on_map
 
     def capture(self) -> None:
         self._errors.capture("webtorch")
@@ -232,7 +243,11 @@ class WgpuNative(Native):
 
     def mark(self) -> object:
         # Before the first submission there is no index to wait for: NULL waits for everything.
-        return self.ffi.new("WGPUSubmissionIndex *", self._last_index[0]) if self._submitted else self.null
+        return (
+            self.ffi.new("WGPUSubmissionIndex *", self._last_index[0])
+            if self._submitted
+            else self.null
+        )
 
     def wait(self, mark: object) -> None:
         self.lib.wgpuDevicePoll(self.device, True, mark)
@@ -275,7 +290,8 @@ class DawnNative(Native):
         self._done_info.callback = binding.c_callback("WGPUQueueWorkDoneCallback")
 
     def capture(self) -> None:
-        self._errors.log_pending()
+        # Dawn's binding has one list of errors for all; what is in it when we look is ours.
+        pass
 
     def captured(self) -> Problem | None:
         pending: list[Problem] = self._errors.pending
@@ -317,7 +333,9 @@ class DawnNative(Native):
             ticket.ready.set()
 
         self._map_info.userdata1 = self._callbacks.register(on_map)
-        future = self.lib.wgpuBufferMapAsync(buffer, self.lib.WGPUMapMode_Read, 0, size, self._map_info[0])
+        future = self.lib.wgpuBufferMapAsync(
+            buffer, self.lib.WGPUMapMode_Read, 0, size, self._map_info[0]
+        )
         ticket.mark = int(future.id)
         return ticket
 
@@ -328,4 +346,6 @@ class DawnNative(Native):
 
 def open_native(module: ModuleType, device: Any) -> Native:
     """Return the raw calls for a wrapper's device."""
-    return DawnNative(module, device) if module.__name__ == "wgpudawn" else WgpuNative(module, device)
+    return (
+        DawnNative(module, device) if module.__name__ == "wgpudawn" else WgpuNative(module, device)
+    )

@@ -88,7 +88,8 @@ class PipelineCache:
             group_layout, pipeline_layout = self._layout(part.bindings)
             module = device.create_shader_module(code=part.source)
             wrapper = device.create_compute_pipeline(
-                layout=pipeline_layout, compute={"module": module, "entry_point": _entry_point(part.source)}
+                layout=pipeline_layout,
+                compute={"module": module, "entry_point": _entry_point(part.source)},
             )
             return Pipeline(wrapper, group_layout)
 
@@ -148,4 +149,6 @@ def excerpt(source: str, message: str, around: int = 3) -> str:
 
 
 def _numbered(lines: Sequence[str], first: int, marked: int) -> str:
-    return "\n".join(f"{'>' if n == marked else ' '}{n:5} | {text}" for n, text in enumerate(lines, first))
+    return "\n".join(
+        f"{'>' if n == marked else ' '}{n:5} | {text}" for n, text in enumerate(lines, first)
+    )

@@ -66,5 +66,7 @@ def argument_value(value: bool | int | float, dtype: DType, number: int) -> bool
     if dtype.itemsize < 4:
         low, high = integer_limits(dtype)
     if not low <= value <= high:
-        raise OverflowError(f"argument {number}: {value} does not fit {dtype} on WebGPU ({low} to {high})")
+        raise OverflowError(
+            f"argument {number}: {value} does not fit {dtype} on WebGPU ({low} to {high})"
+        )
     return int(value)
