@@ -1,6 +1,6 @@
 """The text that the language model learns: the source of Python's own standard library.
 
-Found at run time, so that nothing is downloaded. Imports the standard library only.
+Found at run time, so that nothing is downloaded. Imports the errors and the standard library.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+
+from webtorch.errors import WebtorchError
 
 # Tests and generated tables are half of the library's bytes and teach little.
 LEFT_OUT = frozenset(
@@ -19,7 +21,7 @@ HELD_OUT_EVERY = 10
 PRINTABLE = frozenset(map(chr, range(32, 127))) | {"\n"}
 
 
-class CorpusError(RuntimeError):
+class CorpusError(WebtorchError):
     """The standard library's source text is not there."""
 
 

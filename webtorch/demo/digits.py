@@ -14,6 +14,7 @@ import webtorch as torch
 import webtorch.nn.functional as F
 from webtorch import nn
 from webtorch.demo.progress import Meter
+from webtorch.errors import WebtorchError
 
 EPOCHS = 20
 BATCH = 64
@@ -23,7 +24,7 @@ TEST_COUNT = 360
 SIDE = 8
 
 
-class DataError(RuntimeError):
+class DataError(WebtorchError):
     """The digits are not installed."""
 
 

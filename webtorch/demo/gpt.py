@@ -12,7 +12,8 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import webtorch as torch
 import webtorch.nn.functional as F
@@ -51,7 +52,7 @@ PRESETS = {
     "base": Preset(6, 6, 384, 256, 32, 0.2, 1e-3, 250, 20, 8_000_000, 128, 400),
 }
 # Enough to see every part work; it learns next to nothing.
-QUICK = {"batch": 4, "steps": 8, "epochs": 2, "characters": 60_000, "held_out_windows": 8,
+QUICK: dict[str, Any] = {"batch": 4, "steps": 8, "epochs": 2, "characters": 60_000, "held_out_windows": 8,
          "sample_length": 24}  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def train(
     """Train and return figures, curves and samples. The same seed starts alike on every device."""
     preset = PRESETS[preset_name]
     if quick:
-        preset = Preset(**{**_as_dict(preset), **QUICK})
+        preset = replace(preset, **QUICK)
     epochs = preset.epochs if epochs is None else epochs
     started = time.perf_counter()
     corpus = read_corpus(preset.characters)
@@ -274,10 +275,6 @@ def generate(
             weights = torch.softmax(logits / 0.8, dim=0).tolist()
             ids.append(draw.choices(range(len(weights)), weights)[0])
     return corpus.decode(ids)
-
-
-def _as_dict(preset: Preset) -> dict[str, int | float]:
-    return {name: getattr(preset, name) for name in preset.__dataclass_fields__}
 
 
 def _tensor(text: bytes, device: str) -> torch.Tensor:

@@ -1,0 +1,10 @@
+"""`python -m webtorch` is the `webtorch` command."""
+
+from __future__ import annotations
+
+import sys
+
+from webtorch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""The `webtorch` command: `demo` and `doctor`. Floor 6; imports a command's module when it is run.
+
+Exit codes: 0 all is well, 1 the work failed (a device that fails, data that is missing), 2 the
+command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from webtorch.demo.report import Machine
+    from webtorch.doctor import Choice
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    command: Callable[[argparse.Namespace, Console], int] | None = options.command
+    if command is None:
+        parser.print_help()
+        return 2
+
+    from rich.console import Console
+
+    from webtorch.errors import WebtorchError
+
+    console = Console()
+    try:
+        return command(options, console)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except (WebtorchError, OSError) as error:
+        _complain(str(error))
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    from webtorch.doctor import package_version
+
+    parser = argparse.ArgumentParser(
+        prog="webtorch", description="PyTorch wherever WebGPU runs.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"webtorch {package_version('webtorch') or 'source'}"
+    )
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--device", type=_device, metavar="cpu|webgpu",
+        help="where to run (default: WebGPU where the adapter is hardware, else the CPU)",
+    )  # fmt: skip
+
+    demo = commands.add_parser(
+        "demo",
+        parents=[common],
+        help="train a real network on real data, and write a report",
+        description="Train a network, then write webtorch-demo/report.html. `digits` (the default) is "
+        "a CNN on handwritten digits; `gpt` is a character GPT on the source of Python's standard "
+        "library.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
+    demo.add_argument(
+        "--preset", choices=("tiny", "small", "base"),
+        help="gpt: size of the model (default tiny; base has 10.7 million parameters)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--epochs", type=_positive, metavar="N",
+        help="how long to train (gpt: an epoch is a few hundred steps)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--seed", type=int, default=0, help="of weights, batches and dropout (default 0)"
+    )
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the final figures there")
+    demo.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    demo.set_defaults(command=_demo)
+
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="list adapters, say which is used and why, and test it",
+        description="List Python, packages and every WebGPU adapter, and test each kernel family on "
+        "the device in use. Exit code 0 only when it passes.",
+        allow_abbrev=False,
+    )
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _device(text: str) -> str:
+    kind, colon, index = text.partition(":")
+    if kind not in ("cpu", "webgpu") or (colon and not index.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no device: say cpu, webgpu or webgpu:1")
+    return text
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return value
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> int:
+    from webtorch.doctor import examine
+
+    return examine(console, options.device)
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    from webtorch.doctor import choose_device
+
+    if options.preset is not None and options.what != "gpt":
+        _complain("--preset is for `webtorch demo gpt`")
+        return 2
+    choice = choose_device(options.device)
+    console.print(f"[bold]{choice.device}[/]: {choice.name}", highlight=False)
+    if not choice.is_best:
+        console.print(
+            f"CPU, because {choice.reason}.", highlight=False, soft_wrap=True, markup=False
+        )
+    run = _digits if options.what == "digits" else _gpt
+    figures, page = run(options, choice, console)
+
+    from webtorch.demo import report
+
+    path = report.write(page)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        console.print(f"figures: {options.json.resolve()}", highlight=False, soft_wrap=True)
+    console.print(f"report:  {path}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _digits(
+    options: argparse.Namespace, choice: Choice, console: Console
+) -> tuple[dict[str, object], str]:
+    from webtorch.demo import digits, report
+    from webtorch.demo.progress import Meter
+
+    result = digits.train(
+        choice.device,
+        epochs=options.epochs,
+        seed=options.seed,
+        quick=options.quick,
+        meter=Meter(console),
+    )
+    console.print(
+        f"[bold]{result.accuracy * 100:.2f} %[/] of {result.test_count} unseen digits read correctly, "
+        f"after {result.seconds:.1f} s at {result.examples_per_second:,.0f} examples/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    figures: dict[str, object] = {
+        "demo": "digits",
+        "device": choice.device,
+        "device_name": choice.name,
+        "seed": result.seed,
+        "epochs": result.epochs,
+        "parameters": result.parameters,
+        "accuracy": result.accuracy,
+        "loss": result.losses[-1],
+        "test_loss": result.test_losses[-1],
+        "seconds": result.seconds,
+        "examples_per_second": result.examples_per_second,
+        "losses": result.losses,
+        "accuracies": result.test_accuracies,
+    }
+    return figures, report.digits_page(result, _machine(choice))
+
+
+def _gpt(
+    options: argparse.Namespace, choice: Choice, console: Console
+) -> tuple[dict[str, object], str]:
+    from rich.text import Text
+
+    from webtorch.demo import gpt, report
+    from webtorch.demo.progress import Meter
+
+    def show(sample: gpt.Sample) -> None:
+        console.rule(f"step {sample.step}, held-out loss {sample.loss:.3f}", style="dim")
+        console.print(Text(sample.text))
+
+    result = gpt.train(
+        options.preset or "tiny",
+        choice.device,
+        epochs=options.epochs,
+        seed=options.seed,
+        quick=options.quick,
+        meter=Meter(console),
+        on_sample=show,
+    )
+    console.rule(style="dim")
+    console.print(
+        f"[bold]{result.held_out[-1]:.3f} nats per character[/] on text that it never saw, "
+        f"after {result.seconds:.1f} s at {result.tokens_per_second:,.0f} tokens/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    figures: dict[str, object] = {
+        "demo": "gpt",
+        "preset": result.preset_name,
+        "device": choice.device,
+        "device_name": choice.name,
+        "seed": result.seed,
+        "epochs": result.epochs,
+        "parameters": result.parameters,
+        "loss": result.held_out[-1],
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "examples_per_second": result.tokens_per_second / result.preset.context,
+        "losses": result.losses,
+        "held_out_losses": result.held_out,
+    }
+    return figures, report.gpt_page(result, _machine(choice))
+
+
+def _machine(choice: Choice) -> Machine:
+    from webtorch.demo.report import Machine
+    from webtorch.doctor import package_version
+
+    return Machine(
+        device=choice.device,
+        device_name=choice.name,
+        note=choice.reason,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        webtorch=package_version("webtorch") or "source",
+    )
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"webtorch: {message}\n")

@@ -1,0 +1,478 @@
+"""`webtorch doctor`: which devices are here, which one is used and why, and whether it computes rightly.
+
+Floor 6: may import everything below. Nothing is opened before `examine` or `self_test` is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from webtorch.errors import DeviceError
+from webtorch.runtime.backends import get_backend
+from webtorch.runtime.backends.webgpu import AdapterInfo
+from webtorch.runtime.backends.webgpu import adapters as webgpu_adapters
+
+# The limits that decide what a kernel may do, in the order in which they are shown.
+SHOWN_LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-size-y",
+    "max-compute-workgroup-size-z",
+    "max-compute-workgroups-per-dimension",
+    "min-storage-buffer-offset-alignment",
+)
+PACKAGES = ("webtorch", "numpy", "numba", "wgpu", "wgpudawn", "rich", "torch", "scikit-learn")
+# float32 keeps 7 digits; a sum over some hundred of them keeps 5.
+TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The device that work goes to, its name, and the reason in one line."""
+
+    device: str
+    name: str
+    reason: str
+    # False where WebGPU was wanted by default and is not there, so that the user should hear of it.
+    is_best: bool = True
+
+
+def find_adapters() -> tuple[list[AdapterInfo], str]:
+    """Return the WebGPU adapters, best first, and why there is none ("" when there is one)."""
+    try:
+        found = webgpu_adapters()
+    except DeviceError as error:
+        return [], str(error)
+    return found, "" if found else "no WebGPU adapter was found"
+
+
+def choose_device(requested: str | None = None) -> Choice:
+    """Return the device to use: the requested one, else WEBTORCH_DEVICE, else the best.
+
+    WebGPU is the default only where the adapter is hardware: a software adapter does on the CPU, more
+    slowly, what the CPU backend does itself. Raises DeviceError for a device that is not here.
+    """
+    wanted, reason = requested, "you asked for it"
+    if wanted is None and os.environ.get("WEBTORCH_DEVICE"):
+        wanted, reason = os.environ["WEBTORCH_DEVICE"], "WEBTORCH_DEVICE says so"
+    if wanted is not None:
+        kind, _, index = wanted.partition(":")
+        if kind == "webgpu" and not find_adapters()[0]:
+            raise DeviceError(f"device {wanted!r}: {find_adapters()[1]}. {advice()}")
+        if index and not index.isdigit():
+            raise DeviceError(
+                f"device {wanted!r}: after the colon comes a number, as in 'webgpu:1'"
+            )
+        backend = get_backend(kind, int(index or 0))
+        return Choice(wanted, backend.description(), reason)
+    found, missing = find_adapters()
+    if found and found[0].is_hardware:
+        return Choice("webgpu", str(found[0]), "it is a hardware WebGPU adapter")
+    cpu = get_backend("cpu").description()
+    if found:
+        reason = (
+            f"the only WebGPU adapter is software ({found[0]}), which the CPU backend outruns; "
+            "--device webgpu uses it all the same"
+        )
+    else:
+        reason = f"{missing}; `webtorch doctor` says what to install"
+    return Choice("cpu", cpu, reason, is_best=False)
+
+
+def advice() -> str:
+    """Return what to install so that this system has a WebGPU adapter."""
+    if sys.platform.startswith("linux"):
+        return (
+            "Install the Vulkan driver of your graphics card; without a card, `apt-get install "
+            "mesa-vulkan-drivers` (Debian, Ubuntu) or `dnf install mesa-vulkan-drivers` (Fedora) gives "
+            "a software adapter. On an NVIDIA server without a display, let VK_DRIVER_FILES name the "
+            "driver's nvidia_icd.json."
+        )
+    if sys.platform == "darwin":
+        return "macOS brings Metal: update to macOS 13 or newer and reinstall wgpu (pip install -U wgpu)."
+    return "Update the driver of your graphics card: Windows then offers D3D12 and Vulkan."
+
+
+def examine(console: Console, requested: str | None = None) -> int:
+    """Print everything, test the chosen device, and return the exit code: 0 only if it passes."""
+    console.print(_versions())
+    found, missing = find_adapters()
+    for adapter in found:
+        console.print(_adapter_table(adapter))
+    if not found:
+        console.print(Text(f"Adapters: {missing}.", style="yellow"))
+        console.print(Text(advice()))
+    console.print()
+    try:
+        choice = choose_device(requested)
+    except DeviceError as error:
+        console.print(Text(str(error), style="red"))
+        return 1
+    console.print(
+        f"[bold]Device in use:[/] {escape(choice.device)}, {escape(choice.name)}: "
+        f"{escape(choice.reason)}.",
+        highlight=False,
+    )
+    outcomes = list(self_test(choice.device))
+    console.print(_test_table(choice.device, outcomes))
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    for outcome in failed:
+        console.print(Text(f"{outcome.family}: {outcome.worst}: {outcome.problem}", style="red"))
+    if failed:
+        console.print(
+            f"[red bold]{len(failed)} of {len(outcomes)} kernel families fail[/] on "
+            f"{escape(choice.device)}. `--device cpu` tests the CPU."
+        )
+        return 1
+    console.print(f"[green bold]All {len(outcomes)} kernel families pass.[/]", highlight=False)
+    return 0
+
+
+# --- the self-test -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the checks of one kernel family gave."""
+
+    family: str
+    checks: int = 0
+    # The largest error found, relative to 1 + |expected|, and the check that has it.
+    error: float = 0.0
+    worst: str = ""
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True when every check ran and stayed within its tolerance."""
+        return self.checks > 0 and not self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One computation on a device, and the same in float64 by NumPy."""
+
+    family: str
+    name: str
+    actual: Callable[[str], Any]
+    expected: Callable[[], Any]
+    tolerance: float = TOLERANCE
+
+
+def self_test(device: str) -> Iterator[Outcome]:
+    """Run every check on `device` and yield one outcome for each kernel family of the op table."""
+    by_family: dict[str, list[Check]] = {}
+    for check in checks():
+        by_family.setdefault(check.family, []).append(check)
+    for family, members in sorted(by_family.items()):
+        outcome = Outcome(family)
+        for check in members:
+            _run(check, device, outcome)
+        yield outcome
+
+
+def _run(check: Check, device: str, outcome: Outcome) -> None:
+    outcome.checks += 1
+    try:
+        error = _error(check.actual(device), check.expected())
+    except Exception as problem:  # a broken device may raise anything; the doctor reports it
+        outcome.worst, outcome.error = check.name, math.inf
+        outcome.problem = f"{type(problem).__name__}: {problem}"
+        return
+    if error > check.tolerance and not outcome.problem:
+        outcome.problem = f"error {error:.2e} is above {check.tolerance:.0e}"
+        outcome.worst, outcome.error = check.name, error
+    elif not outcome.problem and error >= outcome.error:
+        outcome.worst, outcome.error = check.name, error
+
+
+def _error(actual: Any, expected: Any) -> float:
+    """Return the largest error relative to 1 + |expected|; infinite where one is NaN and the other not."""
+    import numpy as np
+
+    got = actual.detach().cpu().numpy().astype(np.float64)
+    want = np.asarray(expected, dtype=np.float64)
+    if got.shape != want.shape:
+        raise ValueError(f"shape {got.shape} instead of {want.shape}")
+    if got.size == 0:
+        return 0.0
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    with np.errstate(all="ignore"):
+        error = np.where(same, 0.0, np.abs(got - want) / (1.0 + np.abs(want)))
+    return float(np.where(np.isnan(error), np.inf, error).max())
+
+
+def checks() -> list[Check]:
+    """Return the checks of all families: each formula and reduction of the table, and kernels by name."""
+    return [*_formula_checks(), *_reduction_checks(), *_kernel_checks()]
+
+
+def _formula_checks() -> Iterator[Check]:
+    """Check each elementwise op on the device in float32 against the CPU in float64."""
+    import numpy as np
+
+    import webtorch as torch
+    from webtorch.ops.record import TABLE, Elementwise
+
+    for op in list(TABLE.values()):
+        if not isinstance(op, Elementwise) or not op.function_in:
+            continue
+        random = np.random.default_rng(7)
+        low, high = op.domain
+        is_float = torch.float32 in op.dtypes
+        size = (3, 67)
+        arrays = [
+            random.uniform(low, high, size)
+            if is_float
+            else random.integers(0, 2 if op.dtypes[0] is torch.bool else 9, size)
+            for _ in op.tensors
+        ]
+        arguments, options = op.samples[0]
+
+        def run(
+            device: str, wide: bool = False, op: Any = op, arrays: Any = arrays,
+            arguments: Any = arguments, options: Any = options, is_float: bool = is_float,
+        ) -> Any:  # fmt: skip
+            narrow = torch.float32 if is_float else op.dtypes[0]
+            inputs = [torch.tensor(a.tolist(), dtype=narrow, device=device) for a in arrays]
+            if wide and is_float:
+                # The rounded values, so that the inputs of both are the same numbers.
+                inputs = [t.to(torch.float64) for t in inputs]
+            return op(*inputs, *arguments, **options)
+
+        yield Check(
+            "elementwise",
+            op.name,
+            run,
+            lambda run=run: run("cpu", wide=True).numpy(),
+            max(TOLERANCE, op.rtol or 0.0),
+        )
+
+
+def _reduction_checks() -> Iterator[Check]:
+    """Check each reduction along a dim on the device in float32 against the CPU in float64."""
+    import numpy as np
+
+    import webtorch as torch
+    from webtorch.ops.record import TABLE, Reduction
+
+    array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4))
+    for op in list(TABLE.values()):
+        if not isinstance(op, Reduction) or not op.function_in:
+            continue
+        dtype = torch.float32 if torch.float32 in op.dtypes else op.dtypes[0]
+
+        def run(device: str, wide: bool = False, op: Any = op, dtype: Any = dtype) -> Any:
+            x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
+            wanted = torch.float64 if wide and dtype is torch.float32 else dtype
+            return op(x.to(wanted), 1)
+
+        yield Check("reduce", op.name, run, lambda run=run: run("cpu", wide=True).numpy())
+
+
+def _kernel_checks() -> list[Check]:
+    """Checks of the other families, with NumPy as the independent reference."""
+    import numpy as np
+
+    import webtorch as torch
+    import webtorch.nn.functional as F
+
+    random = np.random.default_rng(9)
+    a, b = random.standard_normal((2, 37, 29)), random.standard_normal((2, 29, 45))
+    image, kernel = random.standard_normal((2, 3, 9, 8)), random.standard_normal((4, 3, 3, 3))
+    rows = random.standard_normal((6, 65))
+    index = random.integers(0, 65, (6, 11))
+    logits = random.standard_normal((7, 10))
+    labels = random.integers(0, 10, 7)
+
+    def put(array: Any, device: str) -> Any:
+        dtype = torch.int64 if array.dtype.kind == "i" else torch.float32
+        return torch.tensor(array.tolist(), dtype=dtype, device=device)
+
+    def single(array: Any) -> Any:
+        # What float32 makes of the input is not the kernel's error.
+        return array.astype(np.float32).astype(np.float64)
+
+    a, b, image, kernel, rows, logits = map(single, (a, b, image, kernel, rows, logits))
+
+    def convolved() -> Any:
+        padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        return np.einsum("nchwij,ocij->nohw", windows[:, :, ::2, ::2], kernel)
+
+    def convolution_gradient(device: str) -> Any:
+        weight = put(kernel, device).requires_grad_()
+        F.conv2d(put(image, device), weight, stride=2, padding=1).sum().backward()
+        return weight.grad
+
+    def expected_gradient() -> Any:
+        padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        one = windows[:, :, ::2, ::2].sum(axis=(0, 2, 3))
+        return np.broadcast_to(one, kernel.shape)
+
+    def log_softmax(x: Any) -> Any:
+        shifted = x - x.max(-1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+    def scattered() -> Any:
+        out = np.zeros_like(rows)
+        np.add.at(out, (np.arange(6)[:, None], index), single(rows[:, :11]))
+        return out
+
+    def normalised() -> Any:
+        centred = rows - rows.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+    def attended() -> Any:
+        q = rows[:, :64].reshape(1, 2, 3, 64)
+        scores = np.einsum("bhid,bhjd->bhij", q, q) / 8.0
+        return np.einsum("bhij,bhjd->bhid", np.exp(log_softmax(scores)), q)
+
+    def attention(device: str) -> Any:
+        q = put(rows[:, :64].reshape(1, 2, 3, 64), device)
+        return F.scaled_dot_product_attention(q, q, q)
+
+    def drawn(device: str) -> Any:
+        torch.manual_seed(11)
+        return torch.rand(1000, device=device)
+
+    return [
+        Check("contract", "matmul", lambda d: put(a, d) @ put(b, d), lambda: a @ b),
+        Check(
+            "contract", "matmul, transposed",
+            lambda d: put(a, d).transpose(1, 2) @ put(b, d).transpose(1, 2)[:, :37],
+            lambda: a.transpose(0, 2, 1) @ b.transpose(0, 2, 1)[:, :37],
+        ),
+        Check("contract", "conv2d", lambda d: F.conv2d(put(image, d), put(kernel, d), stride=2, padding=1),
+              convolved),
+        Check("contract", "conv2d, gradient of the weight", convolution_gradient, expected_gradient,
+              1e-4),
+        Check("movement", "flip, roll, permute",
+              lambda d: put(image, d).flip(3).roll(2, 2).permute(3, 0, 2, 1),
+              lambda: np.roll(image[..., ::-1], 2, 2).transpose(3, 0, 2, 1), 0.0),
+        Check("movement", "pad, cat, slice",
+              lambda d: torch.cat([F.pad(put(rows, d), (2, 1)), put(rows, d)[:, ::2]], 1),
+              lambda: np.concatenate([np.pad(rows, ((0, 0), (2, 1))), rows[:, ::2]], 1), 0.0),
+        Check("index", "gather", lambda d: put(rows, d).gather(1, put(index, d)),
+              lambda: np.take_along_axis(rows, index, 1), 0.0),
+        Check("index", "scatter_add",
+              lambda d: torch.zeros(6, 65, device=d).scatter_add(1, put(index, d), put(rows[:, :11], d)),
+              scattered),
+        Check("index", "embedding", lambda d: F.embedding(put(labels, d), put(logits.T.copy(), d)),
+              lambda: logits.T[labels], 0.0),
+        Check("scan", "cumsum", lambda d: put(rows, d).cumsum(1), lambda: rows.cumsum(1)),
+        Check("composite", "softmax", lambda d: torch.softmax(put(rows, d), 1),
+              lambda: np.exp(log_softmax(rows))),
+        Check("composite", "layer_norm", lambda d: F.layer_norm(put(rows, d), (65,)), normalised),
+        Check("composite", "cross_entropy", lambda d: F.cross_entropy(put(logits, d), put(labels, d)),
+              lambda: -log_softmax(logits)[np.arange(7), labels].mean()),
+        Check("composite", "max_pool2d", lambda d: F.max_pool2d(put(image, d), 2),
+              lambda: image[:, :, :8].reshape(2, 3, 4, 2, 4, 2).max((3, 5)), 0.0),
+        Check("composite", "scaled_dot_product_attention", attention, attended),
+        # The same seed gives the same numbers on every device; uniform means a mean of 1/2.
+        Check("random", "rand, the CPU's numbers", drawn, lambda: drawn("cpu").numpy()),
+        Check("random", "rand, mean", lambda d: drawn(d).mean(), lambda: 0.5, 0.03),
+        Check("creation", "arange", lambda d: torch.arange(3, 40, 2, device=d),
+              lambda: np.arange(3, 40, 2), 0.0),
+        Check("creation", "linspace, full",
+              lambda d: torch.linspace(0, 1, 50, device=d) + torch.full((50,), 2.5, device=d),
+              lambda: np.linspace(0, 1, 50) + 2.5),
+    ]  # fmt: skip
+
+
+# --- the tables ----------------------------------------------------------------------------------
+
+
+def _versions() -> Table:
+    table = Table(title="Installation", title_justify="left", show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("Python", f"{platform.python_version()} ({sys.executable})")
+    table.add_row("System", f"{platform.system()} {platform.release()} {platform.machine()}")
+    table.add_row("CPU", get_backend("cpu").description())
+    for name in PACKAGES:
+        table.add_row(name, package_version(name) or Text("not installed", style="dim"))
+    for name, version in _native_versions():
+        table.add_row(name, version)
+    return table
+
+
+def package_version(name: str) -> str:
+    """Return an installed package's version, or "" when it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _native_versions() -> Iterator[tuple[str, str]]:
+    """Yield name and version of each native WebGPU library that is installed."""
+    for module in ("wgpu", "wgpudawn"):
+        try:
+            native = importlib.import_module(f"{module}.backends.wgpu_native")
+        except Exception:  # a broken installation raises OSError, AttributeError, ...
+            continue
+        version = getattr(native, "__version__", None) or getattr(native, "lib_version_info", None)
+        if isinstance(version, tuple):
+            version = ".".join(map(str, version))
+        if version:
+            yield f"{module}, native library", str(version)
+
+
+def _adapter_table(adapter: AdapterInfo) -> Table:
+    kind = "hardware" if adapter.is_hardware else "software"
+    table = Table(
+        title=f"Adapter webgpu:{adapter.index}  {adapter} ({kind})", title_justify="left",
+        show_header=False, box=None,
+    )  # fmt: skip
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("type", adapter.adapter_type)
+    table.add_row("driver", adapter.driver or "not said")
+    table.add_row("features", ", ".join(adapter.features) or "none")
+    for name in SHOWN_LIMITS:
+        value = _limit(adapter, name)
+        if value is not None:
+            table.add_row(name, f"{value:,}")
+    return table
+
+
+def _limit(adapter: AdapterInfo, name: str) -> int | None:
+    # The names have hyphens natively and underscores in some bindings.
+    return adapter.limits.get(name, adapter.limits.get(name.replace("-", "_")))
+
+
+def _test_table(device: str, outcomes: Sequence[Outcome]) -> Table:
+    table = Table(title=f"Self-test of {device}", title_justify="left", box=None)
+    table.add_column("kernel family", style="bold")
+    table.add_column("checks", justify="right")
+    table.add_column("largest error", justify="right")
+    table.add_column("in")
+    table.add_column("result")
+    for outcome in outcomes:
+        table.add_row(
+            outcome.family,
+            str(outcome.checks),
+            "exact" if outcome.error == 0 else f"{outcome.error:.1e}",
+            outcome.worst,
+            Text("passes", style="green") if outcome.passed else Text("fails", style="red"),
+        )
+    return table
