@@ -1,0 +1,1128 @@
+"""Elementwise operations: arithmetic, functions, comparisons, logic, bits, rounding, choice. May import floors 0 and 1.
+
+An entry is one formula over scalar expressions; the function, the method, the kernels and, unless a rule is given, the
+derivative follow from it. A rule is called as vjp(g, out, *tensors, *numbers) and returns one cotangent per tensor.
+
+A formula is written so that its derivative is right too: a choice is a `where` between smooth branches (never abs or
+max of something that is differentiated again), and conventions at special points are PyTorch's.
+Names that begin with an underscore are parts of a public composite; names that end with _backward are gradient rules
+in one kernel, under PyTorch's names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    FLOATS,
+    INTEGERS,
+    DType,
+    Scalar,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+)
+from webtorch.ir.expr import Expr
+from webtorch.ops.record import Elementwise, composite, elementwise
+
+NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
+BITS: tuple[DType, ...] = (*INTEGERS, bool_)
+# Where an op is found when it is a function of nn.functional as well.
+EVERYWHERE = ("torch", "Tensor", "nn.functional")
+LARGEST: dict[DType, float] = {
+    float64: 1.7976931348623157e308,
+    float32: 3.4028234663852886e38,
+    float16: 65504.0,
+    bfloat16: 3.3895313892515355e38,
+}
+
+
+def plain(value: object, *equal_to: Scalar) -> bool:
+    """Whether `value` is a plain Python number (not one read when the program runs) equal to one of `equal_to`."""
+    return type(value) in (bool, int, float) and value in equal_to
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a tensor, not a Python number."""
+    return not isinstance(value, (bool, int, float))
+
+
+# -- parts of formulas -----------------------------------------------------------------------------
+
+
+def truth(x: Expr) -> Expr:
+    """Return x as a bool: whether it is not zero."""
+    if x.dtype is bool_:
+        return x
+    if x.op == "cast" and x.args[0].dtype is bool_:
+        return x.args[0]
+    return ex.ne(x, 0)
+
+
+def is_nan(x: Expr) -> Expr:
+    """Return whether x is NaN; never true of an integer."""
+    return ex.isnan(x) if x.dtype.kind == "float" else ex.const(False, bool_)
+
+
+def is_inf(x: Expr) -> Expr:
+    """Return whether x is infinite; never true of an integer."""
+    return ex.isinf(x) if x.dtype.kind == "float" else ex.const(False, bool_)
+
+
+def is_finite(x: Expr) -> Expr:
+    """Return whether x is neither NaN nor infinite."""
+    if x.dtype.kind != "float":
+        return ex.const(True, bool_)
+    return ~(ex.isnan(x) | ex.isinf(x))
+
+
+def less(x: Expr, y: Expr) -> Expr:
+    """Return x < y, also of bools, which no shading language orders."""
+    return ~x & y if x.dtype is bool_ else x < y
+
+
+def less_equal(x: Expr, y: Expr) -> Expr:
+    """Return x <= y, also of bools."""
+    return ~x | y if x.dtype is bool_ else x <= y
+
+
+def minus_abs(x: Expr) -> Expr:
+    """Return -|x| with the slope of one side at 0, so that smooth functions of it have right derivatives there."""
+    return ex.where(x >= 0, -x, x)
+
+
+def logistic(x: Expr) -> Expr:
+    """Return 1 / (1 + exp(-x)); the exponential never overflows."""
+    z = ex.exp(minus_abs(x))
+    return ex.where(x >= 0, ex.const(1.0, x.dtype), z) / (z + 1)
+
+
+def log1pexp(x: Expr) -> Expr:
+    """Return log(1 + exp(x)); the exponential never overflows."""
+    return ex.where(x >= 0, x, 0.0) + ex.log1p(ex.exp(minus_abs(x)))
+
+
+def abs_less(x: Expr, bound: float) -> Expr:
+    """Return |x| < bound."""
+    return ex.unary("abs", x) < bound
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+_add = elementwise(
+    "_add",
+    lambda x, y: x | y if x.dtype is bool_ else x + y,
+    torch="add",
+    function_in=(),
+    doc="input + other.",
+)
+_add_scaled = elementwise(
+    "_add_scaled",
+    lambda x, y, alpha: x | (alpha & y) if x.dtype is bool_ else x + alpha * y,
+    numbers=("alpha",),
+    torch="",
+    function_in=(),
+    doc="input + alpha * other.",
+)
+_sub = elementwise(
+    "_sub",
+    lambda x, y: x - y,
+    dtypes=NUMERIC,
+    torch="sub",
+    function_in=(),
+    doc="input - other.",
+)
+_sub_scaled = elementwise(
+    "_sub_scaled",
+    lambda x, y, alpha: x - alpha * y,
+    numbers=("alpha",),
+    dtypes=NUMERIC,
+    torch="",
+    function_in=(),
+    doc="input - alpha * other.",
+)
+
+
+def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
+    """Raise PyTorch's errors for an alpha that the result's type cannot hold."""
+    kinds = [
+        x.dtype.kind if is_tensor(x) else "float" if type(x) is float else "int" for x in operands
+    ]
+    if isinstance(alpha, float) and "float" not in kinds:
+        raise DTypeError(
+            f"{name}: For integral input tensors, argument alpha must not be a floating point number: got {alpha}. "
+            f"Convert a tensor with .float(), or pass an integer."
+        )
+    if isinstance(alpha, bool) and any(kind != "bool" for kind in kinds):
+        raise DTypeError(
+            f"{name}: Boolean alpha only supported for Boolean results: got {alpha}. Pass 0 or 1."
+        )
+
+
+@composite(inplace=True)
+def add(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+    """Return input + alpha * other; of bools, or."""
+    if alpha is not True and plain(alpha, 1):
+        return _add(input, other)
+    _check_alpha("add", alpha, input, other)
+    return _add_scaled(input, other, alpha)
+
+
+def _check_subtraction(name: str, *operands: Any) -> None:
+    if all(is_tensor(x) and x.dtype is bool_ for x in operands):
+        raise DTypeError(
+            f"{name}: Subtraction, the `-` operator, with two bool tensors is not supported. "
+            f"Use the `^` or `logical_xor()` operator instead."
+        )
+    if any(is_tensor(x) and x.dtype is bool_ for x in operands):
+        raise DTypeError(
+            f"{name}: Subtraction, the `-` operator, with a bool tensor is not supported. "
+            f"If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
+        )
+
+
+@composite(inplace=True, aliases=("subtract",), dtypes=NUMERIC)
+def sub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+    """Return input - alpha * other."""
+    _check_subtraction("sub", input, other)
+    if plain(alpha, 1):
+        return _sub(input, other)
+    _check_alpha("sub", alpha, input, other)
+    return _sub_scaled(input, other, alpha)
+
+
+@composite(function_in=("torch",), dtypes=NUMERIC)
+def rsub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+    """Return other - alpha * input."""
+    return sub(other, input, alpha=alpha)
+
+
+mul = elementwise(
+    "mul",
+    lambda x, y: x & y if x.dtype is bool_ else x * y,
+    aliases=("multiply",),
+    doc="input * other; of bools, and.",
+)
+_div = elementwise(
+    "_div",
+    lambda x, y: x / y,
+    promotion="float",
+    torch="div",
+    function_in=(),
+    domain=(0.5, 3.0),
+    doc="input / other, as floats.",
+)
+
+
+def _floor_quotient(x: Expr, y: Expr) -> Expr:
+    """Return Python's x // y. Of floats: from the exact remainder, so that 1 // 0.1 is 9."""
+    if x.dtype.kind != "float":
+        return ex.floordiv(x, y)
+    remainder = ex.truncmod(x, y)
+    exact = (x - remainder) / y
+    exact = ex.where(ex.ne(remainder, 0) & ((y < 0) ^ (remainder < 0)), exact - 1, exact)
+    whole = ex.floor(exact)
+    rounded = ex.where(exact - whole > 0.5, whole + 1, whole)
+    signed_zero = ex.copysign(ex.const(0.0, x.dtype), x / y)
+    return ex.where(ex.eq(y, 0), x / y, ex.where(ex.eq(exact, 0), signed_zero, rounded))
+
+
+def _trunc_quotient(x: Expr, y: Expr) -> Expr:
+    return ex.trunc(x / y) if x.dtype.kind == "float" else ex.truncdiv(x, y)
+
+
+floor_divide = elementwise(
+    "floor_divide",
+    _floor_quotient,
+    dtypes=NUMERIC,
+    differentiable=False,
+    domain=(0.5, 9.0),
+    doc="The quotient rounded down, as Python's //.",
+)
+_div_floor = elementwise(
+    "_div_floor",
+    _floor_quotient,
+    vjp=lambda g, out, x, y: (None, None),
+    dtypes=NUMERIC,
+    torch="",
+    function_in=(),
+    domain=(0.5, 9.0),
+    doc="The quotient rounded down; its gradient is zero.",
+)
+_div_trunc = elementwise(
+    "_div_trunc",
+    _trunc_quotient,
+    vjp=lambda g, out, x, y: (None, None),
+    dtypes=NUMERIC,
+    torch="",
+    function_in=(),
+    domain=(0.5, 9.0),
+    doc="The quotient rounded to zero; its gradient is zero.",
+)
+
+
+@composite(inplace=True, aliases=("divide",), domain=(0.5, 3.0))
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
+    if rounding_mode is None:
+        return _div(input, other)
+    if rounding_mode == "floor":
+        return _div_floor(input, other)
+    if rounding_mode == "trunc":
+        return _div_trunc(input, other)
+    raise RuntimeError(
+        f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
+    )
+
+
+@composite(inplace=True, domain=(0.5, 3.0))
+def true_divide(input: Any, other: Any) -> Any:
+    """Return input / other, as floats."""
+    return _div(input, other)
+
+
+remainder = elementwise(
+    "remainder",
+    lambda x, y: ex.mod(x, y),
+    dtypes=NUMERIC,
+    domain=(0.5, 9.0),
+    doc="What is left of input by other, with the sign of other (Python's %).",
+)
+fmod = elementwise(
+    "fmod",
+    lambda x, y: ex.truncmod(x, y),
+    dtypes=NUMERIC,
+    domain=(0.5, 9.0),
+    doc="What is left of input by other, with the sign of input (C's fmod).",
+)
+_pow = elementwise(
+    "_pow",
+    lambda x, y: ex.pow_(x, y),
+    dtypes=NUMERIC,
+    torch="pow",
+    function_in=(),
+    domain=(0.1, 3.0),
+    doc="input to the power other.",
+)
+_cube = elementwise(
+    "_cube",
+    lambda x: x * x * x,
+    dtypes=NUMERIC,
+    torch="",
+    function_in=(),
+    doc="input to the power 3.",
+)
+
+
+@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0))
+def pow(input: Any, exponent: Any) -> Any:
+    """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
+    if is_tensor(exponent) or not is_tensor(input):
+        return _pow(input, exponent)
+    if input.dtype.kind != "float":
+        if isinstance(exponent, int) and exponent < 0:
+            raise RuntimeError(
+                f"pow: Integers to negative integer powers are not allowed: got {exponent} with a {input.dtype} "
+                f"tensor. Convert it with .float()."
+            )
+    elif plain(exponent, 0.5):
+        return sqrt(input)
+    elif plain(exponent, -0.5):
+        return rsqrt(input)
+    elif plain(exponent, -1):
+        return reciprocal(input)
+    elif plain(exponent, 2):
+        return square(input)
+    elif plain(exponent, 3):
+        return _cube(input)
+    return _pow(input, exponent)
+
+
+@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0))
+def float_power(input: Any, exponent: Any) -> Any:
+    """Return input to the power exponent, computed in float64."""
+    wide = [x.to(float64) if is_tensor(x) else float(x) for x in (input, exponent)]
+    return pow(*wide)
+
+
+neg = elementwise(
+    "neg",
+    lambda x: -x,
+    aliases=("negative",),
+    dtypes=NUMERIC,
+    doc="-input.",
+)
+positive = elementwise(
+    "positive",
+    lambda x: x,
+    dtypes=NUMERIC,
+    inplace=False,
+    doc="input itself.",
+)
+abs = elementwise(
+    "abs",
+    lambda x: x if x.dtype.kind == "uint" else ex.unary("abs", x),
+    aliases=("absolute",),
+    dtypes=NUMERIC,
+    doc="The absolute value; its derivative at 0 is 0.",
+)
+sign = elementwise(
+    "sign",
+    lambda x: x if x.dtype is bool_ else ex.sign(x),
+    aliases=("sgn",),
+    doc="-1, 0 or 1.",
+)
+signbit = elementwise(
+    "signbit",
+    lambda x: (
+        ex.copysign(ex.const(1.0, x.dtype), x) < 0
+        if x.dtype.kind == "float"
+        else x < 0
+        if x.dtype.kind == "int"
+        else ex.const(False, bool_)
+    ),
+    promotion="bool",
+    doc="Whether the sign bit is set; true of -0.0.",
+)
+square = elementwise(
+    "square",
+    lambda x: x * x,
+    dtypes=NUMERIC,
+    doc="input * input.",
+)
+reciprocal = elementwise(
+    "reciprocal",
+    lambda x: 1 / x,
+    promotion="float",
+    domain=(0.3, 3.0),
+    doc="1 / input.",
+)
+lerp = elementwise(
+    "lerp",
+    # Both forms are exact at the end that they are near.
+    lambda x, end, weight: ex.where(
+        abs_less(weight, 0.5), x + weight * (end - x), end - (end - x) * (1 - weight)
+    ),
+    tensors=("input", "end", "weight"),
+    dtypes=FLOATS,
+    doc="input + weight * (end - input).",
+)
+
+
+addcmul = elementwise(
+    "addcmul",
+    lambda x, y, z, value: x + value * y * z,
+    tensors=("input", "tensor1", "tensor2"),
+    numbers=("value",),
+    signature="(input, tensor1, tensor2, *, value=1)",
+    dtypes=NUMERIC,
+    doc="input + value * tensor1 * tensor2.",
+)
+addcdiv = elementwise(
+    "addcdiv",
+    lambda x, y, z, value: x + value * y / z,
+    tensors=("input", "tensor1", "tensor2"),
+    numbers=("value",),
+    signature="(input, tensor1, tensor2, *, value=1)",
+    dtypes=FLOATS,
+    domain=(0.5, 3.0),
+    doc="input + value * tensor1 / tensor2; of floats only.",
+)
+ldexp = elementwise(
+    "ldexp",
+    lambda x, y: x * ex.exp2(y),
+    promotion="float",
+    doc="input * 2 ** other.",
+)
+
+# -- powers, exponentials, logarithms --------------------------------------------------------------
+
+sqrt = elementwise(
+    "sqrt",
+    lambda x: ex.sqrt(x),
+    vjp=lambda g, out, x: (g / (out * 2),),
+    promotion="float",
+    domain=(0.01, 9.0),
+    doc="The square root.",
+)
+rsqrt = elementwise(
+    "rsqrt",
+    lambda x: ex.rsqrt(x),
+    promotion="float",
+    domain=(0.1, 9.0),
+    doc="1 / sqrt(input).",
+)
+exp = elementwise(
+    "exp",
+    lambda x: ex.exp(x),
+    vjp=lambda g, out, x: (g * out,),
+    promotion="float",
+    doc="e to the power input.",
+)
+exp2 = elementwise(
+    "exp2",
+    lambda x: ex.exp2(x),
+    promotion="float",
+    doc="2 to the power input.",
+)
+expm1 = elementwise(
+    "expm1",
+    lambda x: ex.expm1(x),
+    # Not g * (out + 1), which loses all digits where out is near -1.
+    vjp=lambda g, out, x: (g * exp(x),),
+    promotion="float",
+    doc="exp(input) - 1, exact near 0.",
+)
+log = elementwise(
+    "log",
+    lambda x: ex.log(x),
+    promotion="float",
+    domain=(0.01, 9.0),
+    doc="The natural logarithm.",
+)
+log2 = elementwise(
+    "log2",
+    lambda x: ex.log2(x),
+    promotion="float",
+    domain=(0.01, 9.0),
+    doc="The logarithm to base 2.",
+)
+log10 = elementwise(
+    "log10",
+    lambda x: ex.log10(x),
+    promotion="float",
+    domain=(0.01, 9.0),
+    doc="The logarithm to base 10.",
+)
+log1p = elementwise(
+    "log1p",
+    lambda x: ex.log1p(x),
+    promotion="float",
+    domain=(-0.9, 9.0),
+    doc="log(1 + input), exact near 0.",
+)
+
+
+def _log_add(x: Expr, y: Expr, power: Any, scale: float) -> Expr:
+    """Return the larger side plus log(1 + power(-|x - y|)) * scale; infinities of one sign give that infinity."""
+    x_larger = x >= y
+    larger, distance = ex.where(x_larger, x, y), ex.where(x_larger, y - x, x - y)
+    return ex.where(ex.isinf(x) & ex.eq(x, y), x, larger + ex.log1p(power(distance)) * scale)
+
+
+logaddexp = elementwise(
+    "logaddexp",
+    lambda x, y: _log_add(x, y, ex.exp, 1.0),
+    vjp=lambda g, out, x, y: (g * sigmoid(x - y), g * sigmoid(y - x)),
+    dtypes=FLOATS,
+    inplace=False,
+    doc="log(exp(input) + exp(other)); never overflows.",
+)
+logaddexp2 = elementwise(
+    "logaddexp2",
+    lambda x, y: _log_add(x, y, ex.exp2, 1 / math.log(2)),
+    vjp=lambda g, out, x, y: (
+        g * sigmoid((x - y) * math.log(2)),
+        g * sigmoid((y - x) * math.log(2)),
+    ),
+    dtypes=FLOATS,
+    inplace=False,
+    doc="log2(2 ** input + 2 ** other); never overflows.",
+)
+xlogy: Elementwise = elementwise(
+    "xlogy",
+    lambda x, y: ex.where(ex.eq(x, 0) & ~ex.isnan(y), ex.const(0.0, x.dtype), x * ex.log(y)),
+    # PyTorch's rule: at input 0 the slope in input is 0, the one in other is input / other even at 0 / 0.
+    vjp=lambda g, out, x, y: (g * xlogy(ne(x, 0), y), g * (x / y)),
+    promotion="float",
+    domain=(0.1, 3.0),
+    doc="input * log(other), 0 where input is 0.",
+)
+
+# -- trigonometry ----------------------------------------------------------------------------------
+
+sin = elementwise("sin", lambda x: ex.sin(x), promotion="float", doc="The sine.")
+cos = elementwise("cos", lambda x: ex.cos(x), promotion="float", doc="The cosine.")
+tan = elementwise(
+    "tan", lambda x: ex.tan(x), promotion="float", domain=(-1.4, 1.4), doc="The tangent."
+)
+asin = elementwise(
+    "asin",
+    lambda x: ex.asin(x),
+    aliases=("arcsin",),
+    promotion="float",
+    domain=(-0.95, 0.95),
+    doc="The inverse sine.",
+)
+acos = elementwise(
+    "acos",
+    lambda x: ex.acos(x),
+    aliases=("arccos",),
+    promotion="float",
+    domain=(-0.95, 0.95),
+    doc="The inverse cosine.",
+)
+atan = elementwise(
+    "atan",
+    lambda x: ex.atan(x),
+    aliases=("arctan",),
+    promotion="float",
+    doc="The inverse tangent.",
+)
+atan2 = elementwise(
+    "atan2",
+    lambda x, y: ex.atan2(x, y),
+    aliases=("arctan2",),
+    promotion="float",
+    doc="The angle of the point (other, input), in -pi..pi.",
+)
+sinh = elementwise("sinh", lambda x: ex.sinh(x), promotion="float", doc="The hyperbolic sine.")
+cosh = elementwise("cosh", lambda x: ex.cosh(x), promotion="float", doc="The hyperbolic cosine.")
+tanh = elementwise(
+    "tanh",
+    lambda x: ex.tanh(x),
+    vjp=lambda g, out, x: (tanh_backward(g, out),),
+    promotion="float",
+    function_in=EVERYWHERE,
+    doc="The hyperbolic tangent.",
+)
+tanh_backward: Elementwise = elementwise(
+    "tanh_backward",
+    lambda g, out: g * (1 - out * out),
+    tensors=("grad_output", "output"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of tanh from its result.",
+)
+asinh = elementwise(
+    "asinh",
+    lambda x: ex.asinh(x),
+    aliases=("arcsinh",),
+    promotion="float",
+    doc="The inverse hyperbolic sine.",
+)
+acosh = elementwise(
+    "acosh",
+    lambda x: ex.acosh(x),
+    aliases=("arccosh",),
+    promotion="float",
+    domain=(1.1, 9.0),
+    doc="The inverse hyperbolic cosine.",
+)
+atanh = elementwise(
+    "atanh",
+    lambda x: ex.atanh(x),
+    aliases=("arctanh",),
+    promotion="float",
+    domain=(-0.95, 0.95),
+    doc="The inverse hyperbolic tangent.",
+)
+hypot = elementwise(
+    "hypot",
+    lambda x, y: ex.hypot(x, y),
+    dtypes=FLOATS,
+    doc="sqrt(input ** 2 + other ** 2) without overflow.",
+)
+deg2rad = elementwise(
+    "deg2rad",
+    lambda x: x * (math.pi / 180),
+    promotion="float",
+    doc="Degrees to radians.",
+)
+rad2deg = elementwise(
+    "rad2deg",
+    lambda x: x * (180 / math.pi),
+    promotion="float",
+    doc="Radians to degrees.",
+)
+
+
+def _sinc(x: Expr) -> Expr:
+    """Near 0 a series in (pi x)**2, so that derivatives lose nothing; to 1e-17 for |pi x| < 1."""
+    angle = x * math.pi
+    t = angle * angle
+    series = ex.const(1 / math.factorial(17), x.dtype)
+    for n in (15, 13, 11, 9, 7, 5, 3, 1):
+        series = 1 / math.factorial(n) - t * series
+    return ex.where(abs_less(angle, 1.0), series, ex.sin(angle) / angle)
+
+
+sinc = elementwise(
+    "sinc",
+    _sinc,
+    tensors=("input",),
+    promotion="float",
+    doc="sin(pi input) / (pi input), 1 at 0.",
+)
+
+# -- rounding --------------------------------------------------------------------------------------
+
+
+def _integral(op: Any) -> Any:
+    return lambda x: op(x) if x.dtype.kind == "float" else x
+
+
+ceil = elementwise("ceil", _integral(ex.ceil), dtypes=NUMERIC, doc="Rounded up.")
+floor = elementwise("floor", _integral(ex.floor), dtypes=NUMERIC, doc="Rounded down.")
+trunc = elementwise(
+    "trunc", _integral(ex.trunc), aliases=("fix",), dtypes=NUMERIC, doc="Rounded to zero."
+)
+frac = elementwise("frac", lambda x: x - ex.trunc(x), dtypes=FLOATS, doc="input - trunc(input).")
+_round = elementwise(
+    "_round",
+    _integral(ex.round_),
+    dtypes=NUMERIC,
+    torch="round",
+    function_in=(),
+    doc="Rounded to the nearest integer, halves to the even one.",
+)
+_round_fraction = elementwise(
+    "_round_fraction",
+    lambda x, scale: ex.round_(x * scale) / scale,
+    numbers=("scale",),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    doc="Rounded to multiples of 1 / scale.",
+)
+_round_multiple = elementwise(
+    "_round_multiple",
+    lambda x, scale: ex.round_(x / scale) * scale,
+    numbers=("scale",),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    doc="Rounded to multiples of scale.",
+)
+
+
+@composite(inplace=True, dtypes=NUMERIC)
+def round(input: Any, *, decimals: int = 0) -> Any:
+    """Rounded to `decimals` digits after the point, halves to the even one."""
+    if decimals == 0:
+        return _round(input)
+    if input.dtype.kind != "float":
+        raise RuntimeError(
+            f"round: decimals={decimals} is for floating-point tensors: got {input.dtype}. Convert it with .float()."
+        )
+    if decimals > 0:
+        return _round_fraction(input, 10.0**decimals)
+    return _round_multiple(input, 10.0**-decimals)
+
+
+# -- comparisons and predicates --------------------------------------------------------------------
+
+eq = elementwise("eq", lambda x, y: ex.eq(x, y), promotion="bool", doc="input == other.")
+ne: Elementwise = elementwise(
+    "ne",
+    lambda x, y: ex.ne(x, y),
+    aliases=("not_equal",),
+    promotion="bool",
+    doc="input != other.",
+)
+lt = elementwise(
+    "lt",
+    less,
+    aliases=("less",),
+    tensors=("input", "other"),
+    promotion="bool",
+    doc="input < other.",
+)
+le = elementwise(
+    "le",
+    less_equal,
+    aliases=("less_equal",),
+    promotion="bool",
+    doc="input <= other.",
+)
+gt = elementwise(
+    "gt", lambda x, y: less(y, x), aliases=("greater",), promotion="bool", doc="input > other."
+)
+ge = elementwise(
+    "ge",
+    lambda x, y: less_equal(y, x),
+    aliases=("greater_equal",),
+    promotion="bool",
+    doc="input >= other.",
+)
+isnan = elementwise("isnan", is_nan, promotion="bool", doc="Whether input is NaN.")
+isinf = elementwise("isinf", is_inf, promotion="bool", doc="Whether input is infinite.")
+isfinite = elementwise(
+    "isfinite", is_finite, promotion="bool", doc="Whether input is neither NaN nor infinite."
+)
+isposinf = elementwise(
+    "isposinf", lambda x: is_inf(x) & less(ex.const(0, x.dtype), x), promotion="bool",
+    function_in=("torch",), doc="Whether input is +infinity.",
+)  # fmt: skip
+isneginf = elementwise(
+    "isneginf", lambda x: is_inf(x) & less(x, ex.const(0, x.dtype)), promotion="bool",
+    function_in=("torch",), doc="Whether input is -infinity.",
+)  # fmt: skip
+isreal = elementwise(
+    "isreal",
+    lambda x: ex.const(True, bool_),
+    promotion="bool",
+    doc="True: no type here is complex.",
+)
+
+
+@composite(differentiable=False)
+def isclose(
+    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Any:
+    """Whether |input - other| <= atol + rtol * |other|, elementwise; infinities are close to themselves only."""
+    if input.dtype is not other.dtype:
+        raise RuntimeError(
+            f"isclose: {input.dtype} and {other.dtype} did not match: both tensors need one type. "
+            f"Convert one with .to()."
+        )
+    if rtol < 0 or atol < 0:
+        raise RuntimeError(
+            f"isclose: rtol and atol must not be negative: got rtol={rtol}, atol={atol}."
+        )
+    if input.dtype is bool_:
+        input, other = input.to(float32), other.to(float32)
+    close = eq(input, other)
+    if equal_nan and input.dtype.kind == "float":
+        close = close | (isnan(input) & isnan(other))
+    if rtol == 0 and atol == 0:
+        return close
+    distance = abs(input - other)
+    return close | (isfinite(distance) & le(distance, abs(other) * float(rtol) + float(atol)))
+
+
+logical_and = elementwise(
+    "logical_and",
+    lambda x, y: truth(x) & truth(y),
+    promotion="bool",
+    doc="Whether neither is zero.",
+)
+logical_or = elementwise(
+    "logical_or",
+    lambda x, y: truth(x) | truth(y),
+    promotion="bool",
+    doc="Whether one is not zero.",
+)
+logical_xor = elementwise(
+    "logical_xor",
+    lambda x, y: truth(x) ^ truth(y),
+    promotion="bool",
+    doc="Whether exactly one is not zero.",
+)
+logical_not = elementwise(
+    "logical_not", lambda x: ~truth(x), promotion="bool", doc="Whether input is zero."
+)
+
+# -- bits ------------------------------------------------------------------------------------------
+
+bitwise_and = elementwise(
+    "bitwise_and", lambda x, y: x & y, dtypes=BITS, doc="The bits set in both."
+)
+bitwise_or = elementwise("bitwise_or", lambda x, y: x | y, dtypes=BITS, doc="The bits set in one.")
+bitwise_xor = elementwise(
+    "bitwise_xor", lambda x, y: x ^ y, dtypes=BITS, doc="The bits set in exactly one."
+)
+bitwise_not = elementwise("bitwise_not", lambda x: ~x, dtypes=BITS, doc="All bits inverted.")
+
+
+def _shift_out_of_range(x: Expr, count: Expr) -> Expr:
+    """Whether a shift count is one that hardware would take modulo the width."""
+    too_far = count >= x.dtype.bits
+    return (count < 0) | too_far if x.dtype.kind == "int" else too_far
+
+
+bitwise_left_shift = elementwise(
+    "bitwise_left_shift",
+    lambda x, y: ex.where(_shift_out_of_range(x, y), ex.const(0, x.dtype), ex.shl(x, y)),
+    dtypes=INTEGERS,
+    domain=(0, 7),
+    doc="input * 2 ** other, on bits; 0 when all are shifted out.",
+)
+bitwise_right_shift = elementwise(
+    "bitwise_right_shift",
+    lambda x, y: ex.where(
+        _shift_out_of_range(x, y),
+        ex.shr(x, ex.const(x.dtype.bits - 1, x.dtype))
+        if x.dtype.kind == "int"
+        else ex.const(0, x.dtype),
+        ex.shr(x, y),
+    ),
+    dtypes=INTEGERS,
+    domain=(0, 7),
+    doc="input shifted right; the sign is kept.",
+)
+
+# -- choice ----------------------------------------------------------------------------------------
+
+_where: Elementwise = elementwise(
+    "_where",
+    lambda condition, x, y: ex.where(truth(condition), x, y),
+    tensors=("condition", "input", "other"),
+    vjp=lambda g, out, condition, x, y: (
+        None,
+        _where(condition, g, 0.0),
+        _where(condition, 0.0, g),
+    ),
+    inplace=False,
+    torch="where",
+    function_in=(),
+    doc="input where condition, else other.",
+)
+
+
+def check_mask(name: str, mask: Any) -> None:
+    """Raise PyTorch's error when a condition is not a bool tensor."""
+    if not is_tensor(mask) or mask.dtype is not bool_:
+        found = mask.dtype if is_tensor(mask) else type(mask).__name__
+        raise DTypeError(
+            f"{name} expected condition to be a boolean tensor, but got a tensor with dtype {found}: "
+            f"compare first, as in {name}(x != 0, ...)."
+        )
+
+
+@composite(
+    # As a method, input comes first: Tensor.where(condition, other).
+    function_in=("torch",),
+)
+def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+    """Return input where condition, else other; with condition alone, the indices of its true elements."""
+    if input is None and other is None:
+        return condition.nonzero(as_tuple=True)
+    check_mask("where", condition)
+    return _where(condition, input, other)
+
+
+@composite(inplace=True)
+def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+    """Return input with `value` (a number or a 0-d tensor) where mask is true."""
+    check_mask("masked_fill", mask)
+    if is_tensor(value):
+        if value.ndim:
+            raise RuntimeError(
+                f"masked_fill: only supports a 0-dimensional value tensor, but got tensor "
+                f"with {value.ndim} dimension(s). Use where(mask, value, input)."
+            )
+        value = value.to(input.dtype)
+    elif input.dtype.kind != "float" and isinstance(value, float):
+        if not value.is_integer():
+            raise RuntimeError(
+                f"masked_fill: value cannot be converted to type {input.dtype} without overflow: got {value}. "
+                f"Convert the tensor with .float()."
+            )
+        value = int(value)
+    elif input.dtype is bool_:
+        value = bool(value)
+    return _where(mask, value, input)
+
+
+maximum = elementwise(
+    "maximum",
+    lambda x, y: x | y if x.dtype is bool_ else ex.maximum(x, y),
+    inplace=False,
+    doc="The larger one; NaN if one is NaN. Ties share the gradient.",
+)
+minimum = elementwise(
+    "minimum",
+    lambda x, y: x & y if x.dtype is bool_ else ex.minimum(x, y),
+    inplace=False,
+    doc="The smaller one; NaN if one is NaN. Ties share the gradient.",
+)
+fmax = elementwise(
+    "fmax",
+    lambda x, y: x | y if x.dtype is bool_ else ex.where((x >= y) | is_nan(y), x, y),
+    inplace=False,
+    doc="The larger one; a NaN loses against a number.",
+)
+fmin = elementwise(
+    "fmin",
+    lambda x, y: x & y if x.dtype is bool_ else ex.where((x <= y) | is_nan(y), x, y),
+    inplace=False,
+    doc="The smaller one; a NaN loses against a number.",
+)
+
+
+def _at_least(x: Expr, bound: Expr) -> Expr:
+    # Not ex.maximum, which would share the gradient at the bound: there x keeps all of it. NaN passes.
+    below = x < bound
+    return ex.where(below if x.dtype.kind != "float" else below | ex.isnan(bound), bound, x)
+
+
+def _at_most(x: Expr, bound: Expr) -> Expr:
+    above = x > bound
+    return ex.where(above if x.dtype.kind != "float" else above | ex.isnan(bound), bound, x)
+
+
+clamp_min = elementwise(
+    "clamp_min",
+    _at_least,
+    tensors=("input", "min"),
+    dtypes=NUMERIC,
+    doc="input, or min where it is less. At the bound the gradient goes to input.",
+)
+clamp_max = elementwise(
+    "clamp_max",
+    _at_most,
+    tensors=("input", "max"),
+    dtypes=NUMERIC,
+    doc="input, or max where it is more. At the bound the gradient goes to input.",
+)
+_clamp = elementwise(
+    "_clamp",
+    lambda x, low, high: _at_most(_at_least(x, low), high),
+    tensors=("input", "min", "max"),
+    dtypes=NUMERIC,
+    torch="",
+    function_in=(),
+    doc="input kept in min..max; max where min > max.",
+)
+
+
+@composite(
+    inplace=True,
+    aliases=("clip",),
+    dtypes=NUMERIC,
+    samples=(((-1.0, 1.0), {}), ((), {"min": 0.5}), ((), {"max": 0.5}), ((1.0, -1.0), {})),
+)
+def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
+    """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    if max is None:
+        return clamp_min(input, min)
+    if min is None:
+        return clamp_max(input, max)
+    return _clamp(input, min, max)
+
+
+_nan_to_num = elementwise(
+    "_nan_to_num",
+    lambda x, nan, high, low: ex.where(
+        ex.isnan(x), nan, ex.where(ex.isinf(x), ex.where(x > 0, high, low), x)
+    ),
+    tensors=("input",),
+    numbers=("nan", "posinf", "neginf"),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    doc="input with NaN and infinities replaced.",
+)
+
+
+@composite(inplace=True)
+def nan_to_num(
+    input: Any,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Any:
+    """Return input with NaN (0 by default) and infinities (the type's largest numbers by default) replaced."""
+    if input.dtype.kind != "float":
+        return input.clone()
+    largest = LARGEST[input.dtype]
+    return _nan_to_num(
+        input,
+        0.0 if nan is None else nan,
+        largest if posinf is None else posinf,
+        -largest if neginf is None else neginf,
+    )
+
+
+copysign = elementwise(
+    "copysign",
+    lambda x, y: ex.copysign(x, y),
+    promotion="float",
+    doc="The size of input with the sign of other.",
+)
+heaviside = elementwise(
+    "heaviside",
+    lambda x, values: (
+        x | values & ~x
+        if x.dtype is bool_
+        else ex.where(ex.eq(x, 0), values, ex.cast(x > 0, x.dtype))
+    ),
+    tensors=("input", "values"),
+    differentiable=False,
+    doc="0 for negative input, 1 for positive, values at 0.",
+)
+
+# -- logistic --------------------------------------------------------------------------------------
+
+sigmoid: Elementwise = elementwise(
+    "sigmoid",
+    logistic,
+    vjp=lambda g, out, x: (sigmoid_backward(g, out),),
+    aliases=("expit",),
+    promotion="float",
+    function_in=EVERYWHERE,
+    domain=(-100.0, 100.0),
+    doc="1 / (1 + exp(-input)).",
+)
+sigmoid_backward: Elementwise = elementwise(
+    "sigmoid_backward",
+    lambda g, out: g * (1 - out) * out,
+    tensors=("grad_output", "output"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of sigmoid from its result.",
+)
+
+
+def _logit_formula(x: Expr) -> Expr:
+    # Near a half the logarithm's argument is near 1: take the distance from it, which is exact.
+    middle = abs_less(x - 0.5, 0.25)
+    return ex.where(middle, ex.log1p((x + x - 1) / (1 - x)), ex.log(x / (1 - x)))
+
+
+_logit = elementwise(
+    "_logit",
+    _logit_formula,
+    vjp=lambda g, out, x: (_logit_backward(g, x),),
+    promotion="float",
+    torch="logit",
+    function_in=(),
+    domain=(0.02, 0.98),
+    doc="log(input / (1 - input)).",
+)
+_logit_backward: Elementwise = elementwise(
+    "_logit_backward",
+    lambda g, x: ex.where((x < 0) | (x > 1), ex.const(math.nan, x.dtype), g / (x * (1 - x))),
+    tensors=("grad_output", "input"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of logit.",
+)
+_logit_clamped = elementwise(
+    "_logit_clamped",
+    lambda x, eps: ex.where(
+        x < eps,
+        _logit_formula(eps),
+        ex.where(x > 1 - eps, _logit_formula(1 - eps), _logit_formula(x)),
+    ),
+    numbers=("eps",),
+    promotion="float",
+    torch="",
+    function_in=(),
+    domain=(0.02, 0.98),
+    doc="log(z / (1 - z)) of z = input kept in eps..1 - eps.",
+)
+
+
+@composite(inplace=True, domain=(0.02, 0.98), samples=(((), {}), ((1e-3,), {})))
+def logit(input: Any, eps: float | None = None) -> Any:
+    """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
+    return _logit(input) if eps is None else _logit_clamped(input, eps)
+
+
+erf = elementwise("erf", lambda x: ex.erf(x), promotion="float", doc="The error function.")
+erfc = elementwise("erfc", lambda x: ex.erfc(x), promotion="float", doc="1 - erf(input).")
