@@ -33,11 +33,17 @@ _Self = TypeVar("_Self", bound="Module")
 _EXTRA_STATE = "_extra_state"
 
 
-class _IncompatibleKeys(NamedTuple):
-    """What `load_state_dict` returns: the keys that did not meet."""
+class _Keys(NamedTuple):
+    """The fields of what `load_state_dict` returns."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+class _IncompatibleKeys(_Keys):
+    """What `load_state_dict` returns: the keys that did not meet."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         if not self.missing_keys and not self.unexpected_keys:
@@ -323,11 +329,11 @@ class Module:
                     f"cannot assign '{typename(value)}' as buffer '{name}' "
                     "(torch.nn.Buffer, torch.Tensor or None expected)"
                 )
-            if isinstance(value, Buffer):
-                persistent = value.persistent
-                own.pop(name, None)
-            else:
-                persistent = name not in self._non_persistent_buffers_set
+            persistent = (
+                value.persistent
+                if isinstance(value, Buffer)
+                else name not in self._non_persistent_buffers_set
+            )
             self.register_buffer(name, value, persistent)
         else:
             object.__setattr__(self, name, value)

@@ -1,0 +1,35 @@
+"""`webtorch.nn`: PyTorch's layers, losses, containers and initial values, one family a file.
+
+May import floors 0 to 4.
+"""
+
+from __future__ import annotations
+
+from webtorch.nn import functional, init, parameter, utils
+from webtorch.nn.activation import *  # noqa: F403
+from webtorch.nn.attention import MultiheadAttention
+from webtorch.nn.container import *  # noqa: F403
+from webtorch.nn.conv import *  # noqa: F403
+from webtorch.nn.distance import *  # noqa: F403
+from webtorch.nn.dropout import *  # noqa: F403
+from webtorch.nn.embedding import Embedding
+from webtorch.nn.linear import *  # noqa: F403
+from webtorch.nn.loss import *  # noqa: F403
+from webtorch.nn.module import Module
+from webtorch.nn.norm import *  # noqa: F403
+from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.nn.pooling import *  # noqa: F403
+from webtorch.nn.transformer import *  # noqa: F403
+from webtorch.nn.vision import *  # noqa: F403
+
+__all__ = [
+    "Buffer",
+    "Embedding",
+    "Module",
+    "MultiheadAttention",
+    "Parameter",
+    "functional",
+    "init",
+    "parameter",
+    "utils",
+]

@@ -1,0 +1,147 @@
+"""MultiheadAttention. May import the tensor floor and nn's base files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.nn import functional as F
+from webtorch.nn import init
+from webtorch.nn.linear import Linear
+from webtorch.nn.module import Module
+from webtorch.nn.parameter import Parameter
+
+__all__ = ["MultiheadAttention"]
+
+
+class NonDynamicallyQuantizableLinear(Linear):
+    """A Linear; PyTorch gives attention's output projection this name, and prints it."""
+
+
+class MultiheadAttention(Module):
+    """Attention of several heads. Vaswani et al., 2017: Attention is all you need.
+
+    Inputs are (L, N, E), or (N, L, E) with `batch_first`, or (L, E).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """Make the projections: one packed weight where key and value have the query's size."""
+        if embed_dim <= 0 or num_heads <= 0:
+            raise ValueError(
+                "embed_dim and num_heads must be greater than 0, got "
+                f"embed_dim={embed_dim} and num_heads={num_heads} instead"
+            )
+        super().__init__()
+        self.embed_dim = embed_dim
+        self.kdim = kdim if kdim is not None else embed_dim
+        self.vdim = vdim if vdim is not None else embed_dim
+        self._qkv_same_embed_dim = self.kdim == embed_dim and self.vdim == embed_dim
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.batch_first = batch_first
+        self.head_dim = embed_dim // num_heads
+        if self.head_dim * num_heads != embed_dim:
+            raise AssertionError("embed_dim must be divisible by num_heads")
+
+        def made(*shape: int) -> Parameter:
+            return Parameter(webtorch.empty(shape, device=device, dtype=dtype))
+
+        packed = self._qkv_same_embed_dim
+        # Registered in PyTorch's order: it is the order of parameters().
+        if packed:
+            self.in_proj_weight = made(3 * embed_dim, embed_dim)
+            for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                self.register_parameter(name, None)
+        else:
+            self.q_proj_weight = made(embed_dim, embed_dim)
+            self.k_proj_weight = made(embed_dim, self.kdim)
+            self.v_proj_weight = made(embed_dim, self.vdim)
+            self.register_parameter("in_proj_weight", None)
+        self.register_parameter("in_proj_bias", made(3 * embed_dim) if bias else None)
+        self.out_proj = NonDynamicallyQuantizableLinear(embed_dim, embed_dim, bias, device, dtype)
+        if add_bias_kv:
+            self.bias_k = made(1, 1, embed_dim)
+            self.bias_v = made(1, 1, embed_dim)
+        else:
+            self.bias_k = self.bias_v = None
+        self.add_zero_attn = add_zero_attn
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        """Draw new initial values."""
+        for weight in (
+            self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight,
+        ):  # fmt: skip
+            if weight is not None:
+                init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            init.zeros_(self.in_proj_bias)
+            init.zeros_(self.out_proj.bias)
+        if self.bias_k is not None:
+            init.xavier_normal_(self.bias_k)
+        if self.bias_v is not None:
+            init.xavier_normal_(self.bias_v)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return (output, weights): the weights (N, L, S), by head without averaging, or None.
+
+        Bool masks hide what is true; float masks are added. `is_causal` says that `attn_mask` is
+        the causal mask.
+        """
+        turned = self.batch_first and query.dim() == 3
+        if turned:
+            # One turned tensor for one input, so that self-attention is still seen as such.
+            seen: dict[int, Tensor] = {}
+            query, key, value = (
+                seen.setdefault(id(x), x.transpose(1, 0)) for x in (query, key, value)
+            )
+        out, weights = F.multi_head_attention_forward(
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=not self._qkv_same_embed_dim,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        return (out.transpose(1, 0), weights) if turned else (out, weights)

@@ -1,0 +1,319 @@
+"""Attention as functions. May import the tensor floor and the op table.
+
+Letters of shapes: N batch, H heads, L queries, S keys, E size of one head.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.nn.functional.activation import softmax
+from webtorch.nn.functional.noise import dropout
+from webtorch.nn.functional.projection import linear
+from webtorch.nn.functional.padding import pad
+from webtorch.nn.functional.table import composite
+
+__all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
+
+
+@composite
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(q k^T * scale + mask) v for q (N, ..., L, E), k and v (N, ..., S, E).
+
+    A bool mask keeps what is true; a float one is added. `is_causal` lets position i see 0..i.
+    `enable_gqa` lets several query heads share one key head.
+    """
+    if is_causal and attn_mask is not None:
+        raise RuntimeError(
+            "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
+        )
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
+    length, source = query.shape[-2], key.shape[-2]
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * factor).matmul(key.transpose(-2, -1))
+    if is_causal:
+        ones = webtorch.ones((length, source), dtype=webtorch.bool, device=query.device)
+        attn_mask = ones.tril()
+    hidden = None
+    if attn_mask is not None:
+        if attn_mask.dtype == webtorch.bool:
+            scores = webtorch.where(attn_mask, scores, float("-inf"))
+            hidden = ~attn_mask.any(-1, keepdim=True)
+        else:
+            scores = scores + attn_mask
+    weights = softmax(scores, -1)
+    if hidden is not None:
+        # A query that sees no key gets zeros, as in PyTorch, not the NaN of 0 / 0.
+        weights = webtorch.where(hidden, 0.0, weights)
+    if dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    return weights.matmul(value)
+
+
+def canonical_mask(
+    mask: Tensor | None,
+    mask_name: str,
+    other_type: Any,
+    other_name: str,
+    target_type: Any,
+    check_other: bool = True,
+) -> Tensor | None:
+    """Return a mask in its additive form: -inf where a bool mask is true.
+
+    Warns when the other mask has another dtype.
+    """
+    if mask is None:
+        return None
+    if mask.dtype != webtorch.bool and not mask.is_floating_point():
+        raise AssertionError(f"only bool and floating types of {mask_name} are supported")
+    if check_other and other_type is not None and mask.dtype != other_type:
+        warnings.warn(
+            f"Support for mismatched {mask_name} and {other_name} is deprecated. "
+            "Use same type for both instead.",
+            stacklevel=3,
+        )
+    if mask.is_floating_point():
+        return mask
+    zeros = webtorch.zeros(tuple(mask.shape), dtype=target_type, device=mask.device)
+    return zeros.masked_fill(mask, float("-inf"))
+
+
+def _check_shapes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    num_heads: int,
+) -> bool:
+    """Return whether the inputs have a batch dimension; raise AssertionError on other ranks."""
+    rank = query.dim()
+    if rank not in (2, 3):
+        raise AssertionError(
+            "query should be unbatched 2D or batched 3D tensor but received "
+            f"{rank}-D query tensor"
+        )
+    kind = "batched (3-D)" if rank == 3 else "unbatched (2-D)"
+    if key.dim() != rank or value.dim() != rank:
+        raise AssertionError(
+            f"For {kind} `query`, expected `key` and `value` to be {rank}-D but found {key.dim()}-D "
+            f"and {value.dim()}-D tensors respectively"
+        )
+    if key_padding_mask is not None and key_padding_mask.dim() != rank - 1:
+        raise AssertionError(
+            f"For {kind} `query`, expected `key_padding_mask` to be `None` or {rank - 1}-D but "
+            f"found {key_padding_mask.dim()}-D tensor instead"
+        )
+    if attn_mask is not None:
+        if attn_mask.dim() not in (2, 3):
+            raise AssertionError(
+                f"For {kind} `query`, expected `attn_mask` to be `None`, 2-D or 3-D but found "
+                f"{attn_mask.dim()}-D tensor instead"
+            )
+        if rank == 2 and attn_mask.dim() == 3:
+            expected = (num_heads, query.shape[0], key.shape[0])
+            if tuple(attn_mask.shape) != expected:
+                raise AssertionError(
+                    f"Expected `attn_mask` shape to be {expected} but got {tuple(attn_mask.shape)}"
+                )
+    return rank == 3
+
+
+def multi_head_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return multi-head attention of query (L, N, E_q), key and value (S, N, ...), and its weights.
+
+    The weights are (N, L, S), or (N, H, L, S) without averaging, or None. Unbatched inputs lack N.
+    """
+    batched = _check_shapes(query, key, value, key_padding_mask, attn_mask, num_heads)
+    if not batched:
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+    length, batch, embed = query.shape
+    source = key.shape[0]
+    if is_causal and attn_mask is None:
+        raise RuntimeError(
+            "Need attn_mask if specifying the is_causal hint. You may use the Transformer module "
+            "method `generate_square_subsequent_mask` to create this mask."
+        )
+    key_padding_mask = canonical_mask(
+        key_padding_mask,
+        "key_padding_mask",
+        None if attn_mask is None else attn_mask.dtype,
+        "attn_mask",
+        query.dtype,
+    )
+    if is_causal and key_padding_mask is None and not need_weights:
+        attn_mask = None  # the attention kernel knows the causal mask by itself
+    else:
+        is_causal = False
+        attn_mask = canonical_mask(attn_mask, "attn_mask", None, "", query.dtype, False)
+    if embed != embed_dim_to_check:
+        raise AssertionError(
+            f"was expecting embedding dimension of {embed_dim_to_check}, but got {embed}"
+        )
+    head = embed // num_heads
+    if head * num_heads != embed:
+        raise AssertionError(f"embed_dim {embed} not divisible by num_heads {num_heads}")
+    if use_separate_proj_weight:
+        if tuple(key.shape[:2]) != tuple(value.shape[:2]):
+            raise AssertionError(
+                f"key's sequence and batch dims {key.shape[:2]} do not match value's "
+                f"{value.shape[:2]}"
+            )
+        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        for name, given in zip("qkv", weights, strict=True):
+            if given is None:
+                raise AssertionError(
+                    f"use_separate_proj_weight is True but {name}_proj_weight is None"
+                )
+    else:
+        if tuple(key.shape) != tuple(value.shape):
+            raise AssertionError(
+                f"key shape {key.shape} does not match value shape {value.shape}"
+            )
+        if in_proj_weight is None:
+            raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
+        weights = in_proj_weight
+    q, k, v = _projected(query, key, value, weights, in_proj_bias)
+    if attn_mask is not None:
+        attn_mask = _shaped_mask(attn_mask, batch, num_heads, length, source)
+    extra = 0
+    if bias_k is not None or bias_v is not None:
+        if bias_k is None or bias_v is None:
+            raise AssertionError("bias_k and bias_v are given together or not at all")
+        if static_k is not None or static_v is not None:
+            raise AssertionError("bias cannot be added to static key or value.")
+        k = webtorch.cat([k, bias_k.repeat(1, batch, 1)])
+        v = webtorch.cat([v, bias_v.repeat(1, batch, 1)])
+        extra += 1
+    # (L, N, H E) -> (N, H, L, E)
+    q = q.reshape(length, batch, num_heads, head).permute(1, 2, 0, 3)
+    k = _static("key", static_k, batch, num_heads, head) if static_k is not None else (
+        k.reshape(k.shape[0], batch, num_heads, head).permute(1, 2, 0, 3)
+    )  # fmt: skip
+    v = _static("value", static_v, batch, num_heads, head) if static_v is not None else (
+        v.reshape(v.shape[0], batch, num_heads, head).permute(1, 2, 0, 3)
+    )  # fmt: skip
+    if add_zero_attn:
+        zeros = webtorch.zeros((batch, num_heads, 1, head), dtype=k.dtype, device=k.device)
+        k, v = webtorch.cat([k, zeros], 2), webtorch.cat([v, zeros], 2)
+        extra += 1
+    if extra:
+        # What was appended is visible to every query.
+        attn_mask = None if attn_mask is None else pad(attn_mask, (0, extra))
+        key_padding_mask = None if key_padding_mask is None else pad(key_padding_mask, (0, extra))
+    source = k.shape[2]
+    if key_padding_mask is not None:
+        if tuple(key_padding_mask.shape) != (batch, source):
+            raise AssertionError(
+                f"expecting key_padding_mask shape of {(batch, source)}, but got "
+                f"{tuple(key_padding_mask.shape)}"
+            )
+        keys = key_padding_mask.reshape(batch, 1, 1, source)
+        attn_mask = keys if attn_mask is None else attn_mask + keys
+    dropout_p = dropout_p if training else 0.0
+    attn_weights: Tensor | None = None
+    if need_weights:
+        scores = (q * math.sqrt(1.0 / head)).matmul(k.transpose(-2, -1))
+        if attn_mask is not None:
+            scores = scores + attn_mask
+        attn_weights = softmax(scores, -1)
+        if dropout_p > 0.0:
+            attn_weights = dropout(attn_weights, dropout_p)
+        out = attn_weights.matmul(v)
+        if average_attn_weights:
+            attn_weights = attn_weights.mean(1)
+    else:
+        out = scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
+    # (N, H, L, E) -> (L, N, H E)
+    out = out.permute(2, 0, 1, 3).reshape(length, batch, embed)
+    out = linear(out, out_proj_weight, out_proj_bias)
+    if not batched:
+        out = out.squeeze(1)
+        attn_weights = None if attn_weights is None else attn_weights.squeeze(0)
+    return out, attn_weights
+
+
+def _projected(
+    query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three projections; one product for all where one tensor is all three inputs."""
+    if isinstance(weights, Tensor):
+        if query is key and key is value:
+            q, k, v = linear(query, weights, bias).chunk(3, -1)
+            return q, k, v
+        weights = weights.chunk(3)
+    biases: Any = (None, None, None) if bias is None else bias.chunk(3)
+    q, k, v = (
+        linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)
+    )
+    return q, k, v
+
+
+def _shaped_mask(mask: Tensor, batch: int, heads: int, length: int, source: int) -> Tensor:
+    """Return the mask so that it broadcasts to (N, H, L, S); raise RuntimeError if it cannot."""
+    if mask.dim() == 2:
+        if tuple(mask.shape) != (length, source):
+            raise RuntimeError(
+                f"The shape of the 2D attn_mask is {mask.shape}, but should be {(length, source)}."
+            )
+        return mask.reshape(1, 1, length, source)
+    if tuple(mask.shape) != (batch * heads, length, source):
+        raise RuntimeError(
+            f"The shape of the 3D attn_mask is {mask.shape}, but should be "
+            f"{(batch * heads, length, source)}."
+        )
+    return mask.reshape(batch, heads, length, source)
+
+
+def _static(name: str, given: Tensor, batch: int, heads: int, head: int) -> Tensor:
+    """Return a static key or value (N H, S, E) as (N, H, S, E)."""
+    if given.shape[0] != batch * heads or given.shape[2] != head:
+        raise AssertionError(
+            f"expecting static {name} of size ({batch * heads}, *, {head}), but got "
+            f"{tuple(given.shape)}"
+        )
+    return given.reshape(batch, heads, given.shape[1], head)

@@ -1,0 +1,247 @@
+"""Pooling layers. May import the tensor floor and nn's base files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch import Tensor
+from webtorch.nn import functional as F
+from webtorch.nn.module import Module
+from webtorch.nn.size import repeat
+
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "LPPool1d",
+    "LPPool2d",
+    "MaxPool1d",
+    "MaxPool2d",
+]
+
+
+class _MaxPool(Module):
+    """The maximum of each window."""
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        """Take the windows' sizes; `stride` is the kernel's size by default."""
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.stride = stride if stride is not None else kernel_size
+        self.padding = padding
+        self.dilation = dilation
+        self.return_indices = return_indices
+        self.ceil_mode = ceil_mode
+
+    def extra_repr(self) -> str:
+        """Return the windows' sizes."""
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
+        )
+
+    def _options(self) -> tuple[Any, ...]:
+        """Return the arguments of the function, after the input."""
+        return (
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
+
+
+class MaxPool1d(_MaxPool):
+    """The maximum of each window of (N, C, L)."""
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return F.max_pool1d(input, *self._options())
+
+
+class MaxPool2d(_MaxPool):
+    """The maximum of each window of (N, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return F.max_pool2d(input, *self._options())
+
+
+class AvgPool1d(Module):
+    """The mean of each window of (N, C, L)."""
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        """Take the windows' sizes; `stride` is the kernel's size by default."""
+        super().__init__()
+        self.kernel_size = repeat(kernel_size, 1)
+        self.stride = repeat(stride if stride is not None else kernel_size, 1)
+        self.padding = repeat(padding, 1)
+        self.ceil_mode = ceil_mode
+        self.count_include_pad = count_include_pad
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.avg_pool1d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+        )
+
+    def extra_repr(self) -> str:
+        """Return the windows' sizes."""
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool2d(Module):
+    """The mean of each window of (N, C, H, W)."""
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        """Take the windows' sizes; `stride` is the kernel's size by default."""
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.stride = stride if stride is not None else kernel_size
+        self.padding = padding
+        self.ceil_mode = ceil_mode
+        self.count_include_pad = count_include_pad
+        self.divisor_override = divisor_override
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.avg_pool2d(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+
+    def extra_repr(self) -> str:
+        """Return the windows' sizes."""
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class _LPPool(Module):
+    """The p-norm of each window."""
+
+    def __init__(
+        self, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
+    ) -> None:
+        """Take p and the windows' sizes; `stride` is the kernel's size by default."""
+        super().__init__()
+        self.norm_type = norm_type
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.ceil_mode = ceil_mode
+
+    def extra_repr(self) -> str:
+        """Return the windows' sizes."""
+        return (
+            f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"ceil_mode={self.ceil_mode}"
+        )
+
+
+class LPPool1d(_LPPool):
+    """The p-norm of each window of (N, C, L)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the norms."""
+        return F.lp_pool1d(
+            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
+        )
+
+
+class LPPool2d(_LPPool):
+    """The p-norm of each window of (N, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the norms."""
+        return F.lp_pool2d(
+            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
+        )
+
+
+class _AdaptivePool(Module):
+    """Pooling into a given number of bins."""
+
+    def __init__(self, output_size: Any) -> None:
+        """Take the sizes of the output; None keeps the input's."""
+        super().__init__()
+        self.output_size = output_size
+
+    def extra_repr(self) -> str:
+        """Return the sizes of the output."""
+        return f"output_size={self.output_size}"
+
+
+class AdaptiveAvgPool1d(_AdaptivePool):
+    """The means of `output_size` bins of (N, C, L)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.adaptive_avg_pool1d(input, self.output_size)
+
+
+class AdaptiveAvgPool2d(_AdaptivePool):
+    """The means of `output_size` bins of (N, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.adaptive_avg_pool2d(input, self.output_size)
+
+
+class _AdaptiveMaxPool(_AdaptivePool):
+    """Maxima of a given number of bins."""
+
+    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
+        """Take the sizes of the output; `return_indices` adds where the maxima were."""
+        super().__init__(output_size)
+        self.return_indices = return_indices
+
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPool):
+    """The maxima of `output_size` bins of (N, C, L)."""
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return F.adaptive_max_pool1d(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool):
+    """The maxima of `output_size` bins of (N, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return F.adaptive_max_pool2d(input, self.output_size, self.return_indices)

@@ -1,0 +1,404 @@
+"""The transformer of Vaswani et al., 2017. May import the tensor floor and nn's base files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.nn import functional as F
+from webtorch.nn import init
+from webtorch.nn.attention import MultiheadAttention
+from webtorch.nn.container import ModuleList
+from webtorch.nn.dropout import Dropout
+from webtorch.nn.functional.attention import canonical_mask
+from webtorch.nn.linear import Linear
+from webtorch.nn.module import Module
+from webtorch.nn.norm import LayerNorm
+
+__all__ = [
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+]
+
+Activation = str | Callable[[Tensor], Tensor]
+
+
+def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
+    """Return the function that a name stands for."""
+    if callable(given):
+        return given
+    if given == "relu":
+        return F.relu
+    if given == "gelu":
+        return F.gelu
+    raise RuntimeError(f"activation should be relu/gelu, not {given}")
+
+
+def _causal_mask(size: int, device: Any = None, dtype: Any = None) -> Tensor:
+    """Return (size, size) with -inf above the diagonal and 0 elsewhere."""
+    full = webtorch.full((size, size), float("-inf"), device=device, dtype=dtype)
+    return webtorch.triu(full, diagonal=1)
+
+
+def _is_causal(mask: Tensor | None, is_causal: bool | None, size: int) -> bool:
+    """Return whether the mask is the causal one: as the caller says, or by looking at it."""
+    if is_causal is not None or mask is None:
+        return bool(is_causal)
+    if tuple(mask.shape) != (size, size):
+        return False
+    return bool((mask == _causal_mask(size, mask.device, mask.dtype)).all())
+
+
+def _clones(module: Module, count: int) -> ModuleList:
+    """Return `count` deep copies."""
+    return ModuleList([copy.deepcopy(module) for _ in range(count)])
+
+
+def _both_masks(
+    mask: Tensor | None, padding: Tensor | None, names: tuple[str, str], dtype: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the attention and the padding mask in their additive form."""
+    other = None if mask is None else mask.dtype
+    padding = canonical_mask(padding, names[1], other, names[0], dtype)
+    return canonical_mask(mask, names[0], None, "", dtype, False), padding
+
+
+class TransformerEncoderLayer(Module):
+    """Self-attention and a feed-forward network, each with a residual path and a layer norm."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """Make the sublayers; `norm_first` norms the inputs of the sublayers, not their sums."""
+        super().__init__()
+        made = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
+        )
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, **made)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, **made)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made)
+        self.norm2 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the encoded sequence, of the input's shape."""
+        src_mask, src_key_padding_mask = _both_masks(
+            src_mask, src_key_padding_mask, ("src_mask", "src_key_padding_mask"), src.dtype
+        )
+        x = src
+        if self.norm_first:
+            x = x + self._sa_block(self.norm1(x), src_mask, src_key_padding_mask, is_causal)
+            return x + self._ff_block(self.norm2(x))
+        x = self.norm1(x + self._sa_block(x, src_mask, src_key_padding_mask, is_causal))
+        return self.norm2(x + self._ff_block(x))
+
+    def _sa_block(
+        self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Return the self-attention sublayer's output."""
+        out, _ = self.self_attn(
+            x, x, x, attn_mask=mask, key_padding_mask=padding, need_weights=False,
+            is_causal=is_causal,
+        )  # fmt: skip
+        return self.dropout1(out)
+
+    def _ff_block(self, x: Tensor) -> Tensor:
+        """Return the feed-forward sublayer's output."""
+        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+
+class TransformerEncoder(Module):
+    """A stack of copies of one encoder layer, and a final norm if given.
+
+    `enable_nested_tensor` and `mask_check` are PyTorch's; they change nothing here.
+    """
+
+    def __init__(
+        self,
+        encoder_layer: TransformerEncoderLayer,
+        num_layers: int,
+        norm: Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        """Copy the layer `num_layers` times."""
+        super().__init__()
+        self.layers = _clones(encoder_layer, num_layers)
+        self.num_layers = num_layers
+        self.norm = norm
+        self.enable_nested_tensor = enable_nested_tensor
+        self.mask_check = mask_check
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        """Return the encoded sequence; `is_causal` None looks at the mask (which reads it)."""
+        mask, src_key_padding_mask = _both_masks(
+            mask, src_key_padding_mask, ("mask", "src_key_padding_mask"), src.dtype
+        )
+        batch_first = self.layers[0].self_attn.batch_first
+        size = src.shape[1 if src.dim() == 3 and batch_first else 0]
+        is_causal = _is_causal(mask, is_causal, size)
+        out = src
+        for layer in self.layers:
+            out = layer(
+                out,
+                src_mask=mask,
+                is_causal=is_causal,
+                src_key_padding_mask=src_key_padding_mask,
+            )
+        return out if self.norm is None else self.norm(out)
+
+
+class TransformerDecoderLayer(Module):
+    """Self-attention, attention to the encoder's output, and a feed-forward network."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """Make the sublayers; `norm_first` norms the inputs of the sublayers, not their sums."""
+        super().__init__()
+        made = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
+        )
+        self.multihead_attn = MultiheadAttention(
+            d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
+        )
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, **made)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, **made)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made)
+        self.norm2 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made)
+        self.norm3 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Return the decoded sequence, of the shape of `tgt`."""
+
+        def attend(
+            attention: Module, q: Tensor, kv: Tensor, mask: Any, padding: Any, causal: bool
+        ) -> Tensor:
+            return attention(
+                q, kv, kv, attn_mask=mask, key_padding_mask=padding, is_causal=causal,
+                need_weights=False,
+            )[0]  # fmt: skip
+
+        def to_self(x: Tensor) -> Tensor:
+            return self.dropout1(
+                attend(self.self_attn, x, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+            )
+
+        def to_memory(x: Tensor) -> Tensor:
+            return self.dropout2(
+                attend(
+                    self.multihead_attn, x, memory, memory_mask, memory_key_padding_mask,
+                    memory_is_causal,
+                )
+            )  # fmt: skip
+
+        def feed(x: Tensor) -> Tensor:
+            return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+        x = tgt
+        for norm, block in (
+            (self.norm1, to_self), (self.norm2, to_memory), (self.norm3, feed),
+        ):  # fmt: skip
+            x = x + block(norm(x)) if self.norm_first else norm(x + block(x))
+        return x
+
+
+class TransformerDecoder(Module):
+    """A stack of copies of one decoder layer, and a final norm if given."""
+
+    def __init__(
+        self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: Module | None = None
+    ) -> None:
+        """Copy the layer `num_layers` times."""
+        super().__init__()
+        self.layers = _clones(decoder_layer, num_layers)
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Return the decoded sequence; `tgt_is_causal` None looks at the mask (which reads it)."""
+        batch_first = self.layers[0].self_attn.batch_first
+        size = tgt.shape[1 if tgt.dim() == 3 and batch_first else 0]
+        causal = _is_causal(tgt_mask, tgt_is_causal, size)
+        out = tgt
+        for layer in self.layers:
+            out = layer(
+                out,
+                memory,
+                tgt_mask=tgt_mask,
+                memory_mask=memory_mask,
+                tgt_key_padding_mask=tgt_key_padding_mask,
+                memory_key_padding_mask=memory_key_padding_mask,
+                tgt_is_causal=causal,
+                memory_is_causal=memory_is_causal,
+            )
+        return out if self.norm is None else self.norm(out)
+
+
+class Transformer(Module):
+    """An encoder and a decoder."""
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        custom_encoder: Any = None,
+        custom_decoder: Any = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """Make both stacks, or take the given ones; matrices start Xavier-uniform."""
+        super().__init__()
+        options = (
+            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first,
+            norm_first, bias, device, dtype,
+        )  # fmt: skip
+
+        def norm() -> LayerNorm:
+            return LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+
+        self.encoder = custom_encoder
+        if custom_encoder is None:
+            self.encoder = TransformerEncoder(
+                TransformerEncoderLayer(*options), num_encoder_layers, norm()
+            )
+        self.decoder = custom_decoder
+        if custom_decoder is None:
+            self.decoder = TransformerDecoder(
+                TransformerDecoderLayer(*options), num_decoder_layers, norm()
+            )
+        self._reset_parameters()
+        self.d_model = d_model
+        self.nhead = nhead
+        self.batch_first = batch_first
+
+    def _reset_parameters(self) -> None:
+        """Draw new initial values for all matrices."""
+        for param in self.parameters():
+            if param.dim() > 1:
+                init.xavier_uniform_(param)
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Return the decoded `tgt`, which attends to the encoded `src`."""
+        batch_dim = 0 if self.batch_first else 1
+        if src.dim() == 3 and src.shape[batch_dim] != tgt.shape[batch_dim]:
+            raise RuntimeError("the batch number of src and tgt must be equal")
+        if src.shape[-1] != self.d_model or tgt.shape[-1] != self.d_model:
+            raise RuntimeError(
+                "the feature number of src and tgt must be equal to d_model: got "
+                f"{src.shape[-1]} and {tgt.shape[-1]}, and d_model is {self.d_model}"
+            )
+        memory = self.encoder(
+            src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal
+        )
+        return self.decoder(
+            tgt,
+            memory,
+            tgt_mask=tgt_mask,
+            memory_mask=memory_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+            tgt_is_causal=tgt_is_causal,
+            memory_is_causal=memory_is_causal,
+        )
+
+    @staticmethod
+    def generate_square_subsequent_mask(
+        sz: int, device: Any = None, dtype: Any = None
+    ) -> Tensor:
+        """Return the causal mask: (sz, sz), -inf above the diagonal and 0 elsewhere."""
+        return _causal_mask(sz, device, dtype)
