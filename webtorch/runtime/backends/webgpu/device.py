@@ -28,7 +28,7 @@ from webtorch.ir.dtype import ALL, DType, uint32
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Program
 from webtorch.runtime.backend import Buffer, Limits
-from webtorch.runtime.backends.webgpu.adapters import (
+from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
     Engine,
     adapters,

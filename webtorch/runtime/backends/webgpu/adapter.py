@@ -111,8 +111,23 @@ def adapters() -> list[AdapterInfo]:
         return list(_FOUND)
 
 
+def _prepare_engine(module: ModuleType) -> None:
+    """Switch on what Dawn hides: matrix units, and float16 on NVIDIA. Only before its first use."""
+    if module.__name__ != "wgpudawn":
+        return
+    extras = importlib.import_module("wgpudawn.backends.dawn.extras")
+    wanted = ("allow_unsafe_apis", "vulkan_enable_f16_on_nvidia")
+    try:
+        known = extras.all_toggles()
+        extras.set_instance_extras(enable_toggles=[t for t in wanted if t in known])
+    except RuntimeError:
+        # Somebody else in this process has used Dawn before us: its instance stays as it is.
+        return
+
+
 def _look_up() -> list[AdapterInfo]:
     module = binding()
+    _prepare_engine(module)
     with quiet_loader():
         try:
             handles = module.gpu.enumerate_adapters_sync()

@@ -1,0 +1,114 @@
+"""Adapters and bindings: order, errors that say what to install, nothing opened at import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.webgpu.support import ROOT
+
+from webtorch.errors import DeviceError
+from webtorch.runtime.backends import get_backend, webgpu
+from webtorch.runtime.backends.webgpu import adapter as module
+from webtorch.runtime.backends.webgpu.device import WebGPUBackend
+
+
+def test_adapters_are_listed_hardware_first_and_opengl_last_of_its_kind(shared_device):
+    found = webgpu.adapters()
+    assert [a.index for a in found] == list(range(len(found)))
+    keys = [(not a.is_hardware, a.backend_type in ("OpenGL", "OpenGLES")) for a in found]
+    assert keys == sorted(keys)
+    for adapter in found:
+        assert adapter.name and adapter.backend_type
+        assert adapter.limits["max-storage-buffer-binding-size"] >= 1 << 27
+
+
+class _Handle:
+    def __init__(self, device, api, kind):
+        self.info = {
+            "device": device, "description": "", "vendor": "", "backend_type": api, "adapter_type": kind,
+        }  # fmt: skip
+        self.features, self.limits = set(), {}
+
+
+def test_order_of_many_adapters(monkeypatch):
+    handles = [
+        _Handle("soft", "Vulkan", "CPU"),
+        _Handle("big", "OpenGL", "DiscreteGPU"),
+        _Handle("small", "Vulkan", "IntegratedGPU"),
+        _Handle("big", "Vulkan", "DiscreteGPU"),
+    ]
+
+    class Gpu:
+        gpu = type("G", (), {"enumerate_adapters_sync": staticmethod(lambda: handles)})
+
+    monkeypatch.setattr(module, "binding", lambda: Gpu)
+    monkeypatch.setattr(module, "_prepare_engine", lambda _: None)
+    order = [(a.name, a.backend_type) for a in module._look_up()]
+    assert order == [("big", "Vulkan"), ("small", "Vulkan"), ("big", "OpenGL"), ("soft", "Vulkan")]
+
+
+def test_a_missing_device_number_names_those_that_exist(shared_device):
+    with pytest.raises(DeviceError, match=r"webgpu:99: there is no such device; webgpu:0 is "):
+        get_backend("webgpu", 99)
+
+
+def test_an_unknown_kind_of_device_is_refused():
+    with pytest.raises(DeviceError, match="'cuda'.*'cpu', 'webgpu'"):
+        get_backend("cuda")
+
+
+def test_backends_are_opened_once(shared_device):
+    assert get_backend("webgpu", 0) is get_backend("webgpu", 0)
+    assert isinstance(get_backend("webgpu", 0), WebGPUBackend)
+
+
+def test_an_unknown_binding_is_refused(monkeypatch):
+    monkeypatch.setenv("WEBTORCH_WEBGPU", "metal")
+    with pytest.raises(DeviceError, match="WEBTORCH_WEBGPU='metal'.*'wgpu' and 'dawn'"):
+        module.binding()
+
+
+def test_a_missing_binding_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("WEBTORCH_WEBGPU", raising=False)
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    with pytest.raises(DeviceError, match='pip install "wgpu'):
+        module.binding()
+
+
+def test_importing_the_backend_imports_no_binding_and_opens_nothing():
+    code = """
+import sys
+import webtorch.runtime.backends.webgpu
+bad = {"wgpu", "wgpudawn", "numpy", "torch"} & set(sys.modules)
+assert not bad, bad
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_opening_a_device_prints_nothing(in_process):
+    done = in_process("", XDG_RUNTIME_DIR="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_without_a_driver_there_is_no_device_and_the_error_says_what_to_install():
+    # Neither a Vulkan driver nor EGL: what a machine without graphics looks like to the binding.
+    code = """
+from unittest import mock
+from webtorch.errors import DeviceError
+from webtorch.runtime.backends import available, get_backend, webgpu
+import wgpu
+def nothing(): raise RuntimeError("no vulkan, no gl")
+with mock.patch.object(wgpu.gpu, "enumerate_adapters_sync", nothing, create=True):
+    assert webgpu.adapters() == [] and not webgpu.is_available() and webgpu.device_count() == 0
+    assert available() == ("cpu",) and not webgpu.default_is_hardware()
+    try:
+        get_backend("webgpu", 0)
+    except DeviceError as error:
+        assert "mesa-vulkan-drivers" in str(error)
+    else:
+        raise SystemExit("no error")
+"""
+    env = {"WEBTORCH_WEBGPU": "wgpu", "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=60)

@@ -1,0 +1,189 @@
+"""The pool: reuse, the account, limits, and running out of memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from tests.webgpu.support import scale_program
+
+from webtorch.errors import OutOfMemoryError
+from webtorch.ir.dtype import bool_, float32, int64
+from webtorch.runtime.backends.webgpu.memory import binding_bytes, size_class
+
+
+def test_size_classes_waste_at_most_an_eighth_and_never_shrink():
+    for nbytes in [*range(1, 5000), *(int(1.37**k) for k in range(20, 66))]:
+        size = size_class(nbytes, 1 << 40)
+        assert nbytes <= size <= max(256, nbytes * 9 / 8 + 256)
+        assert size_class(size, 1 << 40) == size
+
+
+def test_a_block_is_never_larger_than_the_device_allows():
+    assert size_class((1 << 31) - 100, (1 << 31) - 1) <= (1 << 31) - 1
+
+
+def test_bindings_are_whole_vectors():
+    assert [binding_bytes(bool_, n) for n in (0, 1, 16, 17)] == [16, 16, 16, 32]
+    assert binding_bytes(int64, 5) == 32
+
+
+def test_the_account_follows_the_references(device):
+    before = device.memory_allocated()
+    first = device.allocate(float32, 1000)
+    second = device.allocate(bool_, 5)
+    assert device.memory_allocated() - before == 4000 + 16
+    again = first
+    del first
+    assert device.memory_allocated() - before == 4016
+    del again, second
+    assert device.memory_allocated() == before
+
+
+def test_freed_memory_is_used_again(device):
+    device.empty_cache()
+    first = device.allocate(float32, 12345)
+    number = first.block.number
+    reserved = device.memory_reserved()
+    del first
+    second = device.allocate(float32, 12340)
+    assert second.block.number == number and device.memory_reserved() == reserved
+
+
+def test_empty_cache_gives_memory_back(device):
+    buffer = device.allocate(float32, 1 << 20)
+    held = device.memory_reserved()
+    del buffer
+    device.empty_cache()
+    assert device.memory_reserved() <= held - (4 << 20)
+
+
+def test_the_peak_counts_temporaries_and_can_be_reset(device):
+    executable = device.compile(scale_program(1 << 16))
+    x = device.upload(bytes(4 << 16), float32, 1 << 16)
+    device.reset_peak_memory()
+    before = device.memory_allocated()
+    assert device.max_memory_allocated() == before
+    executable.run([x], [1.0, 2.0])
+    assert device.max_memory_allocated() == before + 2 * (4 << 16)
+    device.reset_peak_memory()
+    assert device.max_memory_allocated() == before
+
+
+def test_300_runs_hold_no_more_memory_than_one(device):
+    executable = device.compile(scale_program(4096))
+    x = device.upload(bytes(4 * 4096), float32, 4096)
+    y = executable.run([x], [1.0, 2.0])
+    allocated, reserved = device.memory_allocated(), device.memory_reserved()
+    for step in range(300):
+        y = executable.run([x], [float(step), 2.0])
+        if step % 50 == 0:
+            device.download(y[0])
+    assert device.memory_allocated() == allocated
+    # The old and the new result are alive at once: one more block at most.
+    assert device.memory_reserved() <= reserved + (1 << 16)
+    assert len(executable._plans) <= 4
+
+
+def test_buffers_may_die_in_any_thread(device):
+    before = device.memory_allocated()
+    keep = [[device.allocate(float32, 100 + i) for i in range(50)] for _ in range(4)]
+
+    def drop(own: list[object]) -> None:
+        while own:
+            own.pop()
+            device.allocate(float32, 77)
+
+    threads = [threading.Thread(target=drop, args=(own,)) for own in keep]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert device.memory_allocated() == before
+
+
+def test_a_cycle_that_dies_in_the_collector_gives_its_memory_back(device):
+    before = device.memory_allocated()
+    cycle: list[object] = [device.allocate(float32, 1000)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert device.memory_allocated() == before
+
+
+def test_more_than_one_binding_is_refused_with_both_figures(device):
+    most = device.limits.max_binding_bytes
+    with pytest.raises(OutOfMemoryError, match=r"GiB, is more than.*\((128 MiB|[\d.]+ GiB)\)"):
+        device.allocate(float32, (most * 9) // 4)
+
+
+def test_the_limit_names_the_largest_buffers_and_leaves_everything_usable(device):
+    device.empty_cache()
+    big = device.allocate(float32, 1 << 20)
+    big.label = "embedding.weight"
+    small = device.upload(np.arange(4, dtype="f4").tobytes(), float32, 4)
+    device.pool.limit = device.memory_reserved() + (1 << 20)
+    with pytest.raises(OutOfMemoryError) as caught:
+        device.allocate(float32, 1 << 20)
+    text = str(caught.value)
+    assert "float32[1048576], 4 MiB: WEBTORCH_MEMORY_LIMIT is" in text
+    rows = text.splitlines()[1:]
+    assert rows[0].split() == ["4", "MiB", "float32[1048576]", "embedding.weight"]
+    assert bytes(device.download(small)) == np.arange(4, dtype="f4").tobytes()
+    # What another user gives back is enough: the pool is emptied before giving up.
+    del big
+    assert device.allocate(float32, 1 << 20).nbytes == 4 << 20
+
+
+def test_a_program_that_runs_out_of_memory_leaves_nothing_behind(device):
+    n = 1 << 20
+    executable = device.compile(scale_program(n))
+    x = device.upload(bytes(4 * n), float32, n)
+    device.empty_cache()
+    before = device.memory_allocated()
+    # Room for the result, none for the temporary.
+    device.pool.limit = device.memory_reserved() + (5 << 20)
+    with pytest.raises(OutOfMemoryError):
+        executable.run([x], [1.0, 2.0])
+    assert device.memory_allocated() == before
+    device.pool.limit = None
+    (y,) = executable.run([x], [1.0, 2.0])
+    assert np.frombuffer(device.download(y), "f4")[0] == 3.0
+
+
+def test_the_limit_comes_from_the_environment(in_process):
+    done = in_process(
+        """
+try:
+    b.allocate(float32, 1 << 20)
+except OutOfMemoryError as error:
+    print(error)
+""",
+        WEBTORCH_MEMORY_LIMIT="2e6",
+    )
+    assert "WEBTORCH_MEMORY_LIMIT is 1.907 MiB" in done.stdout, done
+
+
+def test_memory_that_the_system_refuses_is_a_typed_error_and_the_device_goes_on(in_process):
+    done = in_process(
+        """
+import resource
+keep = []
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
+try:
+    for number in range(100):
+        keep.append(b.allocate(float32, 25_000_000))
+        keep[-1].label = f"block {number}"
+except OutOfMemoryError as error:
+    print(error)
+keep.clear()
+(y,) = exe.run([x], [1.0, 2.0])
+print("then", bytes(b.download(y)).hex())
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the device has no memory left" in done.stdout and "block 0" in done.stdout, done.stdout
+    assert "then " + "00004040" * 4 in done.stdout
