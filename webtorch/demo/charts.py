@@ -55,7 +55,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     ticks = [m * 10.0**p for p in powers for m in steps]
     inside = [t for t in ticks if low * 0.999 <= t <= high * 1.001]
     # A narrow range may hold no such number: round steps serve it as well.
-    return inside if len(inside) >= 3 else nice_ticks(low, high, 4)
+    return inside if len(inside) >= 3 else nice_ticks(low, high)
 
 
 def line_chart(

@@ -297,7 +297,7 @@ def _samples(result: GPTResult) -> list[str]:
     parts = []
     for i, sample in enumerate(result.samples):
         is_last = i == len(result.samples) - 1
-        text = escape(sample.text.removeprefix(PROMPT))
+        text = escape(sample.text.removeprefix(PROMPT).rstrip())
         parts.append(
             f"<details{' open' if is_last else ''}><summary>Step {sample.step:,}"
             f"<span>held-out loss {sample.loss:.3f}</span></summary>"

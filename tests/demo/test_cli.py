@@ -1,0 +1,120 @@
+"""The command line: what it says to a wrong command, and what the demos leave behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from webtorch import cli, doctor
+from webtorch.runtime.backends.webgpu import AdapterInfo
+
+LAVAPIPE = AdapterInfo(0, "llvmpipe", "Vulkan", "CPU", "Mesa", "Mesa 22", (), {}, None)
+CARD = AdapterInfo(0, "Card 9000", "Vulkan", "DiscreteGPU", "X", "X 1", (), {}, None)
+
+
+def run_demo(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    """Run a demo in `folder` and return its figures."""
+    monkeypatch.chdir(folder)
+    assert cli.main(["demo", *arguments, "--quick", "--json", "out/figures.json"]) == 0
+    figures: dict[str, Any] = json.loads((folder / "out" / "figures.json").read_text("utf-8"))
+    return figures
+
+
+@pytest.mark.covers("T2", "R3")
+def test_demo_digits_trains_and_reports(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = run_demo(tmp_path, monkeypatch, "--device", device)
+    assert figures["demo"] == "digits"
+    assert figures["device"] == device
+    assert figures["losses"][1] < figures["losses"][0]
+    assert len(figures["losses"]) == figures["epochs"] == 2
+    assert 0 <= figures["accuracy"] <= 1
+    assert figures["examples_per_second"] > 0
+    report = (tmp_path / "webtorch-demo" / "report.html").read_text("utf-8")
+    assert f"{figures['accuracy'] * 100:.2f}" in report
+    assert "report.html" in capsys.readouterr().out
+
+
+@pytest.mark.covers("T3")
+def test_demo_gpt_trains_samples_and_reports(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = run_demo(tmp_path, monkeypatch, "gpt", "--preset", "tiny", "--device", device)
+    assert figures["demo"] == "gpt"
+    assert figures["device"] == device
+    # Better than blind guessing among 96 characters (4.56) after a few steps.
+    assert figures["loss"] < 4.5
+    assert figures["tokens_per_second"] > 0
+    assert "<details" in (tmp_path / "webtorch-demo" / "report.html").read_text("utf-8")
+    assert "def " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "mnist"], "invalid choice"),
+        (["demo", "--device", "cuda"], "'cuda' is no device"),
+        (["demo", "--epochs", "0"], "not a whole number above 0"),
+        (["demo", "--preset", "tiny"], "--preset is for `webtorch demo gpt`"),
+        (["bench"], "invalid choice"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = cli.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_adapter_is_an_error_with_advice_where_webgpu_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "webgpu_adapters", list)
+    assert cli.main(["demo", "--device", "webgpu"]) == 1
+    message = capsys.readouterr().err
+    assert "no WebGPU adapter was found" in message
+    assert doctor.advice() in message
+
+
+@pytest.mark.covers("P7")
+@pytest.mark.parametrize(
+    ("found", "device", "reason"),
+    [
+        ([], "cpu", "no WebGPU adapter was found"),
+        ([LAVAPIPE], "cpu", "only WebGPU adapter is software (llvmpipe (Vulkan))"),
+        ([CARD], "webgpu", "hardware"),
+    ],
+)
+def test_the_best_device_is_chosen_and_the_reason_told(
+    found: list[AdapterInfo], device: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEBTORCH_DEVICE", raising=False)
+    monkeypatch.setattr(doctor, "webgpu_adapters", lambda: found)
+    choice = doctor.choose_device()
+    assert choice.device == device
+    assert choice.is_best == (device == "webgpu")
+    assert reason in choice.reason
+
+
+def test_the_environment_chooses_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBTORCH_DEVICE", "cpu")
+    monkeypatch.setattr(doctor, "webgpu_adapters", lambda: [CARD])
+    choice = doctor.choose_device()
+    assert (choice.device, choice.reason) == ("cpu", "WEBTORCH_DEVICE says so")
+
+
+def test_the_module_runs_as_a_program() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "webtorch", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("webtorch ")

@@ -1,0 +1,66 @@
+"""The README's commands are those that continuous integration runs, and its program runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code_blocks(language: str) -> list[str]:
+    """Return the README's code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def make_targets() -> dict[str, str]:
+    """Return the Makefile's targets, each with what it depends on."""
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    matches = (re.match(r"([a-z][a-z-]*):(?!=)\s*([^#]*)", line) for line in lines)
+    return {match[1]: match[2] for match in matches if match}
+
+
+def test_the_set_up_is_exactly_two_commands() -> None:
+    (block,) = code_blocks("sh")
+    commands = [line.split("#")[0].strip() for line in block.splitlines()]
+    assert commands == ["make demo", "make test"]
+    assert {"demo", "test", "venv"} <= make_targets().keys()
+
+
+@pytest.mark.covers("T12")
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    commands = [
+        line.removeprefix("exec ")
+        for line in script.splitlines()
+        if re.match(r"(exec )?(make|pytest|python|ruff|mypy)\b", line)
+    ]
+    assert commands == ["make test"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_test_command_lints_checks_types_and_runs_the_suite() -> None:
+    needs = make_targets()["test"]
+    assert needs.split()[-2:] == ["lint", "types"]
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ntest:")[1].split("\n\n")[0]
+    assert "-m pytest" in recipe
+
+
+def test_every_link_leads_to_a_file() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert links
+    assert missing == []
+
+
+@pytest.mark.covers("R5", "R9", "S9")
+def test_the_first_program_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = code_blocks("python")
+    assert program.count("\n") <= 20
+    exec(compile(program, "README.md", "exec"), {})
+    match = re.search(r"loss ([\d.]+), accuracy ([\d.]+)", capsys.readouterr().out)
+    assert match
+    assert float(match[2]) >= 0.95
