@@ -1,0 +1,129 @@
+"""The templates as generic kernels: the fallback on every device, and the reference of the templates' tests. Floor 2;
+imports floor 0 only."""
+
+from __future__ import annotations
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType, bool_, int32
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import Convolution, Kernel, Matmul, Reduce, ReduceOp, Scan, Store
+
+
+def _sum_of_products(a: Expr, b: Expr, out: DType) -> Reduce:
+    """Return the reduction that adds a * b in the type that `out` computes in."""
+    dtype = out.compute
+    return Reduce("sum", ex.cast(a, dtype) * ex.cast(b, dtype), dtype)
+
+
+def _linear(indices: list[Expr], strides: tuple[int, ...], offset: int = 0) -> Expr:
+    position = ex.const(offset, int32)
+    for i, stride in zip(indices, strides, strict=True):
+        if stride:
+            position = position + i * stride
+    return position
+
+
+def matmul_kernel(routine: Matmul) -> Kernel:
+    """Return a matrix product as a generic kernel, with the same buffers."""
+    r = routine
+    outer = (*r.batch, r.m, r.n)
+    rank = len(outer)
+    index = [ex.index(d, size) for d, size in enumerate(outer)]
+    batch, row, column = index[:-2], index[-2], index[-1]
+    k = ex.index(rank, r.k)
+    left = ex.load(0, r.buffers[0].dtype, _linear([*batch, row, k], r.left_strides, r.left_offset))
+    right = ex.load(
+        1, r.buffers[1].dtype, _linear([*batch, k, column], r.right_strides, r.right_offset)
+    )
+    out = r.buffers[2].dtype
+    reduce = _sum_of_products(left, right, out)
+    strides = [1]
+    for size in reversed(outer[1:]):
+        strides.insert(0, strides[0] * size)
+    store = Store(2, _linear(index, tuple(strides)), ex.cast(ex.reduced(0, reduce.dtype), out))
+    return Kernel(r.name, outer, (r.k,), r.buffers, r.args, (reduce,), (store,))
+
+
+def _within(x: Expr, size: int) -> Expr:
+    return ex.ge(x, 0) & ex.lt(x, size)
+
+
+def _guarded(slot: int, dtype: DType, position: Expr, valid: Expr) -> Expr:
+    return ex.make("load", dtype, (position, valid, ex.const(0, dtype)), slot)
+
+
+def conv_kernel(routine: Convolution) -> Kernel:
+    """Return a convolution, or one of its gradients, as a generic kernel with the same buffers."""
+    r = routine
+    n, c, h, w = r.input_shape
+    o, cg, kh, kw = r.weight_shape
+    _, _, oh, ow = r.output_shape
+    og = o // r.groups
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    first, second, out = (b.dtype for b in r.buffers[:3])
+    if r.kind == "forward":
+        outer, inner = (n, o, oh, ow), (cg, kh, kw)
+        i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
+        y = i[2] * sy + i[5] * dy - py
+        x = i[3] * sx + i[6] * dx - px
+        channel = ex.floordiv(i[1], og) * cg + i[4] if r.groups > 1 else i[4]
+        a = _guarded(
+            0, first, ((i[0] * c + channel) * h + y) * w + x, _within(y, h) & _within(x, w)
+        )
+        b = ex.load(1, second, ((i[1] * cg + i[4]) * kh + i[5]) * kw + i[6])
+    elif r.kind == "input":
+        outer, inner = (n, c, h, w), (og, kh, kw)
+        i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
+        ty, tx = i[2] + py - i[5] * dy, i[3] + px - i[6] * dx
+        y, x = ex.floordiv(ty, sy), ex.floordiv(tx, sx)
+        valid = _within(y, oh) & _within(x, ow)
+        if sy > 1:
+            valid = valid & ex.eq(ex.mod(ty, sy), 0)
+        if sx > 1:
+            valid = valid & ex.eq(ex.mod(tx, sx), 0)
+        channel = ex.floordiv(i[1], cg) * og + i[4] if r.groups > 1 else i[4]
+        a = _guarded(0, first, ((i[0] * o + channel) * oh + y) * ow + x, valid)
+        local = ex.mod(i[1], cg) if r.groups > 1 else i[1]
+        b = ex.load(1, second, ((channel * cg + local) * kh + i[5]) * kw + i[6])
+    else:
+        outer, inner = (o, cg, kh, kw), (n, oh, ow)
+        i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
+        y = i[5] * sy + i[2] * dy - py
+        x = i[6] * sx + i[3] * dx - px
+        channel = ex.floordiv(i[0], og) * cg + i[1] if r.groups > 1 else i[1]
+        a = _guarded(
+            0, first, ((i[4] * c + channel) * h + y) * w + x, _within(y, h) & _within(x, w)
+        )
+        b = ex.load(1, second, ((i[4] * o + i[0]) * oh + i[5]) * ow + i[6])
+    reduce = _sum_of_products(a, b, out)
+    position = ((i[0] * outer[1] + i[1]) * outer[2] + i[2]) * outer[3] + i[3]
+    store = Store(2, position, ex.cast(ex.reduced(0, reduce.dtype), out))
+    return Kernel(r.name, outer, inner, r.buffers, r.args, (reduce,), (store,))
+
+
+def scan_kernel(routine: Scan) -> Kernel:
+    """Return a scan as a generic kernel: every element reduces its whole prefix, so only for short rows."""
+    r = routine
+    out = r.buffers[1].dtype
+    dtype = out.compute
+    op: ReduceOp = r.op
+    i = [ex.index(d, s) for d, s in enumerate((r.outer, r.length, r.inner, r.length))]
+    x = ex.cast(ex.load(0, r.buffers[0].dtype, (i[0] * r.length + i[3]) * r.inner + i[2]), dtype)
+    if r.op in ("sum", "prod"):
+        value = ex.where(ex.le(i[3], i[1]), x, 0 if r.op == "sum" else 1)
+    else:
+        # A prefix always holds its own first element, whatever the type's smallest value is.
+        start = ex.cast(ex.load(0, r.buffers[0].dtype, i[0] * (r.length * r.inner) + i[2]), dtype)
+        value = ex.where(ex.le(i[3], i[1]), x, start)
+    if dtype is bool_ and r.op in ("max", "min"):
+        op = "any" if r.op == "max" else "all"
+    store = Store(1, (i[0] * r.length + i[1]) * r.inner + i[2], ex.cast(ex.reduced(0, dtype), out))
+    return Kernel(
+        r.name,
+        (r.outer, r.length, r.inner),
+        (r.length,),
+        r.buffers,
+        r.args,
+        (Reduce(op, value, dtype),),
+        (store,),
+    )
