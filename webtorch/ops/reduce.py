@@ -1,0 +1,823 @@
+"""Reductions and running reductions over dims. May import floors 0 and 1.
+
+The kernel of each is the primitive `reduce_dims` (or `scan`); what stands here is PyTorch's rules around
+it: which dims, which types, what an empty input gives, and gradients where the derived ones would be wrong
+(zeros in a product, a norm of zero) or wasteful. 16-bit floats are summed as float32.
+
+A composite's rule is called as vjp(g, out, *arguments), the arguments as they were passed, and returns
+cotangents for the first of them; those left out have none. Ops with a rule are called with positional
+arguments only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    FLOATS,
+    DType,
+    Scalar,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    int64,
+    uint8,
+)
+from webtorch.ops.elementwise import (
+    _div,
+    _where,
+    eq,
+    exp,
+    is_tensor,
+    isinf,
+    isnan,
+    log,
+    logaddexp,
+    logistic,
+    maximum,
+    minimum,
+    ne,
+    square,
+)
+from webtorch.ops.elementwise import (
+    abs as absolute,
+)
+from webtorch.ops.primitive import cast_to, fill, iota, pad_with, reduce_dims, scan
+from webtorch.ops.record import Elementwise, composite, elementwise
+
+Dims = int | Sequence[int] | None
+
+
+def _record(name: str, *fields: str) -> Any:
+    return namedtuple(name, fields or ("values", "indices"))
+
+
+# Names and fields are PyTorch's; `max` and `min` with a dim, and the running ones, return these.
+Max, Min, Cummax, Cummin = (_record(n) for n in ("max", "min", "cummax", "cummin"))
+Aminmax = _record("aminmax", "min", "max")
+
+
+# -- dims, types, empty inputs ----------------------------------------------------------------------------------------
+
+
+def wrap_dim(name: str, dim: int, rank: int) -> int:
+    """Return `dim` counted from the front. A 0-d tensor has dims 0 and -1. Raises IndexError."""
+    bound = builtins.max(rank, 1)
+    if not -bound <= dim < bound:
+        raise IndexError(
+            f"{name}: Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim})"
+        )
+    return dim % bound
+
+
+def wrap_dims(name: str, dim: Dims, rank: int) -> tuple[int, ...]:
+    """Return the sorted dims that `dim` names: all of them for None and (). Raises IndexError, ShapeError."""
+    if dim is None:
+        return tuple(range(rank))
+    if isinstance(dim, int):
+        return (wrap_dim(name, dim, rank),)[:rank]
+    dims = [wrap_dim(name, d, rank) for d in dim]
+    for d in dims:
+        if dims.count(d) > 1:
+            raise ShapeError(
+                f"{name}: dim {d} appears multiple times in the list of dims {tuple(dim)}"
+            )
+    return tuple(sorted(dims)) if dims and rank else tuple(range(rank))
+
+
+def one_dim(name: str, dim: object, rank: int) -> int:
+    """Return `dim` counted from the front, where only one is allowed. Raises TypeError, IndexError."""
+    if not isinstance(dim, int):
+        raise TypeError(
+            f"{name}(): argument 'dim' must be int, not {type(dim).__name__}. Call it once for each dim."
+        )
+    return wrap_dim(name, dim, rank)
+
+
+def count_of(shape: Sequence[int], dims: tuple[int, ...]) -> int:
+    """Return how many elements are reduced to one."""
+    return math.prod(shape[d] for d in dims)
+
+
+def reduced_shape(
+    shape: Sequence[int], dims: tuple[int, ...], keepdim: bool = False
+) -> tuple[int, ...]:
+    """Return the shape without `dims`, or with size 1 there."""
+    if keepdim:
+        return tuple(1 if d in dims else s for d, s in enumerate(shape))
+    return tuple(s for d, s in enumerate(shape) if d not in dims)
+
+
+def widened(x: Any) -> Any:
+    """Return x as float32 if it is a 16-bit float, so that nothing on the way to a result is rounded to 16 bits."""
+    return cast_to(x, float32) if x.dtype in (float16, bfloat16) else x
+
+
+def to_type(x: Any, dtype: DType) -> Any:
+    """Return x as `dtype`; x itself if it is that already."""
+    return x if x.dtype is dtype else cast_to(x, dtype)
+
+
+def as_float(x: Any) -> Any:
+    """Return integers and bools as float32, floats as they are."""
+    return x if x.dtype.kind == "float" else cast_to(x, float32)
+
+
+def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+    """Remove `dims`, which have size 1, unless they are to be kept."""
+    return x if keepdim or not dims else x.reshape(reduced_shape(x.shape, dims))
+
+
+@composite(
+    name="_of_nothing",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, shape, value, dtype: (fill(x.shape, 0, x.dtype, x.device),),
+)
+def _of_nothing(x: Any, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Any:
+    """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""
+    return fill(shape, value, dtype, x.device)
+
+
+def combine_dims(
+    x: Any, combine: str, dims: tuple[int, ...], keepdim: bool, identity: Scalar = 0
+) -> Any:
+    """Return the reduction over `dims` in x's type; `identity` where there is nothing to combine."""
+    if 0 in x.shape:
+        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), identity, x.dtype)
+    return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else x
+
+
+def _check_not_empty(name: str, x: Any, dim: Dims, dims: tuple[int, ...], error: type) -> None:
+    """Raise PyTorch's error when an extreme of nothing is asked for."""
+    if 0 not in x.shape:
+        return
+    if dim is None or (not isinstance(dim, int) and not dim):
+        raise error(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+            f"Specify the reduction dim with the 'dim' argument."
+        )
+    for d in dims:
+        if x.shape[d] == 0:
+            raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
+
+
+# -- sums, products, means --------------------------------------------------------------------------------------------
+
+
+def _accumulated(x: Any, dtype: DType | None) -> Any:
+    """Return x in the type of its sum: `dtype`, or int64 for integers and bools."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.kind == "float" else int64
+    return to_type(x, dtype)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})))
+def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+    """Return the sum over `dim` (all dims for None); integers and bools give int64."""
+    dims = wrap_dims("sum", dim, input.ndim)
+    return combine_dims(_accumulated(input, dtype), "sum", dims, keepdim)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {})))
+def nansum(
+    input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """Return the sum over `dim` of what is not NaN."""
+    if input.dtype.kind == "float":
+        input = _where(isnan(input), 0.0, input)
+    return sum(input, dim, keepdim, dtype=dtype)
+
+
+def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+    """Return the mean of floats over checked dims; NaN of nothing."""
+    wide = widened(x)
+    return to_type(_div(combine_dims(wide, "sum", dims, keepdim), count_of(x.shape, dims)), x.dtype)
+
+
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+)
+def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+    """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
+    if dtype is not None:
+        input = to_type(input, dtype)
+    if input.dtype.kind != "float":
+        raise DTypeError(
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
+            f"Got: {input.dtype}. Convert it with .float(), or pass dtype=."
+        )
+    return mean_of(input, wrap_dims("mean", dim, input.ndim), keepdim)
+
+
+@composite(family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})))
+def nanmean(
+    input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """Return the mean over `dim` of what is not NaN."""
+    if input.dtype.kind != "float":
+        raise DTypeError(
+            f"nanmean(): expected input to have floating point or complex dtype but got {input.dtype}. "
+            f"Convert it with .float()."
+        )
+    missing = isnan(input)
+    wide = widened(_where(missing, 0.0, input))
+    present = sum(cast_to(~missing, wide.dtype), dim, keepdim)
+    return to_type(_div(sum(wide, dim, keepdim), present), dtype or input.dtype)
+
+
+def _others(x: Any, dim: int) -> Any:
+    """Return, for each element, the product of the others along `dim`.
+
+    A tree of products, up and down again: it divides by nothing, so zeros are exact, and it is made of
+    products, so its own derivatives are as well.
+    """
+    size = x.shape[dim]
+    if size == 1:
+        return fill(x.shape, 1, x.dtype, x.device)
+    half = (size + 1) // 2
+    first, second = x.narrow(dim, 0, half), x.narrow(dim, half, size - half)
+    none, missing = [0] * x.ndim, [0] * x.ndim
+    missing[dim] = 2 * half - size
+    # An odd size gets a 1 at its end.
+    second = pad_with(second, tuple(none), tuple(missing), 1) if missing[dim] else second
+    above = _others(first * second, dim)
+    side = list(none)
+    side[dim] = half
+    both = pad_with(above * second, tuple(none), tuple(side), 0) + pad_with(
+        above * first, tuple(side), tuple(none), 0
+    )
+    return both.narrow(dim, 0, size) if 2 * half > size else both
+
+
+@composite(
+    name="_prod",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, dim: (g * _others(x, dim),),
+)
+def _prod(x: Any, dim: int) -> Any:
+    return reduce_dims(x, "prod", (dim,))
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})))
+def prod(
+    input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """Return the product over one dim or all; gradients are exact where elements are zero."""
+    x = _accumulated(input, dtype)
+    if dim is None:
+        shape = (1,) * x.ndim if keepdim else ()
+        x, dims = x.reshape((-1,) if 0 not in x.shape else (0,)), (0,)
+    else:
+        dims = (one_dim("prod", dim, x.ndim),)
+        shape = reduced_shape(x.shape, dims, keepdim)
+    if 0 in x.shape:
+        return _of_nothing(x, shape, 1, x.dtype)
+    return _prod(x, dims[0]).reshape(shape) if x.ndim else x
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+def count_nonzero(input: Any, dim: Dims = None) -> Any:
+    """Return how many elements are not zero, as int64."""
+    dims = wrap_dims("count_nonzero", dim, input.ndim)
+    return combine_dims(cast_to(_truth(input), int64), "sum", dims, False)
+
+
+# -- logic ------------------------------------------------------------------------------------------------------------
+
+
+def _truth(x: Any) -> Any:
+    return x if x.dtype is bool_ else ne(x, 0)
+
+
+def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
+    if isinstance(dim, (tuple, list)) and not dim:
+        dims: tuple[int, ...] = ()
+    else:
+        dims = wrap_dims(name, dim, x.ndim)
+    result = combine_dims(_truth(x), name, dims, keepdim, identity=name == "all")
+    # PyTorch keeps uint8, from the days when it had no bool.
+    return to_type(result, uint8) if x.dtype is uint8 else result
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+    """Return whether one element is not zero; False of nothing."""
+    return _logical("any", input, dim, keepdim)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+    """Return whether no element is zero; True of nothing."""
+    return _logical("all", input, dim, keepdim)
+
+
+# -- extremes ---------------------------------------------------------------------------------------------------------
+
+
+def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: type) -> Any:
+    dims = wrap_dims(name, dim, x.ndim)
+    _check_not_empty(name, x, dim, dims, error)
+    if x.dtype is bool_:
+        combine = "any" if combine == "max" else "all"
+    return combine_dims(x, combine, dims, keepdim)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})))
+def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
+    """Return the largest element over `dim`; NaN wins. Ties share the gradient evenly."""
+    return _extreme("amax", input, "max", dim, keepdim, RuntimeError)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})))
+def amin(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
+    """Return the smallest element over `dim`; NaN wins. Ties share the gradient evenly."""
+    return _extreme("amin", input, "min", dim, keepdim, RuntimeError)
+
+
+@composite(family="reduce", samples=(((), {"dim": 0}), ((), {})))
+def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return (min, max) over one dim or all."""
+    return Aminmax(
+        *(_extreme("aminmax", input, c, dim, keepdim, RuntimeError) for c in ("min", "max"))
+    )
+
+
+def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
+    if x.dtype is bool_:
+        raise DTypeError(f"{name}(): does not support bool input. Convert it with .int().")
+    dims = tuple(range(x.ndim)) if dim is None else (one_dim(name, dim, x.ndim),)[: x.ndim]
+    _check_not_empty(name, x, dim, dims, IndexError)
+    if 0 in x.shape or not dims:
+        return fill(reduced_shape(x.shape, dims, keepdim), 0, int64, x.device)
+    return drop_dims(reduce_dims(x, name, dims), dims, keepdim)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return where the first largest element is (in the flattened input for None), as int64."""
+    return _arg("argmax", input, dim, keepdim)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return where the first smallest element is (in the flattened input for None), as int64."""
+    return _arg("argmin", input, dim, keepdim)
+
+
+def positions(x: Any, dim: int) -> Any:
+    """Return 0, 1, 2, ... along `dim`, int64, with size 1 in the other dims."""
+    shape = [1] * x.ndim
+    shape[dim] = x.shape[dim]
+    return iota(x.shape[dim], 0, 1, int64, x.device).reshape(tuple(shape))
+
+
+@composite(
+    name="_selected",
+    function_in=(),
+    torch="",
+    # All of the gradient goes to the element whose index is returned, not shared among ties as in amax.
+    vjp=lambda g, out, x, combine, dim: (
+        _where(eq(positions(x, dim), reduce_dims(x, "arg" + combine, (dim,))), g, 0.0),
+    ),
+)
+def _selected(x: Any, combine: str, dim: int) -> Any:
+    return reduce_dims(x, combine, (dim,))
+
+
+def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
+    """Return what max and min do in their three forms."""
+    if other is not None or (is_tensor(dim) and dim is not None):
+        pair = maximum if name == "max" else minimum
+        return pair(input, dim if other is None else other)
+    if dim is None:
+        return _extreme(name, input, name, None, False, RuntimeError)
+    result = Max if name == "max" else Min
+    dim = one_dim(name, dim, input.ndim)
+    dims = (dim,)[: input.ndim]
+    _check_not_empty(name, input, dim, dims, RuntimeError)
+    if not dims or 0 in input.shape:
+        shape = reduced_shape(input.shape, dims, keepdim)
+        values = input if not dims else _of_nothing(input, shape, 0, input.dtype)
+        return result(values, fill(shape, 0, int64, input.device))
+    if input.dtype is bool_:
+        # The engine orders numbers only.
+        indices = reduce_dims(cast_to(input, int64), "arg" + name, dims)
+        values = reduce_dims(input, "any" if name == "max" else "all", dims)
+    else:
+        indices = reduce_dims(input, "arg" + name, dims)
+        values = _selected(input, name, dim)
+    return result(drop_dims(values, dims, keepdim), drop_dims(indices, dims, keepdim))
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def max(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """Return the largest element; with a dim (values, indices); with a second tensor, the elementwise maximum."""
+    return _select("max", input, dim, keepdim, other)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """Return the smallest element; with a dim (values, indices); with a second tensor, the elementwise minimum."""
+    return _select("min", input, dim, keepdim, other)
+
+
+# -- variance ---------------------------------------------------------------------------------------------------------
+
+
+def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
+    freedom = count_of(x.shape, dims) - correction
+    return (x - mean_of(x, dims, True)) * (2.0 / freedom if freedom > 0 else math.nan)
+
+
+@composite(
+    name="_variance",
+    function_in=(),
+    torch="",
+    # The path through the mean cancels: it is left out.
+    vjp=lambda g, out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
+)
+def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
+    """Return the variance over `dims`, kept: in two passes, so that a large mean cancels nothing."""
+    squares = square(x - mean_of(x, dims, True))
+    freedom = builtins.max(count_of(x.shape, dims) - correction, 0)
+    return _div(combine_dims(squares, "sum", dims, True), freedom)
+
+
+_root: Elementwise = elementwise(
+    "_root",
+    lambda x: ex.sqrt(x),
+    vjp=lambda g, out, x: (_root_backward(g, out),),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    domain=(0.01, 9.0),
+    doc="The square root, with derivative 0 at 0.",
+)
+_root_backward: Elementwise = elementwise(
+    "_root_backward",
+    lambda g, out: ex.where(ex.eq(out, 0), ex.const(0.0, out.dtype), g / (out + out)),
+    tensors=("grad_output", "output"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of _root from its result.",
+)
+
+
+def _spread(
+    name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+) -> tuple[Any, tuple[int, ...]]:
+    """Return the variance (dims kept, float32 for 16-bit floats) and the dims."""
+    if isinstance(dim, bool):
+        # The form var(input, unbiased).
+        dim, unbiased = None, dim
+    if input.dtype.kind != "float":
+        raise DTypeError(
+            f"{name}: std and var only support floating point and complex dtypes: got {input.dtype}. "
+            f"Convert it with .float()."
+        )
+    if unbiased is not None and correction is not None:
+        raise TypeError(f"{name}: pass unbiased= or correction=, not both.")
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    dims = wrap_dims(name, dim, input.ndim)
+    wide = widened(input)
+    if 0 in input.shape:
+        shape = reduced_shape(input.shape, dims, True)
+        return _of_nothing(wide, shape, math.nan, wide.dtype), dims
+    return _variance(wide, dims, correction), dims
+
+
+_SPREADS: tuple[Any, ...] = (
+    ((), {}),
+    ((0,), {}),
+    ((), {"dim": (0, -1), "correction": 0, "keepdim": True}),
+)
+
+
+@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS)
+def var(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """Return the variance over `dim`, divided by the count less `correction` (1 by default)."""
+    result, dims = _spread("var", input, dim, unbiased, keepdim, correction)
+    return to_type(drop_dims(result, dims, keepdim), input.dtype)
+
+
+@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS)
+def std(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """Return the standard deviation over `dim`; its gradient is 0 where it is 0."""
+    result, dims = _spread("std", input, dim, unbiased, keepdim, correction)
+    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype)
+
+
+@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS)
+def var_mean(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Any, Any]:
+    """Return (variance, mean) over `dim`."""
+    spread = var(input, dim, unbiased, keepdim, correction=correction)
+    return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
+
+
+@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS)
+def std_mean(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Any, Any]:
+    """Return (standard deviation, mean) over `dim`."""
+    spread = std(input, dim, unbiased, keepdim, correction=correction)
+    return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------
+
+_norm_slope = elementwise(
+    "_norm_slope",
+    # As a ratio, so that no power of a large element overflows.
+    lambda x, norm, p: ex.where(
+        ex.eq(x, 0) | ex.eq(norm, 0),
+        ex.const(0.0, x.dtype),
+        ex.sign(x) * ex.pow_(ex.where(x < 0, -x, x) / norm, p - 1),
+    ),
+    tensors=("input", "norm"),
+    numbers=("p",),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The derivative of a p-norm in one element.",
+)
+
+
+@composite(
+    name="_p_norm",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, p, dims: (g * _norm_slope(x, out, p),),
+)
+def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
+    return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
+
+
+@composite(
+    name="vector_norm",
+    torch="linalg.vector_norm",
+    family="reduce",
+    dtypes=FLOATS,
+    function_in=("linalg",),
+    samples=(
+        ((), {}), ((1,), {}), ((math.inf, 0), {}), ((-math.inf, 0), {}), ((0,), {}), ((3.0, -1, True), {}),
+        ((0.5,), {}),
+    ),
+)  # fmt: skip
+def vector_norm(
+    x: Any,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: DType | None = None,
+) -> Any:
+    """Return the p-norm of order `ord` over `dim`; 0 counts, +-inf takes the extreme. Gradient 0 at norm 0."""
+    if not isinstance(ord, (int, float)):
+        raise TypeError(
+            f"linalg_vector_norm(): argument 'ord' must be Number, not {type(ord).__name__}"
+        )
+    if dtype is not None:
+        x = to_type(x, dtype)
+    if x.dtype.kind != "float":
+        raise DTypeError(
+            f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {x.dtype}. "
+            f"Convert it with .float()."
+        )
+    dims = wrap_dims("linalg.vector_norm", dim, x.ndim)
+    result_type, x = x.dtype, widened(x)
+    if (ord < 0 or ord == math.inf) and builtins.any(x.shape[d] == 0 for d in dims):
+        raise RuntimeError(
+            f"linalg.vector_norm cannot compute the {ord:g} norm on an empty tensor because the operation "
+            f"does not have an identity"
+        )
+    if 0 in x.shape:
+        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), 0.0, result_type)
+    if ord == 2:
+        result = _root(combine_dims(square(x), "sum", dims, True))
+    elif ord == 1:
+        result = combine_dims(absolute(x), "sum", dims, True)
+    elif ord == 0:
+        result = combine_dims(cast_to(ne(x, 0), x.dtype), "sum", dims, True)
+    elif math.isinf(ord):
+        result = combine_dims(absolute(x), "max" if ord > 0 else "min", dims, True)
+    else:
+        result = _p_norm(x, float(ord), dims)
+    return to_type(drop_dims(result, dims, keepdim), result_type)
+
+
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),
+)
+def norm(
+    input: Any,
+    p: float | str | None = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+) -> Any:
+    """Return the p-norm over `dim`, of the flattened input by default. "nuc" is not available."""
+    if p == "nuc":
+        raise NotImplementedError(
+            "norm: the nuclear norm needs a singular value decomposition, which is not available."
+        )
+    order = 2 if p is None or p == "fro" else p
+    return vector_norm(input, order, dim, keepdim, dtype=dtype)
+
+
+# -- logsumexp --------------------------------------------------------------------------------------------------------
+
+
+@composite(
+    name="_logsumexp",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, dims: (g * exp(x - out),),
+)
+def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
+    largest = combine_dims(x, "max", dims, True)
+    # inf - inf is NaN: an infinite maximum is not subtracted.
+    largest = _where(isinf(largest), 0.0, largest)
+    return log(combine_dims(exp(x - largest), "sum", dims, True)) + largest
+
+
+@composite(family="reduce", samples=(((0,), {}), ((-1, True), {}), (((0, -1),), {})))
+def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
+    """Return log(sum(exp(input))) over `dim`; nothing overflows."""
+    dims = wrap_dims("logsumexp", dim, input.ndim)
+    x = as_float(input)
+    result_type, x = x.dtype, widened(x)
+    if 0 in x.shape:
+        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), -math.inf, result_type)
+    return to_type(drop_dims(_logsumexp(x, dims), dims, keepdim), result_type)
+
+
+# -- running reductions -----------------------------------------------------------------------------------------------
+
+
+def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
+    """Return x moved by `by` places along `dim` (towards the front for by < 0), `value` where nothing comes from."""
+    size = x.shape[dim]
+    low, high = [0] * x.ndim, [0] * x.ndim
+    if by > 0:
+        low[dim] = by
+        return pad_with(x.narrow(dim, 0, size - by), tuple(low), tuple(high), value)
+    high[dim] = -by
+    return pad_with(x.narrow(dim, -by, size + by), tuple(low), tuple(high), value)
+
+
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})), inplace=True)
+def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
+    """Return the running sum along `dim`; integers and bools give int64."""
+    dim = one_dim("cumsum", dim, input.ndim)
+    x = _accumulated(input, dtype)
+    return scan(x, "sum", dim) if x.ndim and 0 not in x.shape else x.clone()
+
+
+def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
+    """Return the cotangent of a running product: (product of those before) * s, with s[k] = g[k] + x[k+1] * s[k+1].
+
+    The recurrence is solved by doubling, in products and sums only, so zeros are exact, here and in its own derivative.
+    """
+    size = x.shape[dim]
+    before = (
+        _shifted(_cumprod(x, dim), dim, 1, 1) if size > 1 else fill(x.shape, 1, x.dtype, x.device)
+    )
+    if size == 1:
+        return g * before
+    total, factor = g, _shifted(x, dim, -1, 0)
+    step = 1
+    while step < size:
+        total = total + factor * _shifted(total, dim, -step, 0)
+        factor = factor * _shifted(factor, dim, -step, 0)
+        step *= 2
+    return before * total
+
+
+@composite(
+    name="_cumprod",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, dim: (_cumprod_slope(g, x, dim),),
+)
+def _cumprod(x: Any, dim: int) -> Any:
+    return scan(x, "prod", dim)
+
+
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})), inplace=True)
+def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
+    """Return the running product along `dim`; gradients are exact where elements are zero."""
+    dim = one_dim("cumprod", dim, input.ndim)
+    x = _accumulated(input, dtype)
+    return _cumprod(x, dim) if x.ndim and 0 not in x.shape else x.clone()
+
+
+_log_add: Elementwise = elementwise(
+    "_log_add",
+    logaddexp.expr,
+    vjp=lambda g, out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
+    dtypes=FLOATS,
+    tensors=("input", "other"),
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="logaddexp with a finite gradient at two equal infinities.",
+)
+_log_add_backward: Elementwise = elementwise(
+    "_log_add_backward",
+    lambda g, x, y: (
+        g * logistic(ex.where(ex.isinf(x) & ex.eq(x, y), ex.const(0.0, x.dtype), x - y))
+    ),
+    tensors=("grad_output", "input", "other"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of _log_add for its first operand.",
+)
+
+
+@composite(family="scan", dtypes=FLOATS, samples=(((0,), {}), ((-1,), {})))
+def logcumsumexp(input: Any, dim: int) -> Any:
+    """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
+    if input.dtype.kind != "float":
+        raise NotImplementedError(
+            f"logcumsumexp: not implemented for {input.dtype}. Convert it with .float()."
+        )
+    dim = one_dim("logcumsumexp", dim, input.ndim)
+    if not input.ndim or 0 in input.shape:
+        return input.clone()
+    # By doubling: after step k each element covers the 2 ** k before it.
+    total, step = widened(input), 1
+    while step < input.shape[dim]:
+        total = _log_add(total, _shifted(total, dim, step, -math.inf))
+        step *= 2
+    return to_type(total, input.dtype)
+
+
+def _running(name: str, input: Any, dim: int, combine: str, result: Any) -> Any:
+    dim = one_dim(name, dim, input.ndim)
+    if not input.ndim or 0 in input.shape:
+        return result(input.clone(), fill(input.shape, 0, int64, input.device))
+    x = cast_to(input, int64) if input.dtype is bool_ else input
+    best = scan(x.detach(), combine, dim)
+    here = eq(x, best)
+    if x.dtype.kind == "float":
+        here = here | isnan(x)
+    # PyTorch returns the last of equal elements.
+    indices = scan(_where(here, positions(x, dim), 0), "max", dim)
+    return result(input.gather(dim, indices), indices)
+
+
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})))
+def cummax(input: Any, dim: int) -> Any:
+    """Return (values, indices) of the running maximum along `dim`."""
+    return _running("cummax", input, dim, "max", Cummax)
+
+
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})))
+def cummin(input: Any, dim: int) -> Any:
+    """Return (values, indices) of the running minimum along `dim`."""
+    return _running("cummin", input, dim, "min", Cummin)
