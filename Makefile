@@ -38,7 +38,7 @@ help:
 	@echo "make clean           remove .venv and caches"
 
 demo: $(VENV)/.demo
-	@$(TEST_ENV) $(BIN)/webtorch demo
+	@$(BIN)/webtorch demo
 
 venv: $(VENV)/.full
 

@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +24,9 @@ from webtorch.errors import DeviceError
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.backends.webgpu import AdapterInfo
 from webtorch.runtime.backends.webgpu import adapters as webgpu_adapters
+
+if TYPE_CHECKING:
+    from webtorch.ops.record import Elementwise, Reduction
 
 # The limits that decide what a kernel may do, in the order in which they are shown.
 SHOWN_LIMITS = (
@@ -115,6 +118,7 @@ def examine(console: Console, requested: str | None = None) -> int:
     console.print(_versions())
     found, missing = find_adapters()
     for adapter in found:
+        console.print()
         console.print(_adapter_table(adapter))
     if not found:
         console.print(Text(f"Adapters: {missing}.", style="yellow"))
@@ -131,6 +135,7 @@ def examine(console: Console, requested: str | None = None) -> int:
         highlight=False,
     )
     outcomes = list(self_test(choice.device))
+    console.print()
     console.print(_test_table(choice.device, outcomes))
     failed = [outcome for outcome in outcomes if not outcome.passed]
     for outcome in failed:
@@ -225,66 +230,65 @@ def checks() -> list[Check]:
 
 
 def _formula_checks() -> Iterator[Check]:
-    """Check each elementwise op on the device in float32 against the CPU in float64."""
-    import numpy as np
-
-    import webtorch as torch
     from webtorch.ops.record import TABLE, Elementwise
 
     for op in list(TABLE.values()):
-        if not isinstance(op, Elementwise) or not op.function_in:
-            continue
-        random = np.random.default_rng(7)
-        low, high = op.domain
-        is_float = torch.float32 in op.dtypes
-        size = (3, 67)
-        arrays = [
-            random.uniform(low, high, size)
-            if is_float
-            else random.integers(0, 2 if op.dtypes[0] is torch.bool else 9, size)
-            for _ in op.tensors
-        ]
-        arguments, options = op.samples[0]
-
-        def run(
-            device: str, wide: bool = False, op: Any = op, arrays: Any = arrays,
-            arguments: Any = arguments, options: Any = options, is_float: bool = is_float,
-        ) -> Any:  # fmt: skip
-            narrow = torch.float32 if is_float else op.dtypes[0]
-            inputs = [torch.tensor(a.tolist(), dtype=narrow, device=device) for a in arrays]
-            if wide and is_float:
-                # The rounded values, so that the inputs of both are the same numbers.
-                inputs = [t.to(torch.float64) for t in inputs]
-            return op(*inputs, *arguments, **options)
-
-        yield Check(
-            "elementwise",
-            op.name,
-            run,
-            lambda run=run: run("cpu", wide=True).numpy(),
-            max(TOLERANCE, op.rtol or 0.0),
-        )
+        if isinstance(op, Elementwise) and op.function_in:
+            yield _formula_check(op)
 
 
-def _reduction_checks() -> Iterator[Check]:
-    """Check each reduction along a dim on the device in float32 against the CPU in float64."""
+def _formula_check(op: Elementwise) -> Check:
+    """Check an elementwise op on the device in float32 against the CPU in float64."""
     import numpy as np
 
     import webtorch as torch
+
+    random = np.random.default_rng(7)
+    is_float = torch.float32 in op.dtypes
+    dtype = torch.float32 if is_float else op.dtypes[0]
+    low, high = op.domain
+    size = (3, 67)
+    arrays = [
+        random.uniform(low, high, size)
+        if is_float
+        else random.integers(0, 2 if dtype is torch.bool else 9, size)
+        for _ in op.tensors
+    ]
+    arguments, options = op.samples[0]
+
+    def run(device: str, wide: bool = False) -> Any:
+        inputs = [torch.tensor(array.tolist(), dtype=dtype, device=device) for array in arrays]
+        if wide and is_float:
+            # The rounded values, so that both compute from the same numbers.
+            inputs = [tensor.to(torch.float64) for tensor in inputs]
+        return op(*inputs, *arguments, **options)
+
+    tolerance = max(TOLERANCE, op.rtol or 0.0)
+    return Check("elementwise", op.name, run, lambda: run("cpu", wide=True).numpy(), tolerance)
+
+
+def _reduction_checks() -> Iterator[Check]:
     from webtorch.ops.record import TABLE, Reduction
 
-    array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4))
     for op in list(TABLE.values()):
-        if not isinstance(op, Reduction) or not op.function_in:
-            continue
-        dtype = torch.float32 if torch.float32 in op.dtypes else op.dtypes[0]
+        if isinstance(op, Reduction) and op.function_in:
+            yield _reduction_check(op)
 
-        def run(device: str, wide: bool = False, op: Any = op, dtype: Any = dtype) -> Any:
-            x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
-            wanted = torch.float64 if wide and dtype is torch.float32 else dtype
-            return op(x.to(wanted), 1)
 
-        yield Check("reduce", op.name, run, lambda run=run: run("cpu", wide=True).numpy())
+def _reduction_check(op: Reduction) -> Check:
+    """Check a reduction along a dim on the device in float32 against the CPU in float64."""
+    import numpy as np
+
+    import webtorch as torch
+
+    array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4))
+    dtype = torch.float32 if torch.float32 in op.dtypes else op.dtypes[0]
+
+    def run(device: str, wide: bool = False) -> Any:
+        x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
+        return op(x.to(torch.float64 if wide and dtype is torch.float32 else dtype), 1)
+
+    return Check("reduce", op.name, run, lambda: run("cpu", wide=True).numpy())
 
 
 def _kernel_checks() -> list[Check]:
