@@ -8,24 +8,18 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.webgpu.support import ROOT, Pass
 
+from tests.webgpu.support import ROOT, Pass, missing
 from webtorch.ir.kernel import Kernel
 from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends import webgpu
 from webtorch.runtime.backends.webgpu import WebGPUBackend
 
 
-def _missing(reason: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def shared_device() -> WebGPUBackend:
     if not webgpu.is_available():
-        _missing("no WebGPU adapter: install mesa-vulkan-drivers")
+        missing("no WebGPU adapter: install mesa-vulkan-drivers")
     return webgpu.open_backend(0)
 
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.webgpu.support import ROOT
 
+from tests.webgpu.support import ROOT
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends import get_backend, webgpu
 from webtorch.runtime.backends.webgpu import adapter as module
@@ -55,7 +55,7 @@ def test_a_missing_device_number_names_those_that_exist(shared_device):
 
 
 def test_an_unknown_kind_of_device_is_refused():
-    with pytest.raises(DeviceError, match="'cuda'.*'cpu', 'webgpu'"):
+    with pytest.raises(DeviceError, match=r"'cuda'.*'cpu', 'webgpu'"):
         get_backend("cuda")
 
 
@@ -66,7 +66,7 @@ def test_backends_are_opened_once(shared_device):
 
 def test_an_unknown_binding_is_refused(monkeypatch):
     monkeypatch.setenv("WEBTORCH_WEBGPU", "metal")
-    with pytest.raises(DeviceError, match="WEBTORCH_WEBGPU='metal'.*'wgpu' and 'dawn'"):
+    with pytest.raises(DeviceError, match=r"WEBTORCH_WEBGPU='metal'.*'wgpu' and 'dawn'"):
         module.binding()
 
 

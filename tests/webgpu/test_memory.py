@@ -7,8 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from tests.webgpu.support import scale_program
 
+from tests.webgpu.support import scale_program
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.runtime.backends.webgpu.memory import binding_bytes, size_class

@@ -7,8 +7,8 @@ import threading
 
 import numpy as np
 import pytest
-from tests.webgpu.support import Pass, named, scale_kernel, scale_program
 
+from tests.webgpu.support import Pass, named, scale_kernel, scale_program
 from webtorch.errors import DeviceError, IndexOutOfRangeError, KernelError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, float32, int32, int64, uint32
@@ -89,7 +89,9 @@ class _Random:
         value: Expr = ex.binary(op, x, y)
         value = ex.binary("add", value, ex.arg(0, dtype))
         types = [self.decls[u].dtype for u in used]
-        buffers = [BufferSlot(t, "read", self.n) for t in types] + [BufferSlot(dtype, "write", self.n)]
+        buffers = [BufferSlot(t, "read", self.n) for t in types] + [
+            BufferSlot(dtype, "write", self.n)
+        ]
         kernel = Kernel(
             f"k{step}", (self.n,), (), tuple(buffers), (dtype,), (), (Store(len(used), i, value),)
         )
@@ -110,7 +112,9 @@ class _Random:
         i = ex.index(0, self.n)
         value = ex.load(0, dtype, i) * ex.const(3, dtype)
         buffers = (BufferSlot(dtype, "read_write", self.n),)
-        self.routines.append(Kernel("triple", (self.n,), (), buffers, (), (), (Store(0, i, value),)))
+        self.routines.append(
+            Kernel("triple", (self.n,), (), buffers, (), (), (Store(0, i, value),))
+        )
         self.decls.append(BufferDecl("output", dtype, self.n, number))
         self.values.append(self.values[number] * _NUMPY[dtype](3))
         self.steps.append(Dispatch(len(self.routines) - 1, (len(self.decls) - 1,), ()))
@@ -130,7 +134,8 @@ def test_200_random_programs_agree_with_numpy(device, batch):
         executable = device.compile(program)
         for repeat in range(2):
             inputs = [
-                device.upload(v.tobytes(), made.decls[i].dtype, made.n) for i, v in enumerate(made.data)
+                device.upload(v.tobytes(), made.decls[i].dtype, made.n)
+                for i, v in enumerate(made.data)
             ]
             found = executable.run(inputs, made.args)
             for number, buffer in zip(made.outputs, found, strict=True):
@@ -141,8 +146,12 @@ def test_200_random_programs_agree_with_numpy(device, batch):
                 message = f"seed {seed}, run {repeat}\n{program}"
                 # Differences of large intermediates: the tolerance follows the largest of them.
                 scale = max(float(np.abs(v.astype("f8")).max()) for v in made.values)
-                exact = {"rtol": 0, "atol": 0} if expected.dtype == np.int32 else {"atol": 1e-6 * scale}
-                np.testing.assert_allclose(actual, expected, err_msg=message, **{"rtol": 2e-6, **exact})
+                exact = (
+                    {"rtol": 0, "atol": 0} if expected.dtype == np.int32 else {"atol": 1e-6 * scale}
+                )
+                np.testing.assert_allclose(
+                    actual, expected, err_msg=message, **{"rtol": 2e-6, **exact}
+                )
 
 
 # -- shapes of work
@@ -170,7 +179,9 @@ fn main(@builtin(workgroup_id) w: vec3<u32>) {
 """
     device = with_source(fold=Pass(source, (35000, 2, 1), (1, 1, 1)))
     kernel = named("fold", BufferSlot(uint32, "write", 69999))
-    program = Program((kernel,), (BufferDecl("output", uint32, 69999),), (Dispatch(0, (0,), ()),), (), (), (0,))
+    program = Program(
+        (kernel,), (BufferDecl("output", uint32, 69999),), (Dispatch(0, (0,), ()),), (), (), (0,)
+    )
     (y,) = device.compile(program).run([], [])
     assert np.array_equal(_values(device, y, "u4"), np.arange(69999) * 3)
 
@@ -178,7 +189,9 @@ fn main(@builtin(workgroup_id) w: vec3<u32>) {
 def test_a_grid_beyond_the_limit_is_refused_when_it_is_compiled(with_source):
     device = with_source(wide=Pass("@compute @workgroup_size(1) fn main() {}", (70000, 1, 1)))
     kernel = named("wide", BufferSlot(uint32, "write", 1))
-    program = Program((kernel,), (BufferDecl("output", uint32, 1),), (Dispatch(0, (0,), ()),), (), (), (0,))
+    program = Program(
+        (kernel,), (BufferDecl("output", uint32, 1),), (Dispatch(0, (0,), ()),), (), (), (0,)
+    )
     with pytest.raises(KernelError, match=r"wide.*\(70000, 1, 1\)"):
         device.compile(program)
 
@@ -196,7 +209,9 @@ def test_passes_share_scratch_memory_by_number(with_source):
         ]
     )
     kernel = named("two", BufferSlot(uint32, "write", 1))
-    program = Program((kernel,), (BufferDecl("output", uint32, 1),), (Dispatch(0, (0,), ()),), (), (), (0,))
+    program = Program(
+        (kernel,), (BufferDecl("output", uint32, 1),), (Dispatch(0, (0,), ()),), (), (), (0,)
+    )
     (y,) = device.compile(program).run([], [])
     assert _values(device, y, "u4").tolist() == [75]
 
@@ -226,7 +241,9 @@ def test_a_program_of_copies_alone(device):
 
 def test_an_input_may_be_an_output_and_an_output_may_be_named_twice(device):
     decls = BufferDecl("input", float32, 3), BufferDecl("output", float32, 3)
-    program = Program((scale_kernel(3),), decls, (Dispatch(0, (0, 1), (0,)),), (float32,), (0,), (0, 1, 1))
+    program = Program(
+        (scale_kernel(3),), decls, (Dispatch(0, (0, 1), (0,)),), (float32,), (0,), (0, 1, 1)
+    )
     x = device.upload(bytes(12), float32, 3)
     same, y, again = device.compile(program).run([x], [2.0])
     assert same is x and y is again
@@ -286,13 +303,21 @@ def test_wrong_counts_and_foreign_buffers_are_refused(device):
 def _gather(m: int, n: int, line: str, op: str = "embedding") -> Program:
     i = ex.index(0, m)
     position = ex.cast(ex.load(0, int64, i), int32)
-    slots = BufferSlot(int64, "read", m), BufferSlot(float32, "read", n), BufferSlot(float32, "write", m)
+    slots = (
+        BufferSlot(int64, "read", m),
+        BufferSlot(float32, "read", n),
+        BufferSlot(float32, "write", m),
+    )
     low, high = ex.const(0, int32), ex.const(n - 1, int32)
     safe = ex.minimum(ex.maximum(position, low), high)
     kernel = Kernel(
         "gather", (m,), (), slots, (), (), (Store(2, i, ex.load(1, float32, safe)),), (Check(position, n, 0),)
     )  # fmt: skip
-    decls = BufferDecl("input", int64, m), BufferDecl("input", float32, n), BufferDecl("output", float32, m)
+    decls = (
+        BufferDecl("input", int64, m),
+        BufferDecl("input", float32, n),
+        BufferDecl("output", float32, m),
+    )
     sites = (Site(op, 0, n, line),)
     return Program((kernel,), decls, (Dispatch(0, (0, 1, 2), ()),), (), (0, 1), (2,), sites)
 
@@ -306,7 +331,9 @@ def test_a_bad_index_is_raised_at_the_next_read_and_only_there(device, bad):
     assert np.array_equal(_values(device, good), index)
     index[63] = bad
     (y,) = executable.run([device.upload(index.data, int64, 100), table], [])
-    message = rf"embedding: index {bad} is out of bounds for dimension 0 with size 50 \(train.py:12\)"
+    message = (
+        rf"embedding: index {bad} is out of bounds for dimension 0 with size 50 \(train.py:12\)"
+    )
     with pytest.raises(IndexOutOfRangeError, match=message):
         device.download(table)
     kept = _values(device, y)
@@ -363,7 +390,9 @@ def test_a_refused_kernel_shows_its_source_line_and_the_engine_s_words(with_sour
     source += "@compute @workgroup_size(1)\nfn main() {\n  b0[0] = vec2<f32>(1f, 2f);\n}\n"
     device = with_source(broken=Pass(source))
     kernel = named("broken", BufferSlot(float32, "write", 1))
-    program = Program((kernel,), (BufferDecl("output", float32, 1),), (Dispatch(0, (0,), ()),), (), (), (0,))
+    program = Program(
+        (kernel,), (BufferDecl("output", float32, 1),), (Dispatch(0, (0,), ()),), (), (), (0,)
+    )
     with pytest.raises(KernelError) as caught:
         device.compile(program)
     text = str(caught.value)

@@ -60,7 +60,9 @@ def test_types_that_webgpu_lacks_are_refused(device, dtype):
 
 
 def test_a_wrong_size_is_refused(device):
-    with pytest.raises(ValueError, match=r"2 elements of torch.float32 are 8 bytes, the data has 7"):
+    with pytest.raises(
+        ValueError, match=r"2 elements of torch.float32 are 8 bytes, the data has 7"
+    ):
         device.upload(bytes(7), dt.float32, 2)
 
 
@@ -97,12 +99,14 @@ def test_arguments_are_converted_as_float32_and_32_bit_integers(value, dtype, ex
     assert argument_value(value, dtype, 0) == expected
 
 
-@pytest.mark.parametrize(("value", "dtype"), [(1 << 31, dt.int64), (-1, dt.uint32), (300, dt.uint8)])
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(1 << 31, dt.int64), (-1, dt.uint32), (300, dt.uint8)]
+)
 def test_an_argument_that_does_not_fit_is_refused(value, dtype):
     with pytest.raises(OverflowError, match=rf"argument 2: {value} does not fit {dtype}"):
         argument_value(value, dtype, 2)
 
 
 def test_a_float_where_an_integer_belongs_is_refused():
-    with pytest.raises(TypeError, match="argument 0: 0.5 is a float"):
+    with pytest.raises(TypeError, match=r"argument 0: 0\.5 is a float"):
         argument_value(0.5, dt.int32, 0)

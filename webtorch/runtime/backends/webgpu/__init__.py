@@ -2,10 +2,13 @@
 
 Importing this package opens no device and imports no binding; `open_backend` does both.
 
-adapter   which adapters there are, best first          native      the C calls, the same for both engines
-memory    pooled device memory with its own accounting   transfer    bytes as PyTorch sees them <-> as the device holds them
-pipeline  shader modules and compute pipelines, cached   executable  a compiled program and its replay loop
-device    the `Backend`: everything above behind one lock
+adapter     which adapters there are, best first
+native      the C calls, the same for both engines
+memory      pooled device memory with its own accounting
+transfer    bytes as PyTorch sees them <-> bytes as the device holds them
+pipeline    shader modules and compute pipelines, cached
+executable  a compiled program and its replay loop
+device      the `Backend`: everything above behind one lock
 
 May import floors 0 and 2 (the WGSL renderer, on demand), the errors, NumPy and the bindings.
 """

@@ -33,8 +33,9 @@ _FOUND: list[AdapterInfo] | None = None
 class AdapterInfo:
     """One adapter: a GPU, or software that stands in for one, through one graphics interface.
 
-    `backend_type` is "Vulkan", "Metal", "D3D12", "OpenGL", ...; `adapter_type` "DiscreteGPU", "IntegratedGPU", "CPU" or
-    "Unknown". Feature and limit names are the WebGPU specification's, with hyphens.
+    `backend_type` is "Vulkan", "Metal", "D3D12", "OpenGL", ...; `adapter_type` "DiscreteGPU",
+    "IntegratedGPU", "CPU" or "Unknown". Feature and limit names are the WebGPU specification's,
+    with hyphens.
     """
 
     index: int
@@ -57,7 +58,9 @@ class AdapterInfo:
 
 
 def binding_name() -> BindingName:
-    """Return "wgpu" or "dawn", as WEBTORCH_WEBGPU says (default "wgpu"). Raises DeviceError for another value."""
+    """Return "wgpu" or "dawn", as WEBTORCH_WEBGPU says (default "wgpu"). Raises DeviceError for
+    another value.
+    """
     wanted = os.environ.get("WEBTORCH_WEBGPU", "").strip().lower() or "wgpu"
     for name in _MODULES:
         if wanted == name:

@@ -1,9 +1,11 @@
-"""The WebGPU `Backend`: one device, one queue, one lock. Imports floors 0 and 2 (on demand), the errors and this package.
+"""The WebGPU `Backend`: one device, one queue, one lock. Imports floors 0 and 2 (on demand), the
+errors and this package.
 
-The native library aborts the process when a submitted command buffer uses a destroyed or a mapped buffer, was submitted
-before, or belongs to a lost device. Hence the rules kept here: buffers are never destroyed, only released; only staging buffers
-are ever mapped, and one is unmapped before it is used again; a command buffer is made, submitted and released in one
-place; and nothing is submitted when the device is known to be lost or anything was reported while encoding.
+The native library aborts the process when a submitted command buffer uses a destroyed or a mapped
+buffer, was submitted before, or belongs to a lost device. Hence the rules kept here: buffers are
+never destroyed, only released; only staging buffers are ever mapped, and one is unmapped before it
+is used again; a command buffer is made, submitted and released in one place; and nothing is
+submitted when the device is known to be lost or anything was reported while encoding.
 """
 
 from __future__ import annotations
@@ -260,7 +262,8 @@ class WebGPUBackend:
     def upload(self, data: Bytes, dtype: DType, elements: int) -> DeviceBuffer:
         """Return a new buffer that holds `data` (contiguous, little-endian, in the type's PyTorch size).
 
-        Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is wrong.
+        Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is
+        wrong.
         """
         if dtype in self.unsupported:
             raise DTypeError(
@@ -312,7 +315,8 @@ class WebGPUBackend:
     def download(self, buffer: Buffer) -> Bytes:
         """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch size.
 
-        Raises IndexOutOfRangeError when a program since the last read reported a bad index; the GIL is free while waiting.
+        Raises IndexOutOfRangeError when a program since the last read reported a bad index; the GIL
+        is free while waiting.
         """
         mine = self._own(buffer)
         with self.lock:
@@ -330,8 +334,8 @@ class WebGPUBackend:
         read = _Read(mine.dtype, mine.elements, mine.nbytes)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(4, thread_name_prefix="webtorch-read")
-        # Even the submission may block (lavapipe finishes running work first), so it is left to the thread. It keeps its
-        # place in line: whoever takes the lock first submits what is deferred.
+        # Even the submission may block (lavapipe finishes running work first), so it is left to the
+        # thread. It keeps its place in line: whoever takes the lock first submits what is deferred.
         self._deferred.append((mine, read))
         return PendingRead(self._threads.submit(self._read_in_thread, read))
 
@@ -430,7 +434,8 @@ class WebGPUBackend:
     def settle(self) -> None:
         """Do what has to happen before anything else on the device. The caller holds the lock.
 
-        Raises DeviceLostError when the device is gone. Submits deferred reads, so that they see what they were asked to.
+        Raises DeviceLostError when the device is gone. Submits deferred reads, so that they see
+        what they were asked to.
         """
         if self.lost is not None:
             self._fail_deferred()
@@ -514,8 +519,8 @@ class WebGPUBackend:
 
     def _lost_error(self) -> DeviceLostError:
         return DeviceLostError(
-            f"webgpu:{self.index} ({self.description()}) was lost: {self.lost}. Its tensors cannot be used any more: start "
-            "the process again and load a checkpoint, or go on with tensors on device 'cpu'"
+            f"webgpu:{self.index} ({self.description()}) was lost: {self.lost}. Its tensors cannot be used any more: "
+            "start the process again and load a checkpoint, or go on with tensors on device 'cpu'"
         )
 
     def destroy(self) -> None:

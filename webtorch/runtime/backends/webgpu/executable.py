@@ -1,8 +1,9 @@
 """A program compiled for one WebGPU device, and the loop that replays it. Imports floor 0 and this package.
 
-What can be known before the first run is worked out once: which memory each dispatch binds, how the arguments lie in the
-uniform buffer, which grid it has. A run then takes memory from the pool, finds the bind groups that were made for exactly this
-memory (a training loop gets the same blocks again and again), and encodes everything into one command buffer.
+What can be known before the first run is worked out once: which memory each dispatch binds, how the
+arguments lie in the uniform buffer, which grid it has. A run then takes memory from the pool, finds
+the bind groups that were made for exactly this memory (a training loop gets the same blocks again
+and again), and encodes everything into one command buffer.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Owned:
 class _Dispatch:
     """One prepared dispatch: its pipeline, grid, and where each binding comes from.
 
-    `memory` are (entry number, bytes) of the run's memory list, in binding order; then the uniform chunk and the status words.
+    `memory` are (entry number, bytes) of the run's memory list, in binding order; then the uniform
+    chunk and the status words.
     """
 
     __slots__ = (
@@ -241,7 +243,8 @@ class WebGPUExecutable:
     def run(self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]) -> list[Buffer]:
         """Enqueue the program and return its output buffers. Does not wait.
 
-        Raises DeviceLostError, OutOfMemoryError; OverflowError or TypeError for an argument that does not fit its type.
+        Raises DeviceLostError, OutOfMemoryError; OverflowError or TypeError for an argument that
+        does not fit its type.
         """
         device = self._device
         pool = device.pool
@@ -276,7 +279,8 @@ class WebGPUExecutable:
                     self._packed = packed
                 self._encode(plan)
             finally:
-                # Last taken, first given back, so that the next run takes them in the same order: the same bind groups fit.
+                # Last taken, first given back, so that the next run takes them in the same order:
+                # the same bind groups fit.
                 while len(blocks) > permanent:
                     pool.give_back(blocks.pop())
             if self.status is not None:

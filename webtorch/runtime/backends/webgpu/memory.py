@@ -1,9 +1,10 @@
 """Pooled device memory. Imports floor 0, the errors and this package's `native`.
 
-A `Block` is one native buffer; it never dies while a program could use it: dropping the last `DeviceBuffer` puts it back into
-the pool, and reuse is safe at once because the queue runs work in the order of submission. Blocks are given back to the
-system only by `release_unused`, and then by dropping the reference, never with `buffer.destroy()`: the library keeps what
-running work needs, and aborts the process when submitted work names a destroyed buffer.
+A `Block` is one native buffer; it never dies while a program could use it: dropping the last
+`DeviceBuffer` puts it back into the pool, and reuse is safe at once because the queue runs work in
+the order of submission. Blocks are given back to the system only by `release_unused`, and then by
+dropping the reference, never with `buffer.destroy()`: the library keeps what running work needs,
+and aborts the process when submitted work names a destroyed buffer.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def memory_limit() -> int | None:
 class Pool:
     """The blocks of one device, by size class, and the account of them. The caller holds the device's lock.
 
-    `allocated` counts live buffers (and, while a program runs, its temporaries), `reserved` all blocks.
+    `allocated` counts live buffers (and, while a program runs, its temporaries), `reserved` all
+    blocks.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class Pool:
         """Return a new buffer. Raises OutOfMemoryError, or DTypeError for a type that the device does not have."""
         if not dtype.webgpu:
             raise DTypeError(
-                f"allocate: {dtype} does not exist on WebGPU; convert to float32 or an integer type, or use device 'cpu'"
+                f"allocate: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
             )
         return DeviceBuffer(
             self, self.take(binding_bytes(dtype, elements), dtype, elements), dtype, elements

@@ -1,8 +1,9 @@
 """The C calls of webgpu.h, the same for both engines, with errors captured and no Python object per call.
 
-The wrappers of wgpu-py cost 5 to 90 us a call; a program's replay cannot afford that. They are still used for what happens
-once (adapter, device, shader module, pipeline). Both bindings expose the C library through cffi under the same names; what
-differs (error collection, waiting, callbacks) is in the two subclasses at the end. Imports no binding at the top.
+The wrappers of wgpu-py cost 5 to 90 us a call; a program's replay cannot afford that. They are
+still used for what happens once (adapter, device, shader module, pipeline). Both bindings expose
+the C library through cffi under the same names; what differs (error collection, waiting, callbacks)
+is in the two subclasses at the end. Imports no binding at the top.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ Pointer: TypeAlias = object
 Problem: TypeAlias = tuple[str, str]
 
 STORAGE, UNIFORM, COPY_DST, COPY_SRC, MAP_READ = 0x80, 0x40, 0x08, 0x04, 0x01
-_LOST = re.compile(
-    r"device (is|was) lost|lost device|device is destroyed|device was destroyed", re.IGNORECASE
-)
+# wgpu-native: "Parent device is lost"; Dawn: "[Device] is lost".
+_LOST = re.compile(r"\bdevice\b[^.\n]{0,40} (is|was) (lost|destroyed)", re.IGNORECASE)
 _NO_MEMORY = re.compile(
     r"not enough memory|out of memory|OUT_OF_DEVICE_MEMORY|OUT_OF_HOST_MEMORY", re.IGNORECASE
 )
@@ -57,7 +57,9 @@ class Ticket:
 
 
 class Native:
-    """Raw calls on one device. Not synchronised: the caller holds the device's lock, except in `wait_map` and `wait`."""
+    """Raw calls on one device. Not synchronised: the caller holds the device's lock, except in
+    `wait_map` and `wait`.
+    """
 
     engine: str
 
@@ -225,7 +227,9 @@ class WgpuNative(Native):
                 ticket.ready.set()
 
         # One callback for all maps: making one for each costs 20 us.
-        self._on_map = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", on_map)
+        self._on_map = ffi.callback(
+            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", on_map
+        )
         self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
         self._map_info.mode = self.lib.WGPUCallbackMode_AllowProcessEvents
         self._map_info.callback = self._on_map

@@ -17,9 +17,10 @@ BindingKind = Literal["read", "read_write", "uniform"]
 class Pass(Protocol):
     """One dispatch of a rendered routine, as the renderer describes it (webtorch.lower.wgsl.WgslPass).
 
-    Bindings of group 0, in order: the routine's buffers named by `slots`, one scratch buffer for each entry of `scratch` (its
-    bytes; number i is one buffer for all passes of the routine), a uniform with the arguments if there are any, the status
-    words if the routine checks indices. `args` are (byte offset, type, argument number of the routine).
+    Bindings of group 0, in order: the routine's buffers named by `slots`, one scratch buffer for
+    each entry of `scratch` (its bytes; number i is one buffer for all passes of the routine), a
+    uniform with the arguments if there are any, the status words if the routine checks indices.
+    `args` are (byte offset, type, argument number of the routine).
     """
 
     @property

@@ -1,6 +1,7 @@
 """Bytes as PyTorch sees them <-> bytes as the device holds them. Imports floor 0 and NumPy (on demand).
 
-Only int64 differs: it is held as 32 bits, so values are checked on the way in and widened on the way out.
+Only int64 differs: it is held as 32 bits, so values are checked on the way in and widened on the
+way out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
 def to_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
-    """Return `data` as the device holds it. Raises ValueError on a wrong size, OverflowError for int64 beyond 32 bits."""
+    """Return `data` as the device holds it. Raises ValueError on a wrong size, OverflowError for
+    int64 beyond 32 bits.
+    """
     view = memoryview(data)
     if view.nbytes != elements * dtype.itemsize:
         raise ValueError(
@@ -53,7 +56,8 @@ def argument_format(dtype: DType) -> str:
 def argument_value(value: bool | int | float, dtype: DType, number: int) -> bool | int | float:
     """Return a value that struct can pack, rounding a float to infinity as float32 does.
 
-    Raises OverflowError for an integer that does not fit, TypeError for a float where an integer belongs.
+    Raises OverflowError for an integer that does not fit, TypeError for a float where an integer
+    belongs.
     """
     if dtype.kind == "float":
         value = float(value)
