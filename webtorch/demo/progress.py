@@ -38,7 +38,6 @@ class Meter:
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
             console=self._console,
-            transient=True,
             refresh_per_second=8,
         )
         self._task = self._progress.add_task("starting", total=epochs * steps, figures="")
