@@ -1,0 +1,432 @@
+"""Activations: the elementwise functions of nn.functional, and the gated ones. May import floors 0 and 1.
+
+Where PyTorch's slope at a corner is not the mean of both sides, the formula is a `where` that takes the side PyTorch
+takes: relu and hardtanh give 0 at their corners, clamp (in elementwise.py) gives 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import ShapeError
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import FLOATS
+from webtorch.ir.expr import Expr
+from webtorch.ops.elementwise import (
+    EVERYWHERE,
+    NUMERIC,
+    log1pexp,
+    logistic,
+    mul,
+    sigmoid,
+    tanh,
+)
+from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.reduce import wrap_dim
+
+FUNCTIONAL = ("nn.functional",)
+# PyTorch's constants (Klambauer et al., "Self-Normalizing Neural Networks", 2017).
+SELU_ALPHA = 1.6732632423543772848170429916717
+SELU_SCALE = 1.0507009873554804934193349852946
+
+
+def put_back(input: Any, result: Any, inplace: bool) -> Any:
+    """Return `result`, written into `input` if `inplace`."""
+    return input.copy_(result) if inplace else result
+
+
+# -- rectifiers -------------------------------------------------------------------------------------------------------
+
+relu: Elementwise = elementwise(
+    "relu",
+    lambda x: ex.where(x <= 0, ex.const(0, x.dtype), x),
+    # From the result: the input need not live until the backward pass.
+    vjp=lambda g, out, x: (threshold_backward(g, out, 0),),
+    dtypes=NUMERIC,
+    function_in=EVERYWHERE,
+    doc="input, or 0 where it is negative.",
+)
+threshold_backward: Elementwise = elementwise(
+    "threshold_backward",
+    lambda g, x, threshold: ex.where(x <= threshold, ex.const(0, g.dtype), g),
+    tensors=("grad_output", "input"),
+    numbers=("threshold",),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="grad_output, or 0 where input <= threshold.",
+)
+threshold = elementwise(
+    "threshold",
+    lambda x, threshold, value: ex.where(x <= threshold, value, x),
+    numbers=("threshold", "value"),
+    dtypes=NUMERIC,
+    torch="nn.functional.threshold",
+    function_in=("torch", "nn.functional"),
+    samples=(((0.5, -1.0), {}),),
+    doc="input, or value where input <= threshold.",
+)
+leaky_relu = elementwise(
+    "leaky_relu",
+    lambda x, negative_slope: ex.where(x > 0, x, x * negative_slope),
+    numbers=("negative_slope",),
+    defaults={"negative_slope": 0.01},
+    dtypes=FLOATS,
+    torch="nn.functional.leaky_relu",
+    function_in=FUNCTIONAL,
+    samples=(((), {}), ((0.3,), {})),
+    doc="input, times negative_slope where it is not positive.",
+)
+
+
+def _between(x: Expr, low: Expr, high: Expr) -> Expr:
+    return ex.where(x <= low, low, ex.where(x >= high, high, x))
+
+
+hardtanh = elementwise(
+    "hardtanh",
+    _between,
+    tensors=("input",),
+    numbers=("min_val", "max_val"),
+    defaults={"min_val": -1.0, "max_val": 1.0},
+    dtypes=NUMERIC,
+    torch="nn.functional.hardtanh",
+    function_in=FUNCTIONAL,
+    samples=(((), {}), ((-2.0, 0.5), {})),
+    doc="input kept in min_val..max_val; gradient 0 at the bounds.",
+)
+relu6 = elementwise(
+    "relu6",
+    lambda x: _between(x, ex.const(0, x.dtype), ex.const(6, x.dtype)),
+    dtypes=NUMERIC,
+    torch="nn.functional.relu6",
+    function_in=FUNCTIONAL,
+    domain=(-3.0, 9.0),
+    doc="input kept in 0..6.",
+)
+hardsigmoid = elementwise(
+    "hardsigmoid",
+    lambda x: ex.where(
+        x <= -3,
+        ex.const(0.0, x.dtype),
+        ex.where(x >= 3, ex.const(1.0, x.dtype), (x + 3) * (1 / 6)),
+    ),
+    dtypes=FLOATS,
+    torch="nn.functional.hardsigmoid",
+    function_in=FUNCTIONAL,
+    domain=(-5.0, 5.0),
+    doc="(input + 3) / 6 kept in 0..1.",
+)
+hardswish = elementwise(
+    "hardswish",
+    lambda x: ex.where(
+        x <= -3, ex.const(0.0, x.dtype), ex.where(x >= 3, x, x * ((x + 3) * (1 / 6)))
+    ),
+    dtypes=FLOATS,
+    torch="nn.functional.hardswish",
+    function_in=FUNCTIONAL,
+    domain=(-5.0, 5.0),
+    doc="input * hardsigmoid(input).",
+)
+
+
+@composite(torch="nn.functional.rrelu", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+def rrelu(
+    input: Any,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """Return input, times a random slope in lower..upper where it is negative; the mean slope outside training."""
+    if lower > upper:
+        raise ValueError(
+            f"rrelu: lower must be less than or equal to upper: got {lower} and {upper}."
+        )
+    if training:
+        slope = input.new_empty(input.shape).uniform_(lower, upper)
+        result = _prelu(input, slope)
+    else:
+        result = leaky_relu(input, (lower + upper) / 2)
+    return put_back(input, result, inplace)
+
+
+_prelu = elementwise(
+    "_prelu",
+    lambda x, weight: ex.where(x > 0, x, weight * x),
+    tensors=("input", "weight"),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    doc="input, times weight where it is not positive.",
+)
+
+
+@composite(function_in=EVERYWHERE, dtypes=FLOATS, torch="nn.functional.prelu")
+def prelu(input: Any, weight: Any) -> Any:
+    """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
+    if weight.numel() != 1:
+        channels = input.shape[1] if input.ndim > 1 else 1
+        if weight.ndim != 1 or weight.shape[0] != channels:
+            raise ShapeError(
+                f"prelu: Mismatch of parameter numbers and input channel size. Found parameter numbers = "
+                f"{weight.numel()} and channel size = {channels}: weight is {tuple(weight.shape)}, input is "
+                f"{tuple(input.shape)}. Pass one number, or one for each channel."
+            )
+        weight = weight.reshape((1, channels) + (1,) * (input.ndim - 2))
+    else:
+        weight = weight.reshape((1,) * input.ndim)
+    return _prelu(input, weight)
+
+
+# -- exponential ------------------------------------------------------------------------------------------------------
+
+
+elu = elementwise(
+    "elu",
+    lambda x, alpha: ex.where(x > 0, x, alpha * ex.expm1(x)),
+    numbers=("alpha",),
+    defaults={"alpha": 1.0},
+    dtypes=FLOATS,
+    torch="nn.functional.elu",
+    function_in=FUNCTIONAL,
+    samples=(((), {}), ((0.5,), {})),
+    doc="input, or alpha * (exp(input) - 1) where it is not positive.",
+)
+selu = elementwise(
+    "selu",
+    lambda x: ex.where(x > 0, x * SELU_SCALE, ex.expm1(x) * (SELU_ALPHA * SELU_SCALE)),
+    dtypes=FLOATS,
+    torch="nn.functional.selu",
+    function_in=("torch", "nn.functional"),
+    doc="The scaled elu whose fixed point is mean 0 and variance 1 (Klambauer et al., 2017).",
+)
+celu = elementwise(
+    "celu",
+    lambda x, alpha: ex.where(x > 0, x, alpha * ex.expm1(x / alpha)),
+    numbers=("alpha",),
+    defaults={"alpha": 1.0},
+    dtypes=FLOATS,
+    torch="nn.functional.celu",
+    function_in=("torch", "nn.functional"),
+    samples=(((), {}), ((0.5,), {})),
+    doc="input, or alpha * (exp(input / alpha) - 1) where it is not positive.",
+)
+
+
+def _softplus(x: Expr, beta: Expr, threshold: Expr) -> Expr:
+    scaled = x * beta
+    return ex.where(scaled > threshold, x, log1pexp(scaled) / beta)
+
+
+softplus = elementwise(
+    "softplus",
+    _softplus,
+    tensors=("input",),
+    numbers=("beta", "threshold"),
+    defaults={"beta": 1.0, "threshold": 20.0},
+    dtypes=FLOATS,
+    torch="nn.functional.softplus",
+    function_in=FUNCTIONAL,
+    domain=(-30.0, 30.0),
+    samples=(((), {}), ((2.0, 5.0), {})),
+    doc="log(1 + exp(beta * input)) / beta, never overflowing; input itself above threshold.",
+)
+logsigmoid = elementwise(
+    "logsigmoid",
+    lambda x: -log1pexp(-x),
+    vjp=lambda g, out, x: (g * sigmoid(-x),),
+    dtypes=FLOATS,
+    torch="nn.functional.logsigmoid",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    domain=(-100.0, 100.0),
+    doc="log(sigmoid(input)), never overflowing.",
+)
+silu = elementwise(
+    "silu",
+    lambda x: x * logistic(x),
+    dtypes=FLOATS,
+    torch="nn.functional.silu",
+    function_in=FUNCTIONAL,
+    domain=(-100.0, 100.0),
+    doc="input * sigmoid(input), also called swish.",
+)
+swiglu = elementwise(
+    "swiglu",
+    lambda gate, value: gate * logistic(gate) * value,
+    tensors=("gate", "value"),
+    dtypes=FLOATS,
+    torch="",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    doc="silu(gate) * value: the gate of a SwiGLU layer (Shazeer, 2020).",
+)
+
+
+def _mish(x: Expr) -> Expr:
+    # tanh(log(1 + e)) is n / (n + 2) with n = e * (e + 2); above 20 it is 1 to the last digit.
+    e = ex.exp(ex.where(x > 20, ex.const(0.0, x.dtype), x))
+    n = e * (e + 2)
+    return ex.where(x > 20, x, x * (n / (n + 2)))
+
+
+mish = elementwise(
+    "mish",
+    _mish,
+    tensors=("input",),
+    dtypes=FLOATS,
+    torch="nn.functional.mish",
+    function_in=FUNCTIONAL,
+    domain=(-30.0, 30.0),
+    doc="input * tanh(softplus(input)) (Misra, 2019).",
+)
+
+# -- gelu -------------------------------------------------------------------------------------------------------------
+
+SLOPE = math.sqrt(2 / math.pi)
+_gelu_erf = elementwise(
+    "_gelu_erf",
+    lambda x: x * 0.5 * (ex.erf(x * math.sqrt(0.5)) + 1),
+    dtypes=FLOATS,
+    torch="nn.functional.gelu",
+    function_in=(),
+    doc="input times the normal distribution function of input.",
+)
+_gelu_tanh = elementwise(
+    "_gelu_tanh",
+    lambda x: x * 0.5 * (ex.tanh(x * (x * x * (0.044715 * SLOPE) + SLOPE)) + 1),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    doc="The tanh form of gelu.",
+)
+
+
+@composite(
+    torch="nn.functional.gelu",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=(((), {}), ((), {"approximate": "tanh"})),
+)
+def gelu(input: Any, approximate: str = "none") -> Any:
+    """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
+    if approximate == "none":
+        return _gelu_erf(input)
+    if approximate == "tanh":
+        return _gelu_tanh(input)
+    raise RuntimeError(
+        f"gelu: approximate argument must be either none or tanh: got '{approximate}'."
+    )
+
+
+# -- shrinking and others ---------------------------------------------------------------------------------------------
+
+softsign = elementwise(
+    "softsign",
+    # The derivative of the quotient would cancel far from 0.
+    lambda x: x / (ex.unary("abs", x) + 1),
+    vjp=lambda g, out, x: (_softsign_backward(g, x),),
+    promotion="float",
+    torch="nn.functional.softsign",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    doc="input / (1 + |input|).",
+)
+_softsign_backward: Elementwise = elementwise(
+    "_softsign_backward",
+    lambda g, x: g / ((ex.unary("abs", x) + 1) * (ex.unary("abs", x) + 1)),
+    tensors=("grad_output", "input"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of softsign.",
+)
+tanhshrink = elementwise(
+    "tanhshrink",
+    lambda x: x - ex.tanh(x),
+    # tanh(x) ** 2, not 1 - (1 - tanh(x) ** 2).
+    vjp=lambda g, out, x: (mul(g, tanh(x) * tanh(x)),),
+    promotion="float",
+    torch="nn.functional.tanhshrink",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    doc="input - tanh(input).",
+)
+hardshrink = elementwise(
+    "hardshrink",
+    lambda x, lambd: ex.where((x >= -lambd) & (x <= lambd), ex.const(0.0, x.dtype), x),
+    numbers=("lambd",),
+    defaults={"lambd": 0.5},
+    dtypes=FLOATS,
+    torch="nn.functional.hardshrink",
+    function_in=EVERYWHERE,
+    inplace=False,
+    samples=(((), {}), ((1.0,), {})),
+    doc="input, or 0 where |input| <= lambd.",
+)
+softshrink = elementwise(
+    "softshrink",
+    lambda x, lambd: ex.where(
+        x > lambd, x - lambd, ex.where(x < -lambd, x + lambd, ex.where(ex.isnan(x), x, 0.0))
+    ),
+    numbers=("lambd",),
+    defaults={"lambd": 0.5},
+    dtypes=FLOATS,
+    torch="nn.functional.softshrink",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    samples=(((), {}), ((1.0,), {})),
+    doc="input moved towards 0 by lambd.",
+)
+snake = elementwise(
+    "snake",
+    # sin(a x)**2 / a.
+    lambda x, alpha: x + ex.sin(alpha * x) * ex.sin(alpha * x) / alpha,
+    tensors=("input", "alpha"),
+    dtypes=FLOATS,
+    torch="",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    domain=(0.2, 3.0),
+    doc="input + sin(alpha * input) ** 2 / alpha (Liu et al., 2020).",
+)
+style_affine = elementwise(
+    "style_affine",
+    lambda x, gamma, beta: x * (gamma + 1) + beta,
+    tensors=("input", "gamma", "beta"),
+    dtypes=FLOATS,
+    torch="",
+    function_in=FUNCTIONAL,
+    inplace=False,
+    doc="(1 + gamma) * input + beta: the affine part of adaptive instance norm.",
+)
+
+
+@composite(torch="nn.functional.glu", function_in=FUNCTIONAL, dtypes=FLOATS, samples=(((-1,), {}),))
+def glu(input: Any, dim: int = -1) -> Any:
+    """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
+    if not input.ndim:
+        raise ShapeError("glu: glu does not support 0-dimensional tensors. Unsqueeze a dim first.")
+    dim = wrap_dim("glu", dim, input.ndim)
+    size = input.shape[dim]
+    if size % 2:
+        raise ShapeError(
+            f"glu: Halving dimension must be even, but dimension {dim} is size {size}: input is {tuple(input.shape)}."
+        )
+    return _gate(input.narrow(dim, 0, size // 2), input.narrow(dim, size // 2, size // 2))
+
+
+_gate = elementwise(
+    "_gate",
+    lambda x, gate: x * logistic(gate),
+    tensors=("input", "gate"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="input * sigmoid(gate).",
+)
