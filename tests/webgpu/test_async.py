@@ -73,6 +73,8 @@ def test_awaiting_gives_the_bytes(device):
 
 
 def test_other_coroutines_run_while_the_device_works(device, slow):
+    if device.adapter.backend_type == "OpenGL":
+        pytest.skip("Mesa's OpenGL does the work inside the submission itself")
     rounds = _half_a_second(device, slow)
 
     async def main() -> tuple[int, float, float]:
