@@ -485,6 +485,34 @@ def _bounds(node: Expr, memo: dict[Expr, Range | None]) -> Range | None:
     return result if -(1 << 31) <= result[0] and result[1] < 1 << 31 else None
 
 
+def _fits_int(x: Expr) -> bool:
+    """Whether a float is known to lie within int32, NaN aside: a plain conversion is then enough."""
+    known = _float_bounds(x)
+    return known is not None and known[0] > -(2.0**31) and known[1] < 2.0**31
+
+
+def _float_bounds(x: Expr) -> tuple[float, float] | None:
+    if x.dtype is not float32:
+        return None
+    if x.op in ("round", "floor", "ceil", "trunc"):
+        inner = _float_bounds(x.args[0])
+        return None if inner is None else (inner[0] - 1, inner[1] + 1)
+    if x.op in ("min", "max"):
+        for a, b in (x.args, x.args[::-1]):
+            if b.op == "const":
+                limit = cast(float, b.value)
+                low, high = _float_bounds(a) or (-math.inf, math.inf)
+                clip = min if x.op == "min" else max
+                return clip(low, limit), clip(high, limit)
+    if x.op == "mul" and x.args[1].op == "const":
+        inner = _float_bounds(x.args[0])
+        factor = cast(float, x.args[1].value)
+        if inner is not None and math.isfinite(inner[0]) and math.isfinite(inner[1]):
+            ends = (inner[0] * factor, inner[1] * factor)
+            return min(ends), max(ends)
+    return None
+
+
 # --- the writer ----------------------------------------------------------------------------------------------------
 
 
@@ -983,6 +1011,12 @@ class KernelWriter:
         if op == "where":
             return f"select({args[2]}, {args[1]}, {args[0]})"
         if op == "cast":
+            if (
+                wgsl_type(node.dtype) == "i32"
+                and node.dtype.itemsize >= 4
+                and _fits_int(node.args[0])
+            ):
+                return f"i32({args[0]})"
             return convert(args[0], node.args[0].dtype, node.dtype)
         if op == "bitcast":
             if node.args[0].op == "const" and wgsl_type(node.dtype) == "f32":
@@ -1331,15 +1365,26 @@ def function_source(name: str) -> str:
         parameters = "xyz"[:count]
         for node, letter in zip(inputs, parameters, strict=True):
             scope.env[node] = letter
-        result = writer.value(root, scope)
         signature = ", ".join(f"{p}: f32" for p in parameters)
+        _write_returns(writer, root, scope)
         lines = "\n".join("  " + x for x in scope.lines)
-        found = f"fn wt_{name}({signature}) -> f32 {{\n{lines}\n  return {result};\n}}"
+        found = f"fn wt_{name}({signature}) -> f32 {{\n{lines}\n}}"
         _FUNCTIONS[name] = found
     return found
 
 
 _FUNCTIONS: dict[str, str] = {}
+
+
+def _write_returns(writer: KernelWriter, root: Expr, scope: _Scope) -> None:
+    """Write `return root`; a choice at the root becomes a branch, so that only the chosen side is computed."""
+    while root.op == "where":
+        condition, chosen, root = root.args
+        test = writer.value(condition, scope)
+        branch = _Scope(env=dict(scope.env))
+        _write_returns(writer, chosen, branch)
+        scope.lines += [f"if ({test}) {{", *("  " + x for x in branch.lines), "}"]
+    scope.lines.append(f"return {writer.value(root, scope)};")
 
 
 def assemble(declared: list[str], shared: list[str], body: list[str], size: int, f16: bool) -> str:
