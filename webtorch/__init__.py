@@ -1,1 +1,46 @@
-"""webtorch: PyTorch wherever WebGPU runs."""
+"""webtorch: PyTorch wherever WebGPU runs. `import webtorch as torch` and write PyTorch."""
+
+from __future__ import annotations
+
+from webtorch.ir.dtype import (
+    DType as dtype,
+)
+from webtorch.ir.dtype import (
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    promote_types,
+    uint8,
+    uint32,
+)
+from webtorch.ir.dtype import bool_ as bool  # noqa: A004
+from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
+from webtorch.tensors.bind import load_table as _load_table
+from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
+from webtorch.tensors.device import device, get_default_device, set_default_device
+from webtorch.tensors.printing import get_printoptions, printoptions, set_printoptions
+from webtorch.tensors.tape import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
+from webtorch.tensors.tensor import Size, Tensor
+
+float = float32  # noqa: A001
+double, half, long, short = float64, float16, int64, int16
+int = int32  # noqa: A001
+strided = "torch.strided"
+contiguous_format, preserve_format, channels_last = "torch.contiguous_format", "torch.preserve_format", "torch.channels_last"
+inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
+newaxis = None
+
+_load_table()
+globals().update(_NAMESPACES["torch"])

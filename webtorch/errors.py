@@ -11,7 +11,7 @@ class ShapeError(WebtorchError):
     """Shapes do not fit the operation."""
 
 
-class DTypeError(WebtorchError):
+class DTypeError(WebtorchError, NotImplementedError):
     """The element type is not supported by the operation or the device."""
 
 

@@ -3,6 +3,7 @@
 Every node's value is a contiguous array of its shape. The kinds are a small closed set; everything else composes:
 
     buffer    data on the device                            attrs ()
+    empty     uninitialised memory                          attrs ()
     map       one scalar formula over equal shapes          attrs (formula, operand pattern, compute dtype)
     view      strided window on the source's flat data      attrs (strides,) or (strides, offset)   scalars (offset,) if not in attrs
     pad       the source inside a border of one value       attrs (low per dim,)                    scalars (value,)
@@ -23,13 +24,13 @@ from typing import Any
 from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.view import Shape, numel
 
-KINDS = ("buffer", "map", "view", "pad", "reduce", "update", "take", "scatter", "matmul", "conv", "scan")
+KINDS = ("buffer", "empty", "map", "view", "pad", "reduce", "update", "take", "scatter", "matmul", "conv", "scan")
 
 
 class Node:
     """A recorded operation. Once computed, it becomes a "buffer" node in place, and lets go of its sources."""
 
-    __slots__ = ("__weakref__", "attrs", "buffer", "dtype", "kind", "line", "owner", "scalars", "shape", "srcs")
+    __slots__ = ("__weakref__", "attrs", "buffer", "dtype", "kind", "line", "scalars", "shape", "shared", "srcs")
 
     def __init__(
         self,
@@ -49,8 +50,9 @@ class Node:
         self.dtype = dtype
         self.line = line
         self.buffer: Any = None
-        # A weak reference to the storage whose value this is, set by the storage; tells whether a buffer may be reused.
-        self.owner: Any = None
+        # Set when a second storage takes this value (a clone costs nothing until one of them is written): its memory must
+        # then not be taken over by what overwrites the first.
+        self.shared = False
 
     def become_buffer(self, buffer: Any) -> None:
         """Turn into realized data."""

@@ -6,9 +6,13 @@ right when they are called. They are not public.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
 
-from webtorch.ops.record import Op, register
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import FLOATS, DType, int32, uint32
+from webtorch.ir.expr import Expr
+from webtorch.ops.record import Elementwise, Op, register
 
 
 def _primitive(name: str, signature: str, doc: str) -> Op:
@@ -19,8 +23,9 @@ def _primitive(name: str, signature: str, doc: str) -> Op:
 
 as_view = _primitive(
     "_view",
-    "(x, shape, strides, offset)",
-    "A view of x's own storage: shape, strides and absolute offset in elements. Shares memory; differentiable.",
+    "(x, shape, strides, offset, vjp=None, name='AsStrided')",
+    "A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp` maps the view's cotangent to "
+    "x's (shape of x); None uses the general, slower rule for any strides. `name` is the printed name of the gradient function.",
 )
 pad_with = _primitive(
     "_pad", "(x, low, high, value)", "x inside a border of `value`: per-dim counts before and after (all >= 0). Differentiable in x."
@@ -49,13 +54,70 @@ conv2d_raw = _primitive(
 )
 scan = _primitive("_scan", "(x, combine, dim)", "Running sum, prod, max or min along `dim`. Differentiable for sum.")
 fill = _primitive("_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument).")
+empty = _primitive("_empty", "(shape, dtype, device)", "Uninitialised memory.")
 iota = _primitive("_iota", "(count, start, step, dtype, device)", "start + i * step for i < count, computed in dtype (1-d).")
 philox = _primitive(
     "_philox",
     "(shape, seed, offset, dtype, device, kind='uniform', low=0)",
-    "Counter-based random numbers: element i uses Philox4x32-10 with key `seed` (64 bits) and counter (i // 4 + offset); kind "
-    "'uniform': float in [0, 1); 'normal': Box-Muller; 'bits': 32 random bits as int64/int32-held uint32.",
+    "Counter-based random numbers: element i uses Philox4x32-10 with key `seed` (64 bits) and counter (i + offset), so a call uses up "
+    "numel counters. kind 'uniform': float in [0, 1) from the upper 24 bits of lane 0 (8 for bfloat16, 11 for float16); 'normal': Box-Muller "
+    "on lanes 0 and 1; 'bits': the upper 31 bits of lane 0 as int64.",
 )
 cast_to = _primitive("_cast", "(x, dtype)", "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable between floats.")
 copy = _primitive("_copy", "(x)", "A contiguous copy of x in new storage. Differentiable.")
-write = _primitive("_write", "(x, values)", "Overwrite x's elements in place with `values` (same shape and type); version, views and gradients follow PyTorch.")
+write = _primitive("_write", "(x, values, fresh=False)", "Overwrite x's elements in place with `values` (same shape and type); version, views and gradients follow PyTorch.")
+
+# The identity formula: copies and conversions are map nodes with it. Not an entry of the table.
+IDENTITY = Elementwise(
+    name="_cast", family="elementwise", signature="(input)", doc="The input itself.", expr=lambda x: x, tensors=("input",), function_in=()
+)
+
+
+def _iota(position: Expr, start: Expr, step: Expr) -> Expr:
+    return start + ex.cast(position, start.dtype) * step
+
+
+IOTA = Elementwise(
+    name="_iota_formula", family="elementwise", signature="", doc="start + position * step.", expr=_iota, tensors=(), function_in=()
+)
+
+
+def _bits(position: Expr, seed: tuple[Expr, Expr], offset: tuple[Expr, Expr], lane: int) -> Expr:
+    low = ex.cast(position, uint32) + offset[0]
+    high = offset[1] + ex.where(low < offset[0], ex.const(1, uint32), 0)
+    return ex.philox(*seed, low, high, lane)
+
+
+def _uniform(bits: int, compute: DType) -> Callable[..., Expr]:
+    def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        random = _bits(position, (seed0, seed1), (low, high), 0)
+        return ex.cast(ex.shr(random, 32 - bits), compute) * 2.0**-bits
+
+    return formula
+
+
+def _normal(compute: DType) -> Callable[..., Expr]:
+    def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        # Box and Muller, 1958. The first number is in (0, 1], so that its logarithm is finite.
+        first, second = (ex.shr(_bits(position, (seed0, seed1), (low, high), lane), 8) for lane in (0, 1))
+        radius = ex.sqrt(ex.log((ex.cast(first, compute) + 1.0) * 2.0**-24) * -2.0)
+        return radius * ex.cos(ex.cast(second, compute) * (2.0 * math.pi * 2.0**-24))
+
+    return formula
+
+
+def _integer_bits(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+    return ex.cast(ex.shr(_bits(position, (seed0, seed1), (low, high), 0), 1), int32)
+
+
+def _random_formula(name: str, expr: Callable[..., Expr]) -> Elementwise:
+    return Elementwise(name=name, family="random", signature="", doc="Random numbers.", expr=expr, tensors=(), function_in=())
+
+
+# How many random bits a uniform number of each type holds: never so many that rounding gives 1.
+_UNIFORM_BITS = {"float16": 11, "bfloat16": 8}
+RANDOM: dict[tuple[str, str], Elementwise] = {
+    **{("uniform", d.name): _random_formula(f"_uniform_{d.name}", _uniform(_UNIFORM_BITS.get(d.name, 24), d.compute)) for d in FLOATS},
+    **{("normal", d.name): _random_formula(f"_normal_{d.name}", _normal(d.compute)) for d in FLOATS},
+    ("bits", "int64"): _random_formula("_bits", _integer_bits),
+}

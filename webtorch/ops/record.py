@@ -241,3 +241,51 @@ def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
     if slope is None:
         return frozenset()
     return frozenset(node.value for node in ex.walk(slope) if node.op == "input")  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """How the cotangent of one tensor of an elementwise op is computed from the cotangent g of the result."""
+
+    kind: Literal["zero", "one", "minus_one", "formula"]
+    # For "formula": the derived op over (g, the tensors in `tensors`, the numbers in `numbers`), by position in the original op.
+    op: Elementwise | None = None
+    tensors: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+
+
+_SLOPES: dict[tuple[Elementwise, int], Slope] = {}
+
+
+def slope(op: Elementwise, slot: int) -> Slope:
+    """Return the derived rule for tensor `slot`; the derived op reads only what the derivative needs."""
+    found = _SLOPES.get((op, slot))
+    if found is None:
+        found = _SLOPES[op, slot] = _derive_slope(op, slot)
+    return found
+
+
+def _derive_slope(op: Elementwise, slot: int) -> Slope:
+    kind = slope_kind(op, slot)
+    if kind != "formula":
+        return Slope(kind)
+    count = len(op.tensors)
+    used = sorted(inputs_of_slope(op, slot))
+    tensors = tuple(i for i in used if i < count)
+    numbers = tuple(i - count for i in used if i >= count)
+    full = gradient_formula(op, slot)
+    assert full is not None
+
+    def expr(g: Expr, *values: Expr) -> Expr:
+        # What the slope does not read is never looked at: any constant will do.
+        inputs = [ex.const(0, g.dtype)] * (count + len(op.numbers))
+        for position, value in zip(used, values, strict=True):
+            inputs[position] = value
+        return full.build((g, *inputs))
+
+    derived = Elementwise(
+        name=full.name, family="elementwise", signature="", doc=full.doc, expr=expr,
+        tensors=("grad", *(op.tensors[i] for i in tensors)), numbers=tuple(op.numbers[i] for i in numbers), torch="", function_in=(),
+        dtypes=FLOATS,
+    )  # fmt: skip
+    return Slope("formula", derived, tensors, numbers)

@@ -1,1 +1,1 @@
-"""tensors."""
+"""Floor 4: tensors, views, autograd, indexing, printing, random numbers."""

@@ -1,0 +1,18 @@
+"""`webtorch.autograd`, as PyTorch's users know it. Floor 4's public face."""
+
+from __future__ import annotations
+
+from webtorch.tensors.function import Function, FunctionCtx
+from webtorch.tensors.tape import (
+    backward,
+    enable_grad,
+    grad,
+    inference_mode,
+    no_grad,
+    set_grad_enabled,
+)
+from webtorch.tensors.tensor import Tensor as Variable
+
+__all__ = [
+    "Function", "FunctionCtx", "Variable", "backward", "enable_grad", "grad", "inference_mode", "no_grad", "set_grad_enabled",
+]  # fmt: skip

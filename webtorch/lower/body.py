@@ -1,0 +1,291 @@
+"""Builds the scalar expressions of one kernel by walking a graph backwards from a point. May import floors 0 and 1.
+
+Reading node `n` at flat position `i` is an expression. Views only change the position, so a chain of views costs no copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from webtorch.ir import expr as ex
+from webtorch.ir import index as ix
+from webtorch.ir.dtype import DType, int32, uint32
+from webtorch.ir.expr import Expr
+from webtorch.ir.graph import Graph, GraphNode
+from webtorch.ir.index import Index
+from webtorch.ir.kernel import Check, Combine, Level
+from webtorch.ir.program import Site
+from webtorch.ir.view import Shape, contiguous_strides, numel
+
+
+class Unfusable(Exception):
+    """The node cannot be computed inside this kernel."""
+
+
+@dataclass(slots=True)
+class Loops:
+    """The loop nest of a kernel: sizes, and the flat positions that each level stands for."""
+
+    outer: Shape
+    inner: Shape
+    outer_flat: Index
+    inner_flat: Index
+
+    @property
+    def outer_count(self) -> int:
+        """Number of outer points."""
+        return numel(self.outer)
+
+    @property
+    def inner_count(self) -> int:
+        """Number of inner points for each outer point."""
+        return numel(self.inner)
+
+
+def flat_loops(elements: int) -> Loops:
+    """Loops over `elements` points in order."""
+    flat = ix.loop(0, elements)
+    return Loops((elements,), (), flat, flat)
+
+
+def reduce_loops(shape: Shape, dims: tuple[int, ...]) -> Loops:
+    """Loops over a source of `shape` whose `dims` are reduced: kept dims outside, reduced dims inside, both merged."""
+    runs: list[tuple[int, int, bool]] = []  # size, stride, reduced
+    for d, (size, stride) in enumerate(zip(shape, contiguous_strides(shape), strict=True)):
+        if size == 1:
+            continue
+        if runs and runs[-1][2] == (d in dims):
+            runs[-1] = (runs[-1][0] * size, stride, d in dims)
+        else:
+            runs.append((size, stride, d in dims))
+    kept = [(size, stride) for size, stride, reduced in runs if not reduced]
+    gone = [(size, stride) for size, stride, reduced in runs if reduced]
+    outer, inner = tuple(s for s, _ in kept), tuple(s for s, _ in gone)
+    variables = [ix.loop(d, s) for d, s in enumerate((*outer, *inner))]
+    outer_flat = ix.linearize(tuple(variables[: len(outer)]), contiguous_strides(outer))
+    inner_flat = ix.linearize(tuple(variables), tuple(stride for _, stride in (*kept, *gone)))
+    return Loops(outer, inner, outer_flat, inner_flat)
+
+
+def split_loops(loops: Loops, splits: dict[int, int]) -> Loops:
+    """Split loop `d` of size s into (s // splits[d], splits[d])."""
+    sizes = (*loops.outer, *loops.inner)
+    new_outer: list[int] = []
+    new_inner: list[int] = []
+    positions: dict[int, tuple[int, int | None]] = {}
+    for d, size in enumerate(sizes):
+        target = new_outer if d < len(loops.outer) else new_inner
+        first = len(new_outer) + len(new_inner)
+        if d in splits:
+            target += [size // splits[d], splits[d]]
+            positions[d] = (first, splits[d])
+        else:
+            target.append(size)
+            positions[d] = (first, None)
+    new_sizes = (*new_outer, *new_inner)
+
+    def mapping(dim: int, size: int) -> Index:
+        first, step = positions[dim]
+        if step is None:
+            return ix.loop(first, size)
+        return ix.loop(first, new_sizes[first]) * step + ix.loop(first + 1, step)
+
+    return Loops(
+        tuple(new_outer), tuple(new_inner), ix.replace_loops(loops.outer_flat, mapping), ix.replace_loops(loops.inner_flat, mapping)
+    )
+
+
+@dataclass(slots=True)
+class Body:
+    """The expressions of one kernel under construction.
+
+    `stored` are nodes in memory. `own` are nodes that this kernel itself computes, with their level; `stages` those that are
+    reductions of this kernel.
+    """
+
+    graph: Graph
+    loops: Loops
+    stored: set[int]
+    own: dict[int, Level] = field(default_factory=dict)
+    stages: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    args: dict[int, int] = field(default_factory=dict)
+    arg_dtypes: list[DType] = field(default_factory=list)
+    checks: dict[tuple[Expr, int], Check] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+    # Every position that was computed, so that loops can be split where quotients remain.
+    positions: set[Index] = field(default_factory=set)
+    memo: dict[tuple[int, Index, Expr | None], Expr] = field(default_factory=dict)
+
+    def slot(self, node: int) -> int:
+        """Return the buffer slot of a stored node, making one if needed."""
+        return self.slots.setdefault(node, len(self.slots))
+
+    def argument(self, number: int, dtype: DType) -> Expr:
+        """Return runtime argument `number` of the graph as this kernel sees it."""
+        slot = self.args.get(number)
+        if slot is None:
+            slot = self.args[number] = len(self.arg_dtypes)
+            self.arg_dtypes.append(dtype)
+        return ex.arg(slot, dtype)
+
+    def position(self, flat: Index) -> Expr:
+        """Return the expression of a position, and remember it for loop splitting."""
+        self.positions.add(flat)
+        return flat.expr()
+
+    def flat(self, level: Level) -> Index:
+        """Return the flat position of the current point at a level."""
+        return self.loops.outer_flat if level == "outer" else self.loops.inner_flat
+
+    def level_of(self, elements: int) -> Level:
+        """Return the level at which a node of that many elements is computed. Raises Unfusable."""
+        if elements == self.loops.outer_count:
+            return "outer"
+        if elements == self.loops.outer_count * self.loops.inner_count:
+            return "inner"
+        raise Unfusable
+
+    def value(self, number: int, flat: Index, valid: Expr | None = None) -> Expr:
+        """Return node `number` at position `flat`, in its compute type. Where `valid` does not hold the value is any."""
+        key = (number, flat, valid)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._value(number, flat, valid)
+        return found
+
+    def _value(self, number: int, flat: Index, valid: Expr | None) -> Expr:
+        node = self.graph.nodes[number]
+        if number in self.stages:
+            if flat != self.loops.outer_flat:
+                raise Unfusable
+            return ex.cast(ex.reduced(self.stages[number], node.dtype.compute), node.dtype.compute)
+        if number in self.own:
+            if flat != self.flat(self.own[number]):
+                raise Unfusable
+        elif number in self.stored:
+            return self._load(number, node, flat, valid)
+        return self.compute(number, flat, valid)
+
+    def _load(self, number: int, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
+        position = self.position(flat)
+        slot = self.slot(number)
+        if valid is None:
+            element = ex.load(slot, node.dtype, position)
+        else:
+            element = ex.make("load", node.dtype, (position, valid, ex.const(0, node.dtype)), slot)
+        return ex.cast(element, node.dtype.compute)
+
+    def compute(self, number: int, flat: Index, valid: Expr | None = None) -> Expr:
+        """Return the formula of node `number` at position `flat`, even if the node is in memory too."""
+        node = self.graph.nodes[number]
+        match node.kind:
+            case "map":
+                return self._map(node, flat, valid)
+            case "view":
+                return self.value(node.srcs[0], self.source_position(node, flat), valid)
+            case "pad":
+                return self._pad(node, flat, valid)
+            case "take":
+                return self._take(node, flat, valid)
+            case "empty":
+                return ex.const(0, node.dtype.compute)
+        raise Unfusable
+
+    def _map(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
+        op, pattern, compute = node.attrs
+        srcs, args = iter(node.srcs), iter(node.args)
+        inputs: list[Expr] = []
+        for letter in pattern:
+            match letter:
+                case "t":
+                    inputs.append(ex.cast(self.value(next(srcs), flat, valid), compute))
+                case "s":
+                    inputs.append(self.argument(next(args), compute))
+                case "u":
+                    inputs.append(self.argument(next(args), uint32))
+                case "p":
+                    inputs.append(self.position(flat))
+        out = op.build(tuple(inputs))
+        if op.name == "_cast" and node.dtype.compute is not node.dtype:
+            # An explicit conversion to a 16-bit float rounds, even if the result never reaches memory.
+            return ex.cast(ex.cast(out, node.dtype), node.dtype.compute)
+        return ex.cast(out, node.dtype.compute)
+
+    def source_position(self, node: GraphNode, flat: Index) -> Index:
+        """Return where element `flat` of a view lies in its source."""
+        strides = node.attrs[0]
+        if len(node.attrs) == 2:
+            offset = ix.constant(node.attrs[1])
+        else:
+            offset = ix.value(self.argument(node.args[0], int32), 0, 1 << 31)
+        if strides == contiguous_strides(node.shape):
+            return flat + offset
+        return ix.linearize(ix.delinearize(flat, node.shape), strides) + offset
+
+    def _pad(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
+        (low,) = node.attrs
+        source = self.graph.nodes[node.srcs[0]]
+        inside: Expr | None = None
+        coordinates = []
+        for coordinate, below, size in zip(ix.delinearize(flat, node.shape), low, source.shape, strict=True):
+            moved = coordinate - below
+            lowest, highest = moved.range
+            for needed, test in ((lowest < 0, lambda e: e >= 0), (highest >= size, lambda e, size=size: e < size)):
+                if needed:
+                    holds = test(self.position(moved))
+                    inside = holds if inside is None else inside & holds
+            coordinates.append(moved)
+        flat_source = ix.linearize(tuple(coordinates), contiguous_strides(source.shape))
+        if inside is None:
+            return self.value(node.srcs[0], flat_source, valid)
+        both = inside if valid is None else valid & inside
+        fill = self.argument(node.args[0], node.dtype.compute)
+        return ex.where(inside, self.value(node.srcs[0], flat_source, both), fill)
+
+    def indexed_position(self, node: GraphNode, target: Shape, indices: tuple[int, ...], flat: Index, level: Level, valid: Expr | None) -> Index:
+        """Return the position in an array of shape `target` of point `flat` of (index shape + rest), checking bounds."""
+        count, name, wrap = node.attrs[0], node.attrs[-2], node.attrs[-1]
+        rest = numel(target[count:])
+        which = flat // rest
+        strides = contiguous_strides(target)
+        position = flat % rest if rest > 1 else ix.constant(0)
+        for d, index_node in enumerate(indices):
+            raw = ex.cast(self.value(index_node, which, valid), int32)
+            size = target[d]
+            if self.graph.nodes[index_node].kind != "map" or self.graph.nodes[index_node].attrs[1] != "pss":
+                # Indices made by iota are right by construction; all others are checked on the device.
+                self._check(raw, size, name, d, wrap, level, valid, node)
+                if wrap:
+                    raw = ex.where(raw < 0, raw + size, raw)
+                raw = ex.maximum(ex.minimum(raw, size - 1), 0)
+            position = position + ix.value(raw, 0, max(size - 1, 0)) * strides[d]
+        return position
+
+    def _check(self, raw: Expr, size: int, name: str, dim: int, wrap: bool, level: Level, valid: Expr | None, node: GraphNode) -> None:
+        checked = raw if valid is None else ex.where(valid, raw, 0)
+        key = (checked, size)
+        if key not in self.checks:
+            inner = any(e.op == "index" and e.value[0] >= len(self.loops.outer) for e in ex.walk(checked))  # type: ignore[index]
+            self.checks[key] = Check(checked, size, len(self.sites), "inner" if inner else "outer", -size if wrap else 0)
+            self.sites.append(Site(name, dim, size, line_text(node.line)))
+
+    def _take(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
+        source = self.graph.nodes[node.srcs[0]]
+        position = self.indexed_position(node, source.shape, node.srcs[1:], flat, "outer", valid)
+        return self.value(node.srcs[0], position, valid)
+
+
+def line_text(line: object) -> str:
+    """Return "file:line" of a remembered user line (code object, instruction), or ""."""
+    if not isinstance(line, tuple):
+        return ""
+    code, instruction = line
+    number = code.co_firstlineno
+    for start, end, lineno in code.co_lines():
+        if start <= instruction < end and lineno is not None:
+            number = lineno
+    return f"{code.co_filename}:{number}"
+
+
+__all__ = ["Body", "Combine", "Loops", "Unfusable", "flat_loops", "line_text", "reduce_loops", "split_loops"]

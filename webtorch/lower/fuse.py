@@ -1,0 +1,614 @@
+"""Decides which nodes live in memory and which are computed together, and builds the kernels. May import floors 0 and 1.
+
+1. Choose the nodes that must be stored: outputs, operands of templates, results of reductions, bounded expression sizes.
+2. Put stored nodes into groups, in order: a node joins the group of a node it reads when it can be computed at the same
+   point of the same loops; else it starts a group.
+3. Where two groups would compute the same costly expression, store it in the first.
+4. Build each group's kernel, splitting loops until positions are plain strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from webtorch.ir import expr as ex
+from webtorch.ir import index as ix
+from webtorch.ir.dtype import bool_, int32
+from webtorch.ir.expr import Expr
+from webtorch.ir.graph import Graph, GraphNode
+from webtorch.ir.index import Index
+from webtorch.ir.kernel import BufferSlot, Check, Combine, Kernel, Level, Reduce, Store
+from webtorch.ir.program import Site
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.body import Body, Loops, Unfusable, flat_loops, line_text, reduce_loops, split_loops
+from webtorch.runtime.backend import Limits
+
+TEMPLATES = frozenset({"matmul", "conv", "scan"})
+# An expression with more parts than this is cut by storing a part of it; keeps source text and register use bounded.
+_MAX_SIZE = 160
+# One kernel never holds more than this many expression parts in all.
+_MAX_GROUP_SIZE = 600
+# Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them several times.
+_MAX_FUSED_ROW = 65536
+_COSTS = {
+    "exp": 4, "exp2": 4, "expm1": 6, "log": 4, "log2": 4, "log10": 4, "log1p": 6, "sin": 6, "cos": 6, "tan": 8, "tanh": 6, "erf": 8,
+    "erfc": 8, "pow": 8, "sqrt": 2, "rsqrt": 2, "div": 2, "philox": 12, "sinh": 6, "cosh": 6, "asin": 6, "acos": 6, "atan": 6,
+    "atan2": 8, "asinh": 6, "acosh": 6, "atanh": 6, "hypot": 4, "mod": 2, "floordiv": 2, "truncdiv": 2, "truncmod": 2,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Group:
+    """Stored nodes that one routine computes. `body` is None for a template."""
+
+    number: int
+    members: list[int] = field(default_factory=list)
+    body: Body | None = None
+    # Bit h is set when group h must run before this one.
+    before: int = 0
+    size: int = 0
+    kind: str = "flat"
+    # Every stored node that this group reads.
+    reads: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class BuiltKernel:
+    """A kernel with the graph nodes behind its buffer slots and the graph arguments behind its own."""
+
+    kernel: Kernel
+    nodes: tuple[int, ...]
+    args: tuple[int, ...]
+    sites: tuple[Site, ...]
+    line: str
+
+
+class Fuser:
+    """Groups the nodes of one graph for one device."""
+
+    def __init__(self, graph: Graph, limits: Limits) -> None:
+        self.graph = graph
+        self.limits = limits
+        self.nodes = graph.nodes
+        self.stored: set[int] = set()
+        self.groups: list[Group] = []
+        self.group_of: dict[int, Group] = {}
+        self.leaves: list[frozenset[int]] = []
+        self.sizes: list[int] = []
+        self.costs: list[int] = []
+        self.max_slots = limits.max_buffers_per_kernel - 1
+
+    def run(self) -> list[Group]:
+        """Return the groups in an order in which they can run."""
+        self._choose_stored()
+        for number, node in enumerate(self.nodes):
+            if number in self.stored and node.kind not in ("buffer", "empty") and node.elements:
+                self._place(number, node)
+        ordered = self._order()
+        self._store_shared(ordered)
+        return [g for g in ordered if g.members]
+
+    # ---- which nodes are stored ------------------------------------------------------------------------------------
+
+    def _choose_stored(self) -> None:
+        for output in self.graph.outputs:
+            self.stored.add(output.node)
+        for number, node in enumerate(self.nodes):
+            if node.kind in ("buffer", "empty", "reduce", "update", "scatter") or node.kind in TEMPLATES:
+                self.stored.add(number)
+            self._store_operands(node)
+            self._measure(number, node)
+
+    def _store(self, number: int) -> None:
+        """Store a node that was thought to be computed in place; what reads it then reads memory."""
+        if number not in self.stored:
+            self.stored.add(number)
+            self.leaves[number] = frozenset((number,))
+            self.sizes[number], self.costs[number] = 1, 0
+
+    def _store_operands(self, node: GraphNode) -> None:
+        match node.kind:
+            case "matmul":
+                for s in node.srcs:
+                    if matrix_operand(self.graph, s, self.stored) is None:
+                        self._store(s)
+            case "conv" | "scan":
+                for s in node.srcs:
+                    if plain_operand(self.graph, s, self.stored) is None:
+                        self._store(s)
+            case "update" | "scatter":
+                self._store(node.srcs[0])
+            case "take":
+                # Many positions may be read many times; only data in memory (through views) is worth that.
+                source = node.srcs[0]
+                while self.nodes[source].kind == "view" and source not in self.stored:
+                    source = self.nodes[source].srcs[0]
+                if self.costs[source] > 1:
+                    self._store(source)
+            case "view" | "reduce":
+                source = node.srcs[0]
+                repeats = node.elements >= 2 * self.nodes[source].elements
+                if node.kind == "view" and repeats and self.costs[source] > 3:
+                    self._store(source)
+
+    def _measure(self, number: int, node: GraphNode) -> None:
+        size, cost = 1, 0
+        leaves: frozenset[int] = frozenset()
+        for s in node.srcs:
+            leaves |= self.leaves[s]
+            size += self.sizes[s]
+            cost += self.costs[s]
+        if node.kind == "map":
+            cost += formula_cost(node)
+        elif node.kind in ("pad", "take"):
+            cost += 2
+        # A kernel has few bindings: store parts until the rest fits (one for the result).
+        while len(leaves) > self.max_slots - 1 or (size > _MAX_SIZE and len(node.srcs) > 1 and max(self.sizes[s] for s in node.srcs) > 1):
+            candidates = [s for s in node.srcs if s not in self.stored]
+            if not candidates:
+                break
+            self._store(max(candidates, key=lambda s: (len(self.leaves[s]), self.sizes[s])))
+            leaves = frozenset().union(*(self.leaves[s] for s in node.srcs))
+            size = 1 + sum(self.sizes[s] for s in node.srcs)
+            cost = sum(self.costs[s] for s in node.srcs)
+        if size > _MAX_SIZE and number not in self.stored:
+            self.stored.add(number)
+        self.leaves.append(leaves)
+        self.sizes.append(size)
+        self.costs.append(cost)
+        if number in self.stored:
+            self.leaves[number] = frozenset((number,))
+            self.sizes[number], self.costs[number] = 1, 0
+
+    # ---- which stored nodes are computed together ------------------------------------------------------------------
+
+    def _reads(self, number: int) -> set[int]:
+        """Stored nodes that computing `number` reads (found anew, since more nodes may have been stored since)."""
+        found: set[int] = set()
+        stack = list(self.nodes[number].srcs)
+        seen: set[int] = set()
+        while stack:
+            s = stack.pop()
+            if s in seen:
+                continue
+            seen.add(s)
+            if s in self.stored:
+                found.add(s)
+            else:
+                stack.extend(self.nodes[s].srcs)
+        return found
+
+    def _place(self, number: int, node: GraphNode) -> None:
+        reads = self._reads(number)
+        if node.kind in TEMPLATES:
+            self._start(number, reads, None, "template")
+            return
+        for group in self._candidates(node, reads):
+            if self._join(group, number, node, reads):
+                return
+        loops = self._own_loops(node)
+        body = Body(self.graph, loops, self.stored)
+        group = self._start(number, reads, body, "row" if node.kind == "reduce" else "flat")
+        self._add_member(group, number, node)
+
+    def _own_loops(self, node: GraphNode) -> Loops:
+        if node.kind == "reduce":
+            return reduce_loops(self.nodes[node.srcs[0]].shape, node.attrs[1])
+        return flat_loops(self._work(node))
+
+    def _work(self, node: GraphNode) -> int:
+        """Number of points at which the node's kernel stores."""
+        if node.kind == "update":
+            return self.nodes[node.srcs[1]].elements
+        if node.kind == "scatter":
+            return self.nodes[node.srcs[-1]].elements
+        return node.elements
+
+    def _candidates(self, node: GraphNode, reads: set[int]) -> list[Group]:
+        if node.kind == "scatter" and node.attrs[1] != "set":
+            return []
+        work = self._work(node) if node.kind != "reduce" else self.nodes[node.srcs[0]].elements
+        direct = {self.group_of[r].number for r in reads if r in self.group_of}
+        # Groups that read the same large data are worth joining too: it is read once.
+        shared = {
+            g.number for g in self.groups[-8:] if g.body is not None and any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
+        }
+        found = [self.groups[n] for n in sorted(direct | shared, reverse=True)]
+        return [g for g in found if g.body is not None]
+
+    def _join(self, group: Group, number: int, node: GraphNode, reads: set[int]) -> bool:
+        assert group.body is not None
+        after = 1 << group.number
+        ancestors = 0
+        for r in reads:
+            other = self.group_of.get(r)
+            if other is not None and other is not group:
+                if other.before & after:
+                    return False  # the node needs something that needs this group
+                ancestors |= other.before | (1 << other.number)
+        outside = {r for r in group.reads | reads if r not in group.members}
+        if len(outside) + len(group.members) + 1 > self.max_slots or group.size + self.sizes_of(number) > _MAX_GROUP_SIZE:
+            return False
+        body = group.body
+        if node.kind == "reduce":
+            mine = self._own_loops(node)
+            if group.kind == "row":
+                if (mine.outer, mine.inner, mine.inner_flat) != (body.loops.outer, body.loops.inner, body.loops.inner_flat):
+                    return False
+                if not self._row_fits(mine):
+                    return False
+            else:
+                # Turn the elementwise kernel into a row kernel, so that what it computes is reduced on the way.
+                if body.loops.outer_count != mine.outer_count * mine.inner_count or not self._row_fits(mine):
+                    return False
+                if any(self.nodes[m].kind in ("update", "scatter") for m in group.members):
+                    return False
+                if not self._convert(group, mine):
+                    return False
+                body = group.body
+        else:
+            work = self._work(node)
+            try:
+                level = body.level_of(work)
+            except Unfusable:
+                return False
+            if group.kind == "row" and level == "inner" and not self._row_fits(body.loops):
+                return False
+        before_memo = dict(body.memo)
+        saved = (dict(body.slots), dict(body.args), list(body.arg_dtypes), dict(body.checks), list(body.sites), dict(body.own), dict(body.stages))
+        try:
+            self._add_member(group, number, node)
+        except Unfusable:
+            body.memo = before_memo
+            body.slots, body.args, body.arg_dtypes, body.checks, body.sites, body.own, body.stages = saved
+            return False
+        if not any(r in group.members for r in reads) and self._reads_elsewhere(body, before_memo, group.reads & reads):
+            group.members.pop()
+            del self.group_of[number]
+            group.size -= self.sizes_of(number)
+            body.memo = before_memo
+            body.slots, body.args, body.arg_dtypes, body.checks, body.sites, body.own, body.stages = saved
+            return False
+        group.reads |= reads
+        if ancestors & ~group.before:
+            group.before |= ancestors
+            for other in self.groups:
+                if other.before & after:
+                    other.before |= group.before
+        return True
+
+    def _reads_elsewhere(self, body: Body, before: dict[tuple[int, Index, Expr | None], Expr], shared: set[int]) -> bool:
+        """Whether a node that joined only to share reads turned out to read the shared data at other positions."""
+        return any(key not in before and key[0] in shared and self.nodes[key[0]].elements > 1 for key in body.memo)
+
+    def sizes_of(self, number: int) -> int:
+        """Expression parts of a stored node."""
+        return 1 + sum(self.sizes[s] for s in self.nodes[number].srcs)
+
+    def _row_fits(self, loops: Loops) -> bool:
+        """Whether storing at every inner point of these loops is efficient: rows that are short and lie together."""
+        if loops.outer_count * loops.inner_count <= 16384:
+            return True
+        if loops.inner_count > _MAX_FUSED_ROW:
+            return False
+        last = len(loops.outer) + len(loops.inner) - 1
+        contiguous = any(a.kind == "loop" and a.value[0] == last and f == 1 for a, f in loops.inner_flat.terms)  # type: ignore[index]
+        return contiguous and bool(loops.inner) and (self.limits.is_gpu or loops.outer_count >= 8)
+
+    def _convert(self, group: Group, loops: Loops) -> bool:
+        body = Body(self.graph, loops, self.stored)
+        members = list(group.members)
+        old = group.body
+        group.body, group.members = body, []
+        try:
+            for member in members:
+                self._add_member(group, member, self.nodes[member])
+        except Unfusable:
+            group.body, group.members = old, members
+            return False
+        group.kind = "row"
+        return True
+
+    def _start(self, number: int, reads: set[int], body: Body | None, kind: str) -> Group:
+        group = Group(len(self.groups), body=body, kind=kind, reads=set(reads))
+        for r in reads:
+            other = self.group_of.get(r)
+            if other is not None:
+                group.before |= other.before | (1 << other.number)
+        self.groups.append(group)
+        if body is None:
+            group.members.append(number)
+            self.group_of[number] = group
+        return group
+
+    def _add_member(self, group: Group, number: int, node: GraphNode) -> None:
+        """Try the node's expressions inside the group; raises Unfusable and leaves the group's lists unchanged."""
+        body = group.body
+        assert body is not None
+        evaluate(body, number, node)
+        if node.kind == "reduce":
+            body.stages[number] = len(body.stages)
+        elif node.kind in ("update", "scatter"):
+            # What was written at other positions cannot be read back inside the kernel.
+            body.own[number] = "outer"
+            body.memo = dict(body.memo)
+        else:
+            body.own[number] = body.level_of(node.elements)
+        group.members.append(number)
+        group.size += self.sizes_of(number)
+        self.group_of[number] = group
+
+    def _order(self) -> list[Group]:
+        done = 0
+        out: list[Group] = []
+        waiting = list(self.groups)
+        while waiting:
+            rest = []
+            for group in waiting:
+                if group.before & ~done:
+                    rest.append(group)
+                else:
+                    out.append(group)
+                    done |= 1 << group.number
+            assert len(rest) < len(waiting), "groups depend on each other"
+            waiting = rest
+        return out
+
+    # ---- what is stored because several kernels need it ------------------------------------------------------------
+
+    def _store_shared(self, ordered: list[Group]) -> None:
+        rank = {g.number: i for i, g in enumerate(ordered)}
+        users: list[set[int]] = [set() for _ in self.nodes]
+        for number in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[number]
+            if number in self.stored:
+                target = {self.group_of[number].number} if number in self.group_of else set()
+            else:
+                target = users[number]
+                if len(target) > 1 and self._worth_storing(number, node):
+                    first = min(target, key=lambda g: rank[g])
+                    rest = [self.groups[g] for g in target if g != first]
+                    room = all(len(g.reads) + len(g.members) + 2 <= self.max_slots for g in rest)
+                    if room and self._store_in(self.groups[first], number, node):
+                        target = {first}
+                        for g in rest:
+                            g.reads.add(number)
+            for s in node.srcs:
+                users[s] |= target
+
+    def _worth_storing(self, number: int, node: GraphNode) -> bool:
+        if node.kind not in ("map", "take") or not node.elements:
+            return False
+        large = [leaf for leaf in self.leaves[number] if self.nodes[leaf].elements * 2 >= node.elements]
+        return self.costs[number] >= 12 or len(large) >= 2 and self.costs[number] >= 2
+
+    def _store_in(self, group: Group, number: int, node: GraphNode) -> bool:
+        body = group.body
+        if body is None or len(body.slots) + len(group.members) + 1 > self.max_slots or node.dtype.compute is not node.dtype:
+            return False
+        try:
+            level = body.level_of(node.elements)
+        except Unfusable:
+            return False
+        if (number, body.flat(level), None) not in body.memo:
+            return False
+        body.own[number] = level
+        group.members.append(number)
+        self.group_of[number] = group
+        self.stored.add(number)
+        return True
+
+
+def evaluate(body: Body, number: int, node: GraphNode) -> None:
+    """Build the expressions of a member once, to see whether it can be computed in this kernel."""
+    match node.kind:
+        case "reduce":
+            body.value(node.srcs[0], body.loops.inner_flat)
+        case "update":
+            body.value(node.srcs[1], body.flat(body.level_of(body.graph.nodes[node.srcs[1]].elements)))
+        case "scatter":
+            level = body.level_of(body.graph.nodes[node.srcs[-1]].elements)
+            body.indexed_position(node, node.shape, node.srcs[1:-1], body.flat(level), level, None)
+            body.value(node.srcs[-1], body.flat(level))
+        case _:
+            body.compute(number, body.flat(body.level_of(node.elements)))
+
+
+def formula_cost(node: GraphNode) -> int:
+    """Return a rough cost of a map node's formula in additions."""
+    op, pattern, compute = node.attrs
+    key = (op, pattern, compute)
+    found = _FORMULA_COSTS.get(key)
+    if found is None:
+        from webtorch.ir.dtype import int32, uint32
+
+        kinds = {"u": uint32, "p": int32}
+        inputs = tuple(ex.input_(i, kinds.get(letter, compute)) for i, letter in enumerate(pattern))
+        found = sum(_COSTS.get(e.op, 1 if e.args else 0) for e in ex.walk(op.build(inputs)))
+        if len(_FORMULA_COSTS) > 4096:
+            _FORMULA_COSTS.clear()
+        _FORMULA_COSTS[key] = found
+    return found
+
+
+_FORMULA_COSTS: dict[tuple[object, ...], int] = {}
+
+
+# ---- operands of templates ---------------------------------------------------------------------------------------------
+
+
+def plain_operand(graph: Graph, number: int, stored: set[int]) -> int | None:
+    """Return the stored node whose whole, contiguous memory is operand `number`, or None."""
+    while number not in stored:
+        node = graph.nodes[number]
+        if node.kind != "view" or len(node.attrs) != 2 or node.attrs[1] != 0:
+            return None
+        source = graph.nodes[node.srcs[0]]
+        if node.attrs[0] != contiguous_strides(node.shape) or source.elements != node.elements:
+            return None
+        number = node.srcs[0]
+    return number
+
+
+def matrix_operand(graph: Graph, number: int, stored: set[int]) -> tuple[int, tuple[int, ...], int] | None:
+    """Return (stored node, strides of the operand's dims, offset) if operand `number` is a strided view of it, else None."""
+    shape = graph.nodes[number].shape
+    variables = tuple(ix.loop(d, s) for d, s in enumerate(shape))
+    flat = ix.linearize(variables, contiguous_strides(shape))
+    while number not in stored:
+        node = graph.nodes[number]
+        if node.kind != "view" or len(node.attrs) != 2:
+            return None
+        strides, offset = node.attrs
+        if strides == contiguous_strides(node.shape):
+            flat = flat + offset
+        else:
+            flat = ix.linearize(ix.delinearize(flat, node.shape), strides) + offset
+        number = node.srcs[0]
+    if not flat.is_affine:
+        return None
+    by_dim = {a.value[0]: f for a, f in flat.terms}  # type: ignore[index]
+    strides = tuple(by_dim.get(d, 0) for d in range(len(shape)))
+    return (number, strides, flat.constant) if all(s >= 0 for s in strides) else None
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def build_kernel(graph: Graph, group: Group, stored: set[int], needed: set[int], name: str) -> BuiltKernel:
+    """Return the group's kernel. `needed` are the members that something outside the group reads."""
+    assert group.body is not None
+    loops = group.body.loops
+    for _ in range(6):
+        body = Body(graph, loops, stored)
+        reduces, stores = _parts(body, group, needed)
+        splits: dict[int, int] = {}
+        for flat in body.positions:
+            for dim, step in ix.split_points(flat).items():
+                splits[dim] = max(splits.get(dim, 0), step)
+        if not splits:
+            break
+        loops = split_loops(loops, splits)
+    loops, body, reduces, stores = _merge_loops(graph, group, needed, stored, loops, body, reduces, stores)
+    accesses: dict[int, str] = {}
+    for s in stores:
+        accesses[s.buffer] = "write" if s.combine == "set" else "read_write"
+    for root in [*(r.value for r in reduces), *(e for s in stores for e in (s.position, s.value) + ((s.valid,) if s.valid is not None else ()))]:
+        for e in ex.walk(root):
+            if e.op == "load":
+                slot = e.value
+                assert isinstance(slot, int)
+                accesses[slot] = "read" if accesses.get(slot, "read") == "read" else "read_write"
+    nodes = tuple(body.slots)
+    slots = tuple(BufferSlot(graph.nodes[n].dtype, accesses.get(i, "read"), graph.nodes[n].elements) for i, n in enumerate(nodes))  # type: ignore[arg-type]
+    kernel = Kernel(
+        name, loops.outer, loops.inner, slots, tuple(body.arg_dtypes), tuple(reduces), tuple(stores), tuple(body.checks.values())
+    )
+    args = tuple(body.args)
+    return BuiltKernel(kernel, nodes, args, tuple(body.sites), line_text(graph.nodes[group.members[-1]].line))
+
+
+def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], list[Store]]:
+    graph = body.graph
+    reduces: list[Reduce] = []
+    stores: list[Store] = []
+    # Members are in topological order, except those that were stored late because others share them.
+    for number in sorted(group.members):
+        node = graph.nodes[number]
+        level: Level = "outer"
+        combine: Combine = "set"
+        if node.kind == "reduce":
+            op, _ = node.attrs
+            value = body.value(node.srcs[0], body.loops.inner_flat)
+            if op in ("any", "all"):
+                value = ex.cast(value, bool_)
+            elif op not in ("argmax", "argmin"):
+                value = ex.cast(value, node.dtype.compute)
+            reduces.append(Reduce(op, value, node.dtype.compute))
+            body.stages[number] = len(body.stages)
+            position, out = body.loops.outer_flat, ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype)
+        elif node.kind == "update":
+            level = body.level_of(graph.nodes[node.srcs[1]].elements)
+            flat = body.flat(level)
+            out = ex.cast(body.value(node.srcs[1], flat), node.dtype)
+            position = _window_position(body, node, flat)
+        elif node.kind == "scatter":
+            level = body.level_of(graph.nodes[node.srcs[-1]].elements)
+            flat = body.flat(level)
+            position = body.indexed_position(node, node.shape, node.srcs[1:-1], flat, level, None)
+            out = ex.cast(body.value(node.srcs[-1], flat), node.dtype)
+            combine = node.attrs[1]
+        else:
+            level = body.level_of(node.elements)
+            position = body.flat(level)
+            out = ex.cast(body.compute(number, position), node.dtype)
+            body.own[number] = level
+        if number in needed:
+            stores.append(Store(body.slot(number), body.position(position), out, level, combine))
+    return reduces, stores
+
+
+def _window_position(body: Body, node: GraphNode, flat: Index) -> Index:
+    shape, strides = node.attrs
+    offset = ix.value(body.argument(node.args[0], int32), 0, 1 << 31)
+    return ix.linearize(ix.delinearize(flat, shape), strides) + offset
+
+
+def _merge_loops(
+    graph: Graph, group: Group, needed: set[int], stored: set[int], loops: Loops, body: Body, reduces: list[Reduce], stores: list[Store]
+) -> tuple[Loops, Body, list[Reduce], list[Store]]:
+    """Merge neighbouring loops that every position walks as one, so that kernels have as few loops as possible."""
+    sizes = (*loops.outer, *loops.inner)
+    borders = {len(loops.outer)}
+    runs: list[list[int]] = []
+    for d, size in enumerate(sizes):
+        if runs and d not in borders and all(_walks_as_one(p, d - 1, d, size) for p in body.positions):
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    if len(runs) == len(sizes):
+        return loops, body, reduces, stores
+    new_sizes = [numel(tuple(sizes[d] for d in run)) for run in runs]
+    place = {d: (r, numel(tuple(sizes[e] for e in run[i + 1 :]))) for r, run in enumerate(runs) for i, d in enumerate(run)}
+    first = {run[0] for run in runs}
+
+    def mapping(dim: int, size: int) -> Index:
+        r, step = place[dim]
+        whole = ix.loop(r, new_sizes[r]) // step
+        return whole if dim in first else whole % size
+
+    outer_count = sum(1 for run in runs if run[0] < len(loops.outer))
+    merged = Loops(
+        tuple(new_sizes[:outer_count]), tuple(new_sizes[outer_count:]),
+        ix.replace_loops(loops.outer_flat, mapping), ix.replace_loops(loops.inner_flat, mapping),
+    )  # fmt: skip
+    new_body = Body(graph, merged, stored)
+    new_reduces, new_stores = _parts(new_body, group, needed)
+    if any(ix.split_points(p) for p in new_body.positions):
+        return loops, body, reduces, stores
+    return merged, new_body, new_reduces, new_stores
+
+
+def _walks_as_one(position: Index, left: int, right: int, size: int) -> bool:
+    """Whether a position treats loops `left` and `right` (of `size`) like one longer loop."""
+    factors = {a.value[0]: f for a, f in position.terms if a.kind == "loop"}  # type: ignore[index]
+    if factors.get(left, 0) != factors.get(right, 0) * size:
+        return False
+    return all(_free_of(a.base, left, right) for a, _ in position.terms if a.kind in ("div", "mod")) and all(
+        _expr_free_of(a.value, left, right) for a, _ in position.terms if a.kind == "value"  # type: ignore[arg-type]
+    )
+
+
+def _free_of(base: Index | None, left: int, right: int) -> bool:
+    assert base is not None
+    return all(
+        a.value[0] not in (left, right) if a.kind == "loop" else _free_of(a.base, left, right) if a.kind in ("div", "mod") else True  # type: ignore[index]
+        for a, _ in base.terms
+    )
+
+
+def _expr_free_of(expression: Expr, left: int, right: int) -> bool:
+    return all(e.op != "index" or e.value[0] not in (left, right) for e in ex.walk(expression))  # type: ignore[index]
+
+
+__all__ = ["BuiltKernel", "Check", "Fuser", "Group", "build_kernel", "matrix_operand", "plain_operand"]

@@ -1,0 +1,156 @@
+"""Graph -> Graph passes that run before fusion. May import floors 0 and 1.
+
+Each pass is one function. `run_passes` verifies the graph after every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.runtime.backend import Limits
+
+Pass = Callable[[Graph, Limits], Graph]
+
+# Partial results of one reduction that a GPU, or the threads of a CPU, can work on side by side.
+_GPU_PARTS = 512
+_CPU_PARTS = 16
+
+
+def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
+    """Drop nodes that no output needs, and compute equal nodes once.
+
+    Nodes with runtime arguments are equal only if they name the same arguments.
+    """
+    needed = [False] * len(graph.nodes)
+    for output in graph.outputs:
+        needed[output.node] = True
+        if output.donor is not None:
+            needed[output.donor] = True
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[i]
+        if node.kind == "buffer":
+            needed[i] = True  # inputs keep their numbers: the caller binds them in order
+        if needed[i]:
+            for s in node.srcs:
+                needed[s] = True
+    nodes: list[GraphNode] = []
+    new_number: dict[int, int] = {}
+    seen: dict[tuple[object, ...], int] = {}
+    # Two outputs stay two buffers even if they are equal: each may be overwritten in place later.
+    outputs_now = {o.node for o in graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        if not needed[i]:
+            continue
+        srcs = tuple(new_number[s] for s in node.srcs)
+        key = (node.kind, srcs, node.attrs, node.args, node.shape, node.dtype)
+        found = None if node.kind in ("buffer", "empty") or i in outputs_now else seen.get(key)
+        if found is None:
+            found = len(nodes)
+            seen.setdefault(key, found)
+            nodes.append(replace(node, srcs=srcs))
+        new_number[i] = found
+    outputs = tuple(Output(new_number[o.node], None if o.donor is None else new_number[o.donor]) for o in graph.outputs)
+    return graph.with_nodes(nodes, outputs)
+
+
+def split_reductions(graph: Graph, limits: Limits) -> Graph:
+    """Turn a reduction with few results over many elements into two, so that the device's parallelism is used.
+
+    Source (K, R) becomes (K, P, R / P): partial results over R / P, then one over P. The sum stays well conditioned.
+    """
+    nodes: list[GraphNode] = []
+    new_number: dict[int, int] = {}
+
+    def add(node: GraphNode) -> int:
+        nodes.append(node)
+        return len(nodes) - 1
+
+    for i, node in enumerate(graph.nodes):
+        srcs = tuple(new_number[s] for s in node.srcs)
+        node = replace(node, srcs=srcs)
+        parts = _parts(graph, graph.nodes[i], limits) if node.kind == "reduce" else 1
+        if parts > 1:
+            op, dims = node.attrs
+            source = nodes[srcs[0]]
+            dim = max(dims, key=lambda d: source.shape[d])
+            shape = (*source.shape[:dim], parts, source.shape[dim] // parts, *source.shape[dim + 1 :])
+            split = add(GraphNode("view", srcs, (contiguous_strides(shape), 0), (), shape, source.dtype, node.line))
+            # Dimension `dim` now numbers the parts; the reduced dims behind it have moved up by one.
+            first = tuple(sorted({d + 1 if d >= dim else d for d in dims}))
+            kept = tuple(1 if d in first else s for d, s in enumerate(shape))
+            partial = add(GraphNode("reduce", (split,), (op, first), (), kept, node.dtype, node.line))
+            whole = tuple(1 if d == dim else s for d, s in enumerate(kept))
+            total = add(GraphNode("reduce", (partial,), (op, (dim,)), (), whole, node.dtype, node.line))
+            new_number[i] = add(
+                GraphNode("view", (total,), (contiguous_strides(node.shape), 0), (), node.shape, node.dtype, node.line)
+            )
+        else:
+            new_number[i] = add(node)
+    outputs = tuple(Output(new_number[o.node], None if o.donor is None else new_number[o.donor]) for o in graph.outputs)
+    return graph.with_nodes(nodes, outputs)
+
+
+def _parts(graph: Graph, node: GraphNode, limits: Limits) -> int:
+    op, dims = node.attrs
+    if op in ("argmax", "argmin"):
+        return 1
+    source = graph.nodes[node.srcs[0]]
+    outer = numel(node.shape)
+    inner = source.elements // max(outer, 1)
+    if outer == 0 or inner < 2048:
+        return 1
+    rows = bool(dims) and max(dims) == max((d for d, s in enumerate(source.shape) if s > 1), default=0)
+    if limits.is_gpu:
+        # Rows get a workgroup each, columns a thread each; both want enough of them.
+        wanted = -(-_GPU_PARTS // outer) if rows else -(-65536 // outer)
+        smallest = 2048 if rows else 32
+    else:
+        if outer * (inner if rows else 1) > 65536 * 8 or (rows and outer >= 8):
+            return 1
+        wanted, smallest = -(-_CPU_PARTS // outer) if rows else 16, 4096 if rows else 64
+    if not rows and not limits.is_gpu and outer >= 4096:
+        return 1
+    size = max(source.shape[d] for d in dims)
+    limit = min(wanted, inner // smallest, 1024)
+    return next((p for p in range(limit, 1, -1) if size % p == 0), 1)
+
+
+def compose_views(graph: Graph, limits: Limits) -> Graph:
+    """Drop views that change nothing, and merge a reshape of a reshape."""
+    nodes: list[GraphNode] = []
+    new_number: dict[int, int] = {}
+    # A view that is an output is a copy: it must stay.
+    outputs_now = {o.node for o in graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        srcs = tuple(new_number[s] for s in node.srcs)
+        if node.kind == "view" and len(node.attrs) == 2 and i not in outputs_now:
+            source = nodes[srcs[0]]
+            reshape = node.attrs[1] == 0 and node.elements == source.elements and is_contiguous(node.shape, node.attrs[0])
+            if reshape and source.shape == node.shape:
+                new_number[i] = srcs[0]
+                continue
+            if reshape and source.kind == "view":
+                below = nodes[source.srcs[0]]
+                if len(source.attrs) == 2 and source.attrs[1] == 0 and is_contiguous(source.shape, source.attrs[0]) and source.elements == below.elements:
+                    srcs = source.srcs
+                    if below.shape == node.shape:
+                        new_number[i] = srcs[0]
+                        continue
+        nodes.append(replace(node, srcs=srcs))
+        new_number[i] = len(nodes) - 1
+    outputs = tuple(Output(new_number[o.node], None if o.donor is None else new_number[o.donor]) for o in graph.outputs)
+    return graph.with_nodes(nodes, outputs)
+
+
+PASSES: tuple[Pass, ...] = (compose_views, merge_equal_nodes, split_reductions, merge_equal_nodes)
+
+
+def run_passes(graph: Graph, limits: Limits) -> Graph:
+    """Run every pass in order and verify after each."""
+    for one in PASSES:
+        graph = one(graph, limits)
+        graph.verify()
+    return graph

@@ -1,0 +1,328 @@
+"""Plans memory and builds the program: which buffers exist, which share memory, what is written in place. Floors 0 and 1.
+
+Every stored node gets memory. An update or scatter takes over its base's memory when nothing reads the base afterwards; an
+output takes over its donor's (the buffer whose tensor it overwrites) when the kernel that writes it reads the donor only at the
+element it writes. Temporaries with disjoint lifetimes share pool slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from webtorch.ir import expr as ex
+from webtorch.ir.expr import Expr
+from webtorch.ir.graph import Graph
+from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, Reduce, Routine, Scan, Store
+from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Site, Step
+from webtorch.ir.view import numel
+from webtorch.lower.body import line_text
+from webtorch.lower.fuse import BuiltKernel, Fuser, Group, build_kernel, matrix_operand, plain_operand
+from webtorch.runtime.backend import Limits
+
+
+@dataclass(slots=True)
+class Task:
+    """One step before memory is planned: what it runs, on which nodes; `writes` are the stored nodes it produces."""
+
+    routine: Routine
+    nodes: tuple[int, ...]
+    args: tuple[int, ...]
+    writes: tuple[int, ...]
+    line: str
+    sites: tuple[Site, ...] = ()
+    # (written node, base node): the node is its base with some elements replaced.
+    bases: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Memory:
+    """Which program buffer each stored node lives in."""
+
+    buffer_of: dict[int, int] = field(default_factory=dict)
+    decls: list[BufferDecl] = field(default_factory=list)
+
+    def new(self, node: int, decl: BufferDecl) -> int:
+        """Declare a buffer for a node."""
+        self.decls.append(decl)
+        self.buffer_of[node] = len(self.decls) - 1
+        return len(self.decls) - 1
+
+
+def plan_program(graph: Graph, limits: Limits) -> Program:
+    """Return the program that computes the graph's outputs. Inputs are its "buffer" nodes, in order."""
+    fuser = Fuser(graph, limits)
+    groups = fuser.run()
+    tasks = _tasks(graph, groups, fuser.stored, limits)
+    return _Planner(graph, tasks).program()
+
+
+def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) -> list[Task]:
+    outputs = {o.node for o in graph.outputs}
+    read_by: dict[int, set[int]] = {}
+    for group in groups:
+        for member in group.members:
+            for r in _stored_sources(graph, member, stored):
+                read_by.setdefault(r, set()).add(group.number)
+    tasks: list[Task] = []
+    for group in groups:
+        if group.body is None:
+            tasks.append(_template_task(graph, group.members[0], stored))
+            continue
+        needed = {m for m in group.members if m in outputs or read_by.get(m, set()) - {group.number}}
+        if not needed:
+            continue
+        built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
+        tasks.append(_kernel_task(graph, group, built, needed))
+    return tasks
+
+
+def _stored_sources(graph: Graph, number: int, stored: set[int]) -> set[int]:
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = list(graph.nodes[number].srcs)
+    while stack:
+        s = stack.pop()
+        if s in seen:
+            continue
+        seen.add(s)
+        if s in stored:
+            found.add(s)
+        else:
+            stack.extend(graph.nodes[s].srcs)
+    return found
+
+
+def _kernel_task(graph: Graph, group: Group, built: BuiltKernel, needed: set[int]) -> Task:
+    writes = tuple(sorted(needed))
+    kinds = {graph.nodes[m].kind for m in writes}
+    label = "_".join(sorted(kinds - {"map"}) or ["map"])
+    kernel = replace(built.kernel, name=f"{label}_{describe(graph, group)}")
+    bases = tuple((m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].kind in ("update", "scatter"))
+    return Task(kernel, built.nodes, built.args, writes, built.line, built.sites, bases)
+
+
+def describe(graph: Graph, group: Group) -> str:
+    """Return a short name of what a group computes, from its last ops."""
+    names = []
+    for m in group.members[-3:]:
+        node = graph.nodes[m]
+        names.append(node.attrs[0].name.strip("_") if node.kind == "map" else str(node.attrs[0]) if node.kind == "reduce" else node.kind)
+    return "_".join(names)
+
+
+def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
+    node = graph.nodes[number]
+    line = line_text(node.line)
+
+    def slot(n: int, access: str = "read") -> BufferSlot:
+        return BufferSlot(graph.nodes[n].dtype, access, graph.nodes[n].elements)  # type: ignore[arg-type]
+
+    if node.kind == "matmul":
+        left, right = (matrix_operand(graph, s, stored) for s in node.srcs)
+        assert left is not None and right is not None
+        batch, m, n = node.shape
+        k = graph.nodes[node.srcs[0]].shape[2]
+        slots = (slot(left[0]), slot(right[0]), slot(number, "write"))
+        routine: Routine = Matmul(
+            f"matmul_{batch}x{m}x{n}x{k}", (batch,), m, n, k, left[1], right[1], left[2], right[2], slots
+        )  # fmt: skip
+        return Task(routine, (left[0], right[0], number), (), (number,), line)
+    sources = tuple(plain_operand(graph, s, stored) for s in node.srcs)
+    nodes = (*(s for s in sources if s is not None), number)
+    slots = (*(slot(n) for n in nodes[:-1]), slot(number, "write"))
+    if node.kind == "conv":
+        kind, input_shape, weight_shape, output_shape, stride, padding, dilation, groups = node.attrs
+        routine = Convolution(f"conv_{kind}", kind, input_shape, weight_shape, output_shape, stride, padding, dilation, groups, slots)
+    else:
+        op, dim = node.attrs
+        routine = Scan(f"scan_{op}", op, numel(node.shape[:dim]), node.shape[dim], numel(node.shape[dim + 1 :]), slots)
+    return Task(routine, nodes, (), (number,), line)
+
+
+class _Planner:
+    """Gives memory to the tasks' nodes and writes the steps."""
+
+    def __init__(self, graph: Graph, tasks: list[Task]) -> None:
+        self.graph = graph
+        self.tasks = tasks
+        self.outputs = {o.node for o in graph.outputs}
+        self.donor = {o.node: o.donor for o in graph.outputs if o.donor is not None}
+        self.donated = set(self.donor.values())
+        self.memory = Memory()
+        self.inputs = [i for i, n in enumerate(graph.nodes) if n.kind == "buffer"]
+        # The last task that reads each stored node.
+        self.last_read: dict[int, int] = {}
+        for t, task in enumerate(tasks):
+            for n in (*task.nodes, *(b for _, b in task.bases)):
+                if n not in task.writes:
+                    self.last_read[n] = t
+        # The node whose memory a node's memory really is: follows takeovers.
+        self.holder: dict[int, int] = {}
+        self.before_copy: dict[int, list[tuple[int, int]]] = {}
+
+    def program(self) -> Program:
+        """Return the finished program."""
+        for n in self.inputs:
+            self.memory.new(n, BufferDecl("input", self.graph.nodes[n].dtype, self.graph.nodes[n].elements))
+        taken: set[int] = set()
+        for t, task in enumerate(self.tasks):
+            for written, base in task.bases:
+                if self._may_take(base, t, taken) and self._reads_only_in_place(task, base, written, exact=False):
+                    self._take(written, base, taken)
+                else:
+                    self.before_copy.setdefault(t, []).append((base, written))
+            for written in task.writes:
+                donor = self.donor.get(written)
+                if (
+                    donor is not None
+                    and written not in self.memory.buffer_of
+                    and not any(w == written for w, _ in task.bases)
+                    and self._may_take(donor, t, taken)
+                    and self._reads_only_in_place(task, donor, written, exact=True)
+                ):
+                    self._take(written, donor, taken)
+            for written in task.writes:
+                if written not in self.memory.buffer_of:
+                    role = "output" if written in self.outputs else "temporary"
+                    node = self.graph.nodes[written]
+                    self.memory.new(written, BufferDecl(role, node.dtype, node.elements))  # type: ignore[arg-type]
+        self._declare_untouched()
+        return self._assemble()
+
+    def _may_take(self, base: int, t: int, taken: set[int]) -> bool:
+        """Whether base's memory is free to be overwritten by task t."""
+        if base in taken or self.last_read.get(base, -1) > t:
+            return False
+        node = self.graph.nodes[base]
+        if node.kind == "buffer":
+            return base in self.donated
+        return base not in self.outputs
+
+    def _reads_only_in_place(self, task: Task, base: int, written: int, *, exact: bool) -> bool:
+        """Whether the task reads `base` only at the element of `written` that it is about to write."""
+        if self.graph.nodes[base].dtype is not self.graph.nodes[written].dtype or self.graph.nodes[base].elements != self.graph.nodes[written].elements:
+            return False
+        if base not in task.nodes:
+            return True
+        if not isinstance(task.routine, Kernel):
+            return False
+        slot, target = task.nodes.index(base), task.nodes.index(written)
+        (store,) = (s for s in task.routine.stores if s.buffer == target)
+        if store.combine != "set" and not exact:
+            return False
+        if task.routine.reduces and store.level == "outer" and task.routine.inner:
+            return False
+        for root in task.routine.expressions():
+            for e in ex.walk(root):
+                if e.op == "load" and e.value == slot and (e.args[0] is not store.position or len(e.args) != 1):
+                    return False
+        # A row kernel walks a row several times: what a later stage or store reads must not be overwritten before.
+        return not (task.routine.reduces and len(task.routine.stores) > 1 and store.level == "inner" and self._read_by_other_stores(task.routine, slot, target))
+
+    @staticmethod
+    def _read_by_other_stores(kernel: Kernel, slot: int, target: int) -> bool:
+        return any(
+            e.op == "load" and e.value == slot for s in kernel.stores if s.buffer != target for root in (s.value, s.position) for e in ex.walk(root)
+        )
+
+    def _take(self, written: int, base: int, taken: set[int]) -> None:
+        taken.add(base)
+        self.memory.buffer_of.setdefault(base, -1)
+        if self.memory.buffer_of[base] == -1:
+            # An "empty" base has no writer: it gets its memory here.
+            node = self.graph.nodes[base]
+            self.memory.new(base, BufferDecl("temporary", node.dtype, node.elements))
+        buffer = self.memory.buffer_of[base]
+        self.memory.buffer_of[written] = buffer
+        if written in self.outputs and self.memory.decls[buffer].role == "temporary":
+            self.memory.decls[buffer] = replace(self.memory.decls[buffer], role="output")
+
+    def _declare_untouched(self) -> None:
+        """Outputs that no task writes: empty tensors, uninitialised memory."""
+        for output in self.graph.outputs:
+            if output.node not in self.memory.buffer_of:
+                node = self.graph.nodes[output.node]
+                self.memory.new(output.node, BufferDecl("output", node.dtype, node.elements))
+
+    def _assemble(self) -> Program:
+        steps: list[Step] = []
+        routines: list[Routine] = []
+        numbers: dict[Routine, int] = {}
+        sites: list[Site] = []
+        for t, task in enumerate(self.tasks):
+            for base, written in self.before_copy.get(t, ()):
+                if base in self.memory.buffer_of:
+                    steps.append(Copy(self.memory.buffer_of[base], self.memory.buffer_of[written]))
+            routine, buffers = self._bind(task)
+            if task.sites and isinstance(routine, Kernel):
+                routine = replace(routine, checks=tuple(replace(c, site=c.site + len(sites)) for c in routine.checks))
+                sites.extend(task.sites)
+            number = numbers.setdefault(routine, len(routines))
+            if number == len(routines):
+                routines.append(routine)
+            steps.append(Dispatch(number, buffers, task.args, task.line))
+        decls = self._share_slots(steps)
+        return Program(
+            tuple(routines), tuple(decls), tuple(steps), self.graph.arg_dtypes,
+            tuple(self.memory.buffer_of[n] for n in self.inputs), tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(sites),
+        )  # fmt: skip
+
+    def _bind(self, task: Task) -> tuple[Routine, tuple[int, ...]]:
+        """Return the routine with slots of one buffer merged, and the buffers of its slots."""
+        buffers = tuple(self.memory.buffer_of[n] for n in task.nodes)
+        if len(set(buffers)) == len(buffers) or not isinstance(task.routine, Kernel):
+            return task.routine, buffers
+        kernel = task.routine
+        kept = tuple(dict.fromkeys(buffers))
+        mapping = {slot: kept.index(b) for slot, b in enumerate(buffers)}
+        slots: list[BufferSlot] = []
+        for b in kept:
+            same = [kernel.buffers[i] for i, other in enumerate(buffers) if other == b]
+            access = same[0].access if len({s.access for s in same}) == 1 else "read_write"
+            slots.append(replace(same[0], access=access))
+
+        def move(e: Expr) -> Expr:
+            return ex.rewrite(e, lambda n, args: ex.make("load", n.dtype, args, mapping[n.value]) if n.op == "load" else None)  # type: ignore[index]
+
+        return (
+            replace(
+                kernel,
+                buffers=tuple(slots),
+                reduces=tuple(Reduce(r.op, move(r.value), r.dtype) for r in kernel.reduces),
+                stores=tuple(
+                    Store(mapping[s.buffer], move(s.position), move(s.value), s.level, s.combine, None if s.valid is None else move(s.valid))
+                    for s in kernel.stores
+                ),
+                checks=tuple(replace(c, value=move(c.value)) for c in kernel.checks),
+            ),
+            kept,
+        )
+
+    def _share_slots(self, steps: list[Step]) -> list[BufferDecl]:
+        """Give temporaries whose lifetimes do not overlap the same pool slot, largest fit first."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for i, step in enumerate(steps):
+            for b in (step.source, step.target) if isinstance(step, Copy) else step.buffers:
+                first.setdefault(b, i)
+                last[b] = i
+        decls = list(self.memory.decls)
+        free: list[tuple[int, int]] = []  # (bytes, slot)
+        ends: list[tuple[int, int, int]] = []  # (last step, bytes, slot)
+        slot_count = 0
+        for b in sorted((b for b, d in enumerate(decls) if d.role == "temporary"), key=lambda b: first.get(b, 0)):
+            start = first.get(b, 0)
+            for end in [e for e in ends if e[0] < start]:
+                ends.remove(end)
+                free.append(end[1:])
+            need = decls[b].elements * decls[b].dtype.itemsize
+            fitting = sorted(f for f in free if need <= f[0] <= 2 * need + 1024)
+            if fitting:
+                size, slot = fitting[0]
+                free.remove(fitting[0])
+            else:
+                size, slot = need, slot_count
+                slot_count += 1
+            decls[b] = replace(decls[b], alias=slot)
+            ends.append((last.get(b, start), size, slot))
+        return decls

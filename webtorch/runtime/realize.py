@@ -1,0 +1,208 @@
+"""Realizing: the pending graph of a device becomes a cached program, and runs. Floor 3; may import floors 0 to 2.
+
+Everything that is alive and pending is computed together, so nothing is ever computed twice; what only served as an
+intermediate step never reaches memory. The key of the cache is the structure of the graph without its numbers: another
+learning rate, constant or offset binds other runtime arguments to the same program.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from webtorch.ir.dtype import DType, Scalar, int32, uint32
+from webtorch.ir.graph import Graph, GraphNode, Node, Output
+from webtorch.lower.compiler import compile_graph
+from webtorch.runtime.backend import Backend, Executable
+from webtorch.runtime.backends import get_backend
+
+# Recorded but unrealized results are bounded: at this number they are computed.
+_MAX_PENDING = 8192
+_MAX_PROGRAMS = 1024
+
+
+class Owner(Protocol):
+    """What holds a node as its value: a storage."""
+
+    node: Node
+    donor: Node | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """How often the program cache was asked, and how often it had to compile."""
+
+    realized: int = 0
+    hits: int = 0
+    misses: int = 0
+
+
+@dataclass(slots=True)
+class Frozen:
+    """A pending graph taken apart: what the cache is asked with, and what a program is run with."""
+
+    key: tuple[Any, ...]
+    order: list[Node]
+    inputs: list[Node]
+    args: list[Scalar]
+    owners: list[Owner]
+    donors: list[Node | None]
+
+
+def argument_dtypes(node: Node) -> list[DType]:
+    """Return the types in which a node's scalars are passed."""
+    match node.kind:
+        case "map":
+            kinds = {"s": node.attrs[2], "u": uint32}
+            return [kinds[letter] for letter in node.attrs[1] if letter in kinds]
+        case "pad":
+            return [node.dtype.compute]
+        case _:
+            return [int32] * len(node.scalars)
+
+
+def freeze(owners: list[Owner]) -> Frozen:
+    """Collect the graph that the owners' values stand on, in topological order."""
+    number: dict[Node, int] = {}
+    order: list[Node] = []
+    inputs: list[Node] = []
+    args: list[Scalar] = []
+    parts: list[Any] = []
+    for owner in owners:
+        root = owner.node
+        if root in number:
+            continue
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in number:
+                stack.pop()
+                continue
+            waiting = [s for s in node.srcs if s not in number]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            number[node] = len(order)
+            order.append(node)
+            if node.kind == "buffer":
+                inputs.append(node)
+                parts.append((node.dtype, node.shape))
+            else:
+                if node.scalars:
+                    args.extend(node.scalars)
+                parts.append((node.kind, node.attrs, node.shape, node.dtype, tuple([number[s] for s in node.srcs])))
+    donors: list[Node | None] = []
+    for owner in owners:
+        donor = owner.donor
+        if donor is not None and donor not in number:
+            # The old value is not read any more: it is an input only to give its memory.
+            number[donor] = len(order)
+            order.append(donor)
+            inputs.append(donor)
+            parts.append((donor.dtype, donor.shape))
+        donors.append(donor)
+    parts.append(tuple([(number[o.node], None if d is None else number[d]) for o, d in zip(owners, donors, strict=True)]))
+    return Frozen(tuple(parts), order, inputs, args, owners, donors)
+
+
+def to_graph(frozen: Frozen) -> Graph:
+    """Return the frozen graph in the form that passes transform."""
+    number = {n: i for i, n in enumerate(frozen.order)}
+    dtypes: list[DType] = []
+    nodes: list[GraphNode] = []
+    for node in frozen.order:
+        first = len(dtypes)
+        if node.kind != "buffer":
+            dtypes.extend(argument_dtypes(node))
+        args = tuple(range(first, len(dtypes)))
+        nodes.append(GraphNode(node.kind, tuple(number[s] for s in node.srcs), node.attrs, args, node.shape, node.dtype, node.line))
+    outputs = tuple(
+        Output(number[o.node], None if d is None else number[d]) for o, d in zip(frozen.owners, frozen.donors, strict=True)
+    )
+    return Graph(tuple(nodes), outputs, tuple(dtypes))
+
+
+class Runtime:
+    """The pending work of one device and its program cache."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.kind = backend.name
+        self.index = backend.index
+        self.unsupported = backend.unsupported
+        self.pending: list[weakref.ref[Owner]] = []
+        self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        self.counters = Counters()
+        self.lock = threading.RLock()
+
+    def add(self, owner: Owner) -> None:
+        """Note that `owner` has a value that is not computed yet."""
+        pending = self.pending
+        pending.append(weakref.ref(owner))
+        if len(pending) > _MAX_PENDING:
+            self.realize()
+
+    def live_owners(self) -> list[Owner]:
+        """Return the owners whose values are still wanted and not computed, in the order they were recorded."""
+        found: dict[int, Owner] = {}
+        for reference in self.pending:
+            owner = reference()
+            if owner is not None and owner.node.kind != "buffer":
+                found[id(owner)] = owner
+        return list(found.values())
+
+    def realize(self) -> None:
+        """Compute everything that is pending on this device."""
+        with self.lock:
+            owners = self.live_owners()
+            self.pending.clear()
+            if not owners:
+                return
+            try:
+                self._run(owners)
+            except BaseException:
+                # Nothing is lost: what could not be computed stays pending.
+                self.pending[:0] = [weakref.ref(o) for o in owners if o.node.kind != "buffer"]
+                raise
+
+    def _run(self, owners: list[Owner]) -> None:
+        frozen = freeze(owners)
+        executable = self.programs.get(frozen.key)
+        self.counters.realized += 1
+        if executable is None:
+            self.counters.misses += 1
+            executable = self.backend.compile(compile_graph(to_graph(frozen), self.backend.limits))
+            self.programs[frozen.key] = executable
+            if len(self.programs) > _MAX_PROGRAMS:
+                self.programs.popitem(last=False)
+        else:
+            self.counters.hits += 1
+            self.programs.move_to_end(frozen.key)
+        buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
+        for owner, buffer in zip(owners, buffers, strict=True):
+            owner.node.become_buffer(buffer)
+            owner.donor = None
+
+
+_RUNTIMES: dict[tuple[str, int], Runtime] = {}
+_LOCK = threading.Lock()
+
+
+def runtime_for(kind: str, index: int) -> Runtime:
+    """Return the runtime of a device, opening the device on first use. Raises DeviceError."""
+    found = _RUNTIMES.get((kind, index))
+    if found is None:
+        with _LOCK:
+            found = _RUNTIMES.get((kind, index))
+            if found is None:
+                found = _RUNTIMES[kind, index] = Runtime(get_backend(kind, index))
+    return found
+
+
+def open_runtimes() -> list[Runtime]:
+    """Return the runtimes that are in use."""
+    return list(_RUNTIMES.values())

@@ -1,0 +1,120 @@
+"""Turns the op table into functions and methods. Floor 4: the one place where entries meet the Tensor class."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.tensors import calls, primitives
+from webtorch.tensors.tensor import Tensor
+
+# The files of the table. A new file of entries is named here once.
+_FILES = (
+    "elementwise", "reduce", "movement", "indexing", "creation", "random", "contract", "convolution", "pooling", "resize",
+    "activation", "norm", "loss", "attention", "composite", "optimize",
+)  # fmt: skip
+# namespace -> name -> function; the modules of the public surface take their names from here.
+NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {"torch": {}, "nn.functional": {}, "linalg": {}, "special": {}, "fft": {}}
+
+
+def load_table() -> None:
+    """Import the table, bind every entry, and hang the methods on Tensor."""
+    assert primitives.as_view is not None
+    for name in _FILES:
+        if importlib.util.find_spec(f"webtorch.ops.{name}") is None:  # DEV ONLY
+            continue
+        importlib.import_module(f"webtorch.ops.{name}")
+    for op in TABLE.values():
+        _bind(op)
+    for op in TABLE.values():
+        _publish(op)
+    _operators()
+
+
+def _bind(op: Op) -> None:
+    if isinstance(op, Elementwise) and op.function is None:
+        op.function = calls.bind_elementwise(op)
+    elif op.vjp is not None and not isinstance(op, Elementwise):
+        op.function = calls.bind_composite(op)
+
+
+def _publish(op: Op) -> None:
+    inplace = calls.bind_inplace(f"{op.name}_", op.function) if op.inplace else None
+    for name in (op.name, *op.aliases):
+        for place in op.function_in:
+            if place == "Tensor":
+                setattr(Tensor, name, _as_method(op.function))
+            else:
+                NAMESPACES.setdefault(place, {})[name] = op.function
+        if inplace is not None:
+            if "Tensor" in op.function_in:
+                setattr(Tensor, f"{name}_", inplace)
+            for place in op.function_in:
+                if place in ("torch", "nn.functional") and name in _INPLACE_FUNCTIONS:
+                    NAMESPACES[place][f"{name}_"] = inplace
+
+
+# The in-place forms that PyTorch has as functions too.
+_INPLACE_FUNCTIONS = frozenset(
+    "abs acos asin atan ceil clamp cos cosh elu erf erfc exp exp2 expm1 fill floor frac leaky_relu log log10 log1p log2 logit "
+    "nan_to_num neg reciprocal relu round rsqrt selu celu hardtanh threshold rrelu sigmoid sin sinc sinh sqrt square tan tanh trunc "
+    "deg2rad rad2deg xlogy zero".split()
+)
+
+
+def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__name__ = getattr(function, "__name__", "method")
+    method.__doc__ = function.__doc__
+    # A plain function is its own method; only callables without the descriptor protocol need wrapping.
+    return function if hasattr(function, "__get__") else method
+
+
+def _operators() -> None:
+    def forward(name: str, entry: str) -> None:
+        op = TABLE[entry]
+        fast = op if isinstance(op, Elementwise) else None
+        function = op.function
+
+        def operator(self: Tensor, other: Any) -> Any:
+            if isinstance(other, (Tensor, float, int)):
+                return calls.apply(fast, (self, other)) if fast is not None else function(self, other)
+            return function(self, other) if _is_number_like(other) else NotImplemented
+
+        operator.__name__ = name
+        setattr(Tensor, name, operator)
+
+    def reflected(name: str, entry: str) -> None:
+        op = TABLE[entry]
+        fast = op if isinstance(op, Elementwise) else None
+        function = op.function
+
+        def operator(self: Tensor, other: Any) -> Any:
+            if isinstance(other, (Tensor, float, int)):
+                return calls.apply(fast, (other, self)) if fast is not None else function(other, self)
+            return function(other, self) if _is_number_like(other) else NotImplemented
+
+        operator.__name__ = name
+        setattr(Tensor, name, operator)
+
+    for name, entry in {
+        "add": "_add", "sub": "_sub", "mul": "mul", "truediv": "_div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
+        "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
+        "rshift": "bitwise_right_shift", "matmul": "matmul",
+    }.items():  # fmt: skip
+        forward(f"__{name}__", entry)
+        reflected(f"__r{name}__", entry)
+        setattr(Tensor, f"__i{name}__", calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        forward(f"__{name}__", name)
+    for name, entry in {"__neg__": "neg", "__abs__": "abs", "__invert__": "bitwise_not", "__pos__": "positive"}.items():
+        setattr(Tensor, name, TABLE[entry].function)
+
+
+def _is_number_like(value: Any) -> bool:
+    return getattr(value, "ndim", None) == 0 and hasattr(value, "item")

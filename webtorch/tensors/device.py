@@ -1,0 +1,122 @@
+"""`webtorch.device`, the default device and the choice of it. May import floors 0 to 3."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from types import TracebackType
+
+from webtorch.errors import DeviceError
+from webtorch.runtime.realize import Runtime, runtime_for
+
+_KINDS = ("cpu", "webgpu")
+
+
+class device:  # noqa: N801  (PyTorch's name)
+    """A device: `device("cpu")`, `device("webgpu")`, `device("webgpu:1")`, `device("webgpu", 1)`.
+
+    As a context manager it is the default device inside.
+    """
+
+    __slots__ = ("_previous", "index", "type")
+
+    def __init__(self, type: str | int | device, index: int | None = None) -> None:  # noqa: A002
+        if isinstance(type, device):
+            type, index = type.type, type.index  # noqa: A001
+        if isinstance(type, int) and not isinstance(type, bool):
+            type, index = "webgpu", type  # noqa: A001
+        if not isinstance(type, str):
+            raise TypeError(f"device(): argument 'type' must be str, not {type.__class__.__name__}")
+        if ":" in type:
+            if index is not None:
+                raise RuntimeError(f"type (string) must not include an index because index was passed explicitly: {type}")
+            type, _, number = type.partition(":")  # noqa: A001
+            if not number.isdigit():
+                raise RuntimeError(f"Invalid device string: '{type}:{number}'")
+            index = int(number)
+        if type not in (*_KINDS, "meta"):
+            hint = " (webtorch runs on 'webgpu' instead)" if type in ("cuda", "mps", "xpu") else ""
+            raise RuntimeError(f"Expected one of {', '.join(_KINDS)} device type at start of device string: {type}{hint}")
+        self.type = type
+        self.index = index
+        self._previous: list[device | None] = []
+
+    def __repr__(self) -> str:
+        return f"device(type='{self.type}'" + (f", index={self.index})" if self.index is not None else ")")
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, device) and (self.type, self.index) == (other.type, other.index)
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.index))
+
+    def __reduce__(self) -> tuple[type[device], tuple[str, int | None]]:
+        return (device, (self.type, self.index))
+
+    def __enter__(self) -> device:
+        self._previous.append(_state.default)
+        _state.default = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _state.default = self._previous.pop()
+
+
+class _State(threading.local):
+    default: device | None = None
+
+
+_state = _State()
+_chosen: device | None = None
+_BY_RUNTIME: dict[tuple[str, int], device] = {}
+DeviceLike = device | str | int | None
+
+
+def device_of(runtime: Runtime) -> device:
+    """Return the device object of a runtime, as `Tensor.device` shows it."""
+    key = (runtime.kind, runtime.index)
+    found = _BY_RUNTIME.get(key)
+    if found is None:
+        found = _BY_RUNTIME[key] = device(runtime.kind) if runtime.kind == "cpu" else device(runtime.kind, runtime.index)
+    return found
+
+
+def resolve(where: DeviceLike) -> Runtime:
+    """Return the runtime of a device argument; None means the default device. Raises DeviceError."""
+    if where is None:
+        where = get_default_device()
+    elif not isinstance(where, device):
+        where = device(where)
+    if where.type == "meta":
+        raise DeviceError("device 'meta' holds no data: it is available to webtorch.compile(..., device='meta') only")
+    return runtime_for(where.type, where.index or 0)
+
+
+def set_default_device(where: DeviceLike) -> None:
+    """Set the device of new tensors. None: choose again (WEBTORCH_DEVICE, else WebGPU hardware, else CPU)."""
+    global _chosen
+    _state.default = None
+    _chosen = None if where is None else where if isinstance(where, device) else device(where)
+
+
+def get_default_device() -> device:
+    """Return the device of new tensors: the one set, else WEBTORCH_DEVICE, else WebGPU where there is hardware, else CPU."""
+    if _state.default is not None:
+        return _state.default
+    global _chosen
+    if _chosen is None:
+        wanted = os.environ.get("WEBTORCH_DEVICE")
+        if wanted:
+            _chosen = device(wanted)
+        else:
+            _chosen = device("webgpu", 0) if _has_hardware() else device("cpu")
+    return _chosen
+
+
+def _has_hardware() -> bool:
+    webgpu = importlib.import_module("webtorch.runtime.backends.webgpu")
+    return any(adapter.is_hardware for adapter in webgpu.adapters())

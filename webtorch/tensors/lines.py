@@ -1,0 +1,27 @@
+"""Remembers cheaply which line of the user's program an operation came from. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Programs that ship inside the package are users of it.
+_USERS = (_PACKAGE + "demo" + os.sep,)
+_internal: dict[CodeType, bool] = {}
+
+
+def user_line() -> tuple[CodeType, int] | None:
+    """Return (code, instruction) of the innermost frame outside the package; `describe` turns it into text."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        inside = _internal.get(code)
+        if inside is None:
+            name = code.co_filename
+            inside = _internal[code] = (name.startswith(_PACKAGE) and not name.startswith(_USERS)) or name.startswith("<frozen")
+        if not inside:
+            return code, frame.f_lasti
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

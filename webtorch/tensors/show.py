@@ -1,0 +1,37 @@
+"""What repr(tensor) prints. Floor 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.tensors.calls import get_default_dtype
+from webtorch.tensors.printing import format_tensor
+from webtorch.tensors.tape import no_grad
+from webtorch.tensors.tensor import Tensor
+
+
+def show_tensor(x: Tensor) -> str:
+    """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed."""
+
+    def fetch(edge: int | None) -> Any:
+        with no_grad():
+            part = x.detach()
+            if edge is not None:
+                for d, size in enumerate(x._shape):
+                    if size > 2 * edge:
+                        part = _ends(part, d, edge)
+            return part.tolist()
+
+    fn = x.grad_fn
+    name = None if fn is None else fn.name
+    kind = type(x).__name__
+    return format_tensor(
+        fetch, x._shape, x.dtype.name, device=str(x.device), requires_grad=x.requires_grad, grad_fn=name,
+        class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
+    )  # fmt: skip
+
+
+def _ends(x: Tensor, dim: int, count: int) -> Tensor:
+    from webtorch.ops.movement import cat
+
+    return cat([x.narrow(dim, 0, count), x.narrow(dim, x._shape[dim] - count, count)], dim)  # type: ignore[no-any-return]

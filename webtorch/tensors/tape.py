@@ -1,0 +1,541 @@
+"""Autograd: gradient functions, saved tensors, modes and the backward pass. Floor 4.
+
+Every differentiable operation attaches a `GradFn` to its result, with an edge to each input's. The backward pass walks them in
+topological order, once each, without recursion; cotangents are ordinary tensors, so with create_graph they are differentiable too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from webtorch.ops import primitive
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+
+Cotangents = Sequence["Tensor | None"]
+Edge = tuple["GradFn", int]
+_sequence = itertools.count()
+
+
+class _Mode(threading.local):
+    grad = True
+    inference = False
+
+
+mode = _Mode()
+
+
+class GradFn:
+    """One node of the autograd graph. `rule(cotangents of the outputs)` gives one cotangent per edge."""
+
+    __slots__ = ("__dict__", "__weakref__", "edges", "metas", "name", "post_hooks", "pre_hooks", "rule", "sequence")
+
+    def __init__(self, name: str, edges: tuple[Edge | None, ...], rule: Callable[[Cotangents], Cotangents] | None) -> None:
+        self.name = name
+        self.edges = edges
+        self.rule = rule
+        # Later operations have larger numbers: the order of the backward pass.
+        self.sequence = next(_sequence)
+        self.metas: list[Any] = []
+        self.pre_hooks: dict[int, Callable[..., Any]] | None = None
+        self.post_hooks: dict[int, Callable[..., Any]] | None = None
+
+    @property
+    def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
+        """The gradient functions of the inputs, as PyTorch shows them."""
+        return tuple((None, 0) if e is None else e for e in self.edges)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} object at {hex(id(self))}>"
+
+    def register_hook(self, hook: Callable[[Any, Any], Any]) -> RemovableHandle:
+        """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
+        if self.post_hooks is None:
+            self.post_hooks = {}
+        return RemovableHandle(self.post_hooks, hook)
+
+    def register_prehook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
+        """Call `hook(grad_outputs)` before this function runs."""
+        if self.pre_hooks is None:
+            self.pre_hooks = {}
+        return RemovableHandle(self.pre_hooks, hook)
+
+
+class AccumulateGrad(GradFn):
+    """The end of the graph at a leaf: adds to its `.grad`."""
+
+    __slots__ = ("variable",)
+
+    def __init__(self, variable: Tensor) -> None:
+        super().__init__("AccumulateGrad", (), None)
+        self.variable = variable
+        # Leaves come last.
+        self.sequence = -1
+
+
+class RemovableHandle:
+    """Removes a hook again."""
+
+    __slots__ = ("hooks", "id")
+    _ids = itertools.count()
+
+    def __init__(self, hooks: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
+        self.id = next(self._ids)
+        self.hooks = hooks
+        hooks[self.id] = hook
+
+    def remove(self) -> None:
+        """Take the hook away; doing so twice is fine."""
+        self.hooks.pop(self.id, None)
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+
+class SavedTensor:
+    """A tensor that a gradient rule needs, kept without keeping the tensor's own graph node alive in a cycle."""
+
+    __slots__ = ("edge", "geometry", "is_output", "leaf", "needs_grad", "storage", "version")
+
+    def __init__(self, tensor: Tensor, *, is_output: bool = False) -> None:
+        storage = tensor._storage
+        self.storage = storage
+        self.version = storage.version
+        self.geometry = (tensor._shape, tensor._strides, tensor._offset, tensor._whole)
+        self.is_output = is_output
+        self.needs_grad = tensor.requires_grad
+        self.leaf = None
+        self.edge = None
+        if not is_output and self.needs_grad:
+            if tensor._grad_fn is None and tensor._base is None:
+                self.leaf = tensor
+            else:
+                self.edge = gradient_edge(tensor)
+
+    def unpack(self, owner: GradFn | None = None) -> Tensor:
+        """Return the tensor. Raises RuntimeError if it has been overwritten since."""
+        storage = self.storage
+        if storage.version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[torch.{storage.dtype.name} {list(self.geometry[0])}] is at version {storage.version}; expected version "
+                f"{self.version} instead. Hint: use an out-of-place operation, or clone() the tensor before it is overwritten."
+            )
+        if self.leaf is not None:
+            return self.leaf
+        from webtorch.tensors.tensor import Tensor
+
+        tensor = Tensor._from_storage(storage, *self.geometry)
+        if self.is_output:
+            if owner is not None and self.needs_grad_of(owner):
+                tensor._grad_fn, tensor._requires_grad = owner, True
+        elif self.edge is not None:
+            tensor._grad_fn, tensor._output_nr = self.edge
+            tensor._requires_grad = True
+        return tensor
+
+    @staticmethod
+    def needs_grad_of(owner: GradFn) -> bool:
+        """Whether the output of `owner` is itself differentiable (it is: the owner exists)."""
+        return any(e is not None for e in owner.edges)
+
+
+def gradient_edge(tensor: Tensor) -> Edge | None:
+    """Return where cotangents of `tensor` go, or None when it needs none."""
+    if tensor._base is not None:
+        tensor._refresh_view()
+    if tensor._grad_fn is not None:
+        return tensor._grad_fn, tensor._output_nr
+    if not tensor._requires_grad:
+        return None
+    accumulate = tensor._accumulate() if tensor._accumulate is not None else None
+    if accumulate is None:
+        accumulate = AccumulateGrad(tensor)
+        tensor._accumulate = weakref.ref(accumulate)
+    return accumulate, 0
+
+
+def needs_grad(tensors: Iterable[Tensor]) -> bool:
+    """Whether an operation on `tensors` must be recorded."""
+    return mode.grad and any(t.requires_grad for t in tensors)
+
+
+def attach(out: Tensor, name: str, inputs: Sequence[Tensor], rule: Callable[[Tensor], Cotangents], save_version: bool = False) -> Tensor:
+    """Give a fresh tensor one gradient function: `rule(cotangent of out)` returns one cotangent per input, or None.
+
+    Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
+    """
+    if not needs_grad(inputs):
+        return out
+    edges = tuple(gradient_edge(t) if t.dtype.is_floating_point else None for t in inputs)
+    fn = GradFn(f"{name}Backward0", edges, lambda gs: rule(gs[0]) if gs[0] is not None else (None,) * len(edges))  # type: ignore[arg-type]
+    set_history(out, fn)
+    return out
+
+
+def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
+    """Make `out` output `number` of `fn`."""
+    out._grad_fn = fn
+    out._output_nr = number
+    out._requires_grad = True
+    while len(fn.metas) <= number:
+        fn.metas.append(None)
+    fn.metas[number] = (out._shape, out.dtype, out._storage.runtime)
+
+
+# ---- modes ------------------------------------------------------------------------------------------------------------
+
+
+class _ModeContext(contextlib.ContextDecorator):
+    """A context manager and decorator that sets the gradient mode; generators are driven in the mode too."""
+
+    _grad: bool
+
+    def __init__(self) -> None:
+        self._previous: list[tuple[bool, bool]] = []
+
+    def _enter(self) -> None:
+        mode.grad = self._grad
+
+    def __enter__(self) -> Any:
+        self._previous.append((mode.grad, mode.inference))
+        self._enter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        mode.grad, mode.inference = self._previous.pop()
+
+    def _recreate_cm(self) -> Any:
+        return self.clone()
+
+    def clone(self) -> Any:
+        """Return a fresh context of the same kind."""
+        return self.__class__()
+
+    def __call__(self, func: Any) -> Any:
+        import inspect
+
+        if inspect.isgeneratorfunction(func):
+
+            @functools.wraps(func)
+            def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+                running = func(*args, **kwargs)
+                with self.clone():
+                    try:
+                        item = next(running)
+                    except StopIteration as stop:
+                        return stop.value
+                while True:
+                    sent = yield item
+                    with self.clone():
+                        try:
+                            item = running.send(sent)
+                        except StopIteration as stop:
+                            return stop.value
+
+            return generator
+        return super().__call__(func)
+
+
+class no_grad(_ModeContext):  # noqa: N801
+    """Operations inside are not recorded for backward."""
+
+    _grad = False
+
+    def __new__(cls, orig_func: Any = None) -> Any:
+        self = super().__new__(cls)
+        if orig_func is None:
+            return self
+        self.__init__()  # type: ignore[misc]
+        return self(orig_func)
+
+    def __init__(self, orig_func: Any = None) -> None:
+        super().__init__()
+
+
+class enable_grad(no_grad):  # noqa: N801
+    """Operations inside are recorded, even within no_grad."""
+
+    _grad = True
+
+
+class set_grad_enabled(_ModeContext):  # noqa: N801
+    """Set the gradient mode, at once and for a `with` block."""
+
+    def __init__(self, mode: bool) -> None:  # noqa: A002
+        super().__init__()
+        self._grad = bool(mode)
+        self._first = globals()["mode"].grad
+        globals()["mode"].grad = self._grad
+
+    def __enter__(self) -> Any:
+        self._previous.append((self._first, mode.inference))
+        mode.grad = self._grad
+        return self
+
+    def __call__(self, func: Any) -> Any:
+        mode.grad = self._first
+        return super().__call__(func)
+
+    def clone(self) -> Any:
+        """Return a fresh context with the same setting."""
+        return self.__class__(self._grad)
+
+
+class inference_mode(_ModeContext):  # noqa: N801
+    """Like no_grad; tensors made inside can never require gradients."""
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__()
+        self._on = bool(mode)
+        self._grad = not self._on
+
+    def __new__(cls, mode: Any = True) -> Any:
+        if isinstance(mode, bool):
+            return super().__new__(cls)
+        return cls()(mode)
+
+    def _enter(self) -> None:
+        if self._on:
+            mode.grad, mode.inference = False, True
+        else:
+            mode.inference = False
+
+    def clone(self) -> Any:
+        """Return a fresh context with the same setting."""
+        return self.__class__(self._on)
+
+
+def is_grad_enabled() -> bool:
+    """Return whether operations are recorded for backward now."""
+    return mode.grad
+
+
+def is_inference_mode_enabled() -> bool:
+    """Return whether inference mode is on."""
+    return mode.inference
+
+
+# ---- the backward pass ------------------------------------------------------------------------------------------------
+
+
+def run_backward(
+    roots: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor] | None = None,
+    accumulate: bool = True,
+) -> list[Tensor | None]:
+    """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only into them)."""
+    targets: dict[tuple[GradFn, int], int] = {}
+    if inputs is not None:
+        for i, t in enumerate(inputs):
+            edge = gradient_edge(t)
+            if edge is None:
+                raise RuntimeError("One of the differentiated Tensors does not require grad")
+            targets[edge] = i
+    wanted: set[GradFn] | None = {fn for fn, _ in targets} if inputs is not None else None
+    found: list[Tensor | None] = [None] * len(inputs or ())
+    edges = [gradient_edge(t) for t in roots]
+    needed = _reachable([e[0] for e in edges if e is not None], wanted)
+    waiting: dict[GradFn, dict[int, Tensor]] = {}
+    heap: list[tuple[int, int, GradFn]] = []
+    order = itertools.count()
+
+    def send(edge: Edge, g: Tensor) -> None:
+        fn, number = edge
+        if wanted is not None and fn not in needed:
+            return
+        parts = waiting.get(fn)
+        if parts is None:
+            parts = waiting[fn] = {}
+            heapq.heappush(heap, (-fn.sequence, next(order), fn))
+        previous = parts.get(number)
+        parts[number] = g if previous is None else previous + g
+
+    previous_mode = mode.grad
+    mode.grad = create_graph
+    try:
+        for edge, g in zip(edges, cotangents, strict=True):
+            if edge is not None:
+                send(edge, g)
+        while heap:
+            fn = heapq.heappop(heap)[2]
+            parts = waiting.pop(fn)
+            grads: list[Tensor | None] = [parts.get(i) for i in range(max(len(fn.metas), max(parts) + 1))]
+            if fn.pre_hooks:
+                for hook in list(fn.pre_hooks.values()):
+                    new = hook(tuple(grads))
+                    if new is not None:
+                        grads = list(new) if isinstance(new, tuple) else [new]
+            for (target, number), i in targets.items():
+                if target is fn and not isinstance(fn, AccumulateGrad):
+                    found[i] = grads[number]
+                elif target is fn:
+                    found[i] = _leaf_hooks(fn.variable, grads[0])  # type: ignore[attr-defined,arg-type]
+            if isinstance(fn, AccumulateGrad):
+                if accumulate and (wanted is None or fn in wanted) and grads[0] is not None:
+                    _accumulate(fn.variable, grads[0] if wanted is None else found[targets[fn, 0]], create_graph)  # type: ignore[arg-type]
+                continue
+            if wanted is not None and not any(e is not None and e[0] in needed for e in fn.edges):
+                continue
+            if fn.rule is None:
+                raise RuntimeError(
+                    "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+                    "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
+                    "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if you "
+                    "need to access saved tensors after calling backward."
+                )
+            result = fn.rule(grads)
+            if not retain_graph:
+                fn.rule = None
+            if fn.post_hooks:
+                for hook in list(fn.post_hooks.values()):
+                    new = hook(tuple(result), tuple(grads))
+                    if new is not None:
+                        result = new
+            for next_edge, g in zip(fn.edges, result, strict=True):
+                if next_edge is not None and g is not None:
+                    send(next_edge, _fit(g, next_edge))
+    finally:
+        mode.grad = previous_mode
+    return found
+
+
+def _fit(g: Tensor, edge: Edge) -> Tensor:
+    """Bring a cotangent to the dtype of the tensor it belongs to."""
+    fn, number = edge
+    dtype = fn.variable.dtype if isinstance(fn, AccumulateGrad) else fn.metas[number][1]
+    return g if g.dtype is dtype else g.to(dtype)
+
+
+def _reachable(roots: list[GradFn], wanted: set[GradFn] | None) -> set[GradFn]:
+    """Return the functions on a way from the roots to a wanted one (all of them need to run)."""
+    if wanted is None:
+        return set()
+    order: list[GradFn] = []
+    seen: set[GradFn] = set()
+    stack = list(roots)
+    while stack:
+        fn = stack.pop()
+        if fn in seen:
+            continue
+        seen.add(fn)
+        order.append(fn)
+        stack.extend(e[0] for e in fn.edges if e is not None)
+    needed = set(wanted)
+    # Edges lead to smaller sequence numbers, so sources first is one pass.
+    for fn in sorted(order, key=lambda f: f.sequence):
+        if any(e is not None and e[0] in needed for e in fn.edges):
+            needed.add(fn)
+    return needed
+
+
+def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
+    for hook in list((variable._hooks or {}).values()):
+        new = hook(g)
+        if new is not None:
+            g = new
+    return g
+
+
+def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
+    g = _leaf_hooks(variable, g)
+    old = variable._grad
+    if old is None:
+        if create_graph:
+            variable._grad = g
+        else:
+            # A clone shares the value until one of the two is written.
+            variable._grad = g.detach().clone()
+    elif create_graph:
+        variable._grad = old + g
+    else:
+        old += g
+    for hook in list((variable._post_accumulate or {}).values()):
+        hook(variable)
+
+
+def backward(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> None:
+    """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs` only)."""
+    roots = _listed(tensors)
+    cotangents = _cotangents(roots, _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots))
+    targets = None if inputs is None else _listed(inputs)
+    if targets is not None and not targets:
+        raise RuntimeError("'inputs' argument to backward() cannot be empty.")
+    keep = create_graph if retain_graph is None else retain_graph
+    found = run_backward(roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets)
+    for t, g in zip(targets or (), found, strict=False):
+        if g is not None and not t.is_leaf:
+            _accumulate(t, g, create_graph)
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `outputs` for `inputs`, without touching any `.grad`."""
+    if is_grads_batched:
+        raise NotImplementedError("autograd.grad: is_grads_batched is not available; call grad once per cotangent")
+    roots, targets = _listed(outputs), _listed(inputs)
+    cotangents = _cotangents(roots, _listed(grad_outputs) if grad_outputs is not None else [None] * len(roots))
+    keep = create_graph if retain_graph is None else retain_graph
+    found = run_backward(roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets, accumulate=False)
+    if materialize_grads:
+        found = [primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g for t, g in zip(targets, found, strict=True)]
+    elif not allow_unused and any(g is None for g in found):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the "
+            "desired behavior."
+        )
+    return tuple(found)
+
+
+def _listed(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (tuple, list)) else [x]
+
+
+def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]:
+    if len(given) != len(roots):
+        raise RuntimeError(f"Mismatch in number of outputs: got {len(roots)} outputs and {len(given)} gradients")
+    out: list[Tensor] = []
+    for root, g in zip(roots, given, strict=True):
+        if not root.requires_grad:
+            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+        if g is None:
+            if root.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            g = primitive.fill(root._shape, 1, root.dtype, root.device)
+        elif g._shape != root._shape:
+            raise RuntimeError(
+                f"Mismatch in shape: grad_output[0] has a shape of torch.Size({list(g._shape)}) and output[0] has a shape of "
+                f"torch.Size({list(root._shape)})."
+            )
+        out.append(g)
+    return out

@@ -1,0 +1,679 @@
+"""The Tensor: a view on a storage, with its place in the autograd graph. Floor 4.
+
+Operations are not written here: `webtorch.tensors.bind` adds a method for every entry of the op table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from webtorch.errors import DeviceError, DTypeError
+from webtorch.ir.dtype import DType, Scalar, bool_, int64
+from webtorch.ir.graph import Node
+from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ops import primitive
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.device import DeviceLike, device, device_of, resolve
+from webtorch.tensors.lines import user_line
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import GradFn, RemovableHandle, backward, mode, set_history
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Size(tuple[int, ...]):
+    """A shape, as PyTorch has it: a tuple that prints as torch.Size([...])."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return numel(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"torch.Size([{', '.join(map(str, self))}])"
+
+    def __getitem__(self, key: Any) -> Any:
+        found = tuple.__getitem__(self, key)
+        return Size(found) if isinstance(key, slice) else found
+
+    def __add__(self, other: Any) -> Size:
+        return Size(tuple.__add__(self, tuple(other)))
+
+
+class Tensor:
+    """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of `webtorch` to make one."""
+
+    __slots__ = (
+        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_grad", "_grad_fn", "_history", "_hooks", "_inference", "_offset",
+        "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage", "_strides", "_whole", "dtype",
+    )  # fmt: skip
+    __array_priority__ = 1000
+    dtype: DType
+
+    def __init__(self, data: Any = None, *sizes: Any, device: DeviceLike = None) -> None:
+        # The legacy constructor: Tensor(2, 3) is uninitialised, Tensor([..]) holds data.
+        from webtorch.ops import creation
+
+        if isinstance(data, int) and not isinstance(data, bool):
+            made = creation.empty(data, *sizes, device=device)
+        elif data is None:
+            made = creation.empty(0, device=device)
+        elif isinstance(data, Tensor):
+            made = data.detach()
+        else:
+            made = creation.tensor(data, device=device)
+            made = made if made.dtype.is_floating_point else made.float()
+        self._adopt(made._storage, made._shape, made._strides, made._offset, made._whole)
+
+    def _adopt(self, storage: Storage, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, whole: bool) -> None:
+        self._storage = storage
+        self._shape = shape
+        self._strides = strides
+        self._offset = offset
+        # Whether the view is the whole storage in order, so that its value is the storage's node.
+        self._whole = whole
+        self.dtype = storage.dtype
+        self._requires_grad = False
+        self._grad_fn: GradFn | None = None
+        self._output_nr = 0
+        self._grad: Tensor | None = None
+        # For a differentiable view: the tensor it is a view of, and the history of that tensor when this view was made.
+        self._base: Tensor | None = None
+        self._base_history = 0
+        # Counts how often an in-place operation gave this tensor a new gradient function.
+        self._history = 0
+        self._hooks: dict[int, Callable[..., Any]] | None = None
+        self._post_accumulate: dict[int, Callable[..., Any]] | None = None
+        self._retains = False
+        self._accumulate: weakref.ref[Any] | None = None
+        self._inference = mode.inference
+
+    @classmethod
+    def _from_storage(cls, storage: Storage, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, whole: bool) -> Tensor:
+        self = object.__new__(Tensor)
+        self._adopt(storage, shape, strides, offset, whole)
+        return self
+
+    @classmethod
+    def _from_node(cls, node: Node, runtime: Runtime) -> Tensor:
+        """Return a tensor with new storage whose value is `node`."""
+        if node.dtype in runtime.unsupported:
+            raise DTypeError(unsupported_text(node.dtype, runtime))
+        self = object.__new__(Tensor)
+        self._adopt(Storage(node, runtime), node.shape, contiguous_strides(node.shape), 0, True)
+        return self
+
+    @staticmethod
+    def _make_subclass(cls: type[Any], data: Tensor, require_grad: bool = False) -> Any:
+        """Return a tensor of class `cls` that shares the storage of `data`."""
+        self = object.__new__(cls)
+        self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
+        if require_grad:
+            self.requires_grad_(True)
+        return self
+
+    def _node(self) -> Node:
+        """Return the value as a graph node of this tensor's shape."""
+        node = self._storage.node
+        if self._whole:
+            if node.shape == self._shape:
+                return node
+            return Node("view", (node,), (self._strides, 0), (), self._shape, self.dtype)
+        if node.kind in ("buffer", "update", "scatter"):
+            # Data in memory: the offset is a runtime argument, so x[0], x[1], ... are one program.
+            return Node("view", (node,), (self._strides,), (self._offset,), self._shape, self.dtype)
+        return Node("view", (node,), (self._strides, self._offset), (), self._shape, self.dtype)
+
+    # ---- what a tensor is ----------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Size:
+        """The sizes."""
+        return Size(self._shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the sizes, or the size of one dimension."""
+        if dim is None:
+            return Size(self._shape)
+        rank = len(self._shape)
+        if not -max(rank, 1) <= dim < max(rank, 1) or rank == 0:
+            raise IndexError(f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, {max(rank, 1) - 1}], but got {dim})")
+        return self._shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return the strides in elements, or one of them."""
+        return self._strides if dim is None else self._strides[dim]
+
+    def storage_offset(self) -> int:
+        """Return where the first element lies in the storage, in elements."""
+        return self._offset
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._shape)
+
+    ndimension = dim
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._shape)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return numel(self._shape)
+
+    nelement = numel
+
+    def element_size(self) -> int:
+        """Return the size of one element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """The size of one element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all elements in bytes."""
+        return self.numel() * self.dtype.itemsize
+
+    def is_contiguous(self, memory_format: Any = None) -> bool:
+        """Return whether the elements lie in row-major order."""
+        return is_contiguous(self._shape, self._strides)
+
+    def is_floating_point(self) -> bool:
+        """Return whether the dtype is a floating-point type."""
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        """Return False: there are no complex types yet."""
+        return False
+
+    def is_signed(self) -> bool:
+        """Return whether the dtype can hold negative values."""
+        return self.dtype.is_signed
+
+    @property
+    def device(self) -> device:
+        """The device that holds the tensor."""
+        return device_of(self._storage.runtime)
+
+    def get_device(self) -> int:
+        """Return the device index; -1 on the CPU."""
+        return -1 if self._storage.runtime.kind == "cpu" else self._storage.runtime.index
+
+    @property
+    def is_webgpu(self) -> bool:
+        """Whether the tensor is on a WebGPU device."""
+        return self._storage.runtime.kind == "webgpu"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the tensor is on the CPU."""
+        return self._storage.runtime.kind == "cpu"
+
+    is_cuda = is_meta = is_sparse = is_quantized = is_mkldnn = False
+    layout = "torch.strided"
+
+    def data_ptr(self) -> int:
+        """Return a number that is equal for tensors with the same first element in the same storage."""
+        return id(self._storage) + self._offset * self.dtype.itemsize
+
+    def untyped_storage(self) -> Storage:
+        """Return the storage that this tensor and its views share."""
+        return self._storage
+
+    def is_set_to(self, tensor: Tensor) -> bool:
+        """Return whether both tensors are the same view of the same storage."""
+        return (self._storage, self._shape, self._strides, self._offset) == (tensor._storage, tensor._shape, tensor._strides, tensor._offset)
+
+    @property
+    def _version(self) -> int:
+        return self._storage.version
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self._shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter(self.unbind(0))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __contains__(self, element: Any) -> bool:
+        return bool((self == element).any().item())
+
+    # ---- autograd ------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are recorded for this tensor."""
+        return self._requires_grad or (self._base is not None and self._base._requires_grad and self._base._history != self._base_history)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Start or stop recording gradients for this leaf."""
+        if not self.is_leaf:
+            if requires_grad:
+                return self
+            raise RuntimeError(
+                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a subgraph "
+                "that doesn't require differentiation use var_no_grad = var.detach()."
+            )
+        if requires_grad and not self.dtype.is_floating_point:
+            raise RuntimeError("only Tensors of floating point dtype can require gradients")
+        if requires_grad and self._inference and not mode.inference:
+            raise RuntimeError("Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.")
+        self._requires_grad = bool(requires_grad)
+        return self
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the tensor is the start of a graph: made by the user, or needing no gradient."""
+        return self.grad_fn is None
+
+    def is_inference(self) -> bool:
+        """Return whether the tensor was made in inference mode."""
+        return self._inference
+
+    @property
+    def grad_fn(self) -> GradFn | None:
+        """The gradient function that made this tensor, if any."""
+        if self._base is not None:
+            self._refresh_view()
+        return self._grad_fn
+
+    @property
+    def output_nr(self) -> int:
+        """Which output of its gradient function this tensor is."""
+        return self._output_nr
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The accumulated gradient, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            if not isinstance(value, Tensor):
+                raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}")
+            if value._shape != self._shape:
+                raise RuntimeError(f"assigned grad has data of a different size: expected {list(self._shape)}, got {list(value._shape)}")
+            if value._storage.runtime is not self._storage.runtime:
+                raise RuntimeError(f"assigned grad has data located on a different device: {value.device}, expected {self.device}")
+        self._grad = value
+
+    @property
+    def data(self) -> Tensor:
+        """The same storage without autograd."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        self._storage = value._storage
+        self._shape, self._strides, self._offset, self._whole = value._shape, value._strides, value._offset, value._whole
+        self.dtype = value.dtype
+
+    @property
+    def is_view_(self) -> bool:
+        """Whether this tensor is a differentiable view of another."""
+        return self._base is not None
+
+    def _is_view(self) -> bool:
+        return self._base is not None
+
+    def _refresh_view(self) -> None:
+        """Bring the gradient function of a view up to date with in-place writes to its base."""
+        base = self._base
+        assert base is not None
+        if base._history != self._base_history:
+            self._base_history = base._history
+            if base._requires_grad:
+                from webtorch.tensors.primitives import strided_gradient
+
+                strided_gradient(self, base)
+            else:
+                self._grad_fn, self._requires_grad = None, False
+
+    def detach(self) -> Tensor:
+        """Return a tensor on the same storage that needs no gradient."""
+        return Tensor._from_storage(self._storage, self._shape, self._strides, self._offset, self._whole)
+
+    def detach_(self) -> Tensor:
+        """Cut this tensor from the graph."""
+        if self._base is not None:
+            raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+        self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
+        return self
+
+    def backward(
+        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        """Compute the gradients of this tensor for the leaves of its graph and add them to their `.grad`."""
+        backward(self, gradient, retain_graph, create_graph, inputs)
+
+    def retain_grad(self) -> None:
+        """Keep `.grad` for this non-leaf tensor too."""
+        if not self.requires_grad:
+            raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+        if self.is_leaf or self._retains:
+            return
+        self._retains = True
+        me = weakref.ref(self)
+
+        def keep(g: Tensor) -> None:
+            tensor = me()
+            if tensor is not None:
+                tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
+
+        self.register_hook(keep)
+
+    @property
+    def retains_grad(self) -> bool:
+        """Whether retain_grad was called."""
+        return self._retains
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces the gradient."""
+        if not self.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        fn = self.grad_fn
+        if fn is None:
+            if self._hooks is None:
+                self._hooks = {}
+            return RemovableHandle(self._hooks, hook)
+        number = self._output_nr
+
+        def prehook(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            g = grads[number]
+            new = None if g is None else hook(g)
+            return None if new is None else (*grads[:number], new, *grads[number + 1 :])
+
+        return fn.register_prehook(prehook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call `hook(self)` after `.grad` of this leaf has been added to."""
+        if not self.is_leaf:
+            raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+        if self._post_accumulate is None:
+            self._post_accumulate = {}
+        return RemovableHandle(self._post_accumulate, hook)
+
+    def _set_history(self, fn: GradFn) -> None:
+        set_history(self, fn)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def _contents(self) -> bytes | bytearray | memoryview:
+        """Return this tensor's elements, row-major and little-endian, in the dtype's size. Waits for the device."""
+        whole = self if self._whole else _materialize(self)
+        if not numel(self._shape):
+            return b""
+        return whole._storage.runtime.backend.download(whole._storage.realize().buffer)
+
+    _to_bytes = _contents
+
+    async def _contents_async(self) -> bytes | bytearray | memoryview:
+        whole = self if self._whole else _materialize(self)
+        if not numel(self._shape):
+            return b""
+        return await whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
+
+    def _values(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
+        return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])
+
+    def item(self) -> Scalar:
+        """Return the value of a tensor with one element. Waits for the device."""
+        self._check_one_element()
+        return self._values(self._contents())[0]
+
+    async def item_async(self) -> Scalar:
+        """Return the value of a tensor with one element; other coroutines run meanwhile."""
+        self._check_one_element()
+        return self._values(await self._contents_async())[0]
+
+    def _check_one_element(self) -> None:
+        if self.numel() != 1:
+            raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists (a number for a 0-d tensor)."""
+        return _nest(self._values(self._contents()), self._shape)
+
+    async def tolist_async(self) -> Any:
+        """Return the values as nested lists; other coroutines run meanwhile."""
+        return _nest(self._values(await self._contents_async()), self._shape)
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """Return the values as a NumPy array (a copy).
+
+        Raises RuntimeError for tensors that need gradients and TypeError for tensors that are not on the CPU, unless `force`.
+        """
+        if not force:
+            if self.requires_grad:
+                raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+            if not self.is_cpu:
+                raise TypeError(
+                    f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                )
+        return _as_numpy(self._contents(), self)
+
+    async def numpy_async(self) -> np.ndarray:
+        """Return the values as a NumPy array, from any device; other coroutines run meanwhile."""
+        return _as_numpy(await self._contents_async(), self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __await__(self) -> Any:
+        return self._ready().__await__()
+
+    async def _ready(self) -> Tensor:
+        self._storage.realize()
+        await asyncio.sleep(0)
+        return self
+
+    def __bool__(self) -> bool:
+        count = self.numel()
+        if count == 0:
+            raise RuntimeError("Boolean value of Tensor with no values is ambiguous")
+        if count > 1:
+            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if not (self.dtype.is_integral or self.dtype is bool_) or self.numel() != 1:
+            raise TypeError("only integer tensors of a single element can be converted to an index")
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        from webtorch.tensors.show import show_tensor
+
+        return show_tensor(self)
+
+    def __format__(self, spec: str) -> str:
+        if not self._shape and spec:
+            return format(self.item(), spec)
+        return object.__format__(self, spec) if spec else repr(self)
+
+    # ---- moving --------------------------------------------------------------------------------------------------
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the tensor with another dtype and/or device: to(dtype), to(device, dtype), to(other)."""
+        target, dtype, copy = _parse_to(args, kwargs)
+        out = self
+        if target is not None:
+            runtime = resolve(target)
+            if runtime is not self._storage.runtime:
+                # Convert on the side where both types exist.
+                if dtype is not None and self.dtype in runtime.unsupported and dtype is not self.dtype:
+                    out = primitive.cast_to(out, dtype)
+                out = _transfer(out, runtime)
+        if dtype is not None and dtype is not out.dtype:
+            out = primitive.cast_to(out, dtype)
+        return out.clone() if copy and out is self else out
+
+    def cpu(self) -> Tensor:
+        """Return the tensor on the CPU."""
+        return self.to("cpu")
+
+    def webgpu(self, device: int | str | None = None) -> Tensor:
+        """Return the tensor on a WebGPU device."""
+        return self.to("webgpu" if device is None else f"webgpu:{device}" if isinstance(device, int) else device)
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Raise: there is no CUDA here."""
+        raise DeviceError("Tensor.cuda: webtorch has no CUDA device; use .to('webgpu')")
+
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """Return the legacy type name, or the tensor cast to `dtype`."""
+        if dtype is None:
+            names = {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
+                     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool", "uint32": "UInt32"}  # fmt: skip
+            return f"torch.{names[self.dtype.name]}Tensor"
+        return self.to(dtype)
+
+    def pin_memory(self, device: Any = None) -> Tensor:
+        """Return the tensor itself: host memory needs no pinning here."""
+        return self
+
+    def is_pinned(self, device: Any = None) -> bool:
+        """Return False: host memory is never pinned."""
+        return False
+
+    def share_memory_(self) -> Tensor:
+        """Return the tensor itself: threads share memory already."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment. If you were "
+                "attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage."
+            )
+        out = Tensor._make_subclass(type(self), self.detach().clone(), self.requires_grad)
+        memo[id(self)] = out
+        if self._grad is not None:
+            out._grad = self._grad.__deepcopy__(memo)
+        for name, value in self.__dict__.items():
+            import copy
+
+            out.__dict__[name] = copy.deepcopy(value, memo)
+        return out  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (bytes(self.detach()._contents()), self._shape, self.dtype, str(self.device), self.requires_grad)
+
+    # Comparisons are elementwise; `bind` adds the operators of the table.
+    def __eq__(self, other: object) -> Any:
+        raise NotImplementedError
+
+    def __ne__(self, other: object) -> Any:
+        raise NotImplementedError
+
+
+def unsupported_text(dtype: DType, runtime: Runtime) -> str:
+    """Return the message for a dtype that a device cannot hold."""
+    return (
+        f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats and integers and packed smaller types. Use "
+        f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the tensor on the CPU."
+    )
+
+
+def _nest(values: list[Scalar], shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return values[0]
+    if 0 in shape:
+        return _empty(shape)
+    for size in reversed(shape[1:]):
+        values = [values[i : i + size] for i in range(0, len(values), size)]  # type: ignore[misc]
+    return values
+
+
+def _empty(shape: tuple[int, ...]) -> Any:
+    return [_empty(shape[1:]) for _ in range(shape[0])] if len(shape) > 1 else []
+
+
+def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.ndarray:
+    import numpy
+
+    if tensor.dtype.name == "bfloat16":
+        raise TypeError("Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first")
+    data = numpy.frombuffer(contents, dtype=numpy.dtype(tensor.dtype.name), count=tensor.numel())
+    return data.reshape(tensor._shape).copy()
+
+
+def _materialize(x: Tensor) -> Tensor:
+    """Return a contiguous copy in its own storage, outside autograd."""
+    return Tensor._from_node(Node("map", (x._node(),), (primitive.IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype), x._storage.runtime)
+
+
+def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
+    """Return a copy on another device. Differentiable."""
+    from webtorch.tensors.creation import from_contents
+    from webtorch.tensors.tape import attach
+
+    if x.dtype in runtime.unsupported:
+        raise DTypeError(unsupported_text(x.dtype, runtime))
+    out = from_contents(x.detach()._contents(), x._shape, x.dtype, runtime)
+    home = x._storage.runtime
+    return attach(out, "ToCopy", (x,), lambda g: (_transfer(g, home),))
+
+
+def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DeviceLike, DType | None, bool]:
+    target: DeviceLike = kwargs.pop("device", None)
+    dtype: DType | None = kwargs.pop("dtype", None)
+    copy = bool(kwargs.pop("copy", False))
+    other = kwargs.pop("other", None)
+    kwargs.pop("non_blocking", None)
+    kwargs.pop("memory_format", None)
+    if kwargs:
+        raise TypeError(f"to() received an invalid keyword argument {next(iter(kwargs))!r}")
+    for a in args:
+        if isinstance(a, DType):
+            dtype = a
+        elif isinstance(a, Tensor):
+            other = a
+        elif isinstance(a, (str, device)) or (isinstance(a, int) and not isinstance(a, bool)):
+            target = a
+        elif a is not None and not isinstance(a, bool):
+            raise TypeError(f"to() received an invalid combination of arguments - got {type(a).__name__}, but expected a dtype, device or Tensor")
+    if other is not None:
+        target, dtype = other.device, other.dtype
+    return target, dtype, copy
+
+
+def _rebuild(contents: bytes, shape: tuple[int, ...], dtype: DType, where: str, requires_grad: bool) -> Tensor:
+    from webtorch.tensors.creation import from_bytes
+
+    return from_bytes(contents, shape, dtype, where).requires_grad_(requires_grad)
+
+
+__all__ = ["Size", "Tensor", "int64", "unsupported_text", "user_line"]
