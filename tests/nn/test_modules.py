@@ -339,15 +339,15 @@ def test_constructor_takes_pytorch_arguments_with_pytorch_defaults(name: str) ->
 
 @pytest.mark.covers("I1", "I2", "I3", "I5", "I9", "I10", "I11", "I12", "I13", "I14", "I15", "I16",
                     "I18", "I19", "I26", "J1", "J2", "J3", "J4", "J5", "J6", "J7", "J8", "F10")  # fmt: skip
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.filterwarnings(
+    "ignore:Using padding='same' with even kernel", "ignore:enable_nested_tensor is True"
+)
 @pytest.mark.parametrize("one", CASES, ids=str)
 def test_module_computes_what_pytorch_computes(one: Case, device: str) -> None:
     module, reference = build(one, device)
     assert repr(module) == repr(reference)
     assert list(module.state_dict()) == list(reference.state_dict())
-    assert [n for n, _ in module.named_parameters()] == [
-        n for n, _ in reference.named_parameters()
-    ]
+    assert [n for n, _ in module.named_parameters()] == [n for n, _ in reference.named_parameters()]
     torch.manual_seed(1)
     recipes = one.inputs if isinstance(one.inputs, tuple) else (one.inputs,)
     theirs = [recipe() for recipe in recipes]
@@ -411,6 +411,7 @@ def test_inplace_activation_writes_over_its_input_and_differentiates(
     assert_same(w.grad, x.grad)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("name", sorted({one.name for one in CASES}))
 def test_module_survives_deepcopy_and_pickle(name: str, device: str) -> None:
     one = next(one for one in CASES if one.name == name)

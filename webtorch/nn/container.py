@@ -452,7 +452,7 @@ class ParameterDict(Module):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value called `key`, or `default`."""
-        return self[key] if key in self else default
+        return getattr(self, key) if key in self._keys else default
 
     def clear(self) -> None:
         """Remove all values."""

@@ -229,9 +229,7 @@ class _ConvTranspose(_ConvNd):
     ) -> None:
         """Make weight (in, out / groups, *kernel_size) and, if `bias`, bias (out,)."""
         if padding_mode != "zeros":
-            raise ValueError(
-                f'Only "zeros" padding mode is supported for {type(self).__name__}'
-            )
+            raise ValueError(f'Only "zeros" padding mode is supported for {type(self).__name__}')
         rank = self._rank
         super().__init__(
             in_channels,

@@ -90,9 +90,7 @@ class BackwardTap:
         """Return `values` with gradient-needing tensors tapped, and where those stand."""
         if not webtorch.is_grad_enabled():
             return values, None
-        positions = [
-            i for i, v in enumerate(values) if isinstance(v, Tensor) and v.requires_grad
-        ]
+        positions = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.requires_grad]
         if not positions:
             return values, None
         tapped = _identity_function().apply(receive, *[values[i] for i in positions])
@@ -153,9 +151,7 @@ def _spread(
     return tuple(out)
 
 
-def _as_gradients(
-    who: str, what: str, value: Any, count: int
-) -> tuple[Tensor | None, ...]:
+def _as_gradients(who: str, what: str, value: Any, count: int) -> tuple[Tensor | None, ...]:
     """Return a hook's result as a tuple of `count` gradients, or raise RuntimeError."""
     grads = value if isinstance(value, tuple) else (value,)
     if len(grads) != count:

@@ -64,9 +64,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = No
         return tensor.uniform_(a, b, generator=generator)
 
 
-def normal_(
-    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
-) -> Tensor:
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
     """Fill with normally distributed numbers."""
     with webtorch.no_grad():
         return tensor.normal_(mean, std, generator=generator)
@@ -157,9 +155,7 @@ def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
     """Return the fan that `mode` names."""
     lowered = mode.lower()
     if lowered not in ("fan_in", "fan_out"):
-        raise ValueError(
-            f"Mode {mode} not supported, please use one of ['fan_in', 'fan_out']"
-        )
+        raise ValueError(f"Mode {mode} not supported, please use one of ['fan_in', 'fan_out']")
     fan_in, fan_out = _calculate_fan_in_and_fan_out(tensor)
     return fan_in if lowered == "fan_in" else fan_out
 
@@ -269,9 +265,7 @@ def _gram_schmidt(rows: list[list[float]]) -> list[list[float]]:
     return basis
 
 
-def sparse_(
-    tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None
-) -> Tensor:
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
     """Fill a matrix normally, with the fraction `sparsity` of each column zero. Martens, 2010."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")

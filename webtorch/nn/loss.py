@@ -185,9 +185,7 @@ class BCELoss(_WeightedLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss."""
-        return F.binary_cross_entropy(
-            input, target, weight=self.weight, reduction=self.reduction
-        )
+        return F.binary_cross_entropy(input, target, weight=self.weight, reduction=self.reduction)
 
 
 class BCEWithLogitsLoss(_Loss):
@@ -253,9 +251,7 @@ class HingeEmbeddingLoss(_MarginLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss."""
-        return F.hinge_embedding_loss(
-            input, target, margin=self.margin, reduction=self.reduction
-        )
+        return F.hinge_embedding_loss(input, target, margin=self.margin, reduction=self.reduction)
 
 
 class CosineEmbeddingLoss(_MarginLoss):
@@ -347,9 +343,7 @@ class PoissonNLLLoss(_Loss):
 class GaussianNLLLoss(_Loss):
     """Minus the log likelihood of normal values with a given variance."""
 
-    def __init__(
-        self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
-    ) -> None:
+    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
         """Take whether the constant term is added, and the least variance."""
         super().__init__(reduction=reduction)
         self.full = full
@@ -406,4 +400,3 @@ class MultiMarginLoss(_WeightedLoss):
             weight=self.weight,
             reduction=self.reduction,
         )
-

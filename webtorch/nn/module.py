@@ -594,9 +594,7 @@ class Module:
         """Call `hook(module, grad_output)` when gradients reach the outputs; it may replace them."""
         return _add(self._backward_pre_hooks, hook, prepend=prepend)
 
-    def register_full_backward_hook(
-        self, hook: Callable, prepend: bool = False
-    ) -> RemovableHandle:
+    def register_full_backward_hook(self, hook: Callable, prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_input, grad_output)` when the input gradients are known.
 
         What it returns replaces `grad_input`.

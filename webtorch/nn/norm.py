@@ -268,9 +268,7 @@ class LayerNorm(Module):
         for name, wanted in (("weight", True), ("bias", bias)):
             value = None
             if elementwise_affine and wanted:
-                value = Parameter(
-                    webtorch.empty(self.normalized_shape, device=device, dtype=dtype)
-                )
+                value = Parameter(webtorch.empty(self.normalized_shape, device=device, dtype=dtype))
             self.register_parameter(name, value)
         self.reset_parameters()
 
@@ -327,8 +325,7 @@ class RMSNorm(Module):
     def extra_repr(self) -> str:
         """Return the options."""
         return (
-            f"{self.normalized_shape}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}"
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
         )
 
 
@@ -385,9 +382,7 @@ class GroupNorm(Module):
 class LocalResponseNorm(Module):
     """Divide by a power of the mean square of neighbouring channels. Krizhevsky et al., 2012."""
 
-    def __init__(
-        self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-    ) -> None:
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
         """Take `size` neighbours."""
         super().__init__()
         self.size = size

@@ -397,8 +397,6 @@ class Transformer(Module):
         )
 
     @staticmethod
-    def generate_square_subsequent_mask(
-        sz: int, device: Any = None, dtype: Any = None
-    ) -> Tensor:
+    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
         """Return the causal mask: (sz, sz), -inf above the diagonal and 0 elsewhere."""
         return _causal_mask(sz, device, dtype)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import webtorch
@@ -51,9 +52,14 @@ __all__ = [
 ]
 
 
-def _stored(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
-    """Return `result`, written over `input` if `inplace`."""
-    return input.copy_(result) if inplace else result
+def _applied(
+    compute: Callable[..., Tensor], input: Tensor, *options: float, inplace: bool
+) -> Tensor:
+    """Return `compute(input, *options)`, written over the input if `inplace`."""
+    if not inplace:
+        return compute(input, *options)
+    # From a copy: the derivative needs the values that are about to be overwritten.
+    return input.copy_(compute(input.clone(), *options))
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -96,9 +102,7 @@ _hardtanh = table("hardtanh", lambda input, low, high: _bounded(input, low, high
 def _exponential_below_zero(input: Tensor, below: float, divisor: float) -> Tensor:
     """Return x above zero and `below * expm1(x / divisor)` at and under it."""
     # The clamp keeps expm1 finite where the other branch is taken (see softplus).
-    return webtorch.where(
-        input > 0, input, webtorch.expm1(input.clamp(max=0) / divisor) * below
-    )
+    return webtorch.where(input > 0, input, webtorch.expm1(input.clamp(max=0) / divisor) * below)
 
 
 def _bounded(input: Tensor, low: float, high: float) -> Tensor:
@@ -108,22 +112,22 @@ def _bounded(input: Tensor, low: float, high: float) -> Tensor:
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """Return x * sigmoid(x)."""
-    return _stored(input, _silu(input), inplace)
+    return _applied(_silu, input, inplace=inplace)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """Return x above zero and `negative_slope * x` under it."""
-    return _stored(input, _leaky_relu(input, negative_slope), inplace)
+    return _applied(_leaky_relu, input, negative_slope, inplace=inplace)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """Return x above zero and `alpha * (exp(x) - 1)` under it."""
-    return _stored(input, _elu(input, alpha), inplace)
+    return _applied(_elu, input, alpha, inplace=inplace)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """Return x above zero and `alpha * (exp(x / alpha) - 1)` under it."""
-    return _stored(input, _exponential_below_zero(input, alpha, alpha), inplace)
+    return _applied(_exponential_below_zero, input, alpha, alpha, inplace=inplace)
 
 
 # Klambauer et al., 2017: Self-normalizing neural networks.
@@ -131,10 +135,12 @@ _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 
 
+_selu = table("selu", lambda input: _exponential_below_zero(input, _SELU_ALPHA, 1.0) * _SELU_SCALE)
+
+
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """Return the scaled ELU whose activations keep mean 0 and variance 1."""
-    result = _exponential_below_zero(input, _SELU_ALPHA, 1.0) * _SELU_SCALE
-    return _stored(input, result, inplace)
+    return _applied(_selu, input, inplace=inplace)
 
 
 def hardtanh(
@@ -143,7 +149,7 @@ def hardtanh(
     """Return x limited to [min_val, max_val]."""
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
-    return _stored(input, _hardtanh(input, min_val, max_val), inplace)
+    return _applied(_hardtanh, input, min_val, max_val, inplace=inplace)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
@@ -151,24 +157,29 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
     return hardtanh(input, 0.0, 6.0, inplace)
 
 
+def _thresholded(input: Tensor, threshold: float, value: float) -> Tensor:
+    """Return x above `threshold` and `value` elsewhere."""
+    return webtorch.where(input <= threshold, value, input)
+
+
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """Return x above `threshold` and `value` elsewhere."""
-    return _stored(input, webtorch.where(input <= threshold, value, input), inplace)
+    return _applied(_thresholded, input, threshold, value, inplace=inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """Return relu6(x + 3) / 6."""
-    return _stored(input, relu6(input + 3) / 6, inplace)
+    return _applied(lambda x: relu6(x + 3) / 6, input, inplace=inplace)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """Return x * relu6(x + 3) / 6."""
-    return _stored(input, input * relu6(input + 3) / 6, inplace)
+    return _applied(lambda x: x * relu6(x + 3) / 6, input, inplace=inplace)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """Return x * tanh(softplus(x))."""
-    return _stored(input, input * webtorch.tanh(softplus(input)), inplace)
+    return _applied(lambda x: x * webtorch.tanh(softplus(x)), input, inplace=inplace)
 
 
 def rrelu(
@@ -182,7 +193,7 @@ def rrelu(
     if not training:
         return leaky_relu(input, (lower + upper) / 2, inplace)
     slope = webtorch.rand_like(input) * (upper - lower) + lower
-    return _stored(input, webtorch.where(input > 0, input, input * slope), inplace)
+    return _applied(lambda x: webtorch.where(x > 0, x, x * slope), input, inplace=inplace)
 
 
 @composite
@@ -336,7 +347,7 @@ def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Ten
 
 def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
     """Write threshold over the input."""
-    return _stored(input, webtorch.where(input <= threshold, value, input), True)
+    return _applied(_thresholded, input, threshold, value, inplace=True)
 
 
 def rrelu_(

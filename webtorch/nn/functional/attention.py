@@ -13,8 +13,8 @@ import webtorch
 from webtorch import Tensor
 from webtorch.nn.functional.activation import softmax
 from webtorch.nn.functional.noise import dropout
-from webtorch.nn.functional.projection import linear
 from webtorch.nn.functional.padding import pad
+from webtorch.nn.functional.projection import linear
 from webtorch.nn.functional.table import composite
 
 __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
@@ -106,8 +106,7 @@ def _check_shapes(
     rank = query.dim()
     if rank not in (2, 3):
         raise AssertionError(
-            "query should be unbatched 2D or batched 3D tensor but received "
-            f"{rank}-D query tensor"
+            f"query should be unbatched 2D or batched 3D tensor but received {rank}-D query tensor"
         )
     kind = "batched (3-D)" if rank == 3 else "unbatched (2-D)"
     if key.dim() != rank or value.dim() != rank:
@@ -211,9 +210,7 @@ def multi_head_attention_forward(
                 )
     else:
         if tuple(key.shape) != tuple(value.shape):
-            raise AssertionError(
-                f"key shape {key.shape} does not match value shape {value.shape}"
-            )
+            raise AssertionError(f"key shape {key.shape} does not match value shape {value.shape}")
         if in_proj_weight is None:
             raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
         weights = in_proj_weight

@@ -61,9 +61,7 @@ def conv3d(
         first = k * dilation[0]
         planes = x[:, :, first : first + stride[0] * (depth_out - 1) + 1 : stride[0]]
         planes = planes.permute(0, 2, 1, 3, 4).reshape(n * depth_out, c, h, w)
-        part = conv2d(
-            planes, weight[:, :, k], None, stride[1:], padding[1:], dilation[1:], groups
-        )
+        part = conv2d(planes, weight[:, :, k], None, stride[1:], padding[1:], dilation[1:], groups)
         out = part if out is None else out + part
     assert out is not None
     _, c_out, h_out, w_out = out.shape

@@ -228,18 +228,14 @@ def cross_entropy(
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
-        raise RuntimeError(
-            f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}"
-        )
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     dim = 0 if input.dim() == 1 else 1
     classes = input.shape[dim]
     logp = log_softmax(input, dim)
     if tuple(input.shape) == tuple(target.shape) and target.is_floating_point():
         return _probability_loss(logp, target, weight, reduction, label_smoothing, dim)
     if not label_smoothing:
-        return nll_loss(
-            logp, target, weight, ignore_index=ignore_index, reduction=reduction
-        )
+        return nll_loss(logp, target, weight, ignore_index=ignore_index, reduction=reduction)
     losses = nll_loss(logp, target, weight, ignore_index=ignore_index, reduction="none")
     kept = target != ignore_index
     smooth = -(logp if weight is None else logp * _along(weight, logp, dim)).sum(dim)

@@ -17,15 +17,12 @@ def _checked(p: float) -> None:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
 
 
-def dropout(
-    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Set elements to 0 with probability `p` and scale the rest by 1 / (1 - p), when training."""
     _checked(p)
     if not training or p == 0.0:
         return input
-    result = _dropout(input, p, True)
-    return input.copy_(result) if inplace else result
+    return input.copy_(_dropout(input.clone(), p, True)) if inplace else _dropout(input, p, True)
 
 
 def _channel_dropout(input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
@@ -36,8 +33,8 @@ def _channel_dropout(input: Tensor, p: float, training: bool, inplace: bool) -> 
     noise = webtorch.ones(
         (*input.shape[:2], *(1,) * (input.dim() - 2)), dtype=input.dtype, device=input.device
     )
-    result = input * _dropout(noise, p, True)
-    return input.copy_(result) if inplace else result
+    mask = _dropout(noise, p, True)
+    return input.mul_(mask) if inplace else input * mask
 
 
 def dropout1d(

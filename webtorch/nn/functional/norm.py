@@ -89,9 +89,7 @@ def batch_norm(
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {size}"
             )
-    return _batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def instance_norm(
@@ -110,8 +108,7 @@ def instance_norm(
         size = tuple(input.shape)
         if math.prod(size[2:]) == 1:
             raise ValueError(
-                "Expected more than 1 spatial element when training, got input size "
-                f"{input.shape}"
+                f"Expected more than 1 spatial element when training, got input size {input.shape}"
             )
         dims = list(range(2, rank))
         var, mean = webtorch.var_mean(input, dims, correction=0, keepdim=True)
@@ -190,7 +187,9 @@ def group_norm(
 ) -> Tensor:
     """Normalize each example over each of `num_groups` groups of channels."""
     if input.dim() < 2:
-        raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.dim()}")
+        raise RuntimeError(
+            f"Expected at least 2 dimensions for input tensor but received {input.dim()}"
+        )
     size = tuple(input.shape)
     if size[1] % num_groups != 0:
         raise RuntimeError(
@@ -219,9 +218,7 @@ def local_response_norm(
     squares = input * input
     channels = input.shape[1]
     before = size // 2
-    zeros = webtorch.zeros_like(squares[:, :1]).expand(
-        (-1, size - 1, *(-1,) * (input.dim() - 2))
-    )
+    zeros = webtorch.zeros_like(squares[:, :1]).expand((-1, size - 1, *(-1,) * (input.dim() - 2)))
     padded = webtorch.cat([zeros[:, :before], squares, zeros[:, before:]], 1)
     total = padded[:, :channels]
     for shift in range(1, size):

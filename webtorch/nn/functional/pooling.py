@@ -89,9 +89,7 @@ def _output_sizes(output_size: Any, input: Tensor, rank: int) -> tuple[int, ...]
     """Return the output sizes; None stands for the input's."""
     given = repeat(output_size, rank)
     sizes = tuple(input.shape)[-rank:]
-    return tuple(
-        sizes[i] if wanted is None else int(wanted) for i, wanted in enumerate(given)
-    )
+    return tuple(sizes[i] if wanted is None else int(wanted) for i, wanted in enumerate(given))
 
 
 def _mean_over_bins(input: Tensor, dim: int, count: int) -> Tensor:

@@ -28,9 +28,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @composite
-def bilinear(
-    input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `input1 @ weight[k] @ input2 + bias[k]` for every k, along the last dimensions."""
     out_features, in1, in2 = weight.shape
     # (*, in1) @ (in1, out * in2) -> (*, out, in2), then a dot product with (*, 1, in2).

@@ -188,9 +188,7 @@ def interpolate(
     factors: tuple[float, ...] | None = None
     if size is not None:
         if recompute_scale_factor:
-            raise ValueError(
-                "recompute_scale_factor is not meaningful with an explicit size."
-            )
+            raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
         wanted = repeat(size, rank)
         if len(wanted) != rank:
             raise ValueError(
@@ -286,4 +284,3 @@ def _cubic(place: float) -> list[tuple[int, float]]:
         (low + 1, near(1 - t)),
         (low + 2, far(2 - t)),
     ]
-

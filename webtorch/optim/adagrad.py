@@ -1,0 +1,76 @@
+"""Adagrad. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["Adagrad"]
+
+
+class Adagrad(Optimizer):
+    """Divide the gradient by the root of the sum of its squares so far. Duchi et al., 2011."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        """Take the options; step n's learning rate is lr / (1 + (n - 1) * lr_decay)."""
+        check_lr(lr)
+        check_at_least_zero("lr_decay value", lr_decay)
+        check_at_least_zero("weight_decay value", weight_decay)
+        check_at_least_zero("initial_accumulator_value value", initial_accumulator_value)
+        check_at_least_zero("epsilon value", eps)
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "foreach": foreach,
+            "maximize": maximize,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, fused, differentiable)
+        for group in self.param_groups:
+            self._start(group, group["params"])
+
+    def _start(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Make the state of parameters that have none."""
+        self._new_steps(params)
+        for param in params:
+            if "sum" not in self.state[param]:
+                # From the optimizer's option, as PyTorch does, not from the group's.
+                start = self.defaults["initial_accumulator_value"]
+                self.state[param]["sum"] = webtorch.full_like(param, start).detach()
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._start(group, [param for param, _ in pairs])
+        hyper = self._hyper(group)
+        for step, members in self._advanced(group, pairs):
+            rate = self._scalar(group, "-lr")
+            if group["lr_decay"] != 0:
+                rate = ((step - 1) * hyper("lr_decay") + 1).reciprocal() * rate
+            for param, grad in members:
+                if group["weight_decay"] != 0:
+                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                total = self.state[param]["sum"]
+                total.addcmul_(grad, grad, value=1)
+                param.addcdiv_(grad * rate, total.sqrt().add(hyper("eps")))

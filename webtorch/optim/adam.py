@@ -1,0 +1,170 @@
+"""Adam and AdamW. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["Adam", "AdamW"]
+
+
+def _log_beta(position: int) -> Any:
+    """Return the function of a group that gives log(beta), finite for beta = 0 too."""
+    return lambda group: math.log(max(float(group["betas"][position]), 1e-37))
+
+
+class Adam(Optimizer):
+    """Adam: averages of the gradient and of its square, corrected for their start at zero.
+
+    Kingma and Ba, 2015; `amsgrad`: Reddi et al., 2018.
+    """
+
+    _derived = {
+        **Optimizer._derived,
+        "1-beta1": lambda group: 1 - group["betas"][0],
+        "beta2": lambda group: group["betas"][1],
+        "1-beta2": lambda group: 1 - group["betas"][1],
+        "log beta1": _log_beta(0),
+        "log beta2": _log_beta(1),
+        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+    ) -> None:
+        """Take the options; `decoupled_weight_decay` makes it AdamW."""
+        check_lr(lr)
+        if isinstance(lr, Tensor) and foreach and not capturable:
+            raise ValueError(
+                "lr as a Tensor is not supported for capturable=False and foreach=True"
+            )
+        check_at_least_zero("epsilon value", eps)
+        for position in (0, 1):
+            if not 0.0 <= betas[position] < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {position}: {betas[position]}")
+        check_at_least_zero("weight_decay value", weight_decay)
+        if {isinstance(betas[0], Tensor), isinstance(betas[1], Tensor)} == {True, False}:
+            raise ValueError("betas must be either both floats or both Tensors")
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, fused, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper = self._hyper(group)
+        for step, members in self._advanced(group, pairs):
+            # 1 - beta ** step is -expm1(step * log(beta)): no digits are lost while it is small.
+            # So -lr / (1 - beta1 ** step) is lr / expm1(step * log(beta1)).
+            scale = webtorch.expm1(step * hyper("log beta1")).reciprocal()
+            scale = scale * self._scalar(group, "lr")
+            root = webtorch.rsqrt(-webtorch.expm1(step * hyper("log beta2")))
+            # Read once for all parameters: each reading makes an argument of the program.
+            read = {name: hyper(name) for name in ("1-beta1", "beta2", "1-beta2", "eps")}
+            for param, grad in members:
+                self._update_one(group, param, grad, scale, root, read)
+
+    def _update_one(
+        self,
+        group: dict[str, Any],
+        param: Tensor,
+        grad: Tensor,
+        scale: Tensor,
+        root: Tensor,
+        read: dict[str, float],
+    ) -> None:
+        """Change one parameter; `scale` and `root` hold the step size and the corrections."""
+        hyper, state = self._hyper(group), self.state[param]
+        if "exp_avg" not in state:
+            state["exp_avg"] = webtorch.zeros_like(param)
+            state["exp_avg_sq"] = webtorch.zeros_like(param)
+            if group["amsgrad"]:
+                state["max_exp_avg_sq"] = webtorch.zeros_like(param)
+        if group["weight_decay"] != 0:
+            if not group["decoupled_weight_decay"]:
+                grad = grad.add(param, alpha=hyper("weight_decay"))
+            elif isinstance(group["lr"], Tensor):
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+            else:
+                param.mul_(hyper("1-lr*weight_decay"))
+        average, square = state["exp_avg"], state["exp_avg_sq"]
+        average.lerp_(grad, read["1-beta1"])
+        square.mul_(read["beta2"]).addcmul_(grad, grad, value=read["1-beta2"])
+        if group["amsgrad"]:
+            most = state["max_exp_avg_sq"]
+            square = most.copy_(webtorch.maximum(most, square))
+        param.addcdiv_(average * scale, square.sqrt() * root + read["eps"])
+
+
+class AdamW(Adam):
+    """Adam whose weight decay acts on the parameter, not through the gradient's averages.
+
+    Loshchilov and Hutter, 2019.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        """Take the options."""
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take back a pickled state; decay is decoupled whatever an old checkpoint says."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True

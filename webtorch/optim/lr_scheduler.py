@@ -1,0 +1,1043 @@
+"""Learning rate schedules: they write each group's "lr" (and momentum), on the host.
+
+May import floors 0 to 4. Attribute names are PyTorch's, since `state_dict()` consists of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import types
+import warnings
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, SupportsFloat
+
+from webtorch import Tensor
+from webtorch.optim.optimizer import Optimizer
+
+__all__ = [
+    "ChainedScheduler",
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ExponentialLR",
+    "LRScheduler",
+    "LambdaLR",
+    "LinearLR",
+    "MultiStepLR",
+    "MultiplicativeLR",
+    "OneCycleLR",
+    "PolynomialLR",
+    "ReduceLROnPlateau",
+    "SequentialLR",
+    "StepLR",
+]
+
+_EPOCH_WARNING = (
+    "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where "
+    "possible. Please use `scheduler.step()` to step the scheduler. During the deprecation, if "
+    "epoch is different from None, the closed form is used instead of the new chainable form, "
+    "where available."
+)
+
+
+def _each(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
+    """Return one value for each group: the given list, or the one number for all."""
+    groups = len(optimizer.param_groups)
+    if not isinstance(value, (list, tuple)):
+        value = [value] * groups
+    elif len(value) != groups:
+        raise ValueError(
+            f"{name} must have the same length as optimizer.param_groups. {name} has "
+            f"{len(value)} values, param_groups has {groups}."
+        )
+    return [one.clone() if isinstance(one, Tensor) else one for one in value]
+
+
+def _read(optimizer: Optimizer, key: str) -> list[Any]:
+    """Return an option of every group; tensors as copies, for they change in place."""
+    found = [group[key] for group in optimizer.param_groups]
+    return [one.clone() if isinstance(one, Tensor) else one for one in found]
+
+
+def _write(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set an option; a tensor keeps its identity."""
+    if isinstance(group[key], Tensor):
+        if isinstance(value, Tensor):
+            value = value.reshape(())
+        group[key].fill_(value)
+    else:
+        group[key] = value
+
+
+def _write_momentum(group: dict[str, Any], use_beta1: bool, momentum: float) -> None:
+    """Set a group's momentum, which is its first beta in the Adam family."""
+    if use_beta1:
+        group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["momentum"] = momentum
+
+
+class LRScheduler:
+    """Base of the schedules: each `step()` asks `get_lr()` for every group's learning rate."""
+
+    _get_lr_called_within_step = False
+    _is_initial = False
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        """Start at step 0; `last_epoch` resumes where each group has an "initial_lr"."""
+        _check_optimizer(optimizer)
+        self.optimizer = optimizer
+        for position, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                rate = group["lr"]
+                group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate)
+            elif "initial_lr" not in group:
+                raise KeyError(
+                    f"param 'initial_lr' is not specified in param_groups[{position}] when "
+                    "resuming scheduler with last_epoch >= 0.\nThis typically happens when:\n"
+                    "1. You're trying to resume training from a checkpoint but haven't properly "
+                    "loaded the optimizer state\n2. You're using last_epoch >= 0 for a fresh "
+                    "training run (not recommended)"
+                )
+        self.base_lrs: list[Any] = _read(optimizer, "initial_lr")
+        self.last_epoch: Any = last_epoch
+        _watch_steps(optimizer)
+        self._initial_step()
+
+    def _initial_step(self) -> None:
+        """Set the first learning rates."""
+        self._step_count = 0
+        self._is_initial = True
+        try:
+            self.step()
+        finally:
+            self._is_initial = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every attribute but the optimizer."""
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self.__dict__.update(state_dict)
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rates that the last step set."""
+        return self._last_lr
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rate of each group at `last_epoch`; every schedule defines it."""
+        raise NotImplementedError
+
+    def step(self, epoch: Any = None) -> None:
+        """Set the next learning rates; call it after `optimizer.step()`."""
+        if self._step_count == 1:
+            if not hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
+                warnings.warn(
+                    "Seems like `optimizer.step()` has been overridden after learning rate "
+                    "scheduler initialization. Please, make sure to call `optimizer.step()` "
+                    "before `lr_scheduler.step()`.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            elif not getattr(self.optimizer, "_opt_called", False):
+                warnings.warn(
+                    "Detected call of `lr_scheduler.step()` before `optimizer.step()`. In PyTorch "
+                    "1.1.0 and later, you should call them in the opposite order: "
+                    "`optimizer.step()` before `lr_scheduler.step()`.  Failure to do this will "
+                    "result in PyTorch skipping the first value of the learning rate schedule.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        self._step_count += 1
+        if epoch is not None:
+            warnings.warn(_EPOCH_WARNING, UserWarning, stacklevel=2)
+        self._update_lr(epoch)
+
+    def _update_lr(self, epoch: Any = None) -> None:
+        """Set the learning rates of the next epoch, or of a given one in closed form."""
+        with self._asking():
+            if epoch is None:
+                self.last_epoch += 1
+                rates = self.get_lr()
+            else:
+                self.last_epoch = epoch
+                closed = getattr(self, "_get_closed_form_lr", self.get_lr)
+                rates = closed()
+        self._set(rates)
+
+    def _set(self, rates: Sequence[Any]) -> None:
+        """Write the learning rates into the groups."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            _write(group, "lr", rate)
+        self._last_lr: list[Any] = _read(self.optimizer, "lr")
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Let `get_lr` know that the schedule itself asks."""
+        self._get_lr_called_within_step = True
+        try:
+            yield
+        finally:
+            self._get_lr_called_within_step = False
+
+    def _warn_unless_asking(self) -> None:
+        """Warn a user who calls `get_lr` for the current learning rate."""
+        if not self._get_lr_called_within_step:
+            warnings.warn(
+                "To get the last learning rate computed by the scheduler, please use "
+                "`get_last_lr()`.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def _current(self) -> list[Any]:
+        """Return the groups' learning rates as they are."""
+        return _read(self.optimizer, "lr")
+
+    def _scaled(self, factor: float) -> list[Any]:
+        """Return the groups' learning rates times `factor`."""
+        return [group["lr"] * factor for group in self.optimizer.param_groups]
+
+
+_LRScheduler = LRScheduler
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raise TypeError unless it is an optimizer."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+
+
+def _watch_steps(optimizer: Optimizer) -> None:
+    """Have the optimizer remember that its step was called."""
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    # Weak: the wrapper hangs on the optimizer, which would otherwise keep itself alive.
+    owner, function = weakref.ref(optimizer), optimizer.step.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        alive = owner()
+        assert alive is not None
+        alive._opt_called = True  # type: ignore[attr-defined]
+        return function(alive, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+class _Lambdas(LRScheduler):
+    """A schedule with a function of the epoch for each group."""
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Any, last_epoch: int = -1) -> None:
+        """Take one function for all groups, or one for each."""
+        self.optimizer = optimizer
+        groups = len(optimizer.param_groups)
+        if not isinstance(lr_lambda, (list, tuple)):
+            self.lr_lambdas: list[Any] = [lr_lambda] * groups
+        elif len(lr_lambda) != groups:
+            raise ValueError(f"Expected {groups} lr_lambdas, but got {len(lr_lambda)}")
+        else:
+            self.lr_lambdas = list(lr_lambda)
+        super().__init__(optimizer, last_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes; functions are left out, callable objects give theirs."""
+        state = super().state_dict()
+        state["lr_lambdas"] = [
+            None if isinstance(one, types.FunctionType) else one.__dict__.copy()
+            for one in state.pop("lr_lambdas")
+        ]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        rest = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
+        self.__dict__.update(rest)
+        for one, saved in zip(self.lr_lambdas, state_dict["lr_lambdas"], strict=True):
+            if saved is not None:
+                one.__dict__.update(saved)
+
+
+class LambdaLR(_Lambdas):
+    """The initial learning rate times `lr_lambda(epoch)`."""
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        return [
+            base * function(self.last_epoch)
+            for function, base in zip(self.lr_lambdas, self.base_lrs, strict=True)
+        ]
+
+
+class MultiplicativeLR(_Lambdas):
+    """The learning rate before times `lr_lambda(epoch)`."""
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Any, last_epoch: int = -1) -> None:
+        """Take one function for all groups, or one for each."""
+        for one in lr_lambda if isinstance(lr_lambda, (list, tuple)) else [lr_lambda]:
+            if not callable(one):
+                raise TypeError(f"lr_lambda should be a function, but got {type(one).__name__}")
+        super().__init__(optimizer, lr_lambda, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        if self._is_initial:
+            return self._current()
+        return [
+            group["lr"] * function(self.last_epoch)
+            for function, group in zip(self.lr_lambdas, self.optimizer.param_groups, strict=True)
+        ]
+
+
+class StepLR(LRScheduler):
+    """Times `gamma` every `step_size` epochs."""
+
+    def __init__(
+        self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
+        """Take the period and the factor."""
+        self.step_size = step_size
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        if self.last_epoch == 0 or self.last_epoch % self.step_size != 0:
+            return self._current()
+        return self._scaled(self.gamma)
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        factor = self.gamma ** (self.last_epoch // self.step_size)
+        return [base * factor for base in self.base_lrs]
+
+
+class MultiStepLR(LRScheduler):
+    """Times `gamma` at each of the `milestones`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        milestones: Iterable[int],
+        gamma: float = 0.1,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the epochs (one given twice counts twice) and the factor."""
+        self.milestones = Counter(milestones)
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        if self.last_epoch not in self.milestones:
+            return self._current()
+        return self._scaled(self.gamma ** self.milestones[self.last_epoch])
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        passed = bisect_right(sorted(self.milestones.elements()), self.last_epoch)
+        return [base * self.gamma**passed for base in self.base_lrs]
+
+
+class ConstantLR(LRScheduler):
+    """Times `factor` for the first `total_iters` epochs."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        factor: float = 1.0 / 3,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the factor and how long it holds."""
+        if factor > 1.0 or factor < 0:
+            raise ValueError("Constant multiplicative factor expected to be between 0 and 1.")
+        self.factor = factor
+        self.total_iters = total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        if self.last_epoch == 0:
+            return self._scaled(self.factor)
+        if self.last_epoch != self.total_iters:
+            return self._current()
+        return self._scaled(1.0 / self.factor)
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        factor = 1 if self.last_epoch >= self.total_iters else self.factor
+        return [base * factor for base in self.base_lrs]
+
+
+class LinearLR(LRScheduler):
+    """Times a factor that goes linearly from `start_factor` to `end_factor`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the factors and the number of epochs between them."""
+        if start_factor > 1.0 or start_factor <= 0:
+            raise ValueError(
+                "Starting multiplicative factor expected to be greater than 0 and less or equal "
+                "to 1."
+            )
+        if end_factor > 1.0 or end_factor < 0:
+            raise ValueError("Ending multiplicative factor expected to be between 0 and 1.")
+        self.start_factor = start_factor
+        self.end_factor = end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        if self.last_epoch == 0:
+            return self._scaled(self.start_factor)
+        if self._is_initial or self.last_epoch > self.total_iters:
+            return self._current()
+        # From factor(n - 1) to factor(n), so that the schedule chains with others.
+        rise = self.end_factor - self.start_factor
+        before = self.total_iters * self.start_factor + (self.last_epoch - 1) * rise
+        return self._scaled(1.0 + rise / before)
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        done = min(self.total_iters, self.last_epoch)
+        rise = (self.end_factor - self.start_factor) * done / self.total_iters
+        return [base * (self.start_factor + rise) for base in self.base_lrs]
+
+
+class ExponentialLR(LRScheduler):
+    """Times `gamma` every epoch."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        """Take the factor."""
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        return self._current() if self._is_initial else self._scaled(self.gamma)
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        return [base * self.gamma**self.last_epoch for base in self.base_lrs]
+
+
+class PolynomialLR(LRScheduler):
+    """Falls to 0 over `total_iters` epochs as (1 - epoch / total_iters) ** power."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_iters: int = 5,
+        power: float = 1.0,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the number of epochs and the power."""
+        self.total_iters = total_iters
+        self.power = power
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        if self._is_initial or self.last_epoch > self.total_iters:
+            return self._current()
+        now = 1.0 - self.last_epoch / self.total_iters
+        before = 1.0 - (self.last_epoch - 1) / self.total_iters
+        return self._scaled((now / before) ** self.power)
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        done = min(self.total_iters, self.last_epoch) / self.total_iters
+        return [base * (1.0 - done) ** self.power for base in self.base_lrs]
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Half a cosine from the initial learning rate to `eta_min` over `T_max` epochs, and back.
+
+    Loshchilov and Hutter, 2017, without its restarts.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:
+        """Take the number of epochs and the least learning rate."""
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def _height(self, epoch: float) -> float:
+        """Return 1 + cos at an epoch: from 2 at the start to 0 at T_max."""
+        return 1 + math.cos(math.pi * epoch / self.T_max)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`."""
+        self._warn_unless_asking()
+        groups = self.optimizer.param_groups
+        if self._is_initial:
+            return self._current()
+        if self._step_count == 1 and self.last_epoch > 0:
+            return self._get_closed_form_lr()
+        if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:
+            # The epoch before was the bottom, where the chained form would divide by 0.
+            first = (1 - math.cos(math.pi / self.T_max)) / 2
+            return [
+                group["lr"] + (base - self.eta_min) * first
+                for base, group in zip(self.base_lrs, groups, strict=True)
+            ]
+        ratio = self._height(self.last_epoch) / self._height(self.last_epoch - 1)
+        return [ratio * (group["lr"] - self.eta_min) + self.eta_min for group in groups]
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, whatever came before."""
+        height = self._height(self.last_epoch)
+        return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Half cosines of `T_0`, `T_0 * T_mult`, ... epochs, each from the initial learning rate.
+
+    Loshchilov and Hutter, 2017: SGDR.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        T_0: int,
+        T_mult: int = 1,
+        eta_min: float = 0.0,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the first period, the factor of its growth, and the least learning rate."""
+        if not isinstance(T_0, int) or T_0 <= 0:
+            raise ValueError(f"Expected positive integer T_0, but got {T_0}")
+        if not isinstance(T_mult, int) or T_mult < 1:
+            raise ValueError(f"Expected integer T_mult >= 1, but got {T_mult}")
+        if not isinstance(eta_min, (float, int)):
+            raise ValueError(
+                f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}"
+            )
+        self.T_0 = T_0
+        self.T_i = T_0
+        self.T_mult = T_mult
+        self.eta_min = eta_min
+        self.T_cur: Any = last_epoch
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `T_cur` of a period of `T_i`."""
+        self._warn_unless_asking()
+        height = 1 + math.cos(math.pi * self.T_cur / self.T_i)
+        return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
+
+    def step(self, epoch: Any = None) -> None:
+        """Set the next learning rates; `epoch` may be a fraction, as `epoch + i / batches`."""
+        if epoch is None and self.last_epoch < 0:
+            epoch = 0
+        if epoch is None:
+            epoch = self.last_epoch + 1
+            self.T_cur = self.T_cur + 1
+            if self.T_cur >= self.T_i:
+                self.T_cur = self.T_cur % self.T_i
+                self.T_i = self.T_i * self.T_mult
+        elif epoch < 0:
+            raise ValueError(f"Expected non-negative epoch, but got {epoch}")
+        else:
+            self._jump(epoch)
+        self.last_epoch = math.floor(epoch)
+        with self._asking():
+            rates = self.get_lr()
+        self._set(rates)
+
+    def _jump(self, epoch: float) -> None:
+        """Set period and place for an epoch, whatever came before."""
+        if epoch < self.T_0:
+            self.T_i, self.T_cur = self.T_0, epoch
+        elif self.T_mult == 1:
+            self.T_cur = epoch % self.T_0
+        else:
+            n = int(math.log(epoch / self.T_0 * (self.T_mult - 1) + 1, self.T_mult))
+            done = self.T_0 * (self.T_mult**n - 1) / (self.T_mult - 1)
+            self.T_i, self.T_cur = self.T_0 * self.T_mult**n, epoch - done
+
+
+def _check_members(
+    owner: LRScheduler, optimizer: Optimizer | None, schedulers: Sequence[LRScheduler]
+) -> None:
+    """Raise unless the schedules can be combined."""
+    name = type(owner).__name__
+    for position, one in enumerate(schedulers):
+        if not hasattr(one, "optimizer"):
+            raise TypeError(f"{name} at index {position} should have `optimizer` as its attribute.")
+        if isinstance(one, ReduceLROnPlateau):
+            raise ValueError(
+                f"{name} does not support `ReduceLROnPlateau` scheduler as it requires additional "
+                "kwargs to be specified when calling `step`, but got one at index "
+                f"{position} in the given schedulers sequence."
+            )
+        if optimizer is not one.optimizer:
+            raise ValueError(
+                f"{name} expects all schedulers to belong to the same optimizer, but got "
+                f"scheduler {type(one).__name__} at index {position} has {one.optimizer}, which "
+                f"is different from {type(optimizer).__name__}."
+            )
+
+
+class _Combined(LRScheduler):
+    """A schedule made of others."""
+
+    _schedulers: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes, and the states of the members."""
+        state = super().state_dict()
+        state.pop("_schedulers")
+        state["_schedulers"] = [one.state_dict() for one in self._schedulers]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        rest = {key: value for key, value in state_dict.items() if key != "_schedulers"}
+        self.__dict__.update(rest)
+        for one, saved in zip(self._schedulers, state_dict["_schedulers"], strict=True):
+            one.load_state_dict(saved)
+
+
+class SequentialLR(_Combined):
+    """One schedule after the other, changing at the `milestones`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedulers: list[LRScheduler],
+        milestones: list[int],
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the schedules and, one fewer, the epochs at which the next one begins."""
+        if len(schedulers) < 1:
+            raise ValueError(
+                f"{type(self).__name__} expects at least one scheduler, but got no scheduler."
+            )
+        _check_members(self, optimizer, schedulers)
+        if len(milestones) != len(schedulers) - 1:
+            raise ValueError(
+                "Sequential Schedulers expects number of schedulers provided to be one more than "
+                f"the number of milestone points, but got number of schedulers {len(schedulers)} "
+                f"and the number of milestones to be equal to {len(milestones)}"
+            )
+        self._schedulers = schedulers
+        self._milestones = milestones
+        self.last_epoch = last_epoch + 1
+        self.optimizer = optimizer
+        # Every member has set its first learning rate already: undo that, then start the first.
+        for group in optimizer.param_groups:
+            _write(group, "lr", group["initial_lr"])
+        self.recursive_undo()
+        first = schedulers[bisect_right(milestones, 0)]
+        first._initial_step()
+        self._last_lr = first.get_last_lr()
+
+    def recursive_undo(self, sched: Any = None) -> None:
+        """Take back the first step of all members, and of theirs."""
+        one = self if sched is None else sched
+        if hasattr(one, "_schedulers"):
+            for member in one._schedulers:
+                self.recursive_undo(member)
+        elif hasattr(one, "last_epoch"):
+            one.last_epoch -= 1
+
+    def step(self) -> None:  # type: ignore[override]
+        """Set the next learning rates by the schedule whose turn it is."""
+        self.last_epoch += 1
+        turn = bisect_right(self._milestones, self.last_epoch)
+        scheduler = self._schedulers[turn]
+        if turn > 0 and self._milestones[turn - 1] == self.last_epoch:
+            scheduler._update_lr(0)
+        else:
+            scheduler.step()
+        self._last_lr = scheduler.get_last_lr()
+
+
+class ChainedScheduler(_Combined):
+    """Several schedules at once, each acting on what the one before left."""
+
+    def __init__(
+        self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None
+    ) -> None:
+        """Take the schedules."""
+        if len(schedulers) < 1:
+            raise ValueError(
+                f"{type(self).__name__} expects at least one scheduler to be chained, but got no "
+                "scheduler."
+            )
+        optimizer = optimizer or schedulers[0].optimizer
+        _check_members(self, optimizer, schedulers)
+        self._schedulers = schedulers
+        self.optimizer = optimizer
+        self._last_lr = self._current()
+
+    def step(self) -> None:  # type: ignore[override]
+        """Step every schedule."""
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self._last_lr = self._current()
+
+
+class ReduceLROnPlateau(LRScheduler):
+    """Times `factor` when a metric has not got better for `patience` epochs."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: Any = 0,
+        eps: float = 1e-8,
+    ) -> None:
+        """Take what counts as better (`mode`, `threshold`), and what then happens."""
+        if factor >= 1.0:
+            raise ValueError("Factor should be < 1.0.")
+        self.factor = factor
+        _check_optimizer(optimizer)
+        self.optimizer = optimizer
+        groups = len(optimizer.param_groups)
+        if isinstance(min_lr, (list, tuple)):
+            if len(min_lr) != groups:
+                raise ValueError(f"expected {groups} min_lrs, got {len(min_lr)}")
+            self.default_min_lr: Any = None
+            self.min_lrs = list(min_lr)
+        else:
+            self.default_min_lr = min_lr
+            self.min_lrs = [min_lr] * groups
+        self.patience = patience
+        self.cooldown = cooldown
+        self.eps = eps
+        self.last_epoch = 0
+        self._last_lr = self._current()
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode {mode} is unknown!")
+        if threshold_mode not in ("rel", "abs"):
+            raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+        self.mode_worse = math.inf if mode == "min" else -math.inf
+        self.mode = mode
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget the metrics so far."""
+        self.best = self.mode_worse
+        self.cooldown_counter = 0
+        self.num_bad_epochs = 0
+
+    def step(self, metrics: SupportsFloat, epoch: Any = None) -> None:  # type: ignore[override]
+        """Take an epoch's metric, and reduce the learning rates if it is time."""
+        current = float(metrics)
+        if epoch is None:
+            epoch = self.last_epoch + 1
+        else:
+            warnings.warn(_EPOCH_WARNING, UserWarning, stacklevel=2)
+        self.last_epoch = epoch
+        if self._is_better(current, self.best):
+            self.best = current
+            self.num_bad_epochs = 0
+        else:
+            self.num_bad_epochs += 1
+        if self.in_cooldown:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0  # an epoch of the cooldown is never a bad one
+        if self.num_bad_epochs > self.patience:
+            self._reduce_lr()
+            self.cooldown_counter = self.cooldown
+            self.num_bad_epochs = 0
+        self._last_lr = self._current()
+
+    def _reduce_lr(self) -> None:
+        """Reduce the learning rates, down to their least."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.min_lrs):
+            if self.default_min_lr is None:
+                raise RuntimeError(
+                    f"The number of param groups in the `optimizer` ({len(groups)}) differs from "
+                    f"when `ReduceLROnPlateau` was initialized ({len(self.min_lrs)}), usually due "
+                    "to a new param group being added to the optimizer. Please modify the "
+                    "`min_lrs` field to match the length of the `optimizer` param groups."
+                )
+            self.min_lrs = [self.default_min_lr] * len(groups)
+        for group, least in zip(groups, self.min_lrs, strict=True):
+            old = float(group["lr"])
+            new = max(old * self.factor, least)
+            if old - new > self.eps:
+                _write(group, "lr", new)
+
+    @property
+    def in_cooldown(self) -> bool:
+        """Return whether a reduction is too recent for the next."""
+        return self.cooldown_counter > 0
+
+    def _is_better(self, a: float, best: float) -> bool:
+        """Return whether `a` is better than `best` by the threshold."""
+        sign = -1.0 if self.mode == "min" else 1.0
+        if self.threshold_mode == "rel":
+            wanted = best * (1.0 + sign * self.threshold)
+        else:
+            wanted = best + sign * self.threshold
+        return a < wanted if self.mode == "min" else a > wanted
+
+
+def _check_momentum(optimizer: Optimizer) -> bool:
+    """Return whether the momentum is the first beta; raise ValueError if there is none."""
+    if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
+        raise ValueError(
+            "optimizer must support momentum or beta1 with `cycle_momentum` option enabled"
+        )
+    return "betas" in optimizer.defaults
+
+
+class CyclicLR(LRScheduler):
+    """Up and down between `base_lr` and `max_lr`, momentum the other way. Smith, 2017."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: Any,
+        max_lr: Any,
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None,
+        scale_mode: str = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: Any = 0.8,
+        max_momentum: Any = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the bounds, the steps up and down, and how the height changes over the cycles."""
+        _check_optimizer(optimizer)
+        self.optimizer = optimizer
+        base_lrs = _each("base_lr", optimizer, base_lr)
+        if last_epoch == -1:
+            for rate, group in zip(base_lrs, optimizer.param_groups, strict=True):
+                _write(group, "lr", rate)
+        self.max_lrs = _each("max_lr", optimizer, max_lr)
+        up = float(step_size_up)
+        down = up if step_size_down is None else float(step_size_down)
+        self.total_size = up + down
+        self.step_ratio = up / self.total_size
+        if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+            raise ValueError("mode is invalid and scale_fn is None")
+        self.mode = mode
+        self.gamma = gamma
+        self._scale_fn_custom = scale_fn
+        self.scale_mode = scale_mode
+        if scale_fn is None:
+            self.scale_mode = "iterations" if mode == "exp_range" else "cycle"
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            self.use_beta1 = _check_momentum(optimizer)
+            self.base_momentums = _each("base_momentum", optimizer, base_momentum)
+            self.max_momentums = _each("max_momentum", optimizer, max_momentum)
+            if last_epoch == -1:
+                _start_momentum(optimizer, self.use_beta1, self.base_momentums, self.max_momentums)
+        super().__init__(optimizer, last_epoch)
+        self.base_lrs = base_lrs
+
+    def scale_fn(self, x: float) -> float:
+        """Return the height of a cycle, or of an iteration."""
+        if self._scale_fn_custom is not None:
+            return self._scale_fn_custom(x)
+        if self.mode == "triangular":
+            return 1.0
+        if self.mode == "triangular2":
+            return 1 / (2.0 ** (x - 1))
+        return self.gamma**x
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, and set the momenta."""
+        self._warn_unless_asking()
+        cycle = math.floor(1 + self.last_epoch / self.total_size)
+        x = 1.0 + self.last_epoch / self.total_size - cycle
+        if x <= self.step_ratio:
+            place = x / self.step_ratio
+        else:
+            place = (x - 1) / (self.step_ratio - 1)
+        scale = self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
+        if self.cycle_momentum:
+            for group, base, most in zip(
+                self.optimizer.param_groups, self.base_momentums, self.max_momentums, strict=True
+            ):
+                _write_momentum(group, self.use_beta1, most - (most - base) * place * scale)
+        return [
+            base + (most - base) * place * scale
+            for base, most in zip(self.base_lrs, self.max_lrs, strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes; a scale function is left out, a callable object gives its own."""
+        state = super().state_dict()
+        function = state.pop("_scale_fn_custom")
+        state["_scale_fn_custom"] = None
+        if function is not None and not isinstance(function, types.FunctionType):
+            state["_scale_fn_custom"] = function.__dict__.copy()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        rest = {key: value for key, value in state_dict.items() if key != "_scale_fn_custom"}
+        super().load_state_dict(rest)
+        saved = state_dict.get("_scale_fn_custom")
+        if saved is not None and self._scale_fn_custom is not None:
+            self._scale_fn_custom.__dict__.update(saved)
+
+
+def _start_momentum(
+    optimizer: Optimizer, use_beta1: bool, base: list[Any], most: list[Any]
+) -> None:
+    """Set the groups' momenta to their greatest, and write both bounds into the groups."""
+    for group, low, high in zip(optimizer.param_groups, base, most, strict=True):
+        _write_momentum(group, use_beta1, high)
+        group["max_momentum"] = high
+        group["base_momentum"] = low
+
+
+def _cosine(start: Any, end: Any, place: float) -> Any:
+    """Return the value at `place` (0 to 1) of half a cosine."""
+    return end + (start - end) / 2.0 * (math.cos(math.pi * place) + 1)
+
+
+def _line(start: Any, end: Any, place: float) -> Any:
+    """Return the value at `place` (0 to 1) of a line."""
+    return (end - start) * place + start
+
+
+class OneCycleLR(LRScheduler):
+    """Up to `max_lr`, then far below where it began, momentum the other way; once.
+
+    Smith and Topin, 2018: Super-convergence.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: Any,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: Any = 0.85,
+        max_momentum: Any = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        """Take the peak, the number of steps, and the shape of the phases."""
+        _check_optimizer(optimizer)
+        self.optimizer = optimizer
+        self.total_steps = _total_steps(total_steps, epochs, steps_per_epoch)
+        if not isinstance(pct_start, float) or pct_start < 0 or pct_start > 1:
+            raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(
+                f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
+            )
+        top = float(pct_start * self.total_steps) - 1
+        last = self.total_steps - 1
+        phases = [(top, "initial_lr", "max_lr", "max_momentum", "base_momentum")]
+        if three_phase:
+            bottom = float(2 * pct_start * self.total_steps) - 2
+            phases += [
+                (bottom, "max_lr", "initial_lr", "base_momentum", "max_momentum"),
+                (last, "initial_lr", "min_lr", "max_momentum", "max_momentum"),
+            ]
+        else:
+            phases += [(last, "max_lr", "min_lr", "base_momentum", "max_momentum")]
+        names = ("end_step", "start_lr", "end_lr", "start_momentum", "end_momentum")
+        self._schedule_phases = [dict(zip(names, phase, strict=True)) for phase in phases]
+        self._anneal_func_type = anneal_strategy
+        peaks = _each("max_lr", optimizer, max_lr)
+        if last_epoch == -1:
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["initial_lr"] = peak / div_factor
+                group["max_lr"] = peak
+                group["min_lr"] = group["initial_lr"] / final_div_factor
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            self.use_beta1 = _check_momentum(optimizer)
+            if last_epoch == -1:
+                _start_momentum(
+                    optimizer,
+                    self.use_beta1,
+                    _each("base_momentum", optimizer, base_momentum),
+                    _each("max_momentum", optimizer, max_momentum),
+                )
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates at `last_epoch`, and set the momenta."""
+        self._warn_unless_asking()
+        step = self.last_epoch
+        if step > self.total_steps:
+            raise ValueError(
+                f"Tried to step {step} times. The specified number of total steps is "
+                f"{self.total_steps}"
+            )
+        anneal = _cosine if self._anneal_func_type == "cos" else _line
+        start: Any = 0.0
+        phase = self._schedule_phases[0]
+        for phase in self._schedule_phases:
+            if step <= phase["end_step"]:
+                break
+            if phase is not self._schedule_phases[-1]:
+                start = phase["end_step"]
+        place = (step - start) / (phase["end_step"] - start)
+        rates = []
+        for group in self.optimizer.param_groups:
+            rates.append(anneal(group[phase["start_lr"]], group[phase["end_lr"]], place))
+            if self.cycle_momentum:
+                low, high = group[phase["start_momentum"]], group[phase["end_momentum"]]
+                _write_momentum(group, self.use_beta1, anneal(low, high, place))
+        return rates
+
+
+def _total_steps(total: Any, epochs: Any, per_epoch: Any) -> int:
+    """Return the number of steps; raise ValueError unless one form is given, and positive."""
+    if total is not None:
+        if not isinstance(total, int) or total <= 0:
+            raise ValueError(f"Expected positive integer total_steps, but got {total}")
+        return total
+    if epochs is None or per_epoch is None:
+        raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
+    for name, value in (("epochs", epochs), ("steps_per_epoch", per_epoch)):
+        if not isinstance(value, int) or value <= 0:
+            raise ValueError(f"Expected positive integer {name}, but got {value}")
+    return epochs * per_epoch

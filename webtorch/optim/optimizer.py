@@ -1,0 +1,503 @@
+"""Optimizer: parameter groups, state, hooks and checkpoints; the base of all optimizers.
+
+May import floors 0 to 4. No step reads from the device. What can change between steps is either on
+the device (the step count) or read from the group through `Hyper`, so that a captured step, which
+is replayed without Python, sees the value of the day.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.nn.hook import RemovableHandle
+from webtorch.nn.module import clear_grad, typename
+from webtorch.tensors.host import host_scalar
+
+__all__ = [
+    "Hyper",
+    "Optimizer",
+    "register_optimizer_step_post_hook",
+    "register_optimizer_step_pre_hook",
+    "required",
+]
+
+StateDict = dict[str, Any]
+
+
+class _Required:
+    """The default of an option that has none."""
+
+    def __repr__(self) -> str:
+        return "<required parameter>"
+
+
+required = _Required()
+
+_global_pre_hooks: OrderedDict[int, Callable] = OrderedDict()
+_global_post_hooks: OrderedDict[int, Callable] = OrderedDict()
+
+
+def _add(hooks: OrderedDict[int, Any], hook: Callable, *, prepend: bool = False) -> RemovableHandle:
+    """Put `hook` into `hooks`, last or first, and return its handle."""
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    if prepend:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+def register_optimizer_step_pre_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(optimizer, args, kwargs)` before every optimizer's step."""
+    return _add(_global_pre_hooks, hook)
+
+
+def register_optimizer_step_post_hook(hook: Callable) -> RemovableHandle:
+    """Call `hook(optimizer, args, kwargs)` after every optimizer's step."""
+    return _add(_global_post_hooks, hook)
+
+
+class Hyper:
+    """A group's options, and numbers derived from them, as host scalars.
+
+    A host scalar is a float that remembers where it was read, here `hyper[name]`; a replayed
+    program reads it there again. Arithmetic on the float would lose that, so what an update needs
+    (minus the learning rate, one minus beta) is derived inside `__getitem__`.
+    """
+
+    def __init__(
+        self, group: dict[str, Any], derived: dict[str, Callable[[dict[str, Any]], float]]
+    ) -> None:
+        """Read from `group`; `derived` maps further names to functions of it."""
+        self.group = group
+        self._derived = derived
+
+    def __getitem__(self, name: str) -> float:
+        """Return the number that `name` stands for now."""
+        derive = self._derived.get(name)
+        return float(self.group[name] if derive is None else derive(self.group))
+
+    def __call__(self, name: str) -> float:
+        """Return the number as a host scalar, to be used inside tensor operations only."""
+        return host_scalar(self, name)
+
+
+def _end_of_step(params: list[Tensor]) -> None:
+    """Run what the step recorded, so that pending work does not pile up over steps."""
+    realize = getattr(webtorch, "realize_all", None)
+    if realize is not None:
+        realize()
+
+
+def _hooked(step: Callable) -> Callable:
+    """Return a class's `step` with hooks around it, without autograd unless differentiable."""
+
+    @functools.wraps(step)
+    def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        for hook in chain(_global_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
+            changed = hook(self, args, kwargs)
+            if changed is not None:
+                if not (isinstance(changed, tuple) and len(changed) == 2):
+                    raise RuntimeError(
+                        f"{step} must return None or a tuple of (new_args, new_kwargs), "
+                        f"but got {changed}."
+                    )
+                args, kwargs = changed
+        with webtorch.set_grad_enabled(bool(self.defaults.get("differentiable", False))):
+            out = step(self, *args, **kwargs)
+        for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
+            hook(self, args, kwargs)
+        _end_of_step([p for group in self.param_groups for p in group["params"]])
+        return out
+
+    run.hooked = True  # type: ignore[attr-defined]
+    return run
+
+
+class Optimizer:
+    """Changes parameters by their gradients.
+
+    `params` is an iterable of tensors, of (name, tensor) pairs, or of dicts (parameter groups) with
+    "params" and options of their own; `defaults` are the options that a group does not give.
+    Subclasses define `_update(group)`, or `step` itself.
+    """
+
+    # Derived numbers of `Hyper`, by name.
+    _derived: dict[str, Callable[[dict[str, Any]], float]] = {
+        "-lr": lambda group: -group["lr"],
+    }
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Put the hooks around a `step` that the subclass defines."""
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__ and not getattr(cls.step, "hooked", False):
+            cls.step = _hooked(cls.step)  # type: ignore[method-assign]
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        """Take the parameters into groups."""
+        self.defaults = defaults
+        self._make_hook_tables()
+        if isinstance(params, Tensor):
+            raise TypeError(
+                "params argument given to the optimizer should be an iterable of Tensors or "
+                f"dicts, but got {typename(params)}"
+            )
+        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        self.param_groups: list[dict[str, Any]] = []
+        groups = list(params)
+        if not groups:
+            raise ValueError("optimizer got an empty parameter list")
+        if not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        for group in groups:
+            self.add_param_group(group)
+
+    def _make_hook_tables(self) -> None:
+        """Make the empty tables of hooks that are not there yet."""
+        for name in (
+            "_optimizer_step_pre_hooks",
+            "_optimizer_step_post_hooks",
+            "_optimizer_state_dict_pre_hooks",
+            "_optimizer_state_dict_post_hooks",
+            "_optimizer_load_state_dict_pre_hooks",
+            "_optimizer_load_state_dict_post_hooks",
+        ):
+            self.__dict__.setdefault(name, OrderedDict())
+        self.__dict__.setdefault("_hypers", {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: options, state and groups, not the hooks."""
+        return {
+            "defaults": self.defaults,
+            "state": self.state,
+            "param_groups": self.param_groups,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take back what `__getstate__` returned, or part of it."""
+        self.__dict__.update(state)
+        self._make_hook_tables()
+        self._hypers.clear()
+        self.defaults.setdefault("differentiable", False)
+        for group in self.param_groups:
+            for name, default in self.defaults.items():
+                # An option that is younger than the checkpoint.
+                group.setdefault(name, default)
+
+    def __repr__(self) -> str:
+        """Return the options of each group."""
+        text = f"{type(self).__name__} ("
+        for position, group in enumerate(self.param_groups):
+            text += f"\nParameter Group {position}\n"
+            for key in sorted(group):
+                if key != "params":
+                    text += f"    {key}: {group[key]}\n"
+        return text + ")"
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with options of their own: a dict with "params" and the options."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
+        params = param_group["params"]
+        if isinstance(params, set):
+            raise TypeError(
+                "optimizer parameters need to be organized in ordered collections, but the "
+                "ordering of tensors in sets will change between runs. Please use a list instead."
+            )
+        listed = [params] if isinstance(params, Tensor) else list(params)
+        names = [one[0] for one in listed if isinstance(one, tuple)]
+        if names and len(names) != len(listed):
+            raise ValueError(
+                "all optimizer params should be with/without names. Some param names are missing"
+            )
+        listed = [one[1] if isinstance(one, tuple) else one for one in listed]
+        param_group["params"] = listed
+        if names:
+            param_group["param_names"] = names
+        for param in listed:
+            if not isinstance(param, Tensor):
+                raise TypeError(
+                    "optimizer can only optimize Tensors, but one of the params is "
+                    + typename(param)
+                )
+            if not self.defaults.get("differentiable") and not (
+                param.is_leaf or param.retains_grad
+            ):
+                raise ValueError("can't optimize a non-leaf Tensor")
+        for name, default in self.defaults.items():
+            if default is required and name not in param_group:
+                raise ValueError(
+                    f"parameter group didn't specify a value of required optimization parameter "
+                    f"{name}"
+                )
+            param_group.setdefault(name, default)
+        if len(listed) != len({id(p) for p in listed}):
+            warnings.warn(
+                "optimizer contains a parameter group with duplicate parameters; in future, this "
+                "will cause an error; see github.com/pytorch/pytorch/issues/40967 for more "
+                "information",
+                stacklevel=3,
+            )
+        known: set[int] = set()
+        for group in self.param_groups:
+            known.update(id(p) for p in group["params"])
+            if ("param_names" in param_group) != ("param_names" in group):
+                which = "with names" if "param_names" in param_group else "without names"
+                raise ValueError(
+                    "all optimizer param groups should be with/without names. cannot add param "
+                    f"group {which} to the optimizer"
+                )
+        if known & {id(p) for p in listed}:
+            raise ValueError("some parameters appear in more than one parameter group")
+        self.param_groups.append(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or fill them with zeros."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                clear_grad(param, set_to_none)
+
+    # -- stepping -------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change the parameters once; `closure`, if given, recomputes the loss and is returned."""
+        loss = None
+        if closure is not None:
+            with webtorch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._update(group)
+        return loss
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        raise NotImplementedError
+
+    def _hyper(self, group: dict[str, Any]) -> Hyper:
+        """Return the group's options as host scalars; one object for the life of the group."""
+        hyper = self._hypers.get(id(group))
+        if hyper is None or hyper.group is not group:
+            hyper = self._hypers[id(group)] = Hyper(group, self._derived)
+        return hyper
+
+    def _scalar(self, group: dict[str, Any], name: str) -> Any:
+        """Return an option as a host scalar, or as it is where it is a tensor.
+
+        A leading "-" asks for the negative.
+        """
+        value = group[name.lstrip("-")]
+        if isinstance(value, Tensor):
+            return -value if name.startswith("-") else value
+        return self._hyper(group)(name)
+
+    def _gradients(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return (parameter, gradient to descend) of those that have one."""
+        maximize = group.get("maximize", False)
+        return [
+            (param, -param.grad if maximize else param.grad)
+            for param in group["params"]
+            if param.grad is not None
+        ]
+
+    def _new_steps(self, params: Iterable[Tensor]) -> None:
+        """Give parameters without a step count one that starts at 0, shared by device."""
+        fresh: dict[Any, Tensor] = {}
+        for param in params:
+            state = self.state[param]
+            if "step" not in state:
+                device = param.device
+                if device not in fresh:
+                    fresh[device] = webtorch.zeros((), dtype=webtorch.float32, device=device)
+                state["step"] = fresh[device]
+
+    def _advanced(
+        self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
+        """Count one step for the given parameters; yield (step, those that share it).
+
+        Parameters that are at the same step share one tensor: counting is one small kernel. When
+        only some of them have a gradient, those part from the others.
+        """
+        holders = Counter(
+            id(state["step"])
+            for state in (self.state.get(param) for param in group["params"])
+            if state and "step" in state
+        )
+        together: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        for pair in pairs:
+            step = self.state[pair[0]]["step"]
+            # The corrections are computed in the parameters' precision.
+            together.setdefault((id(step), pair[0].dtype), []).append(pair)
+        advanced: dict[int, Tensor] = {}
+        for (key, dtype), members in together.items():
+            step = self.state[members[0][0]]["step"] if key not in advanced else advanced[key]
+            if key not in advanced:
+                active = sum(len(m) for (k, _), m in together.items() if k == key)
+                if active != holders[key]:
+                    step = step.clone()
+                step.add_(1)
+                advanced[key] = step
+            for param, _ in members:
+                self.state[param]["step"] = step
+            yield (step.to(dtype) if dtype == webtorch.float64 else step), members
+
+    # -- hooks ----------------------------------------------------------------------------------
+
+    def register_step_pre_hook(self, hook: Callable) -> RemovableHandle:
+        """Call `hook(optimizer, args, kwargs)` before step; it may return new arguments."""
+        return _add(self._optimizer_step_pre_hooks, hook)
+
+    def register_step_post_hook(self, hook: Callable) -> RemovableHandle:
+        """Call `hook(optimizer, args, kwargs)` after step."""
+        return _add(self._optimizer_step_post_hooks, hook)
+
+    def register_state_dict_pre_hook(
+        self, hook: Callable, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer)` before `state_dict()` collects."""
+        return _add(self._optimizer_state_dict_pre_hooks, hook, prepend=prepend)
+
+    def register_state_dict_post_hook(
+        self, hook: Callable, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer, state_dict)` after `state_dict()`; it may return another one."""
+        return _add(self._optimizer_state_dict_post_hooks, hook, prepend=prepend)
+
+    def register_load_state_dict_pre_hook(
+        self, hook: Callable, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer, state_dict)` before loading; it may return another one."""
+        return _add(self._optimizer_load_state_dict_pre_hooks, hook, prepend=prepend)
+
+    def register_load_state_dict_post_hook(
+        self, hook: Callable, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer)` after loading."""
+        return _add(self._optimizer_load_state_dict_post_hooks, hook, prepend=prepend)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state_dict(self) -> StateDict:
+        """Return {"state", "param_groups"}, with parameters as numbers in the order of the groups.
+
+        The tensors are the optimizer's own, not copies.
+        """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        numbers: dict[int, int] = {}
+        groups = []
+        for group in self.param_groups:
+            start = len(numbers)
+            for position, param in enumerate(group["params"]):
+                numbers.setdefault(id(param), start + position)
+            packed = {key: value for key, value in group.items() if key != "params"}
+            packed["params"] = [numbers[id(param)] for param in group["params"]]
+            groups.append(packed)
+        state = {
+            numbers[id(key)] if isinstance(key, Tensor) else key: value
+            for key, value in self.state.items()
+        }
+        result: StateDict = {"state": state, "param_groups": groups}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, result)
+            if changed is not None:
+                result = changed
+        return result
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Take state and options from `state_dict`, whose tensors are copied where they move.
+
+        Raises ValueError when its groups do not have the sizes of this optimizer's.
+        """
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            if changed is not None:
+                state_dict = changed
+        groups, saved = self.param_groups, copy.deepcopy(state_dict["param_groups"])
+        if len(groups) != len(saved):
+            raise ValueError("loaded state dict has a different number of parameter groups")
+        if any(len(a["params"]) != len(b["params"]) for a, b in zip(groups, saved, strict=True)):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                "optimizer's group"
+            )
+        steps: dict[Any, Tensor] = {}
+        params: dict[Any, tuple[int, Tensor]] = {}
+        for position, (group, new) in enumerate(zip(groups, saved, strict=True)):
+            for number, param in zip(new["params"], group["params"], strict=True):
+                params[number] = (position, param)
+        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        for key, value in state_dict["state"].items():
+            if key not in params:
+                state[key] = value
+                continue
+            position, param = params[key]
+            loaded = _moved(param, value)
+            if isinstance(loaded, dict) and "step" in loaded:
+                # Equal counts of a group share one tensor again (see _advanced).
+                count = float(value["step"])
+                place = (position, param.device, count)
+                if place not in steps:
+                    steps[place] = webtorch.tensor(
+                        count, dtype=webtorch.float32, device=param.device
+                    )
+                loaded["step"] = steps[place]
+            state[param] = loaded
+        for group, new in zip(groups, saved, strict=True):
+            new["params"] = group["params"]
+            if "param_names" in group:
+                new.setdefault("param_names", group["param_names"])
+        self.__setstate__({"state": state, "param_groups": saved})
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+
+Optimizer.step = _hooked(Optimizer.step)  # type: ignore[method-assign]
+
+
+def _moved(param: Tensor, value: Any) -> Any:
+    """Return a loaded value with its tensors on the parameter's device, floats in its dtype."""
+    if isinstance(value, Tensor):
+        if param.is_floating_point() and value.is_floating_point():
+            return value.to(device=param.device, dtype=param.dtype)
+        return value.to(device=param.device)
+    if isinstance(value, dict):
+        return {key: _moved(param, one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(param, one) for one in value)
+    return value
+
+
+def check_flags(foreach: bool | None, fused: bool | None, differentiable: bool) -> None:
+    """Raise RuntimeError on the combinations that PyTorch refuses.
+
+    All three are accepted otherwise, and change nothing but `differentiable`: updates of all
+    parameters are always fused by the runtime.
+    """
+    if fused and differentiable:
+        raise RuntimeError("`fused` does not support `differentiable`")
+    if fused and foreach:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+
+
+def check_at_least_zero(what: str, value: Any) -> None:
+    """Raise ValueError, in PyTorch's words, unless `value` is at least 0."""
+    if not value >= 0.0:
+        raise ValueError(f"Invalid {what}: {value}")
+
+
+def check_lr(lr: Any) -> None:
+    """Raise ValueError unless `lr` is a number, or a tensor of one, of at least 0."""
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    check_at_least_zero("learning rate", lr)

@@ -1,0 +1,88 @@
+"""RMSprop. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["RMSprop"]
+
+
+class RMSprop(Optimizer):
+    """Divide the gradient by a running root mean square of it. Tieleman and Hinton, 2012.
+
+    `centered` divides by a running standard deviation: Graves, 2013.
+    """
+
+    _derived = {
+        **Optimizer._derived,
+        "1-alpha": lambda group: 1 - group["alpha"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        """Take the options."""
+        check_lr(lr)
+        check_at_least_zero("epsilon value", eps)
+        check_at_least_zero("momentum value", momentum)
+        check_at_least_zero("weight_decay value", weight_decay)
+        check_at_least_zero("alpha value", alpha)
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "alpha": alpha,
+            "eps": eps,
+            "centered": centered,
+            "weight_decay": weight_decay,
+            "capturable": capturable,
+            "foreach": foreach,
+            "maximize": maximize,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
+        for _, members in self._advanced(group, pairs):
+            for param, grad in members:
+                state = self.state[param]
+                if "square_avg" not in state:
+                    state["square_avg"] = webtorch.zeros_like(param)
+                    if group["momentum"] > 0:
+                        state["momentum_buffer"] = webtorch.zeros_like(param)
+                    if group["centered"]:
+                        state["grad_avg"] = webtorch.zeros_like(param)
+                if group["weight_decay"] != 0:
+                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                square = state["square_avg"]
+                square.mul_(hyper("alpha")).addcmul_(grad, grad, value=hyper("1-alpha"))
+                if group["centered"]:
+                    average = state["grad_avg"]
+                    average.lerp_(grad, hyper("1-alpha"))
+                    square = square.addcmul(average, average, value=-1)
+                root = square.sqrt().add(hyper("eps"))
+                if group["momentum"] > 0:
+                    buffer = state["momentum_buffer"]
+                    buffer.mul_(hyper("momentum")).addcdiv_(grad, root)
+                    param.add_(buffer * rate)
+                else:
+                    param.addcdiv_(grad * rate, root)

@@ -1,0 +1,80 @@
+"""SGD. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch import Tensor
+from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["SGD"]
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent: `p -= lr * g`, with momentum `b = momentum * b + g; p -= lr * b`.
+
+    The buffer starts as the first gradient; dampening acts from the second step on. Sutskever et
+    al., 2013.
+    """
+
+    _derived = {
+        **Optimizer._derived,
+        "1-dampening": lambda group: 1 - group["dampening"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        """Take the options; `weight_decay` is an L2 penalty added to the gradient."""
+        check_lr(lr)
+        if momentum < 0.0:
+            raise ValueError(f"Invalid momentum value: {momentum}")
+        check_at_least_zero("weight_decay value", weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, fused, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        rate = self._scalar(group, "-lr")
+        for param, grad in self._gradients(group):
+            if isinstance(group["weight_decay"], Tensor):
+                grad = grad + param * group["weight_decay"]
+            elif group["weight_decay"] != 0:
+                grad = grad.add(param, alpha=self._scalar(group, "weight_decay"))
+            if group["momentum"] != 0:
+                momentum = self._scalar(group, "momentum")
+                state = self.state[param]
+                buffer = state.get("momentum_buffer")
+                if buffer is None:
+                    buffer = state["momentum_buffer"] = grad.detach().clone()
+                else:
+                    buffer.mul_(momentum).add_(grad, alpha=self._hyper(group)("1-dampening"))
+                grad = grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+            if isinstance(rate, Tensor):
+                param.add_(grad * rate)
+            else:
+                param.add_(grad, alpha=rate)
