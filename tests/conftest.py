@@ -1,0 +1,49 @@
+"""Fixtures that every test may use: devices, seeds, and the rule for devices that are missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import webtorch
+from webtorch.errors import DeviceError
+from webtorch.tensors.device import resolve
+
+pytest_plugins = ["tests.covers"]
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def _missing(kind: str) -> str | None:
+    """Return why a device cannot be used here, or None."""
+    try:
+        resolve(kind)
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def need_device(kind: str) -> None:
+    """Skip, visibly, when a device is missing; fail in CI, where every device must be there."""
+    reason = _missing(kind)
+    if reason is not None:
+        if IN_CI:
+            pytest.fail(f"CI needs the device {kind!r}: {reason}")
+        pytest.skip(f"no device {kind!r}: {reason}")
+
+
+@pytest.fixture(params=["cpu", "webgpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device in turn."""
+    need_device(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _default_state() -> Iterator[None]:
+    """Every test starts from the CPU as default device and leaves the defaults as they were."""
+    webtorch.set_default_device("cpu")
+    yield
+    webtorch.set_default_device("cpu")
+    webtorch.set_default_dtype(webtorch.float32)
