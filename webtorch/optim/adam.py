@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
-from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
 
 __all__ = ["Adam", "AdamW"]
 
@@ -23,7 +23,7 @@ class Adam(Optimizer):
     Kingma and Ba, 2015; `amsgrad`: Reddi et al., 2018.
     """
 
-    _derived = {
+    _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-beta1": lambda group: 1 - group["betas"][0],
         "beta2": lambda group: group["betas"][1],

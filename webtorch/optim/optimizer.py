@@ -13,7 +13,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
@@ -22,6 +22,7 @@ from webtorch.nn.module import clear_grad, typename
 from webtorch.tensors.host import host_scalar
 
 __all__ = [
+    "Derived",
     "Hyper",
     "Optimizer",
     "register_optimizer_step_post_hook",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 StateDict = dict[str, Any]
+
+# A number computed from the options of a group.
+Derived = Callable[[dict[str, Any]], float]
 
 
 class _Required:
@@ -72,9 +76,7 @@ class Hyper:
     (minus the learning rate, one minus beta) is derived inside `__getitem__`.
     """
 
-    def __init__(
-        self, group: dict[str, Any], derived: dict[str, Callable[[dict[str, Any]], float]]
-    ) -> None:
+    def __init__(self, group: dict[str, Any], derived: dict[str, Derived]) -> None:
         """Read from `group`; `derived` maps further names to functions of it."""
         self.group = group
         self._derived = derived
@@ -130,7 +132,7 @@ class Optimizer:
     """
 
     # Derived numbers of `Hyper`, by name.
-    _derived: dict[str, Callable[[dict[str, Any]], float]] = {
+    _derived: ClassVar[dict[str, Derived]] = {
         "-lr": lambda group: -group["lr"],
     }
 

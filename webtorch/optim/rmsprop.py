@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
-from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
 
 __all__ = ["RMSprop"]
 
@@ -17,7 +17,7 @@ class RMSprop(Optimizer):
     `centered` divides by a running standard deviation: Graves, 2013.
     """
 
-    _derived = {
+    _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-alpha": lambda group: 1 - group["alpha"],
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from webtorch import Tensor
-from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
 
 __all__ = ["SGD"]
 
@@ -17,7 +17,7 @@ class SGD(Optimizer):
     al., 2013.
     """
 
-    _derived = {
+    _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-dampening": lambda group: 1 - group["dampening"],
     }
