@@ -1,0 +1,947 @@
+"""Creation: tensors from data, from a value, from a range. May import floors 0 and 1.
+
+Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by floor 4. NumPy is
+never imported here: arrays are recognised by their protocol.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir.dtype import (
+    DType,
+    Scalar,
+    bool_,
+    by_name,
+    float32,
+    float64,
+    int64,
+    integer_limits,
+    promote_types,
+)
+from webtorch.ir.view import Shape, contiguous_strides, extent, numel
+from webtorch.ops import elementwise, movement
+from webtorch.ops.movement import METHOD, dense_order, in_order, sizes_of
+from webtorch.ops.primitive import as_view, cast_to, fill, iota
+from webtorch.ops.primitive import empty as _empty
+from webtorch.ops.record import composite
+
+TORCH = ("torch",)
+_PYTHON_TYPES: dict[Any, DType] = {float: float64, int: int64, bool: bool_}
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def default_dtype() -> DType:
+    """Return the type of new floating-point tensors."""
+    from webtorch.tensors.calls import get_default_dtype
+
+    return get_default_dtype()
+
+
+def chosen_dtype(dtype: Any, otherwise: DType | None = None) -> DType:
+    """Return the type that a `dtype=` argument means; Python's float, int and bool are taken too."""
+    if dtype is None:
+        return default_dtype() if otherwise is None else otherwise
+    if isinstance(dtype, DType):
+        return dtype
+    found = _PYTHON_TYPES.get(dtype) if isinstance(dtype, type) else None
+    if found is None:
+        raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}: {dtype!r}")
+    return found
+
+
+def _size(op: str, args: Sequence[Any], size: Any) -> Shape:
+    shape = sizes_of(op, args, size)
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
+    return shape
+
+
+def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") -> Any:
+    """Apply `requires_grad=` and `out=` to a new tensor."""
+    if out is not None:
+        from webtorch.tensors.calls import store_in
+
+        result = store_in(out, result, name)
+    if requires_grad:
+        if not result.dtype.is_floating_point:
+            raise RuntimeError(
+                "Only Tensors of floating point and complex dtype can require gradients"
+            )
+        result.requires_grad_(True)
+    return result
+
+
+def _number(value: Any) -> Scalar:
+    """Return a Python number for a number, a NumPy number or a tensor of one element."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    item = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"expected a number, not {type(value).__name__}")
+    return item()  # type: ignore[no-any-return]
+
+
+def _dtype_of_number(value: Scalar) -> DType:
+    if isinstance(value, bool):
+        return bool_
+    return int64 if isinstance(value, int) else default_dtype()
+
+
+_C_NAMES = {
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int",
+    "int64": "int64_t",
+    "uint32": "uint32_t",
+}
+
+
+def _fits(value: Scalar, dtype: DType) -> Scalar:
+    """Return `value` as `dtype` holds it. Raises RuntimeError where PyTorch does."""
+    if dtype.kind == "bool":
+        return bool(value)
+    if dtype.kind == "float":
+        value = float(value)
+        if dtype is float32 and math.isfinite(value) and abs(value) > 3.4028235677973366e38:
+            raise RuntimeError("value cannot be converted to type float without overflow")
+        return value
+    low, high = integer_limits(dtype)
+    if not math.isfinite(value) or not low <= int(value) <= high:
+        if dtype.kind == "uint" and math.isfinite(value) and -high <= value < 0:
+            return int(value) + high + 1
+        raise RuntimeError(
+            f"value cannot be converted to type {_C_NAMES[dtype.name]} without overflow"
+        )
+    return int(value)
+
+
+# -- from data -------------------------------------------------------------------------------------
+
+
+def _is_tensor(value: Any) -> bool:
+    from webtorch.tensors.tensor import Tensor
+
+    return isinstance(value, Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array_interface__") or hasattr(value, "__array__")
+
+
+def _is_sequence(value: Any) -> bool:
+    return (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (str, bytes, dict, set))
+        and not (_is_tensor(value) and not value._shape)
+        and not (_is_array(value) and not getattr(value, "shape", None))
+    )
+
+
+def _array_dtype(value: Any) -> DType:
+    name = value.dtype.name
+    try:
+        return by_name(name)
+    except KeyError:
+        raise TypeError(
+            f"can't convert np.ndarray of type {value.dtype}. The only supported types are: float64, "
+            "float32, float16, int64, int32, int16, int8, uint32, uint8, and bool."
+        ) from None
+
+
+def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
+    """Return a tensor with the elements of a NumPy array (or of what gives one)."""
+    from webtorch.tensors.creation import from_bytes
+
+    if not hasattr(value, "__array_interface__") or not hasattr(value, "tobytes"):
+        value = value.__array__()
+    source = _array_dtype(value)
+    if value.dtype.byteorder == ">":
+        value = value.astype(value.dtype.newbyteorder("<"))
+    target = source if dtype is None else dtype
+    if target is not source and target.name != "bfloat16":
+        value = value.astype(target.name)
+    elif target is not source:
+        value = value.astype("float32")
+    shape = tuple(value.shape)
+    contents = (
+        value.data if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
+    )
+    held = float32 if target.name == "bfloat16" else target
+    out = from_bytes(contents, shape, held, device)
+    return out if held is target else cast_to(out, target)
+
+
+def _shape_of(data: Any) -> Shape:
+    shape: list[int] = []
+    while _is_sequence(data):
+        shape.append(len(data))
+        if not len(data):
+            break
+        data = data[0]
+        if isinstance(data, (str, bytes)):
+            raise ValueError(f"too many dimensions '{type(data).__name__}'")
+    return tuple(shape)
+
+
+def _leaves(data: Any, shape: Shape, dim: int, out: list[Any]) -> None:
+    if dim == len(shape):
+        out.append(data)
+        return
+    if not _is_sequence(data):
+        raise TypeError(
+            f"not a sequence: expected a sequence of length {shape[dim]} at dim {dim} (got {data!r})"
+        )
+    if len(data) != shape[dim]:
+        raise ValueError(f"expected sequence of length {shape[dim]} at dim {dim} (got {len(data)})")
+    if dim == len(shape) - 1 and isinstance(data, (list, tuple)):
+        out.extend(data)
+    else:
+        for part in data:
+            _leaves(part, shape, dim + 1, out)
+
+
+def _leaf(value: Any) -> tuple[Scalar, DType]:
+    """Return an element that is not a plain Python number as one, with its type."""
+    if isinstance(value, bool):
+        return value, bool_
+    if isinstance(value, int):
+        return value, int64
+    if isinstance(value, float):
+        return value, default_dtype()
+    if isinstance(value, complex):
+        raise DTypeError(
+            "tensor: complex numbers are not supported; keep real and imaginary parts apart"
+        )
+    if _is_sequence(value) and not (hasattr(value, "item") and getattr(value, "size", 0) == 1):
+        raise TypeError(
+            f"'{type(value).__name__}' object cannot be interpreted as a number: the elements at this depth "
+            "are numbers"
+        )
+    if _is_tensor(value):
+        return value.item(), value.dtype
+    if hasattr(value, "dtype") and hasattr(value, "item"):
+        return value.item(), _array_dtype(value)
+    if hasattr(value, "__index__"):
+        return value.__index__(), int64
+    if hasattr(value, "__float__"):
+        return float(value), default_dtype()
+    raise RuntimeError(f"Could not infer dtype of {type(value).__name__}")
+
+
+_PLAIN = {bool, int, float}
+
+
+def _infer(values: list[Any]) -> tuple[list[Scalar], DType]:
+    kinds = set(map(type, values))
+    if kinds <= _PLAIN:
+        if float in kinds or not kinds:
+            return values, default_dtype()
+        return values, int64 if int in kinds else bool_
+    leaves = [_leaf(v) for v in values]
+    dtype = leaves[0][1]
+    for _, other in leaves:
+        dtype = promote_types(dtype, other)
+    return [v for v, _ in leaves], dtype
+
+
+def _packed(values: list[Scalar], dtype: DType, inferred: bool) -> bytes:
+    if dtype.kind == "bool":
+        return bytes([bool(v) for v in values])
+    if dtype.kind == "float":
+        if dtype in (float32, float64) and sys.byteorder == "little":
+            return array(dtype.code, values).tobytes()
+        return dtype.to_bytes(values)
+    low, high = integer_limits(dtype)
+    if any(isinstance(v, float) for v in values):
+        if not all(math.isfinite(v) for v in values):
+            raise RuntimeError(f"value cannot be converted to type {dtype.name} without overflow")
+        values = [int(v) for v in values]
+    if values and not (low <= min(values) and max(values) <= high):
+        if dtype is int64:
+            raise ValueError("Overflow when unpacking long long")
+        if dtype.kind != "uint" or min(values) < -high or max(values) > high:
+            raise RuntimeError(f"value cannot be converted to type {dtype.name} without overflow")
+        values = [v % (high + 1) for v in values]
+    if sys.byteorder == "little":
+        return array(dtype.code, values).tobytes()
+    return dtype.to_bytes(values)
+
+
+def _make(data: Any, dtype: DType | None, device: Any) -> Any:
+    """Return a tensor with a copy of `data`: a number, nested sequences, an array."""
+    from webtorch.tensors.creation import from_bytes
+
+    if isinstance(data, (str, bytes)):
+        raise TypeError(f"new(): invalid data type '{type(data).__name__}'")
+    if _is_array(data):
+        return _from_array(data, dtype, device)
+    shape = _shape_of(data)
+    values: list[Any] = []
+    if len(shape) and shape[-1] == 0:
+        _leaves(data, shape[:-1], 0, values)
+        for part in values:
+            if not _is_sequence(part) or len(part):
+                raise ValueError(
+                    f"expected sequence of length 0 at dim {len(shape) - 1} (got {part!r})"
+                )
+        values = []
+    else:
+        _leaves(data, shape, 0, values)
+    numbers, inferred = _infer(values)
+    target = inferred if dtype is None else dtype
+    return from_bytes(_packed(numbers, target, dtype is None), shape, target, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def tensor(
+    data: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """A tensor with a copy of `data`: a number, nested lists or tuples, a NumPy array, a tensor.
+
+    Without dtype: bool, int64, the default float type, or an array's own type.
+    """
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    if _is_tensor(data):
+        warnings.warn(
+            "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+            "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",
+            UserWarning,
+            stacklevel=2,
+        )
+        result = _moved(movement.clone(data.detach()), wanted, device)
+    else:
+        result = _make(data, wanted, device)
+    return finish(result, requires_grad)
+
+
+def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
+    if device is not None:
+        x = x.to(device)
+    return x if dtype is None else cast_to(x, dtype)
+
+
+@composite(family="creation", function_in=TORCH)
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+    """The tensor itself where dtype and device already fit, else a converted copy; other data as `tensor` does."""
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    return _moved(data, wanted, device) if _is_tensor(data) else _make(data, wanted, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def asarray(
+    obj: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool | None = None,
+    requires_grad: bool = False,
+) -> Any:
+    """A tensor of `obj`; a tensor comes back itself unless something changes or copy=True."""
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    if not _is_tensor(obj):
+        if copy is False:
+            raise ValueError(
+                "can't alias an arbitrary sequence or array into a tensor: data is always copied"
+            )
+        return finish(_make(obj, wanted, device), requires_grad)
+    result = _moved(obj if requires_grad else obj.detach() if copy else obj, wanted, device)
+    if copy and result._storage is obj._storage:
+        result = movement.clone(result)
+    if copy is False and result._storage is not obj._storage:
+        raise ValueError("can't alias tensor with another dtype or device: use copy=None")
+    return finish(result, requires_grad)
+
+
+@composite(family="creation", function_in=TORCH)
+def from_numpy(ndarray: Any) -> Any:
+    """A CPU tensor with a copy of a NumPy array. (PyTorch shares the memory; webtorch copies it.)"""
+    if not hasattr(ndarray, "__array_interface__"):
+        raise TypeError(f"expected np.ndarray (got {type(ndarray).__name__})")
+    return _from_array(ndarray, None, "cpu")
+
+
+@composite(family="creation", function_in=TORCH)
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Any:
+    """A 1-d CPU tensor with a copy of `count` elements of a buffer, from byte `offset`."""
+    from webtorch.tensors.creation import from_bytes
+
+    wanted = chosen_dtype(dtype)
+    data = memoryview(buffer).cast("B")
+    if not len(data):
+        raise ValueError("both buffer length (0) and count (-1) must not be 0")
+    if not 0 <= offset < len(data):
+        raise ValueError(
+            f"offset ({offset} bytes) must be non-negative and no greater than buffer length ({len(data)} bytes) minus 1"
+        )
+    if count < 0:
+        if (len(data) - offset) % wanted.itemsize:
+            raise ValueError(
+                f"buffer length ({len(data) - offset} bytes) after offset ({offset} bytes) must be a multiple "
+                f"of element size ({wanted.itemsize})"
+            )
+        count = (len(data) - offset) // wanted.itemsize
+    end = offset + count * wanted.itemsize
+    if end > len(data):
+        raise ValueError(
+            f"requested buffer length ({count} * {wanted.itemsize} bytes) after offset ({offset} bytes) must "
+            f"not be greater than actual buffer length ({len(data)} bytes)"
+        )
+    return finish(from_bytes(data[offset:end], (count,), wanted, "cpu"), requires_grad)
+
+
+@composite(family="creation", function_in=TORCH)
+def scalar_tensor(
+    s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """A 0-d tensor of one number."""
+    wanted = chosen_dtype(dtype)
+    return finish(fill((), _fits(_number(s), wanted), wanted, device), requires_grad)
+
+
+# -- of one value ----------------------------------------------------------------------------------
+
+
+@composite(family="creation", function_in=TORCH)
+def zeros(
+    *args: Any,
+    size: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Zeros."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    return finish(
+        fill(_size("zeros", args, size), _fits(0, wanted), wanted, where),
+        requires_grad,
+        out,
+        "zeros",
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def ones(
+    *args: Any,
+    size: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Ones."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    return finish(
+        fill(_size("ones", args, size), _fits(1, wanted), wanted, where), requires_grad, out, "ones"
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def empty(
+    *args: Any,
+    size: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Uninitialised memory."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    return finish(_empty(_size("empty", args, size), wanted, where), requires_grad, out, "empty")
+
+
+def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -> Any:
+    if isinstance(value, str) or not (
+        isinstance(value, (bool, int, float)) or hasattr(value, "item")
+    ):
+        raise TypeError(
+            f"{op}(): argument 'fill_value' (position 2) must be Number, not {type(value).__name__}"
+        )
+    if dtype is None:
+        dtype = value.dtype if _is_tensor(value) else None
+    number = _number(value)
+    dtype = _dtype_of_number(number) if dtype is None else dtype
+    return fill(shape, _fits(number, dtype), dtype, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def full(
+    size: Any,
+    fill_value: Any,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """A tensor of one value; without dtype, of the value's own type."""
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    shape = _size("full", () if size == () else (size,), size if size == () else None)
+    return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
+
+
+@composite(family="creation", function_in=TORCH)
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Uninitialised memory seen with the strides given (in elements)."""
+    shape, strides = _size("empty_strided", (), tuple(size)), tuple(stride)
+    if len(shape) != len(strides):
+        raise RuntimeError(
+            f"mismatch in length of strides and shape: {len(shape)} sizes, {len(strides)} strides"
+        )
+    if any(s < 0 for s in strides):
+        raise RuntimeError(f"empty_strided: strides must not be negative, got {list(strides)}")
+    elements = extent(shape, strides, 0)[1] + 1
+    flat = _empty((elements,), chosen_dtype(dtype), device)
+    result = flat if strides == (1,) and shape == (elements,) else as_view(flat, shape, strides, 0)
+    if strides == contiguous_strides(shape) and numel(shape) == elements:
+        result = _empty(shape, chosen_dtype(dtype), device)
+    return finish(result, requires_grad)
+
+
+def like(make: Any, input: Any, memory_format: Any = None) -> Any:
+    """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
+    order = dense_order(input._shape, input._strides)
+    if order is None or "contiguous_format" in str(memory_format):
+        return make(input._shape)
+    return in_order(order, lambda x: make(x._shape), input.detach())
+
+
+def _like(
+    input: Any, value: Any, dtype: Any, device: Any, requires_grad: bool, memory_format: Any
+) -> Any:
+    wanted = chosen_dtype(dtype, input.dtype)
+    where = input.device if device is None else device
+    number = _fits(_number(value), wanted)
+    return finish(
+        like(lambda shape: fill(shape, number, wanted, where), input, memory_format), requires_grad
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def zeros_like(
+    input: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Zeros in the shape, dtype and device of `input`."""
+    return _like(input, 0, dtype, device, requires_grad, memory_format)
+
+
+@composite(family="creation", function_in=TORCH)
+def ones_like(
+    input: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Ones in the shape, dtype and device of `input`."""
+    return _like(input, 1, dtype, device, requires_grad, memory_format)
+
+
+@composite(family="creation", function_in=TORCH)
+def full_like(
+    input: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """One value in the shape, dtype and device of `input`."""
+    return _like(input, fill_value, dtype, device, requires_grad, memory_format)
+
+
+@composite(family="creation", function_in=TORCH)
+def empty_like(
+    input: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Uninitialised memory in the shape, dtype and device of `input`."""
+    wanted = chosen_dtype(dtype, input.dtype)
+    where = input.device if device is None else device
+    return finish(
+        like(lambda shape: _empty(shape, wanted, where), input, memory_format), requires_grad
+    )
+
+
+def _own(input: Any, dtype: Any, device: Any) -> tuple[DType, Any]:
+    return chosen_dtype(dtype, input.dtype), input.device if device is None else device
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_tensor")
+def new_tensor(
+    input: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """A tensor with a copy of `data`, of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    if _is_tensor(data):
+        return finish(movement.clone(_moved(data.detach(), wanted, where)), requires_grad)
+    return finish(_make(data, wanted, where), requires_grad)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
+def new_zeros(
+    input: Any,
+    *args: Any,
+    size: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Zeros of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return finish(
+        fill(_size("new_zeros", args, size), _fits(0, wanted), wanted, where), requires_grad
+    )
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_ones")
+def new_ones(
+    input: Any,
+    *args: Any,
+    size: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Ones of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return finish(
+        fill(_size("new_ones", args, size), _fits(1, wanted), wanted, where), requires_grad
+    )
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty")
+def new_empty(
+    input: Any,
+    *args: Any,
+    size: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Uninitialised memory of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return finish(_empty(_size("new_empty", args, size), wanted, where), requires_grad)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
+def new_full(
+    input: Any,
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """One value, of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    shape = _size("new_full", (), tuple(size) if isinstance(size, (tuple, list)) else (size,))
+    return finish(_full("new_full", shape, fill_value, wanted, where), requires_grad)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided")
+def new_empty_strided(
+    input: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Uninitialised memory seen with the strides given, of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return empty_strided(size, stride, dtype=wanted, device=where, requires_grad=requires_grad)
+
+
+# -- ranges ----------------------------------------------------------------------------------------
+
+
+def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
+    if not all(map(math.isfinite, (start, end))):
+        raise RuntimeError(f"unsupported range: {start} -> {end}")
+    if step == 0 or not math.isfinite(step):
+        raise RuntimeError("step must be nonzero")
+    if (step > 0 and end < start) or (step < 0 and end > start):
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+    if isinstance(start, float) or isinstance(end, float) or isinstance(step, float):
+        return math.ceil((end - start) / step)
+    return -(-(end - start) // step)
+
+
+@composite(family="creation", function_in=TORCH)
+def arange(
+    *args: Any,
+    start: Any = None,
+    end: Any = None,
+    step: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """The numbers start, start + step, ... before end: arange(end), arange(start, end), arange(start, end, step).
+
+    Without dtype, int64 when all three are integers, else the default float type.
+    """
+    if len(args) > 3:
+        raise TypeError(
+            f"arange() takes from 1 to 3 positional arguments but {len(args)} were given"
+        )
+    values = list(args)
+    if len(values) == 1 and end is None:
+        first, last, stride = 0, values[0], step
+    elif values:
+        first, last, stride = (*values, None, None)[:3] if end is None else (values[0], end, None)
+        stride = step if stride is None else stride
+    else:
+        first, last, stride = start, end, step
+    if last is None:
+        raise TypeError("arange() received an invalid combination of arguments: `end` is missing")
+    first = _number(0 if first is None else first)
+    last, stride = _number(last), _number(1 if stride is None else stride)
+    numbers = (first, last, stride)
+    if dtype is None and out is None:
+        wanted = default_dtype() if any(isinstance(v, float) for v in numbers) else int64
+    else:
+        wanted = out.dtype if dtype is None else chosen_dtype(dtype)
+    if wanted is bool_:
+        raise NotImplementedError("\"arange\" not implemented for 'Bool'")
+    if wanted is int64:
+        first, last, stride = (int(v) if math.isfinite(v) else v for v in numbers)
+    count = _range_count(first, last, stride, wanted)
+    if wanted.kind == "float":
+        first, stride = float(first), float(stride)
+    else:
+        first, stride = int(first), int(stride)
+        low, high = integer_limits(wanted)
+        if count and not (low <= first <= high and low <= first + (count - 1) * stride <= high):
+            raise RuntimeError(
+                f"arange: values from {first} to {first + (count - 1) * stride} do not fit {wanted}"
+            )
+    where = device if out is None else out.device
+    return finish(iota(count, first, stride, wanted, where), requires_grad, out, "arange")
+
+
+def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) -> Any:
+    """Return `steps` numbers from start to end, both exact: each half counts from its own end."""
+    if steps < 0:
+        raise RuntimeError("number of steps must be non-negative")
+    if steps <= 1:
+        return fill((steps,), float(start), dtype, device)
+    step = (float(end) - float(start)) / (steps - 1)
+    near = iota(steps, float(start), step, dtype, device)
+    back = movement.flip(iota(steps, float(end), -step, dtype, device), 0)
+    half = elementwise.lt(iota(steps, 0, 1, int64, device), steps // 2)
+    return elementwise.where(half, near, back)
+
+
+def _compute_dtype(dtype: DType) -> DType:
+    return default_dtype() if dtype.kind != "float" else dtype.compute
+
+
+@composite(family="creation", function_in=TORCH)
+def linspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """`steps` numbers at equal distances from start to end, both included."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    first, last, count = _number(start), _number(end), int(_number(steps))
+    if wanted.kind != "float" and count > 1:
+        # Rounding to the right integer needs the exact quotient, which float32 does not hold.
+        return finish(
+            _make(_integer_steps(int(first), int(last), count), wanted, device),
+            requires_grad,
+            out,
+            "linspace",
+        )
+    result = cast_to(_steps(first, last, count, _compute_dtype(wanted), device), wanted)
+    return finish(result, requires_grad, out, "linspace")
+
+
+def _integer_steps(start: int, end: int, steps: int) -> list[int]:
+    step = (end - start) / (steps - 1)
+    half = steps // 2
+    return [
+        int(start + step * i) if i < half else int(end - step * (steps - i - 1))
+        for i in range(steps)
+    ]
+
+
+@composite(family="creation", function_in=TORCH)
+def logspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    base: float = 10.0,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Base ** x for `steps` numbers x at equal distances from start to end, both included."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    first, last, count = _number(start), _number(end), int(_number(steps))
+    if wanted.kind != "float":
+        exponents = (
+            _integer_steps(int(first), int(last), count) if count > 1 else [int(first)] * count
+        )
+        return finish(
+            _make([int(base**e) for e in exponents], wanted, device), requires_grad, out, "logspace"
+        )
+    result = elementwise.pow(
+        float(base), _steps(first, last, count, _compute_dtype(wanted), device)
+    )
+    return finish(cast_to(result, wanted), requires_grad, out, "logspace")
+
+
+@composite(family="creation", function_in=TORCH)
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """The n x m matrix (n x n without m) with ones on its diagonal."""
+    columns = n if m is None else m
+    for name, value in (("n", n), ("m", columns)):
+        if value < 0:
+            raise RuntimeError(f"{name} must be greater or equal to 0, got {value}")
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    if not n or not columns:
+        result = fill((n, columns), _fits(0, wanted), wanted, where)
+    else:
+        rows = movement.reshape(iota(n, 0, 1, int64, where), (n, 1))
+        result = cast_to(elementwise.eq(rows, iota(columns, 0, 1, int64, where)), wanted)
+    return finish(result, requires_grad, out, "eye")
+
+
+def _corner(row: int, col: int, offset: int, lower: bool, dtype: Any, device: Any) -> Any:
+    if row < 0 or col < 0:
+        raise RuntimeError(f"row and col must be non-negative, got {row} and {col}")
+    places = [
+        (i, j)
+        for i in range(row)
+        for j in range(col)
+        if (j - i <= offset if lower else j - i >= offset)
+    ]
+    wanted = chosen_dtype(dtype, int64)
+    if not places:
+        return fill((2, 0), 0, wanted, device)
+    return _make([[i for i, _ in places], [j for _, j in places]], wanted, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def tril_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    layout: Any = None,
+) -> Any:
+    """The positions (2, count) of the lower triangle of a row x col matrix, row by row."""
+    return _corner(row, col, offset, True, dtype, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def triu_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    layout: Any = None,
+) -> Any:
+    """The positions (2, count) of the upper triangle of a row x col matrix, row by row."""
+    return _corner(row, col, offset, False, dtype, device)
