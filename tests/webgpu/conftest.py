@@ -65,11 +65,13 @@ x = b.upload(bytes(16), float32, 4)
 exe = b.compile(scale_program(4))
 """
 
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
     def run(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", prelude + body],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,
             timeout=100,

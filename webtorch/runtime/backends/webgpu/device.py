@@ -397,19 +397,21 @@ class WebGPUBackend:
             # The staging buffer is not given back: what became of it is not known.
             with self.lock:
                 raise self.error(("Map", read.ticket.error), "download")
-        start = (read.nbytes + 7) & ~7
-        data = native.mapped_bytes(read.staging, start + 8 * len(read.checked))
+        data = native.mapped(read.staging, 0, read.nbytes) if read.nbytes else b""
+        found = from_device(data, read.dtype, read.elements)
+        words: list[int] = []
+        if read.checked:
+            start = (read.nbytes + 7) & ~7
+            status = native.mapped(read.staging, start, 8 * len(read.checked))
+            words = status.cast("i").tolist()
         with self.lock:
             native.unmap(read.staging)
             self._keep_staging(read.capacity, read.staging)
         for number, executable in enumerate(read.checked):
-            at = start + 8 * number
-            code = int.from_bytes(data[at : at + 4], "little")
-            if code:
-                value = int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
-                raise _index_error(executable.program, code - 1, value)
-        del data[read.nbytes :]
-        return from_device(data, read.dtype, read.elements)
+            site, value = words[2 * number : 2 * number + 2]
+            if site:
+                raise _index_error(executable.program, site - 1, value)
+        return found
 
     def _take_staging(self, capacity: int) -> Pointer:
         free = self._staging.get(capacity)

@@ -176,12 +176,12 @@ class Native:
         """Block, with the GIL released, until the request of `ticket` is answered."""
         raise NotImplementedError
 
-    def mapped_bytes(self, buffer: Pointer, size: int) -> bytearray:
-        """Copy the first `size` bytes out of a mapped buffer. Raises RuntimeError if it is not mapped."""
-        address = self.lib.wgpuBufferGetConstMappedRange(buffer, 0, (size + 3) & ~3)
+    def mapped(self, buffer: Pointer, start: int, size: int) -> memoryview:
+        """Return a view of part of a mapped buffer, valid until `unmap`. Raises RuntimeError if it is not mapped."""
+        address = self.lib.wgpuBufferGetConstMappedRange(buffer, 0, (start + size + 3) & ~3)
         if address == self.ffi.NULL:
             raise RuntimeError("the buffer is not mapped")
-        return bytearray(self.ffi.buffer(address, size))
+        return memoryview(self.ffi.buffer(self.ffi.cast("char *", address) + start, size))
 
     def unmap(self, buffer: Pointer) -> None:
         """Give a mapped buffer back to the device."""

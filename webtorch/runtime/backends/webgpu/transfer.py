@@ -6,9 +6,15 @@ way out.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 from webtorch.ir.dtype import DType, int64, integer_limits
 
 Bytes = bytes | bytearray | memoryview
+# From this size on, a copy is shared among threads.
+_LARGE = 4 << 20
+_COPIERS: ThreadPoolExecutor | None = None
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
@@ -39,13 +45,37 @@ def to_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
     return narrow.data.cast("B")
 
 
-def from_device(data: bytearray, dtype: DType, elements: int) -> Bytes:
-    """Return what `to_device` was given."""
-    if dtype is not int64 or elements == 0:
-        return data
+def from_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
+    """Return what `to_device` was given, copied out of `data`, which may be mapped memory that goes away."""
+    if elements == 0:
+        return b""
+    if dtype is int64:
+        import numpy as np
+
+        return np.frombuffer(data, dtype="<i4").astype("<i8").data.cast("B")
+    if len(data) < _LARGE:
+        return bytearray(data)
+    return _copy_large(data)
+
+
+def _copy_large(data: Bytes) -> memoryview:
+    """Copy with several threads: one alone spends its time on page faults (1 GB/s seen, 15 GB/s with eight)."""
+    global _COPIERS
     import numpy as np
 
-    return np.frombuffer(data, dtype="<i4").astype("<i8").data.cast("B")
+    source = np.frombuffer(data, dtype="u1")
+    target = np.empty_like(source)
+    pieces = min(8, os.cpu_count() or 1, len(source) // (_LARGE // 2))
+    if _COPIERS is None:
+        _COPIERS = ThreadPoolExecutor(8, thread_name_prefix="webtorch-copy")
+    bounds = [len(source) * i // pieces for i in range(pieces + 1)]
+
+    def copy(piece: int) -> None:
+        part = slice(bounds[piece], bounds[piece + 1])
+        np.copyto(target[part], source[part])
+
+    list(_COPIERS.map(copy, range(pieces)))
+    return target.data
 
 
 def argument_format(dtype: DType) -> str:
