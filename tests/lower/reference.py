@@ -41,7 +41,7 @@ INT: dict[str, Callable[..., Any]] = {
     "min": np.minimum, "max": np.maximum, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": lambda a, b: np.where((b < 0) | (b > 31), 0, a << np.clip(b, 0, 31)),
-    "shr": lambda a, b: a >> np.where(b < 0, 31, np.minimum(b, 31)),
+    "shr": lambda a, b: a >> np.where((b < 0) | (b > 31), 63, np.clip(b, 0, 31)),
     **{n: (lambda a, b, n=n: _int_div(a, b, n)) for n in ("floordiv", "mod", "truncdiv", "truncmod")},
 }  # fmt: skip
 BOOL: dict[str, Callable[..., Any]] = {

@@ -35,6 +35,13 @@ fn wt_max(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, wt_isnan(b
     "wt_min": """
 fn wt_min(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, wt_isnan(b)), a, wt_isnan(a)); }
 """,
+    # The second operand is known to be a number.
+    "wt_max_number": """
+fn wt_max_number(x: f32, c: f32) -> f32 { return select(max(x, c), x, wt_isnan(x)); }
+""",
+    "wt_min_number": """
+fn wt_min_number(x: f32, c: f32) -> f32 { return select(min(x, c), x, wt_isnan(x)); }
+""",
     # A comparison with NaN must be false and its negation true, also after the compiler has flipped it.
     "wt_ne": """
 fn wt_ne(a: f32, b: f32) -> bool { return a != b || wt_isnan(a) || wt_isnan(b); }

@@ -60,7 +60,7 @@ _VECTOR_POINTS = 1 << 15
 _STATIC_POINTS = 16
 _STATIC_NODES = 1500
 # Terms that one running float sum may take before a fresh partial sum is started.
-_BLOCK = 256
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -973,18 +973,24 @@ class KernelWriter:
                 return extract(name, scope.lane % slot.width, slot.slot.dtype)
             text = f"{name}.{'xyzw'[scope.lane % 4]}"
             return f"f32({text})" if slot.native_f16 else text
+        lines = scope.lines if self.varies(node) else self._root(scope).lines
         position = scope.find(node.args[0]) or ""
         if len(node.args) == 3:
             valid, other = (scope.find(a) or "" for a in node.args[1:])
-            safe = self.bind(
-                f"select(0, {position}, {valid})",
-                scope.lines if self.varies(node) else self._root(scope).lines,
-            )
-            return f"select({other}, {self.element(slot, self._clamp(node.args[0], safe, slot, True))}, {valid})"
-        return self.element(slot, self._clamp(node.args[0], position, slot, False))
+            valid = self.named(valid, lines)
+            position = self.bind(f"select(0, {position}, {valid})", lines)
+            value = self.element(slot, self._clamp(node.args[0], position, slot))
+            return f"select({other}, {value}, {valid})"
+        position = self._clamp(node.args[0], position, slot)
+        if slot.packed or slot.width > 1:
+            position = self.named(position, lines)
+        return self.element(slot, position)
 
-    def _clamp(self, position: Expr, text: str, slot: _Slot, guarded: bool) -> str:
-        del guarded
+    def named(self, text: str, lines: list[str]) -> str:
+        """Return a name for `text`, which is going to be written more than once."""
+        return text if text.isidentifier() else self.bind(text, lines)
+
+    def _clamp(self, position: Expr, text: str, slot: _Slot) -> str:
         if self.in_range(position, slot.slot.elements):
             return text
         return f"clamp({text}, 0, {max(slot.slot.elements - 1, 0)})"
@@ -1046,9 +1052,13 @@ class KernelWriter:
         if op in ("max", "min") and kind == "f32":
             # The side that is a number for sure needs no test.
             for i, a in enumerate(node.args):
-                if a.op == "const" and a.value == a.value and not math.isinf(cast(float, a.value)):
-                    other = args[1 - i]
-                    return f"select({op}({other}, {args[i]}), {other}, wt_isnan({other}))"
+                if a.op == "const" and a.value == a.value:
+                    return f"wt_{op}_number({args[1 - i]}, {args[i]})"
+        if op in ("shl", "shr") and node.args[1].op == "const":
+            count = cast(int, node.args[1].value)
+            if 0 <= count < 32:
+                sign = "<<" if op == "shl" else ">>"
+                return _wrap(node.dtype, f"({args[0]} {sign} {count}u)")
         text = _TABLES[kind].get(op)
         if text is None:
             raise DTypeError(
@@ -1127,7 +1137,8 @@ class KernelWriter:
         """Write a store at one point."""
         slot = self.slots[store.buffer]
         value = self.value(_rounded_by_store(store.value, slot.slot.dtype), scope)
-        position = self.value(store.position, scope)
+        position = self.named(self.value(store.position, scope), scope.lines)
+        value = self.named(value, scope.lines)
         tests = [guard] if guard else []
         if store.valid is not None:
             tests.append(self.value(store.valid, scope))
