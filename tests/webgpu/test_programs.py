@@ -286,6 +286,25 @@ def test_dispatches_with_the_same_arguments_share_a_chunk(device):
     assert _values(device, y).tolist() == [expected] * 4
 
 
+def test_a_kernel_with_100_arguments(device):
+    n, count = 5, 100
+    i = ex.index(0, n)
+    value = ex.load(0, float32, i)
+    for number in range(count):
+        value = value + ex.arg(number, float32)
+    slots = BufferSlot(float32, "read", n), BufferSlot(float32, "write", n)
+    types = (float32,) * count
+    kernel = Kernel("many", (n,), (), slots, types, (), (Store(1, i, value),))
+    decls = [BufferDecl(r, float32, n) for r in ("input", "temporary", "output")]
+    # The second step takes them in the other order: another chunk behind a wide one.
+    order = tuple(range(count))
+    steps = Dispatch(0, (0, 1), order), Dispatch(0, (1, 2), order[::-1])
+    program = Program((kernel,), tuple(decls), steps, types, (0,), (2,))
+    x = device.upload(bytes(4 * n), float32, n)
+    (y,) = device.compile(program).run([x], [float(v) for v in range(count)])
+    assert _values(device, y).tolist() == [2 * sum(range(count))] * n
+
+
 def test_wrong_counts_and_foreign_buffers_are_refused(device):
     executable = device.compile(scale_program(4))
     x = device.upload(bytes(16), float32, 4)

@@ -169,6 +169,7 @@ class WebGPUExecutable:
         self._steps: list[_Dispatch | tuple[int, int, int]] = []
         # Uniform chunks by content: (layout of the pass, the program's argument numbers) -> byte offset.
         self._chunks: dict[tuple[tuple[int, str, int], ...], int] = {}
+        self._uniform_bytes = 0
         scratch: list[int] = []
         compiled: dict[int, list[tuple[Pass, Pipeline]]] = {}
         for step in program.steps:
@@ -211,11 +212,10 @@ class WebGPUExecutable:
             key = tuple(
                 sorted((offset, argument_format(t), step.args[n]) for offset, t, n in part.args)
             )
-            chunk = self._chunks.setdefault(key, len(self._chunks) * _CHUNK)
-            if part.args_bytes > _CHUNK:
-                raise KernelError(
-                    f"compile {name}: {part.args_bytes} bytes of arguments, at most {_CHUNK} fit"
-                )
+            if key not in self._chunks:
+                self._chunks[key] = self._uniform_bytes
+                self._uniform_bytes += -(-part.args_bytes // _CHUNK) * _CHUNK
+            chunk = self._chunks[key]
         nbytes = (part.args_bytes + 15) & -16
         return _Dispatch(name, pipeline, part.grid, tuple(memory), chunk, nbytes, part.has_status)
 
@@ -234,7 +234,7 @@ class WebGPUExecutable:
         self._uniform: Owned | None = None
         if order:
             device = self._device
-            size = len(self._chunks) * _CHUNK
+            size = self._uniform_bytes
             pointer = device.check(device.native.create_buffer(size, UNIFORM | COPY_DST), "compile")
             self._uniform = Owned(pointer, device.native.release_buffer, device.trash)
 
