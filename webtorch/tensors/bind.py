@@ -48,7 +48,9 @@ def _publish(op: Op) -> None:
             if place == "Tensor":
                 setattr(Tensor, name, _as_method(op.function))
             else:
-                NAMESPACES.setdefault(place, {})[name] = op.function
+                # An entry whose public name is taken carries its namespace: linalg_cross, functional_unfold.
+                public = name.removeprefix(f"{place.rpartition('.')[2]}_")
+                NAMESPACES.setdefault(place, {})[public] = op.function
         if inplace is not None:
             if "Tensor" in op.function_in:
                 setattr(Tensor, f"{name}_", inplace)
