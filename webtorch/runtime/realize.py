@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType, Scalar, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.lower.compiler import compile_graph
@@ -138,12 +139,14 @@ class Runtime:
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self.counters = Counters()
         self.lock = threading.RLock()
+        # While a function is being captured nothing may be computed; says so to whoever asks.
+        self.capturing = False
 
     def add(self, owner: Owner) -> None:
         """Note that `owner` has a value that is not computed yet."""
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if len(pending) > _MAX_PENDING:
+        if len(pending) > _MAX_PENDING and not self.capturing:
             self.realize()
 
     def live_owners(self) -> list[Owner]:
@@ -156,7 +159,12 @@ class Runtime:
         return list(found.values())
 
     def realize(self) -> None:
-        """Compute everything that is pending on this device."""
+        """Compute everything that is pending on this device. Raises CaptureError while a function is being captured."""
+        if self.capturing:
+            raise CaptureError(
+                "a captured function cannot read values: the program is recorded once and replayed without Python, so nothing is "
+                "computed yet. Return the tensor and read it outside, or use webtorch.where instead of a Python `if`."
+            )
         with self.lock:
             owners = self.live_owners()
             self.pending.clear()
@@ -168,6 +176,11 @@ class Runtime:
                 # Nothing is lost: what could not be computed stays pending.
                 self.pending[:0] = [weakref.ref(o) for o in owners if o.node.kind != "buffer"]
                 raise
+
+    def flush(self) -> None:
+        """Compute what is pending, at a point where that is useful but not needed (the end of an optimizer step)."""
+        if not self.capturing:
+            self.realize()
 
     def _run(self, owners: list[Owner]) -> None:
         frozen = freeze(owners)

@@ -12,6 +12,7 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.primitive import IDENTITY, IOTA, RANDOM
 from webtorch.tensors.device import DeviceLike, resolve
+from webtorch.tensors.host import random_offset_words
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.tape import GradFn, SavedTensor, attach, gradient_edge, mode, needs_grad, set_history
 from webtorch.tensors.tensor import Tensor, unsupported_text
@@ -202,7 +203,7 @@ def philox(
 ) -> Tensor:
     """Return counter-based random numbers."""
     op = RANDOM[kind, dtype.name]
-    words = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF)
+    words = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, *random_offset_words(offset))
     node = Node("map", (), (op, "puuuu", dtype.compute), words, tuple(shape), dtype, user_line())
     return Tensor._from_node(node, resolve(device))
 

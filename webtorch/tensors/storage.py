@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import numel
@@ -40,6 +42,11 @@ class Storage:
         if self.node.kind != "buffer":
             self.runtime.realize()
         return self.node
+
+    @staticmethod
+    def live() -> list[Storage]:
+        """Return every storage that exists. Slow; for captures and reports."""
+        return [o for o in gc.get_objects() if type(o) is Storage]
 
     @property
     def nbytes(self) -> int:

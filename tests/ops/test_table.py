@@ -1,0 +1,156 @@
+"""Every entry of the op table, against PyTorch: values, types, shapes, gradients and second gradients.
+
+One test covers all layouts of an entry at once: the results are recorded together and computed as one program, as user code does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+from tests.ops import table
+from webtorch.ir.dtype import ALL, DType
+from webtorch.ops.record import Op
+
+OPS = table.tested()
+
+
+def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
+    """Return (what, ours, expected) for every layout and sample; ours is not computed yet."""
+    out = []
+    ours_fn, theirs_fn = table.function(op), table.oracle(op)
+    for layout in table.LAYOUTS:
+        theirs, ours = table.inputs(op, layout, dtype, device)
+        for args, kwargs in op.samples:
+            note = f"{op.name}{args}{kwargs} {dtype.name} {layout}"
+            try:
+                exact = theirs_fn(*table.shown(theirs, layout), *args, **kwargs)
+            except (RuntimeError, IndexError, ValueError) as error:
+                with pytest.raises((RuntimeError, IndexError, ValueError, TypeError)):
+                    result = ours_fn(*table.shown(ours, layout), *args, **kwargs)
+                    raise AssertionError(f"{note}: PyTorch raises {error!r}; we return {result.shape}")
+                continue
+            wide = [t.double() if t.is_floating_point() else t for t in table.shown(theirs, layout)]
+            expected = theirs_fn(*wide, *args, **kwargs)
+            result = ours_fn(*table.shown(ours, layout), *args, **kwargs)
+            for mine, typed, value in zip(table.flat(result), table.flat(exact), table.flat(expected), strict=True):
+                assert mine.dtype.name == str(typed.dtype).removeprefix("torch."), f"{note}: {mine.dtype}, expected {typed.dtype}"
+                out.append((note, mine, value))
+    return out
+
+
+@pytest.mark.parametrize("dtype", [d for d in ALL], ids=lambda d: d.name)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_values(op: Op, dtype: DType, device: str) -> None:
+    if device == "webgpu" and not dtype.webgpu:
+        with pytest.raises(webtorch.errors.DTypeError):
+            webtorch.zeros(2, dtype=dtype, device=device)
+        return
+    if not _oracle_takes(op, dtype):
+        return
+    cases = _cases(op, dtype, device)
+    for note, mine, expected in cases:
+        table.compare(op, mine, expected, note, _tolerance_dtype(dtype, mine))
+
+
+def _tolerance_dtype(dtype: DType, mine: Any) -> DType:
+    """Integers give float32 results in some ops: the tolerance is the result's."""
+    return mine.dtype if mine.dtype.kind == "float" else dtype
+
+
+def _oracle_takes(op: Op, dtype: DType) -> bool:
+    """Whether PyTorch has the op for this type (uint32 hardly at all); where it has not, there is nothing to compare with."""
+    if dtype not in op.dtypes:
+        return False
+    theirs, _ = table.inputs(op, "contiguous", dtype, "cpu")
+    try:
+        args, kwargs = op.samples[0]
+        table.oracle(op)(*theirs, *args, **kwargs)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _gradients(torch_like: Any, fn: Any, tensors: list[Any], shown: list[Any], args: Any, kwargs: Any, weight: Any, second: bool) -> list[Any]:
+    result = table.flat(fn(*shown, *args, **kwargs))[0]
+    total = (result * weight(result)).sum()
+    first = torch_like.autograd.grad(total, tensors, create_graph=second, allow_unused=True)
+    if not second:
+        return list(first)
+    sums = [(g * weight(g)).sum() for g in first if g is not None and g.requires_grad]
+    if not sums:
+        return [*first]
+    total = sums[0]
+    for s in sums[1:]:
+        total = total + s
+    return [*first, *torch_like.autograd.grad(total, tensors, allow_unused=True)]
+
+
+def _weights(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.5
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if webtorch.float32 in op.dtypes], ids=lambda op: op.name)
+def test_gradients_to_second_order(op: Op, device: str) -> None:
+    """Gradients of a random inner product of the result, and of one of the gradients, equal PyTorch's in float64."""
+    for layout in ("contiguous", "transposed", "mixed", "sliced"):
+        for args, kwargs in op.samples:
+            theirs, ours = table.inputs(op, layout, webtorch.float32, device, requires_grad=True)
+            result = table.flat(table.oracle(op)(*table.shown(theirs, layout), *args, **kwargs))[0]
+            if not result.requires_grad:
+                mine = table.flat(table.function(op)(*table.shown(ours, layout), *args, **kwargs))[0]
+                assert not mine.requires_grad, f"{op.name}: PyTorch gives no gradient"
+                continue
+            expected = _gradients(
+                torch, table.oracle(op), theirs, table.shown(theirs, layout), args, kwargs, lambda r: _weights(tuple(r.shape)), True
+            )
+            actual = _gradients(
+                webtorch, table.function(op), ours, table.shown(ours, layout), args, kwargs,
+                lambda r: webtorch.tensor(_weights(tuple(r.shape)).tolist(), device=device), True,
+            )  # fmt: skip
+            note = f"{op.name}{args}{kwargs} {layout} gradient"
+            count = len(theirs)
+            for i in range(max(len(expected), len(actual))):
+                want = expected[i] if i < len(expected) else None
+                got = actual[i] if i < len(actual) else None
+                order = 1 if i < count else 2
+                if want is None or got is None:
+                    # No gradient and a gradient of zeros are the same thing.
+                    present = want if want is not None else None if got is None else table.as_double(got)
+                    assert present is None or not present.any(), f"{note} {i}: {got} instead of {want}"
+                    continue
+                scale = max(1.0, float(want.abs().max()))
+                torch.testing.assert_close(
+                    table.as_double(got), want.detach(), rtol=2e-5 * 5**order, atol=4e-6 * scale * 5**order, msg=lambda m, i=i: f"{note} {i}: {m}"
+                )
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.inplace and "Tensor" in op.function_in], ids=lambda op: op.name)
+def test_inplace_form_writes_through_views(op: Op) -> None:
+    """x.op_() on a transposed view changes the base as PyTorch does, and returns x."""
+    args, kwargs = op.samples[0]
+    theirs, ours = table.inputs(op, "contiguous", webtorch.float32, "cpu")
+    name = f"{op.name}_"
+    if not hasattr(torch.Tensor, name):
+        return
+    view_t, view_o = theirs[0].t(), ours[0].t()
+    rest_t, rest_o = [t.t() for t in theirs[1:]], [t.t() for t in ours[1:]]
+    try:
+        getattr(view_t, name)(*rest_t, *args, **kwargs)
+    except RuntimeError:
+        return
+    assert getattr(view_o, name)(*rest_o, *args, **kwargs) is view_o
+    table.compare(op, ours[0], theirs[0].double(), name, webtorch.float32)
+    assert ours[0]._version == 1
+
+
+def test_more_than_65535_workgroups(device: str) -> None:
+    """One kernel over more points than one dimension of a dispatch can hold."""
+    count = 65_536 * 256 + 77
+    x = webtorch.arange(count, device=device, dtype=webtorch.int32)
+    y = (x % 1000) * 2 + 1
+    assert int(y[-1].item()) == ((count - 1) % 1000) * 2 + 1
+    assert int(y[65_535 * 256 + 300].item()) == ((65_535 * 256 + 300) % 1000) * 2 + 1

@@ -1,0 +1,5 @@
+"""Floor 5: `webtorch.compile` captures a function of tensors, a whole training step above all, as one program."""
+
+from webtorch.capture.step import CompiledFunction, compile
+
+__all__ = ["CompiledFunction", "compile"]

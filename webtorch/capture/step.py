@@ -1,0 +1,113 @@
+"""`webtorch.compile`: one program for each signature of a function, replayed with no Python per operation. Floor 5."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from webtorch.capture.trace import Capture, capture, replay
+from webtorch.ir.program import Program
+from webtorch.tensors.host import host_scalar
+from webtorch.tensors.tape import mode
+from webtorch.tensors.tensor import Tensor
+
+# Signatures that one function keeps; the oldest is dropped beyond this.
+_MAX_SIGNATURES = 16
+
+
+class CompiledFunction:
+    """A function that is captured once per signature and then replayed.
+
+    The first call of a signature runs as usual, so that what is created on first use (optimizer state, caches) exists. The second
+    is captured. From then on a call binds its arguments to the program and runs it. Parameters and state stay on the device and are
+    updated in place; learning rates and other options of an optimizer, random numbers and number arguments may change freely.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.seen: set[Any] = set()
+        self.captures: OrderedDict[Any, tuple[Capture, dict[str, Any]]] = OrderedDict()
+        functools.update_wrapper(self, getattr(function, "forward", function), updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors: list[Tensor] = []
+        numbers: dict[str, Any] = {}
+        key = (self._flatten((args, kwargs), tensors, numbers), mode.grad, _training(self.function))
+        if key not in self.seen:
+            self.seen.add(key)
+            return self.function(*args, **kwargs)
+        tensors = [t if t._whole else t.detach().clone() for t in tensors]
+        found = self.captures.get(key)
+        if found is None:
+            live = dict(numbers)
+            rest = iter(tensors)
+            replaced_args, replaced_kwargs = _replace((args, kwargs), rest, live, iter(live))
+            captured = capture(self.function, replaced_args, replaced_kwargs, tensors)
+            self.captures[key] = found = (captured, live)
+            if len(self.captures) > _MAX_SIGNATURES:
+                self.captures.popitem(last=False)
+        captured, live = found
+        live.update(numbers)
+        return replay(captured, tensors)
+
+    def _flatten(self, x: Any, tensors: list[Tensor], numbers: dict[str, Any]) -> Any:
+        """Return the signature of arguments, collecting tensors and floats, which may change without another capture."""
+        if isinstance(x, Tensor):
+            tensors.append(x)
+            return ("tensor", x._shape, x.dtype, str(x.device), x.requires_grad)
+        if isinstance(x, float):
+            numbers[f"n{len(numbers)}"] = x
+            return "float"
+        if isinstance(x, (list, tuple)):
+            return (type(x), *(self._flatten(v, tensors, numbers) for v in x))
+        if isinstance(x, dict):
+            return (dict, *((k, self._flatten(v, tensors, numbers)) for k, v in x.items()))
+        try:
+            hash(x)
+        except TypeError:
+            return id(x)
+        return x
+
+    def program(self) -> Program:
+        """Return the program of the latest signature. Raises RuntimeError before the second call."""
+        if not self.captures:
+            raise RuntimeError("compile: nothing has been captured yet: call the function twice (the first call runs as usual)")
+        return next(reversed(self.captures.values()))[0].executable.program
+
+    def latest(self) -> Capture:
+        """Return the capture of the latest signature."""
+        self.program()
+        return next(reversed(self.captures.values()))[0]
+
+
+def _training(function: Any) -> Any:
+    return getattr(function, "training", None)
+
+
+def _replace(x: Any, tensors: Any, live: dict[str, Any], names: Any) -> Any:
+    if isinstance(x, Tensor):
+        return next(tensors)
+    if isinstance(x, float):
+        return host_scalar(live, next(names))
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(_replace(v, tensors, live, names) for v in x))
+    if isinstance(x, (list, tuple)):
+        return type(x)(_replace(v, tensors, live, names) for v in x)
+    if isinstance(x, dict):
+        return {k: _replace(v, tensors, live, names) for k, v in x.items()}
+    return x
+
+
+def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:  # noqa: A001  (PyTorch's name)
+    """Return `model` (a function or Module) compiled; also a decorator, with or without arguments.
+
+    PyTorch's options (fullgraph, dynamic, backend, mode) are accepted; there is one compiler and one mode.
+    """
+    if model is None:
+        return lambda function: compile(function, **options)
+    unknown = set(options) - {"fullgraph", "dynamic", "backend", "mode", "options", "disable"}
+    if unknown:
+        raise TypeError(f"compile() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+    return model if options.get("disable") else CompiledFunction(model)
