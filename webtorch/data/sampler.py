@@ -1,0 +1,194 @@
+"""Samplers: the order in which examples are read. May import floors 0 to 4.
+
+Random orders are drawn on the CPU, so that a seed gives the same one whatever the device is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import webtorch
+
+__all__ = [
+    "BatchSampler",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "SubsetRandomSampler",
+    "WeightedRandomSampler",
+]
+
+Index = TypeVar("Index", covariant=True)
+
+
+def _device(generator: Any) -> Any:
+    """Return the generator's device, the CPU without one."""
+    return "cpu" if generator is None else generator.device
+
+
+def permutation(n: int, generator: Any = None) -> list[int]:
+    """Return 0 .. n - 1 in random order."""
+    return webtorch.randperm(n, generator=generator, device=_device(generator)).tolist()
+
+
+class Sampler(Generic[Index]):
+    """Base of the samplers: subclasses define `__iter__`, and `__len__` if they can."""
+
+    def __iter__(self) -> Iterator[Index]:
+        """Iterate over indices."""
+        raise NotImplementedError
+
+
+class SequentialSampler(Sampler[int]):
+    """All indices in order."""
+
+    def __init__(self, data_source: Any) -> None:
+        """Take the dataset, for its length."""
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over 0 .. n - 1."""
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return len(self.data_source)
+
+
+class RandomSampler(Sampler[int]):
+    """All indices in random order; or `num_samples` of them, drawn with or without replacement."""
+
+    def __init__(
+        self,
+        data_source: Any,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: Any = None,
+    ) -> None:
+        """Take the dataset, for its length."""
+        self.data_source = data_source
+        self.replacement = replacement
+        self._num_samples = num_samples
+        self.generator = generator
+        if not isinstance(replacement, bool):
+            raise TypeError(
+                f"replacement should be a boolean value, but got replacement={replacement}"
+            )
+        if not isinstance(self.num_samples, int) or self.num_samples <= 0:
+            raise ValueError(
+                "num_samples should be a positive integer value, but got "
+                f"num_samples={self.num_samples}"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Return the number of indices; the dataset may have changed its length."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over random indices; one order after the other if more than all are wanted."""
+        n, wanted = len(self.data_source), self.num_samples
+        if self.replacement:
+            yield from webtorch.randint(
+                0, n, (wanted,), generator=self.generator, device=_device(self.generator)
+            ).tolist()
+            return
+        while wanted > 0:
+            order = permutation(n, self.generator)
+            yield from order[:wanted]
+            wanted -= n
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return self.num_samples
+
+
+class SubsetRandomSampler(Sampler[int]):
+    """The given indices in random order."""
+
+    def __init__(self, indices: Sequence[int], generator: Any = None) -> None:
+        """Take the indices."""
+        self.indices = indices
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the indices in random order."""
+        for place in permutation(len(self.indices), self.generator):
+            yield self.indices[place]
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler[int]):
+    """`num_samples` indices, drawn in proportion to `weights`."""
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        num_samples: int,
+        replacement: bool = True,
+        generator: Any = None,
+    ) -> None:
+        """Take one weight for each index; they need not sum to 1."""
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
+            raise ValueError(
+                f"num_samples should be a positive integer value, but got num_samples={num_samples}"
+            )
+        if not isinstance(replacement, bool):
+            raise ValueError(
+                f"replacement should be a boolean value, but got replacement={replacement}"
+            )
+        # float64, which is what PyTorch draws in; hence on the CPU.
+        self.weights = webtorch.as_tensor(weights, device="cpu").to(webtorch.float64)
+        if self.weights.dim() != 1:
+            raise ValueError(
+                "weights should be a 1d sequence but given weights have shape "
+                f"{tuple(self.weights.shape)}"
+            )
+        self.num_samples = num_samples
+        self.replacement = replacement
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the drawn indices."""
+        drawn = webtorch.multinomial(
+            self.weights, self.num_samples, self.replacement, generator=self.generator
+        )
+        return iter(drawn.tolist())
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return self.num_samples
+
+
+class BatchSampler(Sampler[list[int]]):
+    """The indices of another sampler in lists of `batch_size`; the last may be shorter."""
+
+    def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
+        """Take the sampler; `drop_last` leaves out a shorter last list."""
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
+            raise ValueError(
+                f"batch_size should be a positive integer value, but got batch_size={batch_size}"
+            )
+        if not isinstance(drop_last, bool):
+            raise ValueError(f"drop_last should be a boolean value, but got drop_last={drop_last}")
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterate over the lists."""
+        indices = iter(self.sampler)
+        while batch := list(itertools.islice(indices, self.batch_size)):
+            if self.drop_last and len(batch) < self.batch_size:
+                return
+            yield batch
+
+    def __len__(self) -> int:
+        """Return the number of lists."""
+        count = len(self.sampler)  # type: ignore[arg-type]
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)

@@ -1,0 +1,7 @@
+"""`webtorch.utils`: PyTorch's place for what is found elsewhere here. May import floors 0 to 5."""
+
+from __future__ import annotations
+
+from webtorch.utils import data
+
+__all__ = ["data"]
