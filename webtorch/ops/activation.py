@@ -122,7 +122,7 @@ hardsigmoid = elementwise(
 hardswish = elementwise(
     "hardswish",
     lambda x: ex.where(
-        x <= -3, ex.const(0.0, x.dtype), ex.where(x >= 3, x, x * ((x + 3) * (1 / 6)))
+        x <= -3, x * 0, ex.where(x >= 3, x, x * ((x + 3) * (1 / 6)))
     ),
     dtypes=FLOATS,
     torch="nn.functional.hardswish",

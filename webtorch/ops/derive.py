@@ -21,7 +21,8 @@ UNARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "abs": lambda x, out: ex.sign(x),
     "exp": lambda x, out: out,
     "exp2": lambda x, out: out * _LN2,
-    "expm1": lambda x, out: out + 1.0,
+    # Not out + 1, which has no digits left where out is near -1.
+    "expm1": lambda x, out: ex.exp(x),
     "log": lambda x, out: 1.0 / x,
     "log2": lambda x, out: 1.0 / (x * _LN2),
     "log10": lambda x, out: 1.0 / (x * _LN10),
