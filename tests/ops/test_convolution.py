@@ -34,6 +34,7 @@ FORWARD = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize(("rank", "x", "w", "bias", "options"), FORWARD)
 def test_convolution(rank: int, x: tuple[int, ...], w: tuple[int, ...], bias: bool, options: dict[str, object], device: str) -> None:
     inputs = [randn(*x), randn(*w, seed=1), *([randn(w[0], seed=2)] if bias else [])]

@@ -12,6 +12,7 @@ from typing import Any
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import bool_
 from webtorch.ops.contract import c_name, check_tensor
+from webtorch.ops.movement import pick, window
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with
 from webtorch.ops.record import composite
 
@@ -196,10 +197,9 @@ def _convolve_3d(
     shapes = ((planes, channels, height, width), (out_channels, per_group, *kernel), (planes, out_channels, *out_sizes[1:]))
     total: Any = None
     for k in range(depth):
-        first = k * dilation[0]
-        part = x[:, :, first : first + stride[0] * (out_sizes[0] - 1) + 1 : stride[0]]
+        part = window(x, 2, k * dilation[0], out_sizes[0], stride[0])
         part = part.permute(0, 2, 1, 3, 4).reshape(shapes[0])
-        out = _raw("forward", part, weight[:, :, k], shapes, stride[1:], padding[1:], dilation[1:], groups)
+        out = _raw("forward", part, pick(weight, 2, k), shapes, stride[1:], padding[1:], dilation[1:], groups)
         total = out if total is None else total + out
     return total.reshape(n, out_sizes[0], out_channels, *out_sizes[1:]).permute(0, 2, 1, 3, 4).contiguous()
 
@@ -297,7 +297,7 @@ def _transposed_3d(
     full = sizes[0] + 2 * padding[0]
     total: Any = None
     for k in range(kernel_depth):
-        out = _raw("input", flat, weight[:, :, k], shapes, stride[1:], padding[1:], dilation[1:], groups)
+        out = _raw("input", flat, pick(weight, 2, k), shapes, stride[1:], padding[1:], dilation[1:], groups)
         # (N, D, 1, ..) -> (N, D, stride, ..): zeros between the planes, then zeros before and after.
         out = out.reshape(n, depth, 1, out_channels, *sizes[1:])
         out = pad_with(out, (0,) * 6, (0, 0, stride[0] - 1, 0, 0, 0), 0)

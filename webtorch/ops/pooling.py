@@ -16,6 +16,7 @@ from webtorch.ir.dtype import Scalar, bool_, int64, integer_limits
 from webtorch.ir.view import numel
 from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
+from webtorch.ops.movement import pick
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims
 from webtorch.ops.record import composite
 
@@ -108,7 +109,9 @@ def _spread_taps(
         for k in reversed(kernel):
             at.insert(0, rest % k)
             rest //= k
-        part = g[(..., *at)]
+        part = g
+        for i in reversed(at):
+            part = pick(part, part.ndim - 1, i)
         # (*, O, 1, ..) -> (*, O, s, ..): zeros between the windows.
         apart = tuple(n for c in counts for n in (c, 1))
         part = pad_with(
