@@ -1,17 +1,17 @@
-"""`nn.functional`: PyTorch's functions of neural networks, one family a file.
+"""`nn.functional`: PyTorch's functions of neural networks. May import floors 0 to 4.
 
-What the op table has comes from there (`table.py`); the rest is written with other operations.
+Nearly all of them are entries of the op table. Those that are not are written here, one family a
+file.
 """
 
 from __future__ import annotations
 
 from webtorch.nn.functional.activation import *  # noqa: F403
 from webtorch.nn.functional.attention import *  # noqa: F403
-from webtorch.nn.functional.conv import *  # noqa: F403
 from webtorch.nn.functional.loss import *  # noqa: F403
-from webtorch.nn.functional.noise import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
-from webtorch.nn.functional.padding import *  # noqa: F403
-from webtorch.nn.functional.pooling import *  # noqa: F403
-from webtorch.nn.functional.projection import *  # noqa: F403
+from webtorch.nn.functional.table import entries as _entries
 from webtorch.nn.functional.vision import *  # noqa: F403
+
+for _name, _function in _entries.items():
+    globals().setdefault(_name, _function)

@@ -11,13 +11,11 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
-from webtorch.nn.functional.activation import softmax
-from webtorch.nn.functional.noise import dropout
-from webtorch.nn.functional.padding import pad
-from webtorch.nn.functional.projection import linear
-from webtorch.nn.functional.table import composite
+from webtorch.nn.functional.table import composite, table
 
 __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
+
+linear, pad, softmax, dropout = table("linear"), table("pad"), table("softmax"), table("dropout")
 
 
 @composite

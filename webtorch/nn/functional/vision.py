@@ -8,22 +8,19 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
-from webtorch.nn.functional.padding import pad
-from webtorch.nn.functional.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
-from webtorch.nn.functional.table import composite
+from webtorch.nn.functional.table import composite, table
 from webtorch.nn.size import repeat
 
 __all__ = [
     "channel_shuffle",
-    "fold",
     "interpolate",
     "pixel_shuffle",
     "pixel_unshuffle",
-    "unfold",
     "upsample",
 ]
 
 
+@composite
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Return (*, C r r, H, W) as (*, C, H r, W r). Shi et al., 2016."""
     r = upscale_factor
@@ -40,6 +37,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     return out.reshape((*lead, c, height * r, width * r))
 
 
+@composite
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """Return (*, C, H r, W r) as (*, C r r, H, W): the inverse of pixel_shuffle."""
     r = downscale_factor
@@ -55,6 +53,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     return out.reshape((*lead, channels * r * r, height // r, width // r))
 
 
+@composite
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Return the channels (dimension 1) dealt out anew: one of each group after the other."""
     n, channels, *rest = input.shape
@@ -62,72 +61,6 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
         raise RuntimeError("Number of channels must be divisible by groups")
     out = input.reshape((n, groups, channels // groups, *rest)).transpose(1, 2)
     return out.reshape((n, channels, *rest))
-
-
-def _windows(size: int, kernel: int, dilation: int, padding: int, stride: int) -> int:
-    """Return how many windows fit."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def unfold(
-    input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
-) -> Tensor:
-    """Return the windows of (N, C, H, W) as columns: (N, C kh kw, number of windows)."""
-    (kh, kw), (dh, dw) = repeat(kernel_size, 2), repeat(dilation, 2)
-    (ph, pw), (sh, sw) = repeat(padding, 2), repeat(stride, 2)
-    unbatched = input.dim() == 3
-    x = input.unsqueeze(0) if unbatched else input
-    n, c, height, width = x.shape
-    rows, columns = _windows(height, kh, dh, ph, sh), _windows(width, kw, dw, pw, sw)
-    if rows < 1 or columns < 1:
-        raise RuntimeError(
-            f"Given input with spatial size ({height}, {width}), kernel_size=({kh}, {kw}), "
-            f"dilation=({dh}, {dw}), padding=({ph}, {pw}), calculated shape of the array of "
-            f"sliding blocks as ({rows}, {columns}), but its components must be at least one."
-        )
-    x = pad(x, (pw, pw, ph, ph))
-    parts = [
-        x[:, :, i * dh : i * dh + sh * (rows - 1) + 1 : sh, j * dw : j * dw + sw * (columns - 1) + 1 : sw]
-        for i in range(kh)
-        for j in range(kw)
-    ]  # fmt: skip
-    out = webtorch.stack(parts, 2).reshape(n, c * kh * kw, rows * columns)
-    return out.squeeze(0) if unbatched else out
-
-
-def fold(
-    input: Tensor,
-    output_size: Any,
-    kernel_size: Any,
-    dilation: Any = 1,
-    padding: Any = 0,
-    stride: Any = 1,
-) -> Tensor:
-    """Add the columns of `unfold` back into an image (N, C, *output_size)."""
-    (height, width), (kh, kw) = repeat(output_size, 2), repeat(kernel_size, 2)
-    (dh, dw), (ph, pw), (sh, sw) = repeat(dilation, 2), repeat(padding, 2), repeat(stride, 2)
-    unbatched = input.dim() == 2
-    x = input.unsqueeze(0) if unbatched else input
-    rows, columns = _windows(height, kh, dh, ph, sh), _windows(width, kw, dw, pw, sw)
-    n, flat, count = x.shape
-    if flat % (kh * kw) != 0 or count != rows * columns:
-        raise RuntimeError(
-            f"Given output_size=({height}, {width}), kernel_size=({kh}, {kw}), dilation=({dh}, "
-            f"{dw}), padding=({ph}, {pw}), stride=({sh}, {sw}), expected input of size [*, C * "
-            f"{kh * kw}, {rows * columns}], but got {list(input.shape)}"
-        )
-    c = flat // (kh * kw)
-    x = x.reshape(n, c, kh * kw, rows, columns)
-    out = webtorch.zeros(
-        (n, c, height + 2 * ph, width + 2 * pw), dtype=input.dtype, device=input.device
-    )
-    for i in range(kh):
-        for j in range(kw):
-            place = out[:, :, i * dh : i * dh + sh * (rows - 1) + 1 : sh,
-                        j * dw : j * dw + sw * (columns - 1) + 1 : sw]  # fmt: skip
-            place.add_(x[:, :, i * kw + j])
-    out = out[:, :, ph : ph + height, pw : pw + width]
-    return out.squeeze(0) if unbatched else out
 
 
 def upsample(
@@ -203,9 +136,7 @@ def interpolate(
         if recompute_scale_factor:
             factors = None
     if mode == "area":
-        if rank not in (1, 2):
-            raise NotImplementedError("interpolate: mode 'area' takes 3D and 4D inputs")
-        return (adaptive_avg_pool1d if rank == 1 else adaptive_avg_pool2d)(input, wanted)
+        return table(f"adaptive_avg_pool{rank}d")(input, wanted)
     out = input
     for i in range(rank):
         step = sizes[i] / wanted[i] if factors is None else 1.0 / factors[i]
