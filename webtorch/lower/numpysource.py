@@ -272,8 +272,7 @@ class _Writer:
             where is None
             or self.kernel.inner
             or self.rank == 0
-            or node.op not in UFUNC
-            and node.op not in _LOGICAL
+            or (node.op not in UFUNC and node.op not in _LOGICAL)
         ):
             return False
         if s.buffer in reads and not self.one_to_one(s, where):

@@ -5,6 +5,8 @@ Imports NumPy, floors 0-2 and this backend's own modules.
 
 from __future__ import annotations
 
+import functools
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +20,22 @@ from webtorch.ir.expr import walk
 from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine, Scan
 from webtorch.ir.program import Copy, Program
 from webtorch.lower.numpysource import numpy_source
-from webtorch.runtime.backends.cpu import contraction, numpy_math
+from webtorch.lower.pysource import cost, python_source
+from webtorch.runtime.backends.cpu import contraction, jit, numpy_math
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
+from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
 Array = npt.NDArray[Any]
 Scalar = bool | int | float
 
 # Elements that one block of NumPy work covers: some temporaries of this size fit a core's second-level cache.
 _BLOCK = 1 << 15
+# Work is counted in operations on one element. Compiling pays from about here on (some 30 ms), and calling NumPy for one
+# operation costs as much as this many elements.
+_COMPILE_WORK = 20_000_000
+_CALL_COST = 1000
+# Waking threads pays from this much work in one kernel.
+_PARALLEL_WORK = 200_000
 # Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
 _KEPT_BYTES = 1 << 20
 
@@ -41,23 +51,58 @@ class Runner:
 
 
 class KernelRunner(Runner):
-    """A generic kernel."""
+    """A generic kernel: NumPy at first, machine code once it has done enough work to pay for compiling.
+
+    The rule counts work and looks at no clock, so that the same program gives the same bits every time.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self.routine = self.kernel = kernel
         self.points = kernel.outer_count * kernel.inner_count
+        self.count = kernel.outer_count
         self.rows = kernel.outer[0] if kernel.outer else 1
         if not kernel.outer and kernel.inner:
             self.rows = kernel.inner[0]
-        self.types = [array_type(d).type for d in kernel.args]
-        self.limits = [(1 << d.bits) - 1 if d.is_integral else 0 for d in kernel.args]
+        self.converters = [_converter(d) for d in kernel.args]
         self.numpy: Callable[..., None] | None = None
+        self.native: Callable[[int, int, bytes], None] | None = None
         per_row = max(self.points // max(self.rows, 1), 1)
         self.block = max(_BLOCK // per_row, 1) if kernel.outer else self.rows
+        # One cell of 8 bytes for each buffer, each argument and the status words.
+        kinds = ["d" if d.kind == "float" else "Q" for d in kernel.args]
+        self.pack = struct.Struct("Q" * len(kernel.buffers) + "".join(kinds) + "Q").pack
+        self.masks = [0 if d.kind == "float" else _ALL_BITS for d in kernel.args]
+        each = cost(*kernel.expressions()) + len(kernel.buffers)
+        self.work = each * self.points
+        self.spent = 0
+        self.step = each * (self.points + _CALL_COST)
+        self.parallel = self.work >= _PARALLEL_WORK and self.count > 1 and not _in_order(kernel)
+        # Threads get whole cache lines where outer points are single elements.
+        self.multiple = 64 if not kernel.inner else 16 if self.count >= 256 else 1
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
-        self.run_numpy(buffers, args, status)
+        native = self.native
+        if native is None:
+            self.spent += self.step
+            if self.spent < _COMPILE_WORK or not jit.available():
+                self.run_numpy(buffers, args, status)
+                return
+            native = self.compile()
+        values = [a & m if m else a for a, m in zip(args, self.masks)] if args else ()  # type: ignore[operator]
+        block = self.pack(
+            *[b.address for b in buffers], *values, status.ctypes.data if self.kernel.checks else 0
+        )
+        if not self.parallel:
+            native(0, self.count, block)
+            return
+        parts = split(0, self.count, get_num_threads(), self.multiple)
+        run_parallel([functools.partial(native, begin, end, block) for begin, end in parts])
+
+    def compile(self) -> Callable[[int, int, bytes], None]:
+        """Make and keep the machine code."""
+        self.native = native = jit.function(python_source(self.kernel))
+        return native
 
     def run_numpy(
         self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array
@@ -67,7 +112,7 @@ class KernelRunner(Runner):
         if kernel is None:
             kernel = self.numpy = compile_numpy(self.kernel)
         arrays = [b.array for b in buffers]
-        values = [t(_fit(a, m)) for t, a, m in zip(self.types, args, self.limits)]
+        values = [convert(a) for convert, a in zip(self.converters, args)]
         with np.errstate(all="ignore"):
             if self.rows <= self.block:
                 kernel(0, self.rows, *arrays, *values, status)
@@ -76,12 +121,22 @@ class KernelRunner(Runner):
                 kernel(begin, min(begin + self.block, self.rows), *arrays, *values, status)
 
 
-def _fit(value: Scalar, mask: int) -> Scalar:
-    """Wrap an integer argument to the bits of its type."""
-    if not mask or 0 <= value <= mask >> 1:
-        return value
-    value = int(value) & mask
-    return value
+def _in_order(kernel: Kernel) -> bool:
+    """Whether outer points must follow each other: scatters, whose positions may repeat."""
+    return any(
+        s.combine != "set" or any(n.op == "load" for n in walk(s.position)) for s in kernel.stores
+    )
+
+
+def _converter(dtype: DType) -> Callable[[Scalar], Any]:
+    """Return what makes a typed NumPy scalar; integers wrap around."""
+    kind = array_type(dtype).type
+    if not dtype.is_integral:
+        return kind  # type: ignore[no-any-return]
+    return lambda value: np.uint64(int(value) & _ALL_BITS).astype(kind)
+
+
+_ALL_BITS = (1 << 64) - 1
 
 
 def compile_numpy(kernel: Kernel) -> Callable[..., None]:
@@ -219,8 +274,3 @@ def _byte() -> DType:
 
 
 _BYTE = _byte()
-
-
-def expression_count(kernel: Kernel) -> int:
-    """Return how many distinct operations one point of the kernel does."""
-    return sum(1 for _ in walk(*kernel.expressions()))

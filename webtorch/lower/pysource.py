@@ -1,0 +1,834 @@
+"""Kernel -> Python source over loops: compiled to vector code where llvmlite is, run as plain Python under a debugger.
+
+The text defines one function, `name(begin, end, b0, ..., a0, ..., status)`, that does the outer points begin..end-1 (row-major).
+It is a small language with Python's meaning: annotations say what buffers hold, `b0[i]` reads and writes an element, integers
+are positions, and every other value is typed by a call such as `float32(0.5)`. `x += y` marks a sum whose order is free.
+The names that it calls are in `runtime/backends/cpu/plain.py` (Python) and `runtime/backends/cpu/jit.py` (machine code).
+Imports floors 0-2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType, bfloat16, bool_, float16, float32, int32, int64, integer_limits
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import Kernel, Reduce, Store
+from webtorch.ir.view import numel
+from webtorch.lower.affine import Affine, affine
+
+# Outer points that one accumulator array of a column kernel serves.
+COLUMNS = 512
+# Terms of a float sum that are added in one go; blocks are then added up, so that rounding errors stay small.
+SUM_BLOCK = 4096
+# Bytes of a row that may be kept between the stages of a row kernel; it must fit the first-level cache with its inputs.
+_ROW_BYTES = 1 << 16
+# From this cost on, a value is kept in a row rather than computed again in the next stage.
+_KEEP_COST = 12
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+_CALLS = {"not": "logical_not", "min": "minimum", "max": "maximum", "bitnot": "invert"}
+COSTS: dict[str, int] = {
+    **dict.fromkeys(("exp", "exp2", "log", "log2", "log10", "sin", "cos", "tanh"), 15),
+    **dict.fromkeys(("expm1", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "atan2"), 25),
+    **dict.fromkeys(("pow", "philox"), 50),
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "hypot", "floordiv", "truncdiv", "mod", "truncmod"), 5),
+    **dict.fromkeys(("const", "arg", "index", "reduced"), 0),
+}  # fmt: skip
+
+Dep = int | tuple[str, int]
+
+
+@dataclass
+class _Scope:
+    """One loop body: what is known inside it, and its lines."""
+
+    known: frozenset[Dep]
+    names: dict[Expr, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+
+def cost(*roots: Expr) -> int:
+    """Return how much work one evaluation of `roots` is, in additions."""
+    return sum(COSTS.get(node.op, 1) for node in ex.walk(*roots))
+
+
+def type_name(dtype: DType) -> str:
+    """Return the name of a type in the generated text."""
+    return dtype.name
+
+
+class _Writer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.dims = kernel.outer + kernel.inner
+        self.first_inner = len(kernel.outer)
+        self.scopes: list[_Scope] = []
+        self.dep_memo: dict[Expr, frozenset[Dep]] = {}
+        self.count = 0
+        # Values kept in a row between stages: expression -> array, and those already written.
+        self.rows: dict[Expr, str] = {}
+        self.written: set[Expr] = set()
+
+    # -- text -----------------------------------------------------------------------------------------------------
+
+    def fresh(self, prefix: str = "t") -> str:
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+    def line(self, text: str) -> None:
+        self.scopes[-1].lines.append(text)
+
+    def open(self, *known: Dep) -> None:
+        outside = self.scopes[-1].known if self.scopes else frozenset()
+        self.scopes.append(_Scope(outside | set(known)))
+
+    def close(self, head: str) -> None:
+        scope = self.scopes.pop()
+        self.line(head)
+        self.scopes[-1].lines += ["    " + text for text in scope.lines or ["pass"]]
+
+    def know(self, *deps: Dep) -> None:
+        self.scopes[-1].known |= set(deps)
+
+    # -- expressions ----------------------------------------------------------------------------------------------
+
+    def deps(self, root: Expr) -> frozenset[Dep]:
+        """Return the loop variables and reductions that `root` needs."""
+        for node in ex.walk(root):
+            if node in self.dep_memo:
+                continue
+            found: frozenset[Dep] = frozenset().union(*[self.dep_memo[a] for a in node.args])
+            if node.op == "index":
+                found = frozenset({node.value[0]})  # type: ignore[index]
+            elif node.op == "reduced":
+                found = frozenset({("reduced", node.value)})  # type: ignore[arg-type]
+            self.dep_memo[node] = found
+        return self.dep_memo[root]
+
+    def value(self, root: Expr) -> str:
+        """Return the name of `root`'s value, computing it in the outermost loop that can."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if self.find(node) is not None:
+                stack.pop()
+                continue
+            missing = [a for a in self.operands(node) if self.find(a) is None]
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            self.compute(node)
+        found = self.find(root)
+        assert found is not None
+        return found
+
+    def operands(self, node: Expr) -> Iterable[Expr]:
+        if node in self.written:
+            return ()
+        if node.op == "load":
+            return (*self.position_leaves(node.args[0]), *node.args[1:])
+        return node.args
+
+    def find(self, node: Expr) -> str | None:
+        match node.op:
+            case "const":
+                return constant(node)
+            case "arg":
+                return f"a{node.value}"
+            case "reduced":
+                return f"r{node.value}"
+        for scope in self.scopes:
+            if node in scope.names:
+                return scope.names[node]
+        return None
+
+    def compute(self, node: Expr) -> None:
+        deps = self.deps(node)
+        scope = next(s for s in self.scopes if deps <= s.known)
+        if node in self.written:
+            text = f"{self.rows[node]}[{self.inner_number()}]"
+        else:
+            text = self.text(node)
+        name = self.fresh("p" if node.op == "philox" else "t")
+        if node.op == "philox":
+            # One call gives four lanes; the others find its name.
+            for lane in range(4):
+                other = ex.make("philox", node.dtype, node.args, lane)
+                self.dep_memo[other] = deps
+                scope.names[other] = f"{name}[{lane}]"
+                self.keep_alive(other)
+        else:
+            scope.names[node] = name
+        scope.lines.append(f"{name} = {text}")
+        if node in self.rows and node not in self.written and self.keeping:
+            scope.lines.append(f"{self.rows[node]}[{self.inner_number()}] = {name}")
+            self.kept.add(node)
+
+    keeping = False
+
+    def keep_alive(self, node: Expr) -> None:
+        self.alive = [*getattr(self, "alive", []), node]
+
+    def text(self, node: Expr) -> str:
+        if node.op == "load":
+            position = self.position(node.args[0])
+            text = f"b{node.value}[{position}]"
+            if len(node.args) == 3:
+                text += f" if {self.ready(node.args[1])} else {self.ready(node.args[2])}"
+            return text
+        args = [self.ready(a) for a in node.args]
+        match node.op:
+            case "index":
+                return f"int32(i{node.value[0]})"  # type: ignore[index]
+            case "cast":
+                return self.cast(node, args[0])
+            case "bitcast":
+                return f"bitcast({args[0]}, {node.dtype.name})"
+            case "neg":
+                return f"-{args[0]}"
+            case "div" if node.dtype.kind == "float":
+                return f"{args[0]} / {args[1]}"
+            case op if op in _INFIX:
+                return f"{args[0]} {_INFIX[op]} {args[1]}"
+        return f"{_CALLS.get(node.op, node.op)}({', '.join(args)})"
+
+    def ready(self, node: Expr) -> str:
+        found = self.find(node)
+        assert found is not None
+        return found
+
+    def cast(self, node: Expr, x: str) -> str:
+        source, target = node.args[0].dtype, node.dtype
+        if source is bfloat16:
+            x = f"from_bfloat16({x})"
+            return x if target is float32 else f"{target.name}({x})"
+        if target is bfloat16:
+            return f"to_bfloat16({x if source is float32 else f'float32({x})'})"
+        if target is bool_ and source is not float16:
+            return f"{x} != {source.name}(0)"
+        if float16 in (source, target) and float32 not in (source, target):
+            x = f"float32({x})"
+        return f"{target.name}({x})"
+
+    # -- positions: integers without wraparound -------------------------------------------------------------------
+
+    def position(self, x: Expr) -> str:
+        """Return the integer text of a position."""
+        where = affine(x)
+        if where is not None:
+            return affine_text(where)
+        if x.op in ("add", "sub", "mul"):
+            a, b = self.position(x.args[0]), self.position(x.args[1])
+            if x.op == "mul":
+                return f"({a}) * ({b})"
+            return f"{a} + {b}" if x.op == "add" else f"{a} - ({b})"
+        if self.divides(x):
+            name = "div" if x.op in ("floordiv", "truncdiv") else "rem"
+            return f"{name}({self.position(x.args[0])}, {x.args[1].value})"
+        if self.widens(x):
+            return self.position(x.args[0])
+        return f"int({self.ready(x)})"
+
+    def position_leaves(self, x: Expr) -> list[Expr]:
+        """Return the values that a position is made of."""
+        if affine(x) is not None:
+            return []
+        if x.op in ("add", "sub", "mul"):
+            return [*self.position_leaves(x.args[0]), *self.position_leaves(x.args[1])]
+        if self.divides(x) or self.widens(x):
+            return self.position_leaves(x.args[0])
+        return [x]
+
+    def divides(self, x: Expr) -> bool:
+        """Whether `x` is a division of non-negative numbers by a constant, which is cheap."""
+        if (
+            x.op not in ("floordiv", "truncdiv", "mod", "truncmod")
+            or x.args[1].op != "const"
+            or x.dtype.kind == "float"
+        ):
+            return False
+        low, high = bounds(x.args[0])
+        return low >= 0 and high < 2**31 and x.args[1].value > 0  # type: ignore[operator]
+
+    def widens(self, x: Expr) -> bool:
+        source = x.args[0].dtype if x.args else x.dtype
+        return (
+            x.op == "cast"
+            and x.dtype in (int32, int64)
+            and source in (int32, int64)
+            and bounds(x.args[0]) != _UNKNOWN
+        )
+
+    # -- statements -----------------------------------------------------------------------------------------------
+
+    def checks(self, level: str) -> None:
+        for check in self.kernel.checks:
+            if check.level == level:
+                value, name = self.value(check.value), check.value.dtype.name
+                self.line(
+                    f"if ({value} < {name}({check.low})) | ({value} >= {name}({check.high})):"
+                )
+                self.line(f"    report(status, {check.site}, {value})")
+
+    def prepare(self, stores: Iterable[Store]) -> list[tuple[Store, str, str, str]]:
+        """Compute what the stores need. Values come before the first write, for an output may be an input too."""
+        ready = []
+        for s in stores:
+            value = self.value(s.value)
+            for leaf in self.position_leaves(s.position):
+                self.value(leaf)
+            valid = "" if s.valid is None else self.value(s.valid)
+            ready.append((s, self.position(s.position), value, valid))
+        return ready
+
+    def write(self, ready: list[tuple[Store, str, str, str]]) -> None:
+        for s, position, value, valid in ready:
+            target = f"b{s.buffer}[{position}]"
+            if s.combine != "set":
+                value = self.combined(s, target, value)
+            if valid:
+                self.line(f"if {valid}:")
+            self.line(f"{'    ' if valid else ''}{target} = {value}")
+
+    def combined(self, s: Store, target: str, value: str) -> str:
+        dtype = self.kernel.buffers[s.buffer].dtype
+        old = target
+        if dtype in (float16, bfloat16):
+            widen = "float32" if dtype is float16 else "from_bfloat16"
+            old, value = f"{widen}({old})", f"{widen}({value})"
+        text = {"add": f"{old} + {value}", "mul": f"{old} * {value}"}.get(
+            s.combine
+        ) or f"{s.combine}imum({old}, {value})"
+        if dtype is float16:
+            return f"float16({text})"
+        return f"to_bfloat16({text})" if dtype is bfloat16 else text
+
+    def inner_number(self) -> str:
+        """Return the row-major number of the inner point."""
+        text, stride = "", 1
+        for d in range(len(self.dims) - 1, self.first_inner - 1, -1):
+            if self.dims[d] > 1:
+                text = (f"i{d}" if stride == 1 else f"i{d} * {stride}") + (
+                    f" + {text}" if text else ""
+                )
+            stride *= self.dims[d]
+        return text or "0"
+
+    # -- the kernel -----------------------------------------------------------------------------------------------
+
+    def render(self) -> str:
+        kernel = self.kernel
+        params = ["begin", "end"]
+        params += [f"b{i}: {b.dtype.name}" for i, b in enumerate(kernel.buffers)]
+        params += [f"a{i}: {d.name}" for i, d in enumerate(kernel.args)]
+        params.append("status")
+        # Dims of size 1 are always 0.
+        self.open(*[d for d, size in enumerate(self.dims) if size == 1])
+        if not kernel.inner:
+            self.elementwise()
+        elif self.by_columns():
+            self.column_kernel()
+        else:
+            self.row_kernel()
+        body = self.scopes[0].lines
+        return (
+            "\n".join(
+                [
+                    f"def {identifier(kernel.name)}({', '.join(params)}):",
+                    *["    " + text for text in body],
+                ]
+            )
+            + "\n"
+        )
+
+    def decode(self, dims: tuple[int, ...], flat: str) -> None:
+        """Define i0.. from the row-major number `flat` of a point of `dims`."""
+        live = [d for d, size in enumerate(dims) if size > 1]
+        for number, d in enumerate(reversed(live)):
+            first = number == len(live) - 1
+            if first:
+                self.line(f"i{d} = {flat}")
+            else:
+                self.line(f"i{d} = rem({flat}, {dims[d]})")
+                rest = f"q{d}"
+                self.line(f"{rest} = div({flat}, {dims[d]})")
+                flat = rest
+            self.know(d)
+        if not live and dims and numel(dims) > 1:
+            raise AssertionError(dims)
+
+    def elementwise(self) -> None:
+        dims = self.kernel.outer
+        live = [d for d, size in enumerate(dims) if size > 1]
+        if not live:
+            self.body()
+            return
+        last = live[-1]
+        if len(live) == 1:
+            self.open(last)
+            self.body()
+            self.close(f"for i{last} in range(begin, end):")
+            return
+        self.line("i = begin")
+        self.open()
+        self.decode_segment(dims, last, f"min({dims[last]} - start, end - i)")
+        self.open(last)
+        self.body()
+        self.close(f"for i{last} in range(start, start + n):")
+        self.line("i = i + n")
+        self.close("while i < end:")
+
+    def decode_segment(self, dims: tuple[int, ...], last: int, count: str) -> None:
+        """Define the dims before `last`, where the run along `last` starts, and how many points it has."""
+        self.line(f"start = rem(i, {dims[last]})")
+        if any(size > 1 for size in dims[:last]):
+            self.line(f"row = div(i, {dims[last]})")
+            self.decode(dims[:last], "row")
+        self.line(f"n = {count}")
+
+    def body(self) -> None:
+        """The inside of an elementwise kernel."""
+        self.checks("outer")
+        self.checks("inner")
+        for k, reduce in enumerate(self.kernel.reduces):
+            if reduce.op in ("argmax", "argmin"):
+                self.line(f"r{k} = {reduce.dtype.name}(0)")
+            else:
+                self.line(f"r{k} = {self.value(reduce.value)}")
+            self.know(("reduced", k))
+        self.write(self.prepare(self.kernel.stores))
+
+    def stages(self) -> list[list[int]]:
+        """Group the reductions that one sweep over the inner points can do together."""
+        groups: list[list[int]] = []
+        level: dict[int, int] = {}
+        for k, reduce in enumerate(self.kernel.reduces):
+            needs = [d[1] for d in self.deps(reduce.value) if isinstance(d, tuple)]
+            level[k] = max((level[n] + 1 for n in needs), default=0)
+            while len(groups) <= level[k]:
+                groups.append([])
+            groups[level[k]].append(k)
+        return groups
+
+    def by_columns(self) -> bool:
+        """Whether to work on many outer points at once: where they are neighbours in memory, or the inner loop is short."""
+        outer, inner = self.kernel.outer, self.kernel.inner
+        live = [d for d, size in enumerate(outer) if size > 1]
+        if not live or outer[live[-1]] < 8:
+            return False
+        last = live[-1]
+        steps = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
+        if not steps:
+            return True
+        along_row = along_column = 0
+        for root in self.kernel.expressions():
+            for node in ex.walk(root):
+                if node.op == "load" and (where := affine(node.args[0])) is not None:
+                    along_row += where.stride(steps[-1]) == 1
+                    along_column += where.stride(last) == 1 and any(where.stride(d) for d in steps)
+        if along_column > along_row:
+            return True
+        return numel(inner) <= 16 and outer[last] >= 32 and not self.big_rows()
+
+    def big_rows(self) -> bool:
+        return False
+
+    # -- one outer point after another ----------------------------------------------------------------------------
+
+    def row_kernel(self) -> None:
+        outer = self.kernel.outer
+        self.open()
+        if any(size > 1 for size in outer):
+            self.decode(outer, "i")
+        self.checks("outer")
+        self.plan_rows()
+        for group in self.stages():
+            self.row_stage(group)
+        outside = [s for s in self.kernel.stores if s.level == "outer"]
+        inside = [s for s in self.kernel.stores if s.level == "inner"]
+        ready = self.prepare(outside)
+        if inside or any(c.level == "inner" for c in self.kernel.checks):
+            self.inner_loops(lambda: (self.checks("inner"), self.write(self.prepare(inside))))
+        self.write(ready)
+        self.close("for i in range(begin, end):")
+        arrays = [
+            f"{name} = local({e.dtype.name}, {self.kernel.inner_count})"
+            for e, name in self.rows.items()
+        ]
+        self.scopes[-1].lines[:0] = arrays
+
+    def plan_rows(self) -> None:
+        """Choose the values that are kept between stages: dear ones that a later sweep needs again."""
+        sweeps = [[self.kernel.reduces[k].value for k in group] for group in self.stages()]
+        sweeps.append([s.value for s in self.kernel.stores if s.level == "inner"])
+        inner = {d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1}
+        seen: list[set[Expr]] = [set(ex.walk(*roots)) for roots in sweeps if roots]
+        self.kept: set[Expr] = set()
+        wanted: list[Expr] = []
+        for i, nodes in enumerate(seen):
+            later = set().union(*seen[i + 1 :])
+            wanted += [
+                e
+                for e in nodes & later
+                if cost(e) >= _KEEP_COST and self.deps(e) & inner and e not in wanted
+            ]
+        budget = _ROW_BYTES
+        order = sorted(wanted, key=lambda e: (-cost(e), ex.show(e)))
+        for e in order:
+            # A part of a kept value is needed only inside it, most of the time.
+            if any(e in set(ex.walk(k)) for k in self.rows) or e.dtype in (
+                bool_,
+                float16,
+                bfloat16,
+            ):
+                continue
+            size = self.kernel.inner_count * e.dtype.itemsize
+            if size <= budget:
+                budget -= size
+                self.rows[e] = f"row{len(self.rows)}"
+
+    def inner_loops(self, body: object, head: str = "") -> None:
+        """Nest the inner loops around `body`; `head` replaces the range of the outermost."""
+        live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
+        for d in live:
+            self.open(d)
+        if not live:
+            self.open()
+        self.keeping = True
+        self.kept = set()
+        body()  # type: ignore[operator]
+        self.keeping = False
+        if not live:
+            self.close("if True:")
+        for d in reversed(live):
+            span = head if head and d == live[0] else f"range({self.dims[d]})"
+            self.close(f"for i{d} in {span}:")
+        self.written |= self.kept
+
+    def row_stage(self, group: list[int]) -> None:
+        reduces = [(k, self.kernel.reduces[k]) for k in group]
+        live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
+        total = self.kernel.inner_count
+        blocked = [
+            k
+            for k, r in reduces
+            if r.op == "sum" and r.value.dtype.kind == "float" and total > SUM_BLOCK
+        ]
+        for k, r in reduces:
+            self.line(f"acc{k} = {start(r)}")
+            if is_pair(r):
+                self.line(f"at{k} = int64(0)")
+
+        def body() -> None:
+            for k, r in reduces:
+                self.accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
+
+        if not blocked:
+            self.inner_loops(body)
+        else:
+            first = live[0]
+            rest = max(total // self.dims[first], 1)
+            size = max(SUM_BLOCK // rest, 1)
+            self.open()
+            for k in blocked:
+                self.line(f"part{k} = {start(self.kernel.reduces[k])}")
+            self.inner_loops(body, f"range(j, min(j + {size}, {self.dims[first]}))")
+            for k in blocked:
+                self.line(f"acc{k} += part{k}")
+            self.close(f"for j in range(0, {self.dims[first]}, {size}):")
+        for k, r in reduces:
+            self.line(f"r{k} = {self.finish(k, r)}")
+            self.know(("reduced", k))
+
+    def accumulate(self, k: int, r: Reduce, acc: str) -> None:
+        """Combine one inner point into the scalar `acc`."""
+        value = self.value(r.value)
+        match r.op:
+            case "sum" if r.value.dtype is not bool_:
+                self.line(f"{acc} += {value}")
+            case "prod" if r.value.dtype is not bool_:
+                self.line(f"{acc} *= {value}")
+            case "max" | "min" if r.value.dtype.kind == "float":
+                self.line(f"{acc} = {r.op}imum({acc}, order_{r.op}({value}))")
+            case "max" | "min" if r.value.dtype is not bool_:
+                self.line(f"{acc} = {r.op}imum({acc}, {value})")
+            case "argmax" | "argmin" if not is_pair(r):
+                self.line(f"{acc} = maximum({acc}, order_{r.op}({value}, {self.inner_number()}))")
+            case "argmax" | "argmin":
+                self.line(f"better = {self.better(r, value, acc)}")
+                self.line(f"{acc} = where(better, {value}, {acc})")
+                self.line(f"at{k} = where(better, int64({self.inner_number()}), at{k})")
+            case "all" | "min" | "prod":
+                self.line(f"{acc} = {acc} & int32({value})")
+            case _:
+                self.line(f"{acc} = {acc} | int32({value})")
+
+    def better(self, r: Reduce, value: str, best: str) -> str:
+        sign = ">" if r.op == "argmax" else "<"
+        if r.value.dtype.kind == "float":
+            return f"({value} {sign} {best}) | (isnan({value}) & logical_not(isnan({best})))"
+        return f"{value} {sign} {best}"
+
+    def finish(self, k: int, r: Reduce) -> str:
+        if r.op in ("argmax", "argmin"):
+            return (
+                f"{r.dtype.name}(at{k})"
+                if is_pair(r)
+                else f"{r.dtype.name}(order_position(acc{k}))"
+            )
+        if r.op in ("max", "min") and r.value.dtype.kind == "float":
+            return f"unorder(acc{k}, {r.value.dtype.name})"
+        return f"acc{k} != int32(0)" if r.value.dtype is bool_ else f"acc{k}"
+
+    # -- many outer points at once --------------------------------------------------------------------------------
+
+    def column_kernel(self) -> None:
+        outer = self.kernel.outer
+        last = max(d for d, size in enumerate(outer) if size > 1)
+        self.arrays: list[str] = []
+        self.line("i = begin")
+        self.open()
+        self.decode_segment(outer, last, f"min(min({outer[last]} - start, end - i), {COLUMNS})")
+        if any(c.level == "outer" for c in self.kernel.checks):
+            self.columns(last, lambda: self.checks("outer"))
+        for group in self.stages():
+            self.column_stage(group, last)
+        outside = [s for s in self.kernel.stores if s.level == "outer"]
+        inside = [s for s in self.kernel.stores if s.level == "inner"]
+        saved: list[tuple[Store, str]] = []
+        if inside and outside:
+            # Values of outer stores are computed before inner stores write.
+            for s in outside:
+                saved.append((s, self.array(s.value.dtype)))
+            self.columns(
+                last, lambda: [self.line(f"{name}[c] = {self.value(s.value)}") for s, name in saved]
+            )
+        if inside or any(c.level == "inner" for c in self.kernel.checks):
+            self.inner_loops(
+                lambda: self.columns(
+                    last, lambda: (self.checks("inner"), self.write(self.prepare(inside)))
+                )
+            )
+
+        def epilogue() -> None:
+            if saved:
+                ready = []
+                for s, name in saved:
+                    for leaf in self.position_leaves(s.position):
+                        self.value(leaf)
+                    ready.append(
+                        (
+                            s,
+                            self.position(s.position),
+                            f"{name}[c]",
+                            "" if s.valid is None else self.value(s.valid),
+                        )
+                    )
+                self.write(ready)
+            else:
+                self.write(self.prepare(outside))
+
+        if outside:
+            self.columns(last, epilogue)
+        self.line("i = i + n")
+        self.close("while i < end:")
+        self.scopes[-1].lines[:0] = self.arrays
+
+    def array(self, dtype: DType, count: int = COLUMNS) -> str:
+        name = self.fresh("v")
+        self.arrays.append(f"{name} = local({dtype.name}, {count})")
+        return name
+
+    def columns(self, last: int, body: object) -> None:
+        """Loop over the columns; finished reductions are read from their arrays."""
+        finished = [d for d in self.scopes[-1].known if isinstance(d, tuple) and d[0] == "column"]
+        self.open(last, *[("reduced", d[1]) for d in finished])
+        self.line(f"i{last} = start + c")
+        for _, k in sorted(finished):
+            self.line(f"r{k} = result{k}[c]")
+        body()  # type: ignore[operator]
+        self.close("for c in range(n):")
+
+    def column_stage(self, group: list[int], last: int) -> None:
+        reduces = [(k, self.kernel.reduces[k]) for k in group]
+        live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
+        total = self.kernel.inner_count
+        blocked = [
+            k
+            for k, r in reduces
+            if r.op == "sum" and r.value.dtype.kind == "float" and total > SUM_BLOCK // 4
+        ]
+        for k, r in reduces:
+            kind = int32 if r.value.dtype is bool_ else r.value.dtype
+            self.arrays.append(f"acc{k} = local({kind.name}, {COLUMNS})")
+            self.arrays.append(
+                f"result{k} = local({r.dtype.name if r.op in _POSITIONS else r.value.dtype.name}, {COLUMNS})"
+            )
+            if r.op in _POSITIONS:
+                self.arrays.append(f"at{k} = local(int32, {COLUMNS})")
+            if k in blocked:
+                self.arrays.append(f"part{k} = local({kind.name}, {COLUMNS})")
+
+        def clear(parts: bool) -> None:
+            for k, r in reduces:
+                if not parts:
+                    self.line(f"acc{k}[c] = {column_start(r)}")
+                    if r.op in _POSITIONS:
+                        self.line(f"at{k}[c] = int32(0)")
+                elif k in blocked:
+                    self.line(f"part{k}[c] = {column_start(r)}")
+
+        def body() -> None:
+            for k, r in reduces:
+                self.column_accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
+
+        def add_parts() -> None:
+            for k in blocked:
+                self.line(f"acc{k}[c] = acc{k}[c] + part{k}[c]")
+
+        self.columns(last, lambda: clear(False))
+        if not blocked:
+            self.inner_loops(lambda: self.columns(last, body))
+        else:
+            first = live[0]
+            size = max(SUM_BLOCK // 8 // max(total // self.dims[first], 1), 1)
+            self.open()
+            self.columns(last, lambda: clear(True))
+            self.inner_loops(
+                lambda: self.columns(last, body), f"range(j, min(j + {size}, {self.dims[first]}))"
+            )
+            self.columns(last, add_parts)
+            self.close(f"for j in range(0, {self.dims[first]}, {size}):")
+
+        def results() -> None:
+            for k, r in reduces:
+                text = f"acc{k}[c] != int32(0)" if r.value.dtype is bool_ else f"acc{k}[c]"
+                self.line(
+                    f"result{k}[c] = {f'{r.dtype.name}(at{k}[c])' if r.op in _POSITIONS else text}"
+                )
+
+        self.columns(last, results)
+        self.know(*[("column", k) for k, _ in reduces])
+
+    def column_accumulate(self, k: int, r: Reduce, acc: str) -> None:
+        value = self.value(r.value)
+        old = f"{acc}[c]"
+        match r.op:
+            case "argmax" | "argmin":
+                self.line(f"best{k} = {old}")
+                self.line(f"better{k} = {self.better(r, value, f'best{k}')}")
+                self.line(f"{old} = where(better{k}, {value}, best{k})")
+                self.line(f"at{k}[c] = where(better{k}, int32({self.inner_number()}), at{k}[c])")
+            case "all" | "any":
+                self.line(f"{old} = {old} {'&' if r.op == 'all' else '|'} int32({value})")
+            case op if r.value.dtype is bool_:
+                self.line(f"{old} = {old} {'&' if op in ('min', 'prod') else '|'} int32({value})")
+            case "sum":
+                self.line(f"{old} = {old} + {value}")
+            case "prod":
+                self.line(f"{old} = {old} * {value}")
+            case op:
+                self.line(f"{old} = {op}imum({old}, {value})")
+
+
+_POSITIONS = ("argmax", "argmin")
+
+
+def is_pair(r: Reduce) -> bool:
+    """Whether an argmax needs its value and its position apart: 64-bit values leave no room for both in one integer."""
+    return r.op in _POSITIONS and r.value.dtype.itemsize == 8
+
+
+def start(r: Reduce) -> str:
+    """Return the accumulator's first value in a row kernel."""
+    dtype = r.value.dtype
+    if r.op in _POSITIONS and not is_pair(r):
+        return f"int64({integer_limits(int64)[0]})"
+    if r.op in ("max", "min") and dtype.kind == "float":
+        wide = int64 if dtype.itemsize == 8 else int32
+        return f"{wide.name}({integer_limits(wide)[0 if r.op == 'max' else 1]})"
+    return column_start(r)
+
+
+def column_start(r: Reduce) -> str:
+    """Return the accumulator's first value where it has the value's own type."""
+    dtype = r.value.dtype
+    if dtype is bool_:
+        return f"int32({int(r.op in ('all', 'min', 'prod'))})"
+    if r.op in ("sum", "prod"):
+        return f"{dtype.name}({int(r.op == 'prod')})"
+    largest = r.op in ("max", "argmax")
+    if dtype.kind == "float":
+        return f"{dtype.name}({'-inf' if largest else 'inf'})"
+    return f"{dtype.name}({integer_limits(dtype)[0 if largest else 1]})"
+
+
+def constant(node: Expr) -> str:
+    """Return the text of a constant."""
+    if node.dtype is bfloat16:
+        return f"bfloat16({int.from_bytes(node.dtype.to_bytes([node.value]), 'little')})"  # type: ignore[list-item]
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        return f"{node.dtype.name}({str(node.value).lower()})"
+    return f"{node.dtype.name}({node.value!r})"
+
+
+def affine_text(where: Affine) -> str:
+    """Return `offset + i0 * stride + ...`."""
+    parts = [f"i{d}" if s == 1 else f"i{d} * {s}" for d, s in sorted(where.strides.items())]
+    if where.offset or not parts:
+        parts.append(str(where.offset))
+    return " + ".join(parts)
+
+
+def identifier(name: str) -> str:
+    """Return `name` as a Python identifier."""
+    text = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return text if text and not text[0].isdigit() else f"k_{text}"
+
+
+_UNKNOWN = (-math.inf, math.inf)
+
+
+def bounds(x: Expr) -> tuple[float, float]:
+    """Return the least and largest value of an integer expression of loop variables; infinite where unknown."""
+    match x.op:
+        case "const":
+            return float(x.value), float(x.value)  # type: ignore[arg-type]
+        case "index":
+            return 0.0, x.value[1] - 1.0  # type: ignore[index]
+        case "cast" if x.dtype.is_integral and x.args[0].dtype.is_integral:
+            return bounds(x.args[0]) if x.dtype.itemsize >= 4 else _UNKNOWN
+        case "add" | "sub" | "mul" | "floordiv" | "mod" | "min" | "max":
+            (a, b), (c, d) = bounds(x.args[0]), bounds(x.args[1])
+        case _:
+            return _UNKNOWN
+    if not all(map(math.isfinite, (a, b, c, d))):
+        return _UNKNOWN
+    match x.op:
+        case "add":
+            return a + c, b + d
+        case "sub":
+            return a - d, b - c
+        case "mul":
+            return min(a * c, a * d, b * c, b * d), max(a * c, a * d, b * c, b * d)
+        case "floordiv" if c == d > 0:
+            return a // c, b // c
+        case "mod" if c == d > 0:
+            return 0.0, min(b, c - 1) if a >= 0 else c - 1
+        case "min":
+            return min(a, c), min(b, d)
+        case "max":
+            return max(a, c), max(b, d)
+    return _UNKNOWN
+
+
+def python_source(kernel: Kernel) -> str:
+    """Return the loop text of `kernel`."""
+    return _Writer(kernel).render()

@@ -1,0 +1,1079 @@
+"""Machine code from the loop text of `lower/pysource.py`, through llvmlite (which numba installs). Imports llvmlite lazily.
+
+One pass over the text's syntax tree writes LLVM instructions; LLVM's own passes then keep variables in registers and turn the
+inner loops into vector code. Compared with numba this skips type inference and Python's boxing: a kernel takes some 20 ms
+instead of 200, and machine code kept on disk loads in under a millisecond without importing numba at all.
+
+Every function has the form `void f(int64 begin, int64 end, int64 *block)`; `block` holds the buffers' addresses, then the
+arguments (integers, or float64), then the address of the status words.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import ctypes.util
+import hashlib
+import importlib.util
+import math
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from webtorch.ir.dtype import float16
+from webtorch.runtime.backends.cpu import elementary
+
+# Part of the key of code on disk: raise it when this file or elementary.py changes what is generated.
+_VERSION = 1
+_CACHE_BYTES = 64 << 20
+
+_FLOATS = {"float32", "float64"}
+_HALVES = {"float16", "bfloat16"}
+_BITS = {
+    "bool": 1, "int8": 8, "uint8": 8, "int16": 16, "float16": 16, "bfloat16": 16, "int32": 32, "uint32": 32, "float32": 32,
+    "int64": 64, "uint64": 64, "float64": 64, "int": 64,
+}  # fmt: skip
+_UNSIGNED = {"bool", "uint8", "uint32", "uint64", "float16", "bfloat16"}
+_BYTES = {name: max(bits // 8, 1) for name, bits in _BITS.items()}
+
+
+@cache
+def available() -> bool:
+    """Whether kernels can be compiled here. WEBTORCH_CPU_JIT=0 says no."""
+    if os.environ.get("WEBTORCH_CPU_JIT", "1") == "0":
+        return False
+    return importlib.util.find_spec("llvmlite") is not None
+
+
+class _Value:
+    """A value while code is written: LLVM's value and the name of its type ("int" is a position, without wraparound)."""
+
+    __slots__ = ("kind", "machine", "value")
+
+    def __init__(self, machine: LlvmMachine, value: Any, kind: str) -> None:
+        self.machine, self.value, self.kind = machine, value, kind
+
+    def __add__(self, other: _Value) -> _Value:
+        return self.machine.arithmetic("add", self, other)
+
+    def __sub__(self, other: _Value) -> _Value:
+        return self.machine.arithmetic("sub", self, other)
+
+    def __mul__(self, other: _Value) -> _Value:
+        return self.machine.arithmetic("mul", self, other)
+
+    def __truediv__(self, other: _Value) -> _Value:
+        return self.machine.wrap(self.machine.builder.fdiv(self.value, other.value), self.kind)
+
+    def __neg__(self) -> _Value:
+        if self.kind in _FLOATS:
+            return self.machine.wrap(self.machine.builder.fneg(self.value), self.kind)
+        return self.machine.constant(0, self.kind) - self
+
+    def __and__(self, other: _Value) -> _Value:
+        return self.machine.wrap(self.machine.builder.and_(self.value, other.value), self.kind)
+
+    def __or__(self, other: _Value) -> _Value:
+        return self.machine.wrap(self.machine.builder.or_(self.value, other.value), self.kind)
+
+    def __xor__(self, other: _Value) -> _Value:
+        return self.machine.wrap(self.machine.builder.xor(self.value, other.value), self.kind)
+
+    def __lshift__(self, other: _Value) -> _Value:
+        return self.machine.wrap(self.machine.builder.shl(self.value, other.value), self.kind)
+
+    def __rshift__(self, other: _Value) -> _Value:
+        builder = self.machine.builder
+        shift = builder.lshr if self.kind in _UNSIGNED else builder.ashr
+        return self.machine.wrap(shift(self.value, other.value), self.kind)
+
+    def __lt__(self, other: _Value) -> _Value:
+        return self.machine.compare("<", self, other)
+
+    def __le__(self, other: _Value) -> _Value:
+        return self.machine.compare("<=", self, other)
+
+    def __gt__(self, other: _Value) -> _Value:
+        return self.machine.compare(">", self, other)
+
+    def __ge__(self, other: _Value) -> _Value:
+        return self.machine.compare(">=", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        assert isinstance(other, _Value)
+        return self.machine.compare("==", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        assert isinstance(other, _Value)
+        return self.machine.compare("!=", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class LlvmMachine:
+    """Writes instructions for the elementary functions, and for what the text calls."""
+
+    def __init__(self, module: Any, fused: bool) -> None:
+        from llvmlite import ir
+
+        self.ir = ir
+        self.module = module
+        self.fused = fused
+        self.builder: Any = None
+        self.types = {
+            "float32": ir.FloatType(), "float64": ir.DoubleType(),
+        } | {k: ir.IntType(b) for k, b in _BITS.items() if k not in _FLOATS}  # fmt: skip
+
+    def wrap(self, value: Any, kind: str) -> _Value:
+        """Return a typed value."""
+        return _Value(self, value, kind)
+
+    def constant(self, number: float, kind: str) -> _Value:
+        """Return a typed constant."""
+        if kind == "float16":
+            number = int.from_bytes(float16.to_bytes([number]), "little")
+        number = float(number) if kind in _FLOATS else int(number)
+        if kind not in _FLOATS and kind != "bool":
+            number &= (1 << _BITS[kind]) - 1
+        if kind == "float32" and math.isfinite(number):
+            number = ctypes.c_float(number).value
+        return self.wrap(self.ir.Constant(self.types[kind], number), kind)
+
+    def intrinsic(self, name: str, kind: str, *args: _Value) -> _Value:
+        """Call an LLVM intrinsic or a function of the C library on values of one type."""
+        number = self.types[kind]
+        full = f"{name}.f{_BITS[kind]}" if name.startswith("llvm.") else name
+        function = self.module.globals.get(full)
+        if function is None:
+            function = self.ir.Function(
+                self.module, self.ir.FunctionType(number, [number] * len(args)), full
+            )
+            if not name.startswith("llvm."):
+                function.attributes.add("nounwind")
+                _known_symbol(full)
+        return self.wrap(self.builder.call(function, [a.value for a in args]), kind)
+
+    # -- elementary.Machine -----------------------------------------------------------------------------------------
+
+    def select(self, condition: _Value, a: _Value, b: _Value) -> _Value:
+        """Return `a` where the condition holds, else `b`."""
+        return self.wrap(self.builder.select(condition.value, a.value, b.value), a.kind)
+
+    def fma(self, a: _Value, b: _Value, c: _Value) -> _Value:
+        """Return a * b + c, rounded once where the processor can."""
+        if self.fused:
+            return self.intrinsic("llvm.fma", a.kind, a, b, c)
+        return a * b + c
+
+    def bits(self, x: _Value, kind: str) -> _Value:
+        """Reinterpret as a type of the same size."""
+        if self.types[kind] == x.value.type:
+            return self.wrap(x.value, kind)
+        return self.wrap(self.builder.bitcast(x.value, self.types[kind]), kind)
+
+    def rint(self, x: _Value) -> _Value:
+        """Round to the nearest integer, ties to even."""
+        return self.intrinsic("llvm.rint", x.kind, x)
+
+    def sqrt(self, x: _Value) -> _Value:
+        """Return the square root."""
+        return self.intrinsic("llvm.sqrt", x.kind, x)
+
+    def cast(self, x: _Value, kind: str) -> _Value:
+        """Convert as PyTorch does on the usual processors: floats out of range become the smallest integer."""
+        source = x.kind
+        if source == kind:
+            return x
+        builder, target = self.builder, self.types[kind]
+        if source in _HALVES or kind in _HALVES:
+            return self.cast_half(x, kind)
+        if kind == "bool":
+            return x != self.constant(0, source)
+        if source in _FLOATS and kind in _FLOATS:
+            convert = builder.fpext if _BITS[kind] > _BITS[source] else builder.fptrunc
+            return self.wrap(convert(x.value, target), kind)
+        if kind in _FLOATS:
+            convert = builder.uitofp if source in _UNSIGNED else builder.sitofp
+            return self.wrap(convert(x.value, target), kind)
+        if source in _FLOATS:
+            # Small types go through int32 and uint32 through int64, as C compilers do it.
+            wide = "int64" if kind in ("int64", "uint32", "uint64", "int") else "int32"
+            edge = self.constant(-(2.0 ** (_BITS[wide] - 1)), source)
+            fits = (x >= edge) & (x < -edge)
+            whole = self.wrap(
+                builder.fptosi(self.select(fits, x, edge).value, self.types[wide]), wide
+            )
+            return self.cast(whole, kind)
+        if _BITS[kind] < _BITS[source]:
+            return self.wrap(builder.trunc(x.value, target), kind)
+        if _BITS[kind] == _BITS[source]:
+            return self.wrap(x.value, kind)
+        extend = builder.zext if source in _UNSIGNED else builder.sext
+        return self.wrap(extend(x.value, target), kind)
+
+    def cast_half(self, x: _Value, kind: str) -> _Value:
+        """Convert between float16 or bfloat16 and other types, by their bits."""
+        if x.kind in _HALVES:
+            wide = self.from_bfloat16(x) if x.kind == "bfloat16" else self.from_float16(x)
+            return self.cast(wide, kind)
+        x = self.cast(x, "float32")
+        return self.to_bfloat16(x) if kind == "bfloat16" else self.to_float16(x)
+
+    # -- arithmetic -------------------------------------------------------------------------------------------------
+
+    def arithmetic(self, op: str, a: _Value, b: _Value) -> _Value:
+        """Add, subtract or multiply; typed integers wrap around."""
+        a, b = self.common(a, b)
+        builder = self.builder
+        if a.kind in _FLOATS:
+            return self.wrap(getattr(builder, "f" + op)(a.value, b.value), a.kind)
+        if a.kind == "bool":
+            return a & b if op == "mul" else a | b
+        flags = ("nsw",) if a.kind == "int" else ()
+        return self.wrap(getattr(builder, op)(a.value, b.value, flags=flags), a.kind)
+
+    def common(self, a: _Value, b: _Value) -> tuple[_Value, _Value]:
+        """Give a position and a typed integer one type."""
+        if a.kind != b.kind:
+            if a.kind == "int":
+                a = self.cast(a, b.kind)
+            elif b.kind == "int":
+                b = self.cast(b, a.kind)
+            else:
+                raise TypeError(f"{a.kind} and {b.kind} in one operation")
+        return a, b
+
+    def compare(self, sign: str, a: _Value, b: _Value) -> _Value:
+        """Compare; anything but != is false for NaN."""
+        a, b = self.common(a, b)
+        builder = self.builder
+        if a.kind in _FLOATS:
+            compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered
+        else:
+            compare = builder.icmp_unsigned if a.kind in _UNSIGNED else builder.icmp_signed
+        return self.wrap(compare(sign, a.value, b.value), "bool")
+
+    def isnan(self, x: _Value) -> _Value:
+        """Whether x is NaN."""
+        if x.kind not in _FLOATS:
+            return self.constant(0, "bool")
+        return self.wrap(self.builder.fcmp_unordered("uno", x.value, x.value), "bool")
+
+    def isinf(self, x: _Value) -> _Value:
+        """Whether x is infinite."""
+        if x.kind not in _FLOATS:
+            return self.constant(0, "bool")
+        return self.intrinsic("llvm.fabs", x.kind, x) == self.constant(math.inf, x.kind)
+
+    def maximum(self, a: _Value, b: _Value) -> _Value:
+        """Return the larger, NaN if either is."""
+        a, b = self.common(a, b)
+        return self.select((a > b) | self.isnan(a) if a.kind in _FLOATS else a > b, a, b)
+
+    def minimum(self, a: _Value, b: _Value) -> _Value:
+        """Return the smaller, NaN if either is."""
+        a, b = self.common(a, b)
+        return self.select((a < b) | self.isnan(a) if a.kind in _FLOATS else a < b, a, b)
+
+    def logical_not(self, x: _Value) -> _Value:
+        """Return not x."""
+        return self.wrap(self.builder.not_(x.value), "bool")
+
+    def invert(self, x: _Value) -> _Value:
+        """Flip all bits."""
+        return self.wrap(self.builder.not_(x.value), x.kind)
+
+    def abs(self, x: _Value) -> _Value:
+        """Return the absolute value."""
+        if x.kind in _FLOATS:
+            return self.intrinsic("llvm.fabs", x.kind, x)
+        return x if x.kind in _UNSIGNED else self.select(x < self.constant(0, x.kind), -x, x)
+
+    def sign(self, x: _Value) -> _Value:
+        """Return -1, 0 or 1; 0 for NaN."""
+        zero, one = self.constant(0, x.kind), self.constant(1, x.kind)
+        up = self.select(x > zero, one, zero)
+        if x.kind in _UNSIGNED:
+            return up
+        return self.select(x < zero, self.constant(-1, x.kind), up)
+
+    def rsqrt(self, x: _Value) -> _Value:
+        """Return 1 / sqrt(x)."""
+        return self.constant(1.0, x.kind) / self.sqrt(x)
+
+    def rounded(self, name: str, x: _Value) -> _Value:
+        """Round to an integral value; integers are that already."""
+        return self.intrinsic(f"llvm.{name}", x.kind, x) if x.kind in _FLOATS else x
+
+    def copysign(self, a: _Value, b: _Value) -> _Value:
+        """Return the size of `a` with the sign of `b`."""
+        return self.intrinsic("llvm.copysign", a.kind, a, b)
+
+    def divide(self, op: str, a: _Value, b: _Value) -> _Value:
+        """Do one of the integer divisions; by zero they give 0, and nothing traps."""
+        a, b = self.common(a, b)
+        if a.kind in _FLOATS:
+            return self.divide_floats(op, a, b)
+        builder, kind = self.builder, a.kind
+        zero, one = self.constant(0, kind), self.constant(1, kind)
+        if kind in _UNSIGNED:
+            safe = self.select(b == zero, one, b)
+            if op in ("mod", "truncmod"):
+                return self.select(
+                    b == zero, zero, self.wrap(builder.urem(a.value, safe.value), kind)
+                )
+            return self.select(b == zero, zero, self.wrap(builder.udiv(a.value, safe.value), kind))
+        minus = b == self.constant(-1, kind)
+        # The smallest integer divided by -1 would trap.
+        safe = self.select((b == zero) | minus, one, b)
+        quotient = self.wrap(builder.sdiv(a.value, safe.value), kind)
+        rest = self.wrap(builder.srem(a.value, safe.value), kind)
+        crooked = (rest != zero) & ((rest ^ safe) < zero)
+        match op:
+            case "truncmod":
+                return rest
+            case "mod":
+                return self.select(crooked, rest + safe, rest)
+            case "floordiv":
+                quotient = self.select(crooked, quotient - one, quotient)
+        return self.select(b == zero, zero, self.select(minus, -a, quotient))
+
+    def divide_floats(self, op: str, a: _Value, b: _Value) -> _Value:
+        """Do one of the divisions that round, on floats."""
+        kind = a.kind
+        if op == "truncdiv":
+            return self.rounded("trunc", a / b)
+        zero, one = self.constant(0.0, kind), self.constant(1.0, kind)
+        rest = self.wrap(self.builder.frem(a.value, b.value), kind)
+        if op == "truncmod":
+            return rest
+        crooked = (rest != zero) & ((b < zero) != (rest < zero))
+        if op == "mod":
+            return self.select(crooked, rest + b, rest)
+        quotient = (a - rest) / b
+        quotient = self.select(crooked, quotient - one, quotient)
+        whole = self.rounded("floor", quotient)
+        whole = self.select(quotient - whole > self.constant(0.5, kind), whole + one, whole)
+        whole = self.select(quotient != zero, whole, self.copysign(zero, a / b))
+        return self.select(b == zero, a / b, whole)
+
+    def shift(self, op: str, a: _Value, b: _Value) -> _Value:
+        """Shift; a count of the type's size or more shifts everything out."""
+        bits = self.constant(_BITS[a.kind], a.kind)
+        inside = self.wrap(self.builder.icmp_unsigned("<", b.value, bits.value), "bool")
+        count = self.select(inside, b, self.constant(0, a.kind))
+        if op == "shl":
+            return self.select(inside, a << count, self.constant(0, a.kind))
+        if a.kind in _UNSIGNED:
+            return self.select(inside, a >> count, self.constant(0, a.kind))
+        return a >> self.select(inside, b, self.constant(_BITS[a.kind] - 1, a.kind))
+
+    def power(self, a: _Value, b: _Value) -> _Value:
+        """Raise to a power."""
+        if a.kind == "float32":
+            return elementary.pow(self, a, b)  # type: ignore[no-any-return]
+        if a.kind == "float64":
+            return self.intrinsic("pow", a.kind, a, b)
+        if a.kind == "bool":
+            return a | self.logical_not(b)
+        # Squaring, with one step for each bit of the exponent.
+        kind = a.kind
+        zero, one = self.constant(0, kind), self.constant(1, kind)
+        result, base, rest = one, a, b
+        for _ in range(_BITS[kind]):
+            result = self.select((rest & one) != zero, result * base, result)
+            base, rest = base * base, self.wrap(self.builder.lshr(rest.value, one.value), kind)
+        if kind in _UNSIGNED:
+            return result
+        minus = self.constant(-1, kind)
+        small = self.select(
+            a == one, one, self.select(a == minus, self.select((b & one) != zero, minus, one), zero)
+        )
+        return self.select(b < zero, small, result)
+
+    # -- 16-bit floats ----------------------------------------------------------------------------------------------
+
+    def from_bfloat16(self, x: _Value) -> _Value:
+        """Widen to float32."""
+        wide = self.wrap(self.builder.zext(x.value, self.types["uint32"]), "uint32")
+        return self.bits(wide << self.constant(16, "uint32"), "float32")
+
+    def to_bfloat16(self, x: _Value) -> _Value:
+        """Round to nearest, ties to even; NaN stays NaN."""
+        u = "uint32"
+        bits = self.bits(x, u)
+        odd = (bits >> self.constant(16, u)) & self.constant(1, u)
+        rounded = (bits + (self.constant(0x7FFF, u) + odd)) >> self.constant(16, u)
+        chosen = self.select(self.isnan(x), self.constant(0x7FC0, u), rounded)
+        return self.wrap(self.builder.trunc(chosen.value, self.types["bfloat16"]), "bfloat16")
+
+    def from_float16(self, x: _Value) -> _Value:
+        """Widen to float32: the exponent is moved by a multiplication, which is right for small numbers too."""
+        u = "uint32"
+        wide = self.wrap(self.builder.zext(x.value, self.types[u]), u)
+        size = wide & self.constant(0x7FFF, u)
+        number = self.bits(size << self.constant(13, u), "float32") * self.constant(
+            2.0**112, "float32"
+        )
+        bits = self.bits(number, u)
+        special = size >= self.constant(0x7C00, u)
+        bits = self.select(special, bits | self.constant(0x7F800000, u), bits)
+        return self.bits(
+            bits | ((wide & self.constant(0x8000, u)) << self.constant(16, u)), "float32"
+        )
+
+    def to_float16(self, x: _Value) -> _Value:
+        """Round to nearest, ties to even; NaN stays NaN and large numbers become infinite."""
+        u = "uint32"
+        bits = self.bits(x, u)
+        sign = (bits >> self.constant(16, u)) & self.constant(0x8000, u)
+        size = bits & self.constant(0x7FFFFFFF, u)
+        odd = (size >> self.constant(13, u)) & self.constant(1, u)
+        # Normal results: move the exponent by 112 and round on the 13 bits that go.
+        normal = (size - self.constant(0x38000000 - 0xFFF, u) + odd) >> self.constant(13, u)
+        # Small ones: adding 1/2 lines up the last bit at 2^-24, and the addition rounds.
+        aligned = self.bits(self.bits(size, "float32") + self.constant(0.5, "float32"), u)
+        tiny = aligned - self.constant(0x3F000000, u)
+        half = self.select(size < self.constant(0x38800000, u), tiny, normal)
+        half = self.select(size >= self.constant(0x477FF000, u), self.constant(0x7C00, u), half)
+        half = self.select(size > self.constant(0x7F800000, u), self.constant(0x7E00, u), half)
+        return self.wrap(self.builder.trunc((half | sign).value, self.types["float16"]), "float16")
+
+    # -- orders: extremes as integers, whose maximum LLVM can vectorise ---------------------------------------------
+
+    def order(self, x: _Value, nan: int) -> _Value:
+        """Return an integer that orders like float `x`; `nan` is what stands for NaN."""
+        kind = "int32" if x.kind == "float32" else "int64"
+        bits = self.bits(x, kind)
+        top = _BITS[kind] - 1
+        mapped = bits ^ ((bits >> self.constant(top, kind)) & self.constant((1 << top) - 1, kind))
+        return self.select(
+            self.isnan(x), self.constant((1 << top) - 1 if nan > 0 else -(1 << top), kind), mapped
+        )
+
+    def unorder(self, x: _Value, kind: str) -> _Value:
+        """Return the float that `order` mapped."""
+        top = _BITS[x.kind] - 1
+        bits = x ^ ((x >> self.constant(top, x.kind)) & self.constant((1 << top) - 1, x.kind))
+        return self.bits(bits, kind)
+
+    def order_position(self, acc: _Value) -> _Value:
+        """Return the position that an argmax key holds."""
+        low = self.constant(0xFFFFFFFF, "int64")
+        return low - (acc & low)
+
+    def order_pair(self, x: _Value, position: _Value, largest: bool) -> _Value:
+        """Return value and position in one int64 whose maximum is the first extreme."""
+        if x.kind == "float32":
+            # -0 and 0 are equal: adding 0 makes them one.
+            key = self.cast(
+                self.order(x + self.constant(0.0, x.kind), 1 if largest else -1), "int64"
+            )
+        else:
+            key = self.cast(x, "int64")
+            if x.kind == "uint32":
+                key = key - self.constant(1 << 31, "int64")
+        if not largest:
+            key = self.invert(key)
+        low = self.constant(0xFFFFFFFF, "int64") - self.cast(position, "int64")
+        return (key << self.constant(32, "int64")) | low
+
+
+# Functions of the C library for float64.
+_LIBM = {
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p", "sin": "sin",
+    "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "erfc": "erfc", "atan2": "atan2", "hypot": "hypot",
+}  # fmt: skip
+_ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"}
+
+
+class _Compiler:
+    """Writes one function."""
+
+    def __init__(self, module: Any, tree: ast.FunctionDef, fused: bool) -> None:
+        self.m = LlvmMachine(module, fused)
+        self.ir = self.m.ir
+        ir = self.ir
+        self.module = module
+        i64 = ir.IntType(64)
+        self.pointer = ir.PointerType()
+        self.function = ir.Function(
+            module, ir.FunctionType(ir.VoidType(), [i64, i64, self.pointer]), tree.name
+        )
+        self.entry = self.function.append_basic_block("entry")
+        self.b = self.m.builder = ir.IRBuilder(self.entry)
+        # Variables live in memory here; LLVM's first pass puts them in registers.
+        self.variables: dict[str, tuple[Any, str]] = {}
+        self.buffers: dict[str, tuple[Any, str, Any, Any]] = {}
+        self.arrays: dict[str, tuple[Any, str]] = {}
+        self.tuples: dict[str, list[_Value]] = {}
+        self.parameters(tree)
+        # Allocations go to the entry block, before its last jump.
+        start = self.function.append_basic_block("start")
+        self.jump = self.b.branch(start)
+        self.b.position_at_end(start)
+        self.block(tree.body)
+        self.b.ret_void()
+
+    def parameters(self, tree: ast.FunctionDef) -> None:
+        b, ir = self.b, self.ir
+        i64 = ir.IntType(64)
+        begin, end, cells = self.function.args
+        slots: list[tuple[str, str, Any]] = []
+        for number, parameter in enumerate(tree.args.args[2:]):
+            kind = parameter.annotation.id if isinstance(parameter.annotation, ast.Name) else ""
+            cell = b.gep(cells, [ir.Constant(i64, number)], source_etype=i64)
+            name = parameter.arg
+            if name == "status" or name.startswith("b"):
+                pointer = b.load(cell, typ=self.pointer)
+                if name == "status":
+                    self.status = pointer
+                else:
+                    slots.append((name, kind, pointer))
+            elif kind in _FLOATS:
+                number_value = self.m.wrap(b.load(cell, typ=ir.DoubleType()), "float64")
+                self.let(name, self.m.cast(number_value, kind))
+            else:
+                self.let(name, self.m.cast(self.m.wrap(b.load(cell, typ=i64), "int64"), kind))
+        # Buffers never overlap: each has a scope, and its accesses are known not to touch the others.
+        domain = self.module.add_metadata([f"{tree.name}.buffers"])
+        scopes = [self.module.add_metadata([f"{tree.name}.{name}", domain]) for name, _, _ in slots]
+        for (name, kind, pointer), scope in zip(slots, scopes):
+            others = [s for s in scopes if s is not scope]
+            mine = self.module.add_metadata([scope])
+            self.buffers[name] = (
+                pointer,
+                kind,
+                mine,
+                self.module.add_metadata(others) if others else None,
+            )
+        self.let("begin", self.m.wrap(begin, "int"))
+        self.let("end", self.m.wrap(end, "int"))
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def let(self, name: str, value: _Value) -> None:
+        if name not in self.variables:
+            self.variables[name] = (self.allocate(value.value.type), value.kind)
+        place, kind = self.variables[name]
+        if kind != value.kind:
+            # A name may hold another type in another loop.
+            place, kind = self.variables[name] = (self.allocate(value.value.type), value.kind)
+        self.b.store(value.value, place)
+
+    def allocate(self, kind: Any, count: Any = None) -> Any:
+        # Parameters come before the entry block has its jump.
+        jump = getattr(self, "jump", None)
+        if jump is None:
+            return self.b.alloca(kind, count)
+        with self.b.goto_block(self.entry):
+            self.b.position_before(jump)
+            return self.b.alloca(kind, count)
+
+    def block(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="local"), args=[kind, count]),
+            ):
+                assert isinstance(kind, ast.Name) and isinstance(count, ast.Constant)
+                element = self.m.types[kind.id] if kind.id != "bool" else self.ir.IntType(8)
+                place = self.allocate(element, count.value)
+                place.align = 64
+                self.arrays[name] = (place, kind.id)
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="philox"), args=args)
+            ):
+                self.tuples[name] = elementary.philox(self.m, *[self.value(a) for a in args])
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.let(name, self.value(value))
+            case ast.Assign(targets=[ast.Subscript() as target], value=value):
+                self.store(target, self.value(value))
+            case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
+                self.let(name, self.accumulated(op, self.variable(name), self.value(value)))
+            case ast.For(target=ast.Name(id=name), iter=ast.Call(args=args), body=body):
+                self.loop(name, [self.value(a) for a in args], body)
+            case ast.While(test=test, body=body):
+                self.while_loop(test, body)
+            case ast.If(test=ast.Constant(value=True), body=body):
+                self.block(body)
+            case ast.If(test=test, body=body):
+                with self.b.if_then(self.value(test).value):
+                    self.block(body)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="report"), args=[_, site, value])):
+                assert isinstance(site, ast.Constant)
+                self.report(site.value, self.value(value))
+            case ast.Pass():
+                pass
+            case _:
+                raise TypeError(f"no such statement in kernels: {ast.unparse(node)}")
+
+    def accumulated(self, op: ast.operator, old: _Value, new: _Value) -> _Value:
+        """Add or multiply where the order is free, so that LLVM may keep several partial results."""
+        name = "add" if isinstance(op, ast.Add) else "mul"
+        if old.kind in _FLOATS:
+            return self.m.wrap(
+                getattr(self.b, "f" + name)(old.value, new.value, flags=("reassoc",)), old.kind
+            )
+        return self.m.arithmetic(name, old, new)
+
+    def loop(self, name: str, bounds: list[_Value], body: list[ast.stmt]) -> None:
+        b, i64 = self.b, self.ir.IntType(64)
+        zero = self.ir.Constant(i64, 0)
+        start, stop, step = zero, bounds[0].value, self.ir.Constant(i64, 1)
+        if len(bounds) > 1:
+            start, stop = bounds[0].value, bounds[1].value
+        if len(bounds) > 2:
+            step = bounds[2].value
+        before = b.block
+        inside = self.function.append_basic_block("loop")
+        after = self.function.append_basic_block("done")
+        b.cbranch(b.icmp_signed("<", start, stop), inside, after)
+        b.position_at_end(inside)
+        counter = b.phi(i64)
+        counter.add_incoming(start, before)
+        self.let(name, self.m.wrap(counter, "int"))
+        self.block(body)
+        following = b.add(counter, step, flags=("nsw",))
+        counter.add_incoming(following, b.block)
+        b.cbranch(b.icmp_signed("<", following, stop), inside, after)
+        b.position_at_end(after)
+
+    def while_loop(self, test: ast.expr, body: list[ast.stmt]) -> None:
+        b = self.b
+        head = self.function.append_basic_block("while")
+        inside = self.function.append_basic_block("body")
+        after = self.function.append_basic_block("end")
+        b.branch(head)
+        b.position_at_end(head)
+        b.cbranch(self.value(test).value, inside, after)
+        b.position_at_end(inside)
+        self.block(body)
+        b.branch(head)
+        b.position_at_end(after)
+
+    def report(self, site: int, value: _Value) -> None:
+        """Note a failed check, if it is the first."""
+        i32 = self.ir.IntType(32)
+        b = self.b
+        old = b.cmpxchg(
+            self.status,
+            self.ir.Constant(i32, 0),
+            self.ir.Constant(i32, site + 1),
+            "monotonic",
+            "monotonic",
+        )
+        with b.if_then(b.extract_value(old, 1)):
+            place = b.gep(self.status, [self.ir.Constant(self.ir.IntType(64), 1)], source_etype=i32)
+            b.store(self.m.cast(value, "int32").value, place)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def place(self, node: ast.Subscript) -> tuple[Any, str, Any, Any]:
+        assert isinstance(node.value, ast.Name)
+        name = node.value.id
+        position = self.m.cast(self.value(node.slice), "int").value
+        if name in self.buffers:
+            pointer, kind, mine, others = self.buffers[name]
+        else:
+            pointer, kind = self.arrays[name]
+            mine = others = None
+        element = self.ir.IntType(8) if kind == "bool" else self.m.types[kind]
+        return (
+            self.b.gep(pointer, [position], inbounds=True, source_etype=element),
+            kind,
+            mine,
+            others,
+        )
+
+    def mark(self, access: Any, mine: Any, others: Any) -> None:
+        if mine is not None:
+            access.set_metadata("alias.scope", mine)
+        if others is not None:
+            access.set_metadata("noalias", others)
+
+    def load(self, node: ast.Subscript) -> _Value:
+        pointer, kind, mine, others = self.place(node)
+        element = self.ir.IntType(8) if kind == "bool" else self.m.types[kind]
+        loaded = self.b.load(pointer, typ=element, align=_BYTES[kind])
+        self.mark(loaded, mine, others)
+        if kind == "bool":
+            return self.m.wrap(
+                self.b.icmp_unsigned("!=", loaded, self.ir.Constant(element, 0)), "bool"
+            )
+        return self.m.wrap(loaded, kind)
+
+    def store(self, node: ast.Subscript, value: _Value) -> None:
+        pointer, kind, mine, others = self.place(node)
+        value = self.m.cast(value, kind)
+        stored = value.value if kind != "bool" else self.b.zext(value.value, self.ir.IntType(8))
+        self.mark(self.b.store(stored, pointer, align=_BYTES[kind]), mine, others)
+
+    # -- expressions ------------------------------------------------------------------------------------------------
+
+    def variable(self, name: str) -> _Value:
+        place, kind = self.variables[name]
+        return self.m.wrap(self.b.load(place, typ=self.m.types[kind]), kind)
+
+    def value(self, node: ast.expr) -> _Value:
+        match node:
+            case ast.Name(id=name):
+                return self.variable(name)
+            case ast.Constant(value=int(number)):
+                return self.m.constant(number, "int")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=lane)) if (
+                name in self.tuples
+            ):
+                return self.tuples[name][lane]  # type: ignore[index]
+            case ast.Subscript():
+                return self.load(node)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.binary(op, self.value(left), self.value(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self.m.compare(_SIGNS[type(op)], self.value(left), self.value(right))
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return self.choice(test, body, other)
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return self.call(name, args)
+        raise TypeError(f"no such expression in kernels: {ast.unparse(node)}")
+
+    def binary(self, op: ast.operator, a: _Value, b: _Value) -> _Value:
+        match op:
+            case ast.Add():
+                return a + b
+            case ast.Sub():
+                return a - b
+            case ast.Mult():
+                return a * b
+            case ast.Div():
+                return a / b
+            case ast.BitAnd():
+                return a & b
+            case ast.BitOr():
+                return a | b
+            case ast.BitXor():
+                return a ^ b
+        raise TypeError(f"no such operator in kernels: {op}")
+
+    def choice(self, test: ast.expr, body: ast.expr, other: ast.expr) -> _Value:
+        """A load that happens only where it is valid."""
+        condition = self.value(test)
+        alternative = self.value(other)
+        b = self.b
+        before = b.block
+        inside = self.function.append_basic_block("valid")
+        after = self.function.append_basic_block("chosen")
+        b.cbranch(condition.value, inside, after)
+        b.position_at_end(inside)
+        value = self.value(body)
+        last = b.block
+        b.branch(after)
+        b.position_at_end(after)
+        phi = b.phi(value.value.type)
+        phi.add_incoming(value.value, last)
+        phi.add_incoming(alternative.value, before)
+        return self.m.wrap(phi, value.kind)
+
+    def call(self, name: str, args: list[ast.expr]) -> _Value:
+        m = self.m
+        if name in _BITS or name == "int":
+            return self.typed(name, args[0])
+        if name in ("bitcast", "unorder"):
+            kind = args[1]
+            assert isinstance(kind, ast.Name)
+            x = self.value(args[0])
+            return m.bits(x, kind.id) if name == "bitcast" else m.unorder(x, kind.id)
+        values = [self.value(a) for a in args]
+        match name:
+            case "div" | "rem":
+                # Non-negative numbers below 2^31: 32 bits divide faster, and in vectors.
+                i32 = self.ir.IntType(32)
+                a, b = (self.b.trunc(v.value, i32) for v in values)
+                result = (self.b.udiv if name == "div" else self.b.urem)(a, b)
+                return m.wrap(self.b.zext(result, self.ir.IntType(64)), "int")
+            case "min" | "max":
+                return (m.minimum if name == "min" else m.maximum)(*values)
+            case "where":
+                return m.select(values[0], *m.common(*values[1:]))
+            case (
+                "maximum"
+                | "minimum"
+                | "logical_not"
+                | "invert"
+                | "abs"
+                | "sign"
+                | "rsqrt"
+                | "isnan"
+                | "isinf"
+                | "copysign"
+                | "sqrt"
+            ):
+                return getattr(m, name)(*values)  # type: ignore[no-any-return]
+            case "from_bfloat16" | "to_bfloat16" | "order_position":
+                return getattr(m, name)(*values)  # type: ignore[no-any-return]
+            case "order_max" | "order_min":
+                return m.order(values[0], 1 if name == "order_max" else -1)
+            case "order_argmax" | "order_argmin":
+                return m.order_pair(values[0], values[1], name == "order_argmax")
+            case "floordiv" | "truncdiv" | "mod" | "truncmod":
+                return m.divide(name, *values)
+            case "shl" | "shr":
+                return m.shift(name, *values)
+            case "floor" | "ceil" | "trunc" | "round":
+                return m.rounded(_ROUNDINGS[name], values[0])
+            case "pow":
+                return m.power(*values)
+        if name in elementary.FUNCTIONS:
+            if values[0].kind == "float32":
+                return elementary.FUNCTIONS[name](m, *values)  # type: ignore[no-any-return]
+            return m.intrinsic(_LIBM[name], "float64", *values)
+        raise TypeError(f"no such function in kernels: {name}")
+
+    def typed(self, kind: str, node: ast.expr) -> _Value:
+        """A constant or a conversion: `float32(0.5)`, `float32(-inf)`, `int64(t3)`."""
+        number = _literal(node)
+        if number is not None:
+            return self.m.constant(number, kind)
+        return self.m.cast(self.value(node), kind)
+
+
+_SIGNS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
+
+
+def _literal(node: ast.expr) -> float | int | None:
+    match node:
+        case ast.Constant(value=bool() | int() | float() as number):
+            return number
+        case ast.Name(id="inf"):
+            return math.inf
+        case ast.Name(id="nan"):
+            return math.nan
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = _literal(operand)
+            return None if inner is None else -inner
+    return None
+
+
+# -- LLVM -----------------------------------------------------------------------------------------------------------------
+
+
+def _known_symbol(name: str) -> None:
+    """Tell LLVM where a function of the C mathematics library is."""
+    import llvmlite.binding as llvm
+
+    library = _libm()
+    if library is not None and llvm.address_of_symbol(name) is None:
+        llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+
+
+@cache
+def _libm() -> Any:
+    name = ctypes.util.find_library("m") or ("msvcrt" if os.name == "nt" else None)
+    return ctypes.CDLL(name)
+
+
+class _Engine:
+    """LLVM for this processor: compiles modules to object code, and loads object code."""
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        self.llvm = llvm
+        for start in ("initialize", "initialize_native_target", "initialize_native_asmprinter"):
+            # Newer versions initialise themselves and raise when asked.
+            try:
+                getattr(llvm, start)()
+            except (AttributeError, RuntimeError):
+                continue
+        self.triple = llvm.get_process_triple()
+        self.cpu = llvm.get_host_cpu_name()
+        self.features = llvm.get_host_cpu_features().flatten()
+        # Code for x86 that is loaded into a running process needs static relocation: numba's rule.
+        processor = self.triple.split("-")[0]
+        reloc = "static" if processor in ("x86_64", "i686", "i386") else "default"
+        self.machine = llvm.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu,
+            features=self.features,
+            opt=3,
+            reloc=reloc,
+            codemodel="jitdefault",
+            jit=True,
+        )
+        backing = llvm.parse_assembly("")
+        self.engine = llvm.create_mcjit_compiler(backing, self.machine)
+        self.fused = "+fma," in self.features + "," or platform.machine().lower() in (
+            "arm64",
+            "aarch64",
+        )
+        # libm's functions must be known before code from disk that calls them is loaded.
+        for name in {*_LIBM.values(), "pow", "fmod", "fmodf"}:
+            try:
+                _known_symbol(name)
+            except (AttributeError, OSError):
+                continue
+
+    def object_code(self, text: str, name: str) -> bytes:
+        llvm = self.llvm
+        module = llvm.parse_assembly(text)
+        module.triple = self.triple
+        module.data_layout = str(self.machine.target_data)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = True
+        options.loop_interleaving = True
+        options.slp_vectorization = False
+        options.loop_unrolling = True
+        builder = llvm.create_pass_builder(self.machine, options)
+        builder.getModulePassManager().run(module, builder)
+        self.optimised = str(module) if os.environ.get("WEBTORCH_CPU_DUMP") else ""
+        code: bytes = self.machine.emit_object(module)
+        return code
+
+    def load(self, code: bytes, name: str) -> int:
+        self.engine.add_object_file(self.llvm.object_file.ObjectFileRef.from_data(code))
+        self.engine.finalize_object()
+        address: int = self.engine.get_function_address(name)
+        if not address:
+            raise RuntimeError(f"no function {name} in the object code")
+        return address
+
+
+_ENGINE: _Engine | None = None
+_LOCK = threading.Lock()
+_FUNCTIONS: dict[str, Callable[[int, int, bytes], None]] = {}
+
+
+def _engine() -> _Engine:
+    global _ENGINE
+    if _ENGINE is None:
+        _ENGINE = _Engine()
+    return _ENGINE
+
+
+def llvm_text(source: str, name: str, fused: bool) -> str:
+    """Return LLVM's text for the one function of `source`, under the name `name`."""
+    from llvmlite import ir
+
+    tree = ast.parse(source).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    tree.name = name
+    module = ir.Module(name)
+    compiler = _Compiler(module, tree, fused)
+    compiler.function.attributes.add("nounwind")
+    return str(module)
+
+
+def function(source: str) -> Callable[[int, int, bytes], None]:
+    """Return the compiled form of a loop text: a function of (begin, end, block). It releases the GIL."""
+    # The name is no part of what the text does.
+    head, rest = source.split("(", 1)
+    with _LOCK:
+        found = _FUNCTIONS.get(rest)
+        if found is None:
+            found = _FUNCTIONS[rest] = _compile(f"def kernel({rest}")
+    return found
+
+
+def _compile(source: str) -> Callable[[int, int, bytes], None]:
+    engine = _engine()
+    key = "\n".join(
+        [str(_VERSION), _llvmlite_version(), engine.triple, engine.cpu, engine.features, source]
+    )
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    name = f"wt_{digest}"
+    code = _read(digest)
+    if code is None:
+        code = engine.object_code(llvm_text(source, name, engine.fused), name)
+        _write(digest, code)
+    address = engine.load(code, name)
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)(address)
+
+
+@cache
+def _llvmlite_version() -> str:
+    import llvmlite
+
+    return str(llvmlite.__version__)
+
+
+# -- code on disk ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _folder() -> Path | None:
+    """Return the folder for machine code, or None where nothing can be written."""
+    base = os.environ.get("WEBTORCH_CACHE_DIR")
+    try:
+        root = Path(base) if base else Path.home() / ".cache" / "webtorch"
+        folder = root / "cpu"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            return None
+        _trim(folder)
+    except (OSError, RuntimeError):
+        return None
+    return folder
+
+
+def _trim(folder: Path) -> None:
+    """Remove the oldest code when there is too much."""
+    files = sorted(
+        ((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob("*.o")), reverse=True
+    )
+    total = 0
+    for _, size, file in files:
+        total += size
+        if total > _CACHE_BYTES:
+            file.unlink(missing_ok=True)
+
+
+def _read(digest: str) -> bytes | None:
+    """Return stored code if it is whole: the file begins with the hash of the rest."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        data = (folder / f"{digest}.o").read_bytes()
+    except OSError:
+        return None
+    code = data[32:]
+    return code if hashlib.sha256(code).digest() == data[:32] else None
+
+
+def _write(digest: str, code: bytes) -> None:
+    folder = _folder()
+    if folder is None:
+        return
+    # Another process may write the same file: a rename shows either all of it or none.
+    part = folder / f"{digest}.{os.getpid()}.{threading.get_ident()}.part"
+    try:
+        part.write_bytes(hashlib.sha256(code).digest() + code)
+        part.replace(folder / f"{digest}.o")
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def forget() -> None:
+    """Drop compiled functions, so that the next use compiles or loads anew; for tests."""
+    with _LOCK:
+        _FUNCTIONS.clear()
+    _folder.cache_clear()
+
+
+def interpreter() -> str:
+    """Return a text that names the machine, for reports."""
+    return f"{sys.platform} {platform.machine()}"
