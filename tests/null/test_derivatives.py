@@ -1,6 +1,6 @@
 """Derivatives of the op table, derived and given, first and second, against PyTorch's autograd in float64. No device.
 
-A given rule is run on symbols: the entries that it calls build their formulas, so the rule itself becomes one expression.
+A given rule is run on symbols: the entries that it calls build their formulas, so the rule becomes one expression.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ SECOND_DIFFERS = {
     "softsign": "PyTorch's quotient cancels far from 0",
     "tanhshrink": "PyTorch's form loses small values",
     "_absolute_error": "a corner",
-    "_bce_error": "PyTorch does not differentiate it twice in target",
-    "hardsigmoid": "not twice differentiable in PyTorch at the corners",
+    "_bce_error": "infinite at the ends",
+    "hardsigmoid": "PyTorch has none",
     "copysign": "a corner",
     "softplus": "PyTorch overflows in its second derivative",
-    "logaddexp": "infinite differences",
+    "logaddexp": "infinite differences", "logaddexp2": "PyTorch overflows",
     "celu": "PyTorch's double backward differs at 0", "elu": "at 0", "selu": "at 0",
     "hardswish": "at the corners",
     "mish": "PyTorch overflows",
@@ -103,7 +103,11 @@ RTOL = {"hardsigmoid": 1e-6}  # PyTorch multiplies by 1/6 in float32
 DIFFERENTIABLE = [
     op
     for op in OPS
-    if op.differentiable and op.promotion != "bool" and float64 in op.dtypes and not op.name.endswith("_backward") and op.name != "_norm_slope"
+    if op.differentiable
+    and op.promotion != "bool"
+    and float64 in op.dtypes
+    and not op.name.endswith("_backward")
+    and op.name != "_norm_slope"
 ]
 
 
@@ -147,18 +151,32 @@ def sample_points(op: Elementwise) -> np.ndarray[Any, Any]:
     return inside
 
 
-def reference(op: Elementwise, tensors: list[np.ndarray[Any, Any]], g: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+def reference(
+    op: Elementwise, tensors: list[np.ndarray[Any, Any]], g: np.ndarray[Any, Any]
+) -> tuple[Any, Any]:
     """Return PyTorch's cotangents, and the gradient of sum(cotangent * weight) for second derivatives."""
     leaves = [torch.tensor(t, requires_grad=True) for t in tensors]
     numbers = [torch.full_like(leaves[0], NUMBERS[n]).detach() for n in op.numbers]
     out = oracle(op)(*leaves, *numbers)
-    first = torch.autograd.grad(out, leaves, torch.from_numpy(g), create_graph=True, allow_unused=True)
+    first = torch.autograd.grad(
+        out, leaves, torch.from_numpy(g), create_graph=True, allow_unused=True
+    )
     second = []
     for c in first:
         if c is None or not c.requires_grad:
             second.append([None] * len(leaves))
         else:
-            second.append(list(torch.autograd.grad(c, leaves, torch.ones_like(c), retain_graph=True, allow_unused=True)))
+            try:
+                second.append(
+                    list(
+                        torch.autograd.grad(
+                            c, leaves, torch.ones_like(c), retain_graph=True, allow_unused=True
+                        )
+                    )
+                )
+            except RuntimeError:  # PyTorch has no second derivative
+                assert op.name in SECOND_DIFFERS
+                second.append([])
     return first, second
 
 
@@ -167,31 +185,46 @@ def value(root: Expr | None, arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[A
 
 
 def numpy_of(x: torch.Tensor | None, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.zeros_like(like) if x is None else x.detach().numpy()
+    return np.zeros_like(like) if x is None else x.detach().numpy(force=True)
 
 
 def cases() -> Iterator[Any]:
     for op in DIFFERENTIABLE:
         yield pytest.param(op, sample_points(op), True, id=f"{op.name}-random")
         if op.name in CORNERS:
-            yield pytest.param(op, np.array(CORNERS[op.name]), op.name not in SECOND_DIFFERS, id=f"{op.name}-corners")
+            yield pytest.param(
+                op,
+                np.array(CORNERS[op.name]),
+                op.name not in SECOND_DIFFERS,
+                id=f"{op.name}-corners",
+            )
 
 
 @pytest.mark.parametrize(("op", "where", "twice"), list(cases()))
-def test_derivatives_are_pytorchs(op: Elementwise, where: np.ndarray[Any, Any], twice: bool) -> None:
+def test_derivatives_are_pytorchs(
+    op: Elementwise, where: np.ndarray[Any, Any], twice: bool
+) -> None:
     tensors = [np.ascontiguousarray(where[:, i]) for i in range(len(op.tensors))]
     g = np.random.default_rng(3).uniform(0.5, 1.5, len(where))
     arrays = [*tensors, *(np.full(len(where), NUMBERS[n]) for n in op.numbers), g]
     rtol = RTOL.get(op.name, 1e-9)
     first, second = reference(op, tensors, g)
     for slot, cotangent in enumerate(cotangents(op)):
-        np.testing.assert_allclose(value(cotangent, arrays), numpy_of(first[slot], g), rtol=rtol, atol=1e-12, err_msg=f"slot {slot}")
-        if not twice or cotangent is None:
+        np.testing.assert_allclose(
+            value(cotangent, arrays),
+            numpy_of(first[slot], g),
+            rtol=rtol,
+            atol=1e-12,
+            err_msg=f"slot {slot}",
+        )
+        if not twice or cotangent is None or not second[slot]:
             continue
         for other in range(len(op.tensors)):
             actual = value(derivative(cotangent, ex.input_(other, float64)), arrays)
             expected = numpy_of(second[slot][other], g)
-            np.testing.assert_allclose(actual, expected, rtol=rtol * 10, atol=1e-11, err_msg=f"slots {slot}, {other}")
+            np.testing.assert_allclose(
+                actual, expected, rtol=rtol * 10, atol=1e-11, err_msg=f"slots {slot}, {other}"
+            )
 
 
 def test_second_derivative_of_sinc_at_0_is_exact() -> None:
@@ -202,4 +235,4 @@ def test_second_derivative_of_sinc_at_0_is_exact() -> None:
     assert once is not None
     twice = derivative(once, x)
     assert twice is not None
-    np.testing.assert_allclose(evaluate(twice, [np.zeros(1)]), [-math.pi**2 / 3], rtol=1e-14)
+    np.testing.assert_allclose(evaluate(twice, [np.zeros(1)]), [-(math.pi**2) / 3], rtol=1e-14)

@@ -121,9 +121,7 @@ hardsigmoid = elementwise(
 )
 hardswish = elementwise(
     "hardswish",
-    lambda x: ex.where(
-        x <= -3, x * 0, ex.where(x >= 3, x, x * ((x + 3) * (1 / 6)))
-    ),
+    lambda x: ex.where(x <= -3, x * 0, ex.where(x >= 3, x, x * ((x + 3) * (1 / 6)))),
     dtypes=FLOATS,
     torch="nn.functional.hardswish",
     function_in=FUNCTIONAL,

@@ -537,11 +537,23 @@ logaddexp2 = elementwise(
 xlogy: Elementwise = elementwise(
     "xlogy",
     lambda x, y: ex.where(ex.eq(x, 0) & ~ex.isnan(y), ex.const(0.0, x.dtype), x * ex.log(y)),
-    # PyTorch's rule: at input 0 the slope in input is 0, the one in other is input / other even at 0 / 0.
-    vjp=lambda g, out, x, y: (g * xlogy(ne(x, 0), y), g * (x / y)),
+    vjp=lambda g, out, x, y: (_xlogy_backward(g, x, y), g * (x / y)),
     promotion="float",
     domain=(0.1, 3.0),
     doc="input * log(other), 0 where input is 0.",
+)
+
+_xlogy_backward: Elementwise = elementwise(
+    "_xlogy_backward",
+    # At input 0 PyTorch gives log(other), but 0 where that is not finite.
+    lambda g, x, y: ex.where(ex.eq(x, 0) & (y <= 0), ex.const(0.0, x.dtype), g * ex.log(y)),
+    tensors=("grad_output", "input", "other"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    domain=(0.1, 3.0),
+    doc="The gradient of xlogy in input.",
 )
 
 # -- trigonometry ----------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ _bce_backward: Elementwise = elementwise(
 )
 _bce_target_backward: Elementwise = elementwise(
     "_bce_target_backward",
-    lambda g, x: g * (ex.maximum(ex.log1p(-x), -100.0) - ex.maximum(ex.log(x), -100.0)),
+    lambda g, x: g * (ex.log1p(-x) - ex.log(x)),
     tensors=("grad_output", "input"),
     dtypes=FLOATS,
     inplace=False,
