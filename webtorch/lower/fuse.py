@@ -30,6 +30,8 @@ _MAX_SIZE = 160
 _MAX_GROUP_SIZE = 600
 # Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them several times.
 _MAX_FUSED_ROW = 65536
+# How often the loops of a kernel are split to turn quotients in its positions into strides.
+_MAX_SPLITS = 12
 _COSTS = {
     "exp": 4, "exp2": 4, "expm1": 6, "log": 4, "log2": 4, "log10": 4, "log1p": 6, "sin": 6, "cos": 6, "tan": 8, "tanh": 6, "erf": 8,
     "erfc": 8, "pow": 8, "sqrt": 2, "rsqrt": 2, "div": 2, "philox": 12, "sinh": 6, "cosh": 6, "asin": 6, "acos": 6, "atan": 6,
@@ -479,14 +481,15 @@ def build_kernel(graph: Graph, group: Group, stored: set[int], needed: set[int],
     """Return the group's kernel. `needed` are the members that something outside the group reads."""
     assert group.body is not None
     loops = group.body.loops
-    for _ in range(6):
+    for left in reversed(range(_MAX_SPLITS)):
         body = Body(graph, loops, stored)
         reduces, stores = _parts(body, group, needed)
         splits: dict[int, int] = {}
         for flat in body.positions:
             for dim, step in ix.split_points(flat).items():
                 splits[dim] = max(splits.get(dim, 0), step)
-        if not splits:
+        # The last body must be that of the loops; positions may then keep a quotient, which is slower and right.
+        if not splits or not left:
             break
         loops = split_loops(loops, splits)
     loops, body, reduces, stores = _merge_loops(graph, group, needed, stored, loops, body, reduces, stores)
