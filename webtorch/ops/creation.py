@@ -1,7 +1,7 @@
 """Creation: tensors from data, from a value, from a range. May import floors 0 and 1.
 
-Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by floor 4. NumPy is
-never imported here: arrays are recognised by their protocol.
+Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by floor 4. NumPy
+is never imported here: arrays are recognised by their protocol.
 """
 
 from __future__ import annotations
@@ -389,7 +389,8 @@ def frombuffer(
         raise ValueError("both buffer length (0) and count (-1) must not be 0")
     if not 0 <= offset < len(data):
         raise ValueError(
-            f"offset ({offset} bytes) must be non-negative and no greater than buffer length ({len(data)} bytes) minus 1"
+            f"offset ({offset} bytes) must be non-negative and no greater than buffer length "
+            f"({len(data)} bytes) minus 1"
         )
     if count < 0:
         if (len(data) - offset) % wanted.itemsize:

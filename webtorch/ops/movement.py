@@ -1,7 +1,7 @@
 """Movement: views, copies of parts, joining, repeating, padding. May import floors 0 and 1.
 
-A view is `as_view` with new shape, strides and offset, and a rule that turns the view's cotangent into the tensor's. The
-rules are written with ops of this file, so that second derivatives follow. They keep shapes, not tensors, alive.
+A view is `as_view` with new shape, strides and offset, and a rule that turns the view's cotangent into the tensor's.
+The rules are written with ops of this file, so that second derivatives follow. They keep shapes, not tensors, alive.
 """
 
 from __future__ import annotations
