@@ -15,11 +15,14 @@ from typing import Any
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
-from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Runtime, freeze, to_graph
+from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
+from webtorch.ops.primitive import IDENTITY
+from webtorch.ops.random import Generator, default_generator
+from webtorch.runtime.backend import Executable
+from webtorch.runtime.realize import Owner, Runtime, freeze, to_graph
+from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.host import HostScalar, RandomOffset, tracing
-from webtorch.tensors.random_state import default_generator
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -61,22 +64,23 @@ def capture(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     runtime = _one_runtime(function, tensors)
     runtime.realize()
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
-    generator = default_generator()
-    runtime.capturing, tracing.active, tracing.random_start = True, True, generator.offset
+    generator = _generator(runtime)
+    start = generator._offset
+    runtime.capturing, tracing.active, tracing.random_start = True, True, start
+    owners: list[Owner] = []
     try:
         result = function(*args, **kwargs)
-        random_count = generator.offset - tracing.random_start
-        generator.offset = tracing.random_start
+        random_count = generator._offset - start
         # Gradient functions of this call may still hold tensors in reference cycles; what is garbage is no output.
         gc.collect()
         owners = runtime.live_owners()
         runtime.pending.clear()
         frozen = freeze(owners)
         graph = to_graph(frozen)
-    except BaseException:
-        _undo(runtime)
-        raise
     finally:
+        # Nothing was computed: overwritten storages have their values back, and the generator its place.
+        _undo(runtime.live_owners() or owners)
+        generator._offset = start
         runtime.capturing, tracing.active, tracing.random_start = False, False, None
     storages = [o for o in owners if isinstance(o, Storage)]
     homes = _homes(frozen.inputs, tensors)
@@ -102,20 +106,21 @@ def capture(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _one_runtime(function: Callable[..., Any], tensors: list[Tensor]) -> Runtime:
-    from webtorch.tensors.device import resolve
-
     runtimes = {t._storage.runtime for t in tensors}
     if len(runtimes) > 1:
         raise CaptureError(f"compile: the arguments of {function} are on several devices; move them to one with .to(device)")
     return runtimes.pop() if runtimes else resolve(None)
 
 
-def _undo(runtime: Runtime) -> None:
-    """Give every overwritten storage its old value back after a capture that failed."""
-    for owner in runtime.live_owners():
+def _undo(owners: list[Owner]) -> None:
+    """Give overwritten storages their old values back."""
+    for owner in owners:
         if owner.donor is not None:
             owner.node, owner.donor = owner.donor, None
-    runtime.pending = [r for r in runtime.pending if (o := r()) is not None and o.node.kind != "buffer"]
+
+
+def _generator(runtime: Runtime) -> Generator:
+    return default_generator(device_of(runtime))
 
 
 def _homes(inputs: list[Node], tensors: list[Tensor]) -> dict[Node, Storage]:
@@ -163,11 +168,11 @@ def replay(captured: Capture, tensors: list[Tensor]) -> Any:
     args = captured.args
     if captured.dynamic:
         args = list(args)
-        generator = default_generator()
+        generator = _generator(runtime)
         for i in captured.dynamic:
             a = args[i]
-            args[i] = a.read() if isinstance(a, HostScalar) else a.read(generator.offset)  # type: ignore[union-attr]
-        generator.offset += captured.random_count
+            args[i] = a.read() if isinstance(a, HostScalar) else a.read(generator._offset)  # type: ignore[union-attr]
+        generator._offset += captured.random_count
     buffers = captured.executable.run(inputs, args)
     fresh: dict[int, Storage] = {}
     for target, buffer in zip(captured.targets, buffers, strict=True):
@@ -183,8 +188,6 @@ def replay(captured: Capture, tensors: list[Tensor]) -> Any:
 
 def _own_copy(storage: Storage) -> Node:
     """Copy a value that another storage shares, so that its memory may be overwritten."""
-    from webtorch.ops.primitive import IDENTITY
-
     node = storage.node
     storage.node = Node("map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype)
     storage.donor = None
@@ -198,7 +201,7 @@ def _rebuild(x: Any, fresh: dict[int, Storage], targets: list[int | Storage]) ->
         if x.number is not None:
             storage = fresh.get(x.number) or targets[x.number]  # type: ignore[assignment]
         assert isinstance(storage, Storage)
-        whole = x.offset == 0 and storage.elements == _count(x.shape) and x.strides == _contiguous(x.shape)
+        whole = x.offset == 0 and storage.elements == numel(x.shape) and is_contiguous(x.shape, x.strides)
         return Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole)
     if isinstance(x, dict):
         return {k: _rebuild(v, fresh, targets) for k, v in x.items()}
@@ -207,15 +210,3 @@ def _rebuild(x: Any, fresh: dict[int, Storage], targets: list[int | Storage]) ->
     if isinstance(x, (list, tuple)):
         return type(x)(_rebuild(v, fresh, targets) for v in x)
     return x
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    from webtorch.ir.view import numel
-
-    return numel(shape)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    from webtorch.ir.view import contiguous_strides
-
-    return contiguous_strides(shape)

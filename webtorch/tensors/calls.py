@@ -105,7 +105,7 @@ def _operand_node(t: Tensor, shape: tuple[int, ...]) -> Node:
         return t._node()
     node = t._storage.node
     strides = _expanded(t._shape, t._strides, shape)
-    if t._whole or node.kind not in ("buffer", "update", "scatter"):
+    if not t._offset or node.kind not in ("buffer", "update", "scatter"):
         return Node("view", (node,), (strides, t._offset), (), shape, t.dtype)
     return Node("view", (node,), (strides,), (t._offset,), shape, t.dtype)
 

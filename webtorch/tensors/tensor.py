@@ -124,8 +124,8 @@ class Tensor:
             if node.shape == self._shape:
                 return node
             return Node("view", (node,), (self._strides, 0), (), self._shape, self.dtype)
-        if node.kind in ("buffer", "update", "scatter"):
-            # Data in memory: the offset is a runtime argument, so x[0], x[1], ... are one program.
+        if self._offset and node.kind in ("buffer", "update", "scatter"):
+            # Data in memory: the offset is a runtime argument, so x[1], x[2], ... are one program.
             return Node("view", (node,), (self._strides,), (self._offset,), self._shape, self.dtype)
         return Node("view", (node,), (self._strides, self._offset), (), self._shape, self.dtype)
 

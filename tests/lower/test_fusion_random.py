@@ -1,0 +1,153 @@
+"""Random programs give the same numbers fused and computed one operation at a time, and the same as PyTorch.
+
+Views, in-place writes through views, reductions, joins and broadcasts are mixed: what the fuser and the planner must keep apart.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+
+class Machine:
+    """Applies the same random steps to our tensors and to PyTorch's."""
+
+    def __init__(self, seed: int, device: str, eager: bool) -> None:
+        self.rng = random.Random(seed)
+        self.device = device
+        self.eager = eager
+        self.ours: list[Any] = []
+        self.theirs: list[torch.Tensor] = []
+        generator = torch.Generator().manual_seed(seed)
+        for shape in ((6, 8), (8,), (6, 1), (4, 6, 8), (6, 8)):
+            values = torch.rand(shape, generator=generator, dtype=torch.float32) * 2 - 1
+            self.add(webtorch.tensor(values.tolist(), device=device), values.clone())
+
+    def add(self, ours: Any, theirs: torch.Tensor) -> None:
+        if self.eager:
+            ours._storage.runtime.realize()
+        self.ours.append(ours)
+        self.theirs.append(theirs)
+
+    def pick(self) -> int:
+        return self.rng.randrange(len(self.ours))
+
+    def step(self) -> str:
+        i = self.pick()
+        x, y = self.ours[i], self.theirs[i]
+        kind = self.rng.choice(["map", "map", "binary", "binary", "reduce", "view", "view", "write", "cat", "softmax", "pad"])
+        match kind:
+            case "map":
+                name = self.rng.choice(["sigmoid", "tanh", "abs", "neg", "relu", "exp"])
+                if name == "exp":
+                    self.add((x.clamp(-2, 2)).exp(), y.clamp(-2, 2).exp())
+                else:
+                    self.add(getattr(x, name)(), getattr(y, name)())
+            case "binary":
+                j = self.pick()
+                try:
+                    torch.broadcast_shapes(y.shape, self.theirs[j].shape)
+                except RuntimeError:
+                    return "skip"
+                op = self.rng.choice(["__add__", "__mul__", "__sub__"])
+                scale = self.rng.uniform(-1, 1)
+                self.add(getattr(x, op)(self.ours[j]) * scale, getattr(y, op)(self.theirs[j]) * scale)
+            case "reduce":
+                if y.ndim == 0:
+                    return "skip"
+                dims = tuple(sorted(self.rng.sample(range(y.ndim), self.rng.randint(1, y.ndim))))
+                keep = self.rng.random() < 0.7
+                name = self.rng.choice(["sum", "mean", "amax"])
+                self.add(getattr(x, name)(dims, keepdim=keep), getattr(y, name)(dims, keepdim=keep))
+            case "view":
+                self.view(x, y)
+            case "write":
+                self.write(i)
+            case "cat":
+                if y.ndim == 0:
+                    return "skip"
+                d = self.rng.randrange(y.ndim)
+                if y.shape[d] > 20:
+                    return "skip"
+                self.add(webtorch.cat([x, x * 2], d), torch.cat([y, y * 2], d))
+            case "softmax":
+                if y.ndim == 0 or y.numel() == 0:
+                    return "skip"
+                d = self.rng.randrange(y.ndim)
+                self.add(x.softmax(d), y.softmax(d))
+            case "pad":
+                if y.ndim < 1 or y.shape[-1] > 20:
+                    return "skip"
+                self.add(webtorch.nn.functional.pad(x, (1, 2), value=0.5), torch.nn.functional.pad(y, (1, 2), value=0.5))
+        return kind
+
+    def view(self, x: Any, y: torch.Tensor) -> None:
+        if y.ndim == 0:
+            return
+        kind = self.rng.choice(["t", "slice", "reshape", "expand", "select"])
+        d, e = self.rng.randrange(y.ndim), self.rng.randrange(y.ndim)
+        if kind == "t":
+            self.add(x.transpose(d, e), y.transpose(d, e))
+        elif kind == "slice" and y.shape[d] > 1:
+            start, step = self.rng.randrange(y.shape[d] - 1), self.rng.choice([1, 2])
+            index = (slice(None),) * d + (slice(start, None, step),)
+            self.add(x[index], y[index])
+        elif kind == "reshape":
+            self.add(x.reshape(-1), y.reshape(-1))
+        elif kind == "expand" and y.ndim < 3:
+            self.add(x.unsqueeze(0).expand(3, *y.shape), y.unsqueeze(0).expand(3, *y.shape))
+        elif kind == "select" and y.shape[d] > 0:
+            at = self.rng.randrange(y.shape[d])
+            self.add(x.select(d, at), y.select(d, at))
+
+    def write(self, i: int) -> None:
+        x, y = self.ours[i], self.theirs[i]
+        if any(st == 0 and s > 1 for s, st in zip(y.shape, y.stride(), strict=True)):
+            return
+        kind = self.rng.choice(["mul", "add_other", "copy_part", "fill"])
+        if kind == "mul":
+            x.mul_(0.5)
+            y.mul_(0.5)
+        elif kind == "fill" and y.ndim and y.shape[0] > 1:
+            x[1:].fill_(0.25)
+            y[1:].fill_(0.25)
+        elif kind == "copy_part" and y.ndim and y.shape[-1] > 3:
+            x[..., :2] = x[..., 2:4].clone()
+            y[..., :2] = y[..., 2:4].clone()
+        elif kind == "add_other":
+            j = self.pick()
+            if self.theirs[j].shape == y.shape:
+                x.add_(self.ours[j].clone())
+                y.add_(self.theirs[j].clone())
+        if self.eager:
+            x._storage.runtime.realize()
+
+    def check(self) -> None:
+        for n, (x, y) in enumerate(zip(self.ours, self.theirs, strict=True)):
+            actual = torch.tensor(x.tolist(), dtype=torch.float32).reshape(y.shape)
+            torch.testing.assert_close(actual, y, rtol=2e-4, atol=2e-4, msg=lambda m, n=n: f"tensor {n} of shape {tuple(y.shape)}: {m}")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
+    if device == "webgpu" and seed >= 12:
+        return
+    machine = Machine(seed, device, eager=False)
+    for n in range(30):
+        machine.step()
+        if n % 11 == 10:
+            machine.check()
+    machine.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_operation_at_a_time_equals_pytorch(seed: int) -> None:
+    machine = Machine(seed, "cpu", eager=True)
+    for _ in range(30):
+        machine.step()
+    machine.check()
