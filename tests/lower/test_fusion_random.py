@@ -40,7 +40,21 @@ class Machine:
     def step(self) -> str:
         i = self.pick()
         x, y = self.ours[i], self.theirs[i]
-        kind = self.rng.choice(["map", "map", "binary", "binary", "reduce", "view", "view", "write", "cat", "softmax", "pad"])
+        kind = self.rng.choice(
+            [
+                "map",
+                "map",
+                "binary",
+                "binary",
+                "reduce",
+                "view",
+                "view",
+                "write",
+                "cat",
+                "softmax",
+                "pad",
+            ]
+        )
         match kind:
             case "map":
                 name = self.rng.choice(["sigmoid", "tanh", "abs", "neg", "relu", "exp"])
@@ -56,7 +70,9 @@ class Machine:
                     return "skip"
                 op = self.rng.choice(["__add__", "__mul__", "__sub__"])
                 scale = self.rng.uniform(-1, 1)
-                self.add(getattr(x, op)(self.ours[j]) * scale, getattr(y, op)(self.theirs[j]) * scale)
+                self.add(
+                    getattr(x, op)(self.ours[j]) * scale, getattr(y, op)(self.theirs[j]) * scale
+                )
             case "reduce":
                 if y.ndim == 0:
                     return "skip"
@@ -83,7 +99,10 @@ class Machine:
             case "pad":
                 if y.ndim < 1 or y.shape[-1] > 20:
                     return "skip"
-                self.add(webtorch.nn.functional.pad(x, (1, 2), value=0.5), torch.nn.functional.pad(y, (1, 2), value=0.5))
+                self.add(
+                    webtorch.nn.functional.pad(x, (1, 2), value=0.5),
+                    torch.nn.functional.pad(y, (1, 2), value=0.5),
+                )
         return kind
 
     def view(self, x: Any, y: torch.Tensor) -> None:
@@ -130,7 +149,13 @@ class Machine:
     def check(self) -> None:
         for n, (x, y) in enumerate(zip(self.ours, self.theirs, strict=True)):
             actual = torch.tensor(x.tolist(), dtype=torch.float32).reshape(y.shape)
-            torch.testing.assert_close(actual, y, rtol=2e-4, atol=2e-4, msg=lambda m, n=n: f"tensor {n} of shape {tuple(y.shape)}: {m}")
+            torch.testing.assert_close(
+                actual,
+                y,
+                rtol=2e-4,
+                atol=2e-4,
+                msg=lambda m, n=n: f"tensor {n} of shape {tuple(y.shape)}: {m}",
+            )
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -517,7 +517,7 @@ def _float_bounds(x: Expr) -> tuple[float, float] | None:
 
 
 @dataclass(slots=True)
-class _Slot:
+class Slot:
     """How one buffer appears in the shader."""
 
     number: int
@@ -547,21 +547,21 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Scope:
+class Scope:
     """Where a value is known: the whole invocation, or one point (lane) of it."""
 
-    parent: _Scope | None = None
+    parent: Scope | None = None
     env: dict[Expr, str] = field(default_factory=dict)
     # Lines go to the scope that owns a list; a lane shares the list of the block it stands in.
     lines: list[str] = field(default_factory=list)
     # The linear number of the lane's point in the fast space, and the same number for lane 0 of its block.
     lane: int = 0
     linear: str = ""
-    base: _Scope | None = None
+    base: Scope | None = None
     vectors: dict[tuple[int, Expr], str] = field(default_factory=dict)
 
     def find(self, x: Expr) -> str | None:
-        scope: _Scope | None = self
+        scope: Scope | None = self
         while scope is not None:
             text = scope.env.get(x)
             if text is not None:
@@ -587,8 +587,8 @@ class KernelWriter:
         # Whether the lanes run along the outer points (no reduction) or along the inner ones.
         self.fast_inner = bool(kernel.reduces)
         self.fast_count = kernel.inner_count if self.fast_inner else kernel.outer_count
-        self.slots: dict[int, _Slot] = {}
-        self.top = _Scope()
+        self.slots: dict[int, Slot] = {}
+        self.top = Scope()
         self._count_uses()
 
     # -- facts --
@@ -748,14 +748,14 @@ class KernelWriter:
             and slot.elements == self.fast_count
         )
 
-    def _declare(self, number: int, slot: BufferSlot) -> _Slot:
+    def _declare(self, number: int, slot: BufferSlot) -> Slot:
         k = self.kernel
         stores = [s for s in k.stores if s.buffer == number]
         combines = any(s.combine != "set" for s in stores)
         packed = slot.dtype in _PER_WORD and not (
             slot.dtype is float16 and self.limits.has_f16 and not combines
         )
-        declared = _Slot(number, slot, packed=packed)
+        declared = Slot(number, slot, packed=packed)
         if packed:
             declared.width = _PER_WORD[slot.dtype]
             fast_level = "inner" if self.fast_inner else None
@@ -796,7 +796,7 @@ class KernelWriter:
         lines.append(f"let {name} = {text};")
         return name
 
-    def value(self, root: Expr, scope: _Scope) -> str:
+    def value(self, root: Expr, scope: Scope) -> str:
         """Return the text of `root` at the point of `scope`, writing what it needs before."""
         found = scope.find(root)
         if found is not None:
@@ -810,7 +810,7 @@ class KernelWriter:
                 pending.append((node, True))
                 pending.extend((a, False) for a in reversed(self._needs(node)))
                 continue
-            home = scope if self.varies(node) else self._root(scope)
+            home = self._home(node, scope)
             text = self._text(node, scope, home)
             trivial = node.op in ("const", "arg")
             keep = (
@@ -828,7 +828,10 @@ class KernelWriter:
         assert text_found is not None
         return text_found
 
-    def _root(self, scope: _Scope) -> _Scope:
+    def _home(self, node: Expr, scope: Scope) -> Scope:
+        return scope if self.varies(node) else self._root(scope)
+
+    def _root(self, scope: Scope) -> Scope:
         while scope.parent is not None:
             scope = scope.parent
         return scope
@@ -856,7 +859,7 @@ class KernelWriter:
             return False
         return self.varies(node) and self.is_vector(node.args[0], slot.width, self.lanes)
 
-    def _text(self, node: Expr, scope: _Scope, home: _Scope) -> str:
+    def _text(self, node: Expr, scope: Scope, home: Scope) -> str:
         match node.op:
             case "const":
                 return literal(node.value, node.dtype)
@@ -878,7 +881,7 @@ class KernelWriter:
                     return self._affine_text(node, scope)
                 return self._operation(node, [scope.find(a) or "" for a in self._needs(node)], home)
 
-    def _philox(self, node: Expr, scope: _Scope, home: _Scope) -> str:
+    def _philox(self, node: Expr, scope: Scope, home: Scope) -> str:
         # The four lanes of one counter share one evaluation.
         key = ex.make("philox", uint32, node.args, -1)
         found = scope.find(key)
@@ -895,7 +898,7 @@ class KernelWriter:
         text = f"args.a{number}"
         return f"({text} != 0u)" if node.dtype is bool_ else text
 
-    def _index(self, node: Expr, scope: _Scope) -> str:
+    def _index(self, node: Expr, scope: Scope) -> str:
         dim, size = cast("tuple[int, int]", node.value)
         if size == 1:
             return "0"
@@ -928,7 +931,7 @@ class KernelWriter:
             return text
         return f"({text} % {size})"
 
-    def _affine_text(self, node: Expr, scope: _Scope) -> str:
+    def _affine_text(self, node: Expr, scope: Scope) -> str:
         form = affine(node, self.affine_memo)
         assert form is not None
         constant, terms = form
@@ -955,7 +958,7 @@ class KernelWriter:
             parts.append(literal(constant, int32))
         return parts[0] if len(parts) == 1 and " " not in parts[0] else f"({' + '.join(parts)})"
 
-    def _load(self, node: Expr, scope: _Scope) -> str:
+    def _load(self, node: Expr, scope: Scope) -> str:
         slot = self.slots[cast(int, node.value)]
         if len(node.args) == 1 and self._vector_load(node):
             base = scope.base or scope
@@ -973,7 +976,7 @@ class KernelWriter:
                 return extract(name, scope.lane % slot.width, slot.slot.dtype)
             text = f"{name}.{'xyzw'[scope.lane % 4]}"
             return f"f32({text})" if slot.native_f16 else text
-        lines = scope.lines if self.varies(node) else self._root(scope).lines
+        lines = self._home(node, scope).lines
         position = scope.find(node.args[0]) or ""
         if len(node.args) == 3:
             valid, other = (scope.find(a) or "" for a in node.args[1:])
@@ -990,12 +993,12 @@ class KernelWriter:
         """Return a name for `text`, which is going to be written more than once."""
         return text if text.isidentifier() else self.bind(text, lines)
 
-    def _clamp(self, position: Expr, text: str, slot: _Slot) -> str:
+    def _clamp(self, position: Expr, text: str, slot: Slot) -> str:
         if self.in_range(position, slot.slot.elements):
             return text
         return f"clamp({text}, 0, {max(slot.slot.elements - 1, 0)})"
 
-    def element(self, slot: _Slot, position: str) -> str:
+    def element(self, slot: Slot, position: str) -> str:
         """Return the text of element `position` of a buffer, widened to its compute type."""
         dtype = slot.slot.dtype
         if slot.packed:
@@ -1012,7 +1015,7 @@ class KernelWriter:
             text = f"{slot.name}[{position}]"
         return f"f32({text})" if slot.native_f16 else text
 
-    def _operation(self, node: Expr, args: list[str], home: _Scope) -> str:
+    def _operation(self, node: Expr, args: list[str], home: Scope) -> str:
         op = node.op
         if op == "where":
             return f"select({args[2]}, {args[1]}, {args[0]})"
@@ -1079,7 +1082,7 @@ class KernelWriter:
 
     # -- stores and checks --
 
-    def check(self, check: Check, scope: _Scope, guard: str) -> None:
+    def check(self, check: Check, scope: Scope, guard: str) -> None:
         """Write a check of an index."""
         value = self.value(check.value, scope)
         test = f"{value} < {literal(check.low, int32)} || {value} >= {literal(check.high, int32)}"
@@ -1095,7 +1098,7 @@ class KernelWriter:
             "}",
         ]
 
-    def read_before_writing(self, stores: Iterable[Store], scopes: list[_Scope]) -> None:
+    def read_before_writing(self, stores: Iterable[Store], scopes: list[Scope]) -> None:
         """Write all values of `stores`: a later one may need what an earlier one overwrites in place."""
         for store in stores:
             value = _rounded_by_store(store.value, self.kernel.buffers[store.buffer].dtype)
@@ -1104,7 +1107,7 @@ class KernelWriter:
                 if store.valid is not None:
                     self.value(store.valid, scope)
 
-    def store_word(self, store: Store, lanes: list[_Scope], count: str) -> None:
+    def store_word(self, store: Store, lanes: list[Scope], count: str) -> None:
         """Write one block of a store that fills whole words or whole vectors."""
         slot = self.slots[store.buffer]
         base = lanes[0]
@@ -1133,7 +1136,7 @@ class KernelWriter:
                 line = f"if ({base.linear} + {first} < {count}) {{ {line} }}"
             base.lines.append(line)
 
-    def store(self, store: Store, scope: _Scope, guard: str) -> None:
+    def store(self, store: Store, scope: Scope, guard: str) -> None:
         """Write a store at one point."""
         slot = self.slots[store.buffer]
         value = self.value(_rounded_by_store(store.value, slot.slot.dtype), scope)
@@ -1149,7 +1152,7 @@ class KernelWriter:
             lines = [f"if ({' && '.join(tests)}) {{", *("  " + x for x in lines), "}"]
         scope.lines += lines
 
-    def store_lines(self, slot: _Slot, position: str, value: str, how: str) -> list[str]:
+    def store_lines(self, slot: Slot, position: str, value: str, how: str) -> list[str]:
         """Return the lines that write `value`, of the buffer's type, to element `position`."""
         dtype = slot.slot.dtype
         kind = wgsl_type(dtype)
@@ -1387,12 +1390,12 @@ def function_source(name: str) -> str:
 _FUNCTIONS: dict[str, str] = {}
 
 
-def _write_returns(writer: KernelWriter, root: Expr, scope: _Scope) -> None:
+def _write_returns(writer: KernelWriter, root: Expr, scope: Scope) -> None:
     """Write `return root`; a choice at the root becomes a branch, so that only the chosen side is computed."""
     while root.op == "where":
         condition, chosen, root = root.args
         test = writer.value(condition, scope)
-        branch = _Scope(env=dict(scope.env))
+        branch = Scope(env=dict(scope.env))
         _write_returns(writer, chosen, branch)
         scope.lines += [f"if ({test}) {{", *("  " + x for x in branch.lines), "}"]
     scope.lines.append(f"return {writer.value(root, scope)};")
@@ -1474,12 +1477,12 @@ def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
         body.append(f"let i = {number} * {lanes};")
     body.append(f"if (i >= {count}) {{ return; }}")
     top.linear = "i"
-    scopes: list[_Scope] = []
+    scopes: list[Scope] = []
     if lanes == 1:
         scopes = [top]
     else:
         for lane in range(lanes):
-            scope = _Scope(parent=top, lines=body, lane=lane)
+            scope = Scope(parent=top, lines=body, lane=lane)
             scope.base = scopes[0] if scopes else scope
             if lane == 0:
                 scope.linear = "i"
@@ -1560,7 +1563,7 @@ def _stage_kind(reduce: Reduce) -> str:
     return "u32" if kind == "bool" and reduce.op.startswith("arg") else kind
 
 
-def _stage_value(writer: KernelWriter, reduce: Reduce, scope: _Scope) -> str:
+def _stage_value(writer: KernelWriter, reduce: Reduce, scope: Scope) -> str:
     text = writer.value(reduce.value, scope)
     if reduce.op in ("any", "all"):
         return convert(text, reduce.value.dtype, bool_)
@@ -1590,7 +1593,7 @@ class _ReductionWriter:
         self.g = geometry
         self.body = writer.top.lines
         self.shared: dict[str, str] = {}
-        self.lanes: list[list[_Scope]] = []
+        self.lanes: list[list[Scope]] = []
         self.size = geometry.tx * geometry.ty
         n = self.k.inner_count
         self.begin, self.end = "", str(n)
@@ -1656,10 +1659,10 @@ class _ReductionWriter:
                 self.body.append(f"let {name} = min({text}, {n - w.lanes});")
             self.lanes.append(self.lane_scopes(name, self.body))
 
-    def lane_scopes(self, base: str, lines: list[str]) -> list[_Scope]:
-        scopes: list[_Scope] = []
+    def lane_scopes(self, base: str, lines: list[str]) -> list[Scope]:
+        scopes: list[Scope] = []
         for lane in range(self.w.lanes):
-            scope = _Scope(parent=self.w.top, lines=lines, lane=lane)
+            scope = Scope(parent=self.w.top, lines=lines, lane=lane)
             scope.linear = base if lane == 0 else f"({base} + {lane})"
             scope.base = scopes[0] if scopes else scope
             scopes.append(scope)
@@ -1692,7 +1695,7 @@ class _ReductionWriter:
             lines.append(f"{acc.value} = {combine(acc.reduce.op, acc.kind, acc.value, value)};")
 
     def block_values(
-        self, acc: _Accumulator, scopes: list[_Scope], inside: str, lines: list[str]
+        self, acc: _Accumulator, scopes: list[Scope], inside: str, lines: list[str]
     ) -> None:
         """Combine the lanes of one block, as a tree, into an accumulator."""
         if acc.is_arg:
@@ -1744,12 +1747,12 @@ class _ReductionWriter:
             out.append(acc)
         return out
 
-    def _loop_body(self, accs: list[_Accumulator], scopes: list[_Scope], lines: list[str]) -> None:
+    def _loop_body(self, accs: list[_Accumulator], scopes: list[Scope], lines: list[str]) -> None:
         for acc in accs:
             self.block_values(acc, scopes, "", lines)
 
     def inner_loop(
-        self, write: Callable[[list[_Scope], list[str]], None], accs: list[_Accumulator]
+        self, write: Callable[[list[Scope], list[str]], None], accs: list[_Accumulator]
     ) -> None:
         """Write a loop over this invocation's inner points."""
         w = self.w
@@ -1880,7 +1883,7 @@ class _ReductionWriter:
                 writer.store(store, writer.top, guard)
 
     def inner_stores(
-        self, stores: list[Store], checks: list[Check], scopes: list[_Scope], guard: str
+        self, stores: list[Store], checks: list[Check], scopes: list[Scope], guard: str
     ) -> None:
         writer = self.w
         for check in checks:

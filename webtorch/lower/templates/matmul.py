@@ -1,15 +1,64 @@
-"""Matrix products on WebGPU. Floor 2; imports floor 0, the renderer and the generic forms."""
+"""Matrix products on WebGPU. Floor 2; imports floor 0, the renderer and the product kernels."""
 
 from __future__ import annotations
 
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import int32
+from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Matmul
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.wgsl import Engine, WgslPass, render_kernel
 from webtorch.runtime.backend import Limits
 
-__all__ = ["matmul_kernel", "render"]
+__all__ = ["matmul_kernel", "product", "render"]
+
+
+def product(r: Matmul) -> Product:
+    """Return a matrix product with its batch dimensions made one loop variable."""
+    count = numel(r.batch)
+    sizes = (count, r.m, r.n, r.k)
+    index = [ex.index(d, s) for d, s in enumerate(sizes)]
+
+    def operand(slot: int, strides: tuple[int, ...], offset: int, row: Expr, column: Expr) -> Expr:
+        position = ex.const(offset, int32)
+        row_major = contiguous_strides(r.batch)
+        scale = _scale(r.batch, strides[:-2])
+        if scale is not None:
+            if scale:
+                position = position + index[BATCH] * scale
+        else:
+            for size, step, stride in zip(r.batch, row_major, strides[:-2], strict=True):
+                if size > 1 and stride:
+                    part = ex.mod(ex.floordiv(index[BATCH], step), size)
+                    position = position + part * stride
+        position = position + row * strides[-2] + column * strides[-1]
+        return ex.load(slot, r.buffers[slot].dtype, position)
+
+    left = operand(0, r.left_strides, r.left_offset, index[ROW], index[K])
+    right = operand(1, r.right_strides, r.right_offset, index[K], index[COLUMN])
+    place = (index[BATCH] * r.m + index[ROW]) * r.n + index[COLUMN]
+    return Product(r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args)
+
+
+def _scale(batch: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """Return s if the batch strides are s times row-major ones (0 for a shared operand), else None."""
+    found: int | None = None
+    for size, step, stride in zip(batch, contiguous_strides(batch), strides, strict=True):
+        if size == 1:
+            continue
+        if stride % step or (found is not None and found != stride // step):
+            return None
+        found = stride // step
+    return found or 0
 
 
 def render(routine: Matmul, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a matrix product."""
-    return render_kernel(matmul_kernel(routine), limits, engine)
+    r = routine
+    outputs = numel(r.batch) * r.m * r.n
+    if r.k == 0 or (r.m == 1 and r.n == 1) or outputs < 16 or r.m == 1 or r.n == 1:
+        # Dot products and matrix-vector products are reductions: nothing is read twice.
+        return render_kernel(matmul_kernel(r), limits, engine)
+    return render_product(product(r), limits)

@@ -1,0 +1,617 @@
+"""Products of tiles: the one kernel behind matrix products and convolutions. Floor 2; imports floor 0 and the renderer.
+
+A product is given as expressions: `left` over (batch, row, k), `right` over (batch, k, column), and the output's position over
+(batch, row, column). A convolution is a product whose operands compute their positions, so nothing is unrolled in memory.
+
+Two kernels:
+* `blocks`: each invocation computes 4 x 4 outputs in registers and reads its operands itself. The best on adapters that run
+  on a CPU, where barriers cost more than reading again.
+* `tiles`: a workgroup copies tiles of both operands to workgroup memory as four-element vectors along the row (the column)
+  dimension, one row of vectors for each k; the next tiles are fetched into registers while these are multiplied.
+Products with few outputs and a long k are split along k over workgroups, with a second pass that adds the parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType, int32
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import BufferSlot, Kernel
+from webtorch.lower.wgsl import (
+    KernelWriter,
+    Scope,
+    Slot,
+    WgslPass,
+    affine,
+    encode,
+    finish,
+    fold_grid,
+    group_number,
+    wgsl_type,
+)
+from webtorch.runtime.backend import Limits
+
+# Loop variables of a product, in order.
+BATCH, ROW, COLUMN, K = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out[position(b, m, n)] = sum over k of left(b, m, k) * right(b, k, n), in the type that the output computes in."""
+
+    name: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    left: Expr
+    right: Expr
+    position: Expr
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Sizes of the loop variables."""
+        return (self.batch, self.m, self.n, self.k)
+
+    def variable(self, number: int) -> Expr:
+        """Return a loop variable."""
+        return ex.index(number, self.sizes[number])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A workgroup's tile: rows x columns x depth, and the rows x columns of one invocation."""
+
+    rows: int
+    columns: int
+    depth: int
+    own_rows: int
+    own_columns: int
+
+    @property
+    def threads(self) -> int:
+        """Invocations in a workgroup."""
+        return self.rows * self.columns // (self.own_rows * self.own_columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of workgroup memory."""
+        return 16 * self.depth * (self.rows // 4 + 1 + self.columns // 4 + 1)
+
+
+TILES: tuple[Tile, ...] = (
+    Tile(128, 256, 16, 8, 16),
+    Tile(128, 128, 16, 8, 8),
+    Tile(64, 64, 16, 8, 4),
+    Tile(32, 32, 16, 4, 4),
+)
+# Workgroups that keep a large GPU busy.
+_BUSY = 264
+
+
+def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
+    """Return the tile (None for the kernel without workgroup memory) and how many workgroups share the k of an output."""
+    if not limits.is_gpu:
+        groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
+        return None, max(1, min(8 // groups, p.k // 2048)) if groups < 4 else 1
+    fitting = [
+        t
+        for t in TILES
+        if t.threads <= limits.max_workgroup_invocations
+        and t.shared_bytes <= limits.workgroup_memory_bytes
+    ]
+    if not fitting:
+        return None, 1
+    best = fitting[-1]
+    for tile in fitting:
+        groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
+        padded = -(-p.m // tile.rows) * tile.rows * -(-p.n // tile.columns) * tile.columns
+        if groups * 2 >= _BUSY and padded <= 1.4 * p.m * p.n:
+            best = tile
+            break
+    groups = -(-p.m // best.rows) * -(-p.n // best.columns) * p.batch
+    split = 1
+    if groups * 2 <= _BUSY:
+        split = max(1, min(2 * _BUSY // groups, p.k // 256, 64))
+    return best, split
+
+
+class _Places(Scope):
+    """A scope that also sees the values of others: what depends on k alone, or on the row alone, is computed once."""
+
+    def __init__(self, lines: list[str], sees: tuple[Scope, ...] = (), variables: int = 0) -> None:
+        super().__init__(lines=lines)
+        self.sees = sees
+        self.variables = variables
+
+    def find(self, x: Expr) -> str | None:
+        """Return the name of `x` here or in a scope that this one sees."""
+        text = self.env.get(x)
+        if text is None:
+            for other in self.sees:
+                text = other.find(x)
+                if text is not None:
+                    break
+        return text
+
+
+class ProductWriter(KernelWriter):
+    """Writes the loads of a product: values are computed in the outermost place where their variables are known."""
+
+    def __init__(self, p: Product, limits: Limits) -> None:
+        super().__init__(Kernel(p.name, p.sizes, (), p.buffers, p.args, (), ()), limits)
+        for root in (p.left, p.right, p.position):
+            for node in ex.walk(root):
+                for a in node.args:
+                    self.uses[a] = self.uses.get(a, 0) + 1
+        self.p = p
+        self.kind = wgsl_type(p.buffers[2].dtype.compute)
+        self.before = _Places([])
+
+    def varies(self, x: Expr) -> bool:
+        """Vector loads are chosen by the template, not by lanes."""
+        del x
+        return False
+
+    def _home(self, node: Expr, scope: Scope) -> Scope:
+        mask = self.mask(node)
+        if isinstance(scope, _Places):
+            for other in (*scope.sees, scope):
+                if isinstance(other, _Places) and mask & ~other.variables == 0:
+                    return other
+        return scope
+
+    def is_wide(self, load: Expr, variable: int) -> bool:
+        """Whether four values of `variable` from a multiple of 4 on are one aligned vector in memory."""
+        source = load.args[0] if load.op == "cast" else load
+        if source.op != "load" or len(source.args) > 1 or self.p.sizes[variable] % 4:
+            return False
+        slot = self.p.buffers[source.value]  # type: ignore[index]
+        if slot.elements % 4 or slot.access != "read" or (self.is_packed(slot.dtype)):
+            return False
+        form = affine(source.args[0], self.affine_memo)
+        return (
+            form is not None
+            and form[0] % 4 == 0
+            and form[1].get(variable, 0) == 1
+            and all(c % 4 == 0 for d, c in form[1].items() if d != variable)
+        )
+
+    def declare(self, wide: dict[int, bool]) -> None:
+        """Choose how the buffers are declared; `wide` names the operands that are read as vectors."""
+        for number, slot in enumerate(self.p.buffers):
+            packed = self.is_packed(slot.dtype)
+            s = Slot(
+                number, slot, packed=packed, native_f16=slot.dtype.name == "float16" and not packed
+            )
+            if packed:
+                s.width = 32 // slot.dtype.bits
+            elif wide.get(number):
+                s.width = 4
+            self.slots[number] = s
+        out = self.slots[2]
+        if out.packed:
+            out.atomic = not self.is_row_of(out.width)
+        else:
+            out.width = 4 if self.is_row_of(4) else 1
+
+    def is_row_of(self, width: int) -> bool:
+        """Whether `width` columns from a multiple of `width` on are consecutive and aligned in the output."""
+        p = self.p
+        form = affine(p.position, self.affine_memo)
+        if form is not None:
+            return (
+                p.n % width == 0
+                and p.buffers[2].elements % width == 0
+                and form[0] % width == 0
+                and form[1].get(COLUMN, 0) == 1
+                and all(c % width == 0 for d, c in form[1].items() if d != COLUMN)
+            )
+        # Images: columns run over (image, place), consecutive within an image.
+        return (
+            p.n % width == 0
+            and p.buffers[2].elements % width == 0
+            and self.image_columns % width == 0
+        )
+
+    image_columns = 1
+
+    def wide_load(self, load: Expr, scope: Scope) -> str:
+        """Return the text of a four-element load in the compute type."""
+        source = load.args[0] if load.op == "cast" else load
+        slot = self.slots[source.value]  # type: ignore[index]
+        text = f"{slot.name}[{self.value(source.args[0], scope)} >> 2u]"
+        return text if slot.declared == f"vec4<{self.kind}>" else f"vec4<{self.kind}>({text})"
+
+    def store_columns(
+        self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
+    ) -> None:
+        """Write four neighbouring outputs of a row from a vec4 of the compute type."""
+        p, out = self.p, self.slots[2]
+        dtype = p.buffers[2].dtype
+        whole = p.n % 4 == 0
+        body: list[str] = []
+
+        def at(step: int) -> str:
+            scope = _Places(body, (), 0xF)
+            scope.env[p.variable(BATCH)] = batch
+            scope.env[p.variable(ROW)] = row
+            scope.env[p.variable(COLUMN)] = column if step == 0 else f"({column} + {step})"
+            return self.named(self.value(p.position, scope), body)
+
+        def element(step: int) -> str:
+            return f"{value}.{'xyzw'[step]}"
+
+        if out.packed and not out.atomic:
+            for step in range(0, 4, out.width):
+                place = at(step)
+                bits = 32 // out.width
+                words = [
+                    f"({encode(element(step + i), dtype)} << {i * bits}u)" for i in range(out.width)
+                ]
+                line = (
+                    f"{out.name}[{place} >> {out.width.bit_length() - 1}u] = {' | '.join(words)};"
+                )
+                body.append(
+                    line if whole or step == 0 else f"if ({column} + {step} < {p.n}) {{ {line} }}"
+                )
+        elif out.width == 4 and not out.packed:
+            kind = "f16" if out.native_f16 else self.kind
+            text = value if kind == self.kind else f"vec4<{kind}>({value})"
+            body.append(f"{out.name}[{at(0)} >> 2u] = {text};")
+        else:
+            for step in range(4):
+                here: list[str] = []
+                inside = f"if ({column} + {step} < {p.n}) {{" if not whole else "{"
+                body.append(inside)
+                mark = len(body)
+                place = at(step)
+                here = self.store_lines(out, place, element(step), "set")
+                body += here
+                body[mark:] = ["  " + x for x in body[mark:]]
+                body.append("}")
+        lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"]
+
+
+@dataclass(slots=True)
+class _Operand:
+    """One operand: its load, the variable that its vectors run along, and how it is read."""
+
+    load: Expr
+    variable: int
+    wide: bool
+    # Whether neighbouring k are neighbours in memory: then neighbouring invocations take neighbouring k.
+    along_k: bool
+    names: list[str] = field(default_factory=list)
+
+
+def _operands(w: ProductWriter) -> tuple[_Operand, _Operand]:
+    p = w.p
+    out = []
+    dtype = p.buffers[2].dtype.compute
+    for load, variable in ((p.left, ROW), (p.right, COLUMN)):
+        load = ex.cast(load, dtype)
+        source = load.args[0] if load.op == "cast" else load
+        form = affine(source.args[0], w.affine_memo) if source.op == "load" else None
+        along_k = form is not None and form[1].get(K, 0) == 1
+        out.append(_Operand(load, variable, w.is_wide(load, variable), along_k))
+    return out[0], out[1]
+
+
+def _vector(w: ProductWriter, operand: _Operand, scope_of: list[_Places]) -> str:
+    """Return the text of four values along the operand's variable; `scope_of` places each of them."""
+    if operand.wide:
+        return w.wide_load(operand.load, scope_of[0])
+    parts = ", ".join(w.value(operand.load, s) for s in scope_of)
+    return f"vec4<{w.kind}>({parts})"
+
+
+def _row_scopes(
+    w: ProductWriter, operand: _Operand, first: str, batch: _Places, lines: list[str]
+) -> list[_Places]:
+    """Return the places of four clamped values of the operand's variable, starting at `first`."""
+    size = w.p.sizes[operand.variable]
+    scopes = []
+    for step in range(1 if operand.wide else 4):
+        scope = _Places(lines, (batch,), (1 << BATCH) | (1 << operand.variable))
+        text = f"{first} + {step}" if step else first
+        most = size - 4 if operand.wide else size - 1
+        scope.env[w.p.variable(operand.variable)] = w.bind(f"min({text}, {most})", lines)
+        scopes.append(scope)
+    return scopes
+
+
+def _lane_scopes(rows: list[_Places], k: _Places, variable: int, lines: list[str]) -> list[_Places]:
+    return [
+        _Places(lines, (r.sees[0], r, k), (1 << BATCH) | (1 << variable) | (1 << K)) for r in rows
+    ]  # type: ignore[arg-type]
+
+
+def render_product(p: Product, limits: Limits, image_columns: int = 0) -> list[WgslPass]:
+    """Return the dispatches of a product. `image_columns`: how many columns in a row are consecutive in the output, where the
+    output's position is not linear."""
+    tile, split = choose(p, limits)
+    return product_passes(p, limits, tile, split, image_columns)
+
+
+def product_passes(
+    p: Product, limits: Limits, tile: Tile | None, split: int, image_columns: int = 0
+) -> list[WgslPass]:
+    """Return the dispatches of a product with a given tile and split of k."""
+    writer = ProductWriter(p, limits)
+    writer.image_columns = image_columns or 1
+    left, right = _operands(writer)
+    writer.declare({0: left.wide, 1: right.wide})
+    chunk = -(-p.k // split)
+    depth = tile.depth if tile else 4
+    chunk = -(-chunk // depth) * depth
+    split = -(-p.k // chunk)
+    words = p.batch * p.m * (-(-p.n // 4) * 4)
+    scratch = (4 * words * split,) if split > 1 else ()
+    body = (
+        _tiles(writer, tile, left, right, chunk, split)
+        if tile
+        else _blocks(writer, left, right, chunk, split)
+    )
+    lines, shared, size, grid = body
+    passes = [finish(writer, lines, shared, size, grid, scratch, False)]
+    if split > 1:
+        passes.append(_add_parts(p, limits, split, words, scratch, image_columns))
+    return passes
+
+
+def _add_parts(
+    p: Product, limits: Limits, split: int, words: int, scratch: tuple[int, ...], image_columns: int
+) -> WgslPass:
+    """Write the pass that adds the parts of a split product, four columns an invocation."""
+    w = ProductWriter(p, limits)
+    w.image_columns = image_columns or 1
+    w.declare({})
+    quads = -(-p.n // 4)
+    count = p.batch * p.m * quads
+    grid = fold_grid(-(-count // 64), limits)
+    body = [
+        f"let i = i32({group_number(grid)} * 64u + lid);",
+        f"if (i >= {count}) {{ return; }}",
+        f"let column = (i % {quads}) * 4;",
+        f"let row = (i / {quads}) % {p.m};",
+        f"let batch = i / {quads * p.m};",
+        f"var sum = vec4<{w.kind}>();",
+        f"for (var s: i32 = 0; s < {split}; s = s + 1) {{",
+        f"  let at = s * {words} + i * 4;",
+        f"  let part = vec4<u32>(scratch0[at], scratch0[at + 1], scratch0[at + 2], scratch0[at + 3]);",
+        f"  sum = sum + bitcast<vec4<{w.kind}>>(part);",
+        "}",
+    ]
+    w.store_columns("row", "column", "batch", "sum", body, "true")
+    return finish(w, body, [], 64, grid, scratch, False)
+
+
+def _fma(kind: str, a: str, b: str, c: str) -> str:
+    return f"fma(vec4<f32>({a}), {b}, {c})" if kind == "f32" else f"vec4<{kind}>({a}) * {b} + {c}"
+
+
+def _finish_block(
+    w: ProductWriter, body: list[str], row: str, column: str, value: str, split: int
+) -> None:
+    p = w.p
+    guard = f"{row} < {p.m} && {column} < {p.n}"
+    if split == 1:
+        w.store_columns(row, column, "batch", value, body, guard)
+        return
+    quads = -(-p.n // 4)
+    words = p.batch * p.m * quads * 4
+    at = f"part * {words} + ((batch * {p.m} + {row}) * {quads}) * 4 + {column}"
+    body.append(f"if ({guard}) {{")
+    body.append(f"  let at = {at};")
+    for i, c in enumerate("xyzw"):
+        bits = f"{value}.{c}" if w.kind == "u32" else f"bitcast<u32>({value}.{c})"
+        body.append(f"  scratch0[at + {i}] = {bits};")
+    body.append("}")
+
+
+def _numbers(
+    p: Product, rows: int, columns: int, split: int, grid: tuple[int, int, int], exact: bool
+) -> list[str]:
+    """Write the numbers of a workgroup's tile."""
+    across, down = -(-p.n // columns), -(-p.m // rows)
+    lines = [f"let group = i32({group_number(grid)});"]
+    if not exact:
+        # Surplus workgroups of a folded grid; all invocations of one leave together.
+        lines.append(f"if (group >= {across * down * p.batch * split}) {{ return; }}")
+    lines += [
+        f"let tile_column = (group % {across}) * {columns};",
+        f"let tile_row = ((group / {across}) % {down}) * {rows};",
+    ]
+    rest = f"(group / {across * down})"
+    lines.append(f"let batch = {rest} % {p.batch};" if p.batch > 1 else "let batch = 0;")
+    if split > 1:
+        lines.append(f"let part = {rest} / {p.batch};")
+    return lines
+
+
+def _blocks(
+    w: ProductWriter, left: _Operand, right: _Operand, chunk: int, split: int
+) -> tuple[list[str], list[str], int, tuple[int, int, int]]:
+    """Write the kernel without workgroup memory: 8 x 8 invocations of 4 x 4 outputs."""
+    p = w.p
+    groups = -(-p.m // 32) * -(-p.n // 32) * p.batch * split
+    grid = fold_grid(groups, w.limits)
+    body = _numbers(p, 32, 32, split, grid, grid[0] * grid[1] * grid[2] == groups)
+    body += [
+        "let row = tile_row + i32(lid / 8u) * 4;",
+        "let column = tile_column + i32(lid % 8u) * 4;",
+    ]
+    if p.m > 4 or p.n > 4:
+        body.append(f"if (row >= {p.m} || column >= {p.n}) {{ return; }}")
+    batch = _Places(body, (), 1 << BATCH)
+    batch.env[p.variable(BATCH)] = "batch"
+    rows = _row_scopes(w, left, "row", batch, body)
+    columns = _row_scopes(w, right, "column", batch, body)
+    body += [f"var acc{r} = vec4<{w.kind}>();" for r in range(4)]
+    begin = f"part * {chunk}" if split > 1 else "0"
+    # Four k at once: a row of the left operand is then one vector, where it lies along k in memory.
+    deep = [w.is_wide(o.load, K) and not o.wide for o in (left, right)]
+    for number, is_deep in enumerate(deep):
+        if is_deep:
+            w.slots[number].width = 4
+    whole = p.k - p.k % 4
+    sizes = (("4", whole, 4), ("1", p.k, 1)) if p.k % 4 else (("4", p.k, 4),)
+    for _, stop, step in sizes:
+        if stop == 0:
+            continue
+        start = begin if step == 4 else (f"max({begin}, {whole})" if split > 1 else f"{whole}")
+        end = f"min({begin} + {chunk}, {stop})" if split > 1 else f"{stop}"
+        loop: list[str] = []
+        a_names: list[str] = []
+        b_names: list[str] = []
+        if step == 4:
+            for operand, scopes, names, is_deep in (
+                (left, rows, a_names, deep[0]),
+                (right, columns, b_names, deep[1]),
+            ):
+                if is_deep:
+                    k = _Places(loop, (), 1 << K)
+                    k.env[p.variable(K)] = "k"
+                    lanes = _lane_scopes(scopes, k, operand.variable, loop)
+                    lines4 = [w.bind(w.wide_load(operand.load, s), loop) for s in lanes]
+                    for c in "xyzw":
+                        parts = ", ".join(f"{x}.{c}" for x in lines4)
+                        names.append(w.bind(f"vec4<{w.kind}>({parts})", loop))
+        for at in range(step):
+            k = _Places(loop, (), 1 << K)
+            k.env[p.variable(K)] = f"(k + {at})" if at else "k"
+            for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
+                if len(names) <= at:
+                    lanes = _lane_scopes(scopes, k, operand.variable, loop)
+                    names.append(w.bind(_vector(w, operand, lanes), loop))
+            for r, c in enumerate("xyzw"):
+                loop.append(
+                    f"acc{r} = {_fma(w.kind, f'{a_names[at]}.{c}', b_names[at], f'acc{r}')};"
+                )
+        body.append(f"for (var k: i32 = {start}; k < {end}; k = k + {step}) {{")
+        body += ["  " + x for x in loop]
+        body.append("}")
+    for r in range(4):
+        _finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split)
+    return body, [], 64, grid
+
+
+def _tiles(
+    w: ProductWriter, tile: Tile, left: _Operand, right: _Operand, chunk: int, split: int
+) -> tuple[list[str], list[str], int, tuple[int, int, int]]:
+    """Write the kernel with tiles in workgroup memory."""
+    p = w.p
+    across, down, depth, threads = tile.columns // 4, tile.rows // 4, tile.depth, tile.threads
+    groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch * split
+    grid = fold_grid(groups, w.limits)
+    body = _numbers(p, tile.rows, tile.columns, split, grid, grid[0] * grid[1] * grid[2] == groups)
+    wide_x = tile.columns // tile.own_columns
+    body += [
+        f"let tx = i32(lid % {wide_x}u);",
+        f"let ty = i32(lid / {wide_x}u);",
+        "let me = i32(lid);",
+    ]
+    # One vector of padding in a row of vectors: neighbouring k then lie in different memory banks.
+    kinds = f"vec4<{w.kind}>"
+    shared = [
+        f"var<workgroup> left_tile: array<{kinds}, {depth * (down + 1)}>;",
+        f"var<workgroup> right_tile: array<{kinds}, {depth * (across + 1)}>;",
+    ]
+    batch = _Places(body, (), 1 << BATCH)
+    batch.env[p.variable(BATCH)] = "batch"
+    begin = f"part * {chunk}" if split > 1 else "0"
+    end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
+    body.append(f"let k_begin = {begin};")
+    body.append(f"let k_end = {end};")
+    guard_k = p.k % depth != 0
+    # Who fetches what: unit u of operand o is one vector (four rows or columns at one k).
+    units: list[tuple[_Operand, str, str, str, str, list[_Places], str]] = []
+    for operand, span, name, origin in (
+        (left, down, "left_tile", "tile_row"),
+        (right, across, "right_tile", "tile_column"),
+    ):
+        total = span * depth
+        for u in range(-(-total // threads)):
+            tag = f"{name[0]}{u}"
+            body.append(f"let n{tag} = me + {u * threads};")
+            if operand.along_k and not operand.wide:
+                k_text, v_text = f"n{tag} % {depth}", f"n{tag} / {depth}"
+            else:
+                k_text, v_text = f"n{tag} / {span}", f"n{tag} % {span}"
+            body.append(f"let k{tag} = {k_text};")
+            body.append(f"let v{tag} = {v_text};")
+            rows = _row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body)
+            inside = f"n{tag} < {total}" if total % threads else ""
+            units.append(
+                (operand, name, tag, f"k{tag}", f"k{tag} * {span + 1} + v{tag}", rows, inside)
+            )
+
+    def fetch(lines: list[str], base: str) -> None:
+        for operand, _, tag, k_text, _, rows, _ in units:
+            k_name = w.bind(f"{base} + {k_text}", lines)
+            k = _Places(lines, (), 1 << K)
+            clamped = k_name
+            if guard_k:
+                clamped = w.bind(f"min({k_name}, {p.k - 1})", lines)
+            k.env[p.variable(K)] = clamped
+            lanes = _lane_scopes(rows, k, operand.variable, lines)
+            text = _vector(w, operand, lanes)
+            if guard_k:
+                text = f"select({kinds}(), {text}, {k_name} < {p.k})"
+            lines.append(f"f{tag} = {text};")
+
+    body += [f"var f{unit[2]}: {kinds};" for unit in units]
+    per_row, per_column = tile.own_rows // 4, tile.own_columns // 4
+    for i in range(tile.own_rows):
+        body += [f"var acc{i}_{j} = {kinds}();" for j in range(per_column)]
+    first: list[str] = []
+    fetch(first, "k_begin")
+    body += first
+    body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {depth}) {{")
+    loop: list[str] = []
+    for _, name, tag, _, at, _, inside in units:
+        line = f"{name}[{at}] = f{tag};"
+        loop.append(f"if ({inside}) {{ {line} }}" if inside else line)
+    loop.append("workgroupBarrier();")
+    ahead: list[str] = []
+    fetch(ahead, f"k0 + {depth}")
+    loop.append(f"if (k0 + {depth} < k_end) {{")
+    loop += ["  " + x for x in ahead]
+    loop.append("}")
+    loop.append(f"for (var kk: i32 = 0; kk < {depth}; kk = kk + 1) {{")
+    y_step = tile.rows // 4 // per_row
+    x_step = tile.columns // 4 // per_column
+    for i in range(per_row):
+        loop.append(f"  let a{i} = left_tile[kk * {down + 1} + ty + {i * y_step}];")
+    for j in range(per_column):
+        loop.append(f"  let b{j} = right_tile[kk * {across + 1} + tx + {j * x_step}];")
+    for i in range(per_row):
+        for r, c in enumerate("xyzw"):
+            for j in range(per_column):
+                acc = f"acc{i * 4 + r}_{j}"
+                loop.append(f"  {acc} = {_fma(w.kind, f'a{i}.{c}', f'b{j}', acc)};")
+    loop.append("}")
+    loop.append("workgroupBarrier();")
+    body += ["  " + x for x in loop]
+    body.append("}")
+    for i in range(per_row):
+        for r in range(4):
+            row = w.bind(f"tile_row + (ty + {i * y_step}) * 4 + {r}", body)
+            for j in range(per_column):
+                column = w.bind(f"tile_column + (tx + {j * x_step}) * 4", body)
+                _finish_block(w, body, row, column, f"acc{i * 4 + r}_{j}", split)
+    return body, shared, threads, grid
+
+
+def linear(variables: list[Expr], strides: list[int], offset: int = 0) -> Expr:
+    """Return offset + the sum of variable * stride."""
+    out = ex.const(offset, int32)
+    for v, s in zip(variables, strides, strict=True):
+        if s:
+            out = out + v * s
+    return out
