@@ -64,6 +64,7 @@ ORACLES: dict[str, Callable[..., torch.Tensor]] = {
     "threshold_backward": lambda g, x, t: torch.ops.aten.threshold_backward(g, x, t.flatten()[0].item()),
     "_root": torch.sqrt,
     "_root_backward": lambda g, o: torch.where(o == 0, 0.0, g / (2 * o)),
+    "_is_nonzero": lambda x: (x != 0).to(x.dtype) + 0 * torch.nan_to_num(x),
     "_norm_slope": lambda x, n, p: torch.where((x == 0) | (n == 0), 0.0, x.sign() * (x.abs() / n) ** (p - 1)),
     "_xlogy_backward": lambda g, x, y: torch.where((x == 0) & (y <= 0), 0.0, g * y.log()),
     "_log_add": torch.logaddexp,

@@ -229,7 +229,9 @@ def _floor_quotient(x: Expr, y: Expr) -> Expr:
     whole = ex.floor(exact)
     rounded = ex.where(exact - whole > 0.5, whole + 1, whole)
     signed_zero = ex.copysign(ex.const(0.0, x.dtype), x / y)
-    return ex.where(ex.eq(y, 0), x / y, ex.where(ex.eq(exact, 0), signed_zero, rounded))
+    quotient = ex.where(ex.eq(exact, 0), signed_zero, rounded)
+    # All of these are whole or not finite already: the floor says that the slope is zero.
+    return ex.floor(ex.where(ex.eq(y, 0), x / y, quotient))
 
 
 def _trunc_quotient(x: Expr, y: Expr) -> Expr:
@@ -247,7 +249,6 @@ floor_divide = elementwise(
 _div_floor = elementwise(
     "_div_floor",
     _floor_quotient,
-    vjp=lambda g, out, x, y: (None, None),
     dtypes=NUMERIC,
     torch="",
     function_in=(),
@@ -257,7 +258,6 @@ _div_floor = elementwise(
 _div_trunc = elementwise(
     "_div_trunc",
     _trunc_quotient,
-    vjp=lambda g, out, x, y: (None, None),
     dtypes=NUMERIC,
     torch="",
     function_in=(),
@@ -922,12 +922,8 @@ def masked_fill(input: Any, mask: Any, value: Any) -> Any:
                 f"with {value.ndim} dimension(s). Use where(mask, value, input)."
             )
         value = value.to(input.dtype)
-    elif input.dtype.kind != "float" and isinstance(value, float):
-        if not value.is_integer():
-            raise RuntimeError(
-                f"masked_fill: value cannot be converted to type {input.dtype} without overflow: got {value}. "
-                f"Convert the tensor with .float()."
-            )
+    elif input.dtype.is_integral:
+        # As PyTorch does: a fraction is dropped, and the result keeps the tensor's type.
         value = int(value)
     elif input.dtype is bool_:
         value = bool(value)

@@ -437,7 +437,7 @@ def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None
 
 def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     freedom = count_of(x.shape, dims) - correction
-    return (x - mean_of(x, dims, True)) * (2.0 / freedom if freedom > 0 else math.nan)
+    return (x - mean_of(x, dims, True)) * (2.0 / freedom if freedom else math.inf)
 
 
 @composite(
@@ -565,6 +565,15 @@ def std_mean(
 
 # -- norms ------------------------------------------------------------------------------------------------------------
 
+_is_nonzero = elementwise(
+    "_is_nonzero",
+    lambda x: ex.cast(ex.ne(x, 0), x.dtype),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="1 where input is not zero; its gradient is zero.",
+)
 _norm_slope = elementwise(
     "_norm_slope",
     # As a ratio, so that no power of a large element overflows.
@@ -618,6 +627,11 @@ def vector_norm(
             f"linalg_vector_norm(): argument 'ord' must be Number, not {type(ord).__name__}"
         )
     if dtype is not None:
+        if dtype.kind == "float" and dtype.itemsize < x.dtype.itemsize and x.dtype.kind == "float":
+            raise DTypeError(
+                f"linalg.vector_norm: the dtype of the input ({x.dtype}) should be convertible without narrowing "
+                f"to the specified dtype ({dtype}). Convert the result instead."
+            )
         x = to_type(x, dtype)
     if x.dtype.kind != "float":
         raise DTypeError(
@@ -638,7 +652,7 @@ def vector_norm(
     elif ord == 1:
         result = combine_dims(absolute(x), "sum", dims, True)
     elif ord == 0:
-        result = combine_dims(cast_to(ne(x, 0), x.dtype), "sum", dims, True)
+        result = combine_dims(_is_nonzero(x), "sum", dims, True)
     elif math.isinf(ord):
         result = combine_dims(absolute(x), "max" if ord > 0 else "min", dims, True)
     else:
