@@ -44,3 +44,7 @@ newaxis = None
 
 _load_table()
 globals().update(_NAMESPACES["torch"])
+
+from webtorch import autograd, errors, nn, optim, utils  # noqa: E402
+from webtorch.capture import compile  # noqa: A004, E402
+from webtorch.ops.random import Generator, default_generator  # noqa: E402

@@ -220,6 +220,8 @@ class Fuser:
 
     def _join(self, group: Group, number: int, node: GraphNode, reads: set[int]) -> bool:
         assert group.body is not None
+        if node.kind in ("update", "scatter") and node.srcs[0] in group.members:
+            return False  # it would write into what the same kernel is still writing
         after = 1 << group.number
         ancestors = 0
         for r in reads:

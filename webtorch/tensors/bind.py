@@ -7,13 +7,14 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.ops.assign import CONVERSIONS
 from webtorch.ops.record import TABLE, Elementwise, Op
-from webtorch.tensors import calls, primitives
+from webtorch.tensors import calls, indexing, primitives
 from webtorch.tensors.tensor import Tensor
 
 # The files of the table. A new file of entries is named here once.
 _FILES = (
-    "elementwise", "reduce", "movement", "indexing", "creation", "random", "contract", "convolution", "pooling", "resize",
+    "elementwise", "reduce", "movement", "indexing", "creation", "random", "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "optimize",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
@@ -114,6 +115,10 @@ def _operators() -> None:
         setattr(Tensor, f"__i{name}__", calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         forward(f"__{name}__", name)
+    for name, op in CONVERSIONS.items():
+        setattr(Tensor, name, op.function)
+    Tensor.__getitem__ = indexing.getitem  # type: ignore[method-assign, attr-defined]
+    Tensor.__setitem__ = indexing.setitem  # type: ignore[method-assign, attr-defined]
     for name, entry in {"__neg__": "neg", "__abs__": "abs", "__invert__": "bitwise_not", "__pos__": "positive"}.items():
         setattr(Tensor, name, TABLE[entry].function)
 

@@ -58,8 +58,8 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
         if value._storage.runtime is not x._storage.runtime:
             if value.numel() != 1 and value.ndim:
                 raise RuntimeError(
-                    f"setitem: Expected all tensors to be on the same device, but found at least two devices, {x.device} and "
-                    f"{value.device}! Move the value with .to('{x.device}')."
+                    "setitem: Expected all tensors to be on the same device, but found at least two devices, "
+                    f"{x.device} and {value.device}! Move the value with .to('{x.device}')."
                 )
             value = value.to(x.device)
         return cast_to(value, x.dtype)  # type: ignore[no-any-return]
@@ -89,8 +89,8 @@ def _pick(x: Tensor, dim: int, index: int) -> Tensor:
     if dim >= len(shape):
         if not shape:
             raise IndexError(
-                "invalid index of a 0-dim tensor. Use `tensor.item()` in Python or `tensor.item<T>()` in C++ to convert a 0-dim "
-                "tensor to a number"
+                "invalid index of a 0-dim tensor. Use `tensor.item()` in Python or `tensor.item<T>()` in C++ to "
+                "convert a 0-dim tensor to a number"
             )
         raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
     size = shape[dim]
@@ -120,7 +120,7 @@ def _slice_number(value: Any) -> int | None:
 
 
 def _parse(x: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor], tuple[int, ...]]:
-    """Return the view that the plain indices make, the index tensors by its dims, and which of them select like ints."""
+    """Return the view that plain indices make, index tensors by its dims, and which of these select like ints."""
     items = [_convert(x, item) for item in _items(index)]
     used = sum(_dims_used(item) for item in items)
     if used > x.ndim:
@@ -190,8 +190,8 @@ def _mask(
     for d, size in enumerate(mask._shape):
         if size != x._shape[at + d]:
             raise IndexError(
-                f"The shape of the mask {list(mask._shape)} at index {d} does not match the shape of the indexed tensor "
-                f"{list(x._shape)} at index {at + d}"
+                f"The shape of the mask {list(mask._shape)} at index {d} does not match the shape of the "
+                f"indexed tensor {list(x._shape)} at index {at + d}"
             )
     positions = indexing.true_positions(movement.reshape(flags, (numel(mask._shape),)))
     for d, column in enumerate(indexing._unravel(positions, mask._shape)):
@@ -210,7 +210,7 @@ def _items(index: Any) -> tuple[Any, ...]:
 
 
 def _convert(x: Tensor, item: Any) -> Any:
-    """Return one index as None, Ellipsis, bool, int, slice or a tensor on x's device. Raises IndexError for other types."""
+    """Return one index as None, Ellipsis, bool, int, slice or a tensor on x's device. Raises IndexError otherwise."""
     if item is None or item is Ellipsis or isinstance(item, (bool, int, slice)):
         return item
     if isinstance(item, Tensor):

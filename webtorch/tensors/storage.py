@@ -37,6 +37,12 @@ class Storage:
             self.donor = None
         self.version += 1
 
+    def grow(self, node: Node) -> None:
+        """Take a larger value, as resize_ does."""
+        self.node, self.donor, self.elements = node, None, numel(node.shape)
+        self.runtime.add(self)
+        self.version += 1
+
     def realize(self) -> Node:
         """Return the value as a buffer node, computing everything pending on the device if needed."""
         if self.node.kind != "buffer":
