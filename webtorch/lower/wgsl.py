@@ -1976,12 +1976,10 @@ def _split_reduction(
             )
             value = source if geometry.ty > 1 else acc.value
             name = writer.bind(value, r.body)
-            lines.append(f"scratch0[{base} + o * {parts} + part] = {_to_bits(name, acc.kind)};")
+            lines.append(f"scratch0[{base} + o * {parts} + part] = {to_bits(name, acc.kind)};")
             lines.append(f"scratch0[{at} + o * {parts} + part] = bitcast<u32>({acc.position});")
         else:
-            lines.append(
-                f"scratch0[{base} + o * {parts} + part] = {_to_bits(acc.value, acc.kind)};"
-            )
+            lines.append(f"scratch0[{base} + o * {parts} + part] = {to_bits(acc.value, acc.kind)};")
     guard = " && ".join(t for t in (r.active, "ty == 0" if geometry.ty > 1 else "") if t)
     r.body += [f"if ({guard}) {{", *("  " + x for x in lines), "}"] if guard else lines
     first_pass = finish(writer, r.body, list(r.shared.values()), r.size, grid, scratch, False)
@@ -1998,7 +1996,7 @@ def _split_reduction(
     inside: list[str] = []
     for acc in accs:
         base, at = offsets[acc.stage]
-        value = _from_bits(f"scratch0[{base} + o * {parts} + k]", acc.kind)
+        value = from_bits(f"scratch0[{base} + o * {parts} + k]", acc.kind)
         position = ""
         if acc.is_arg:
             position = final.bind(f"bitcast<i32>(scratch0[{at} + o * {parts} + k])", inside)
@@ -2014,9 +2012,9 @@ def _split_reduction(
     return [first_pass, second_pass]
 
 
-def _to_bits(text: str, kind: str) -> str:
+def to_bits(text: str, kind: str) -> str:
     return {"bool": f"select(0u, 1u, {text})", "u32": text}.get(kind, f"bitcast<u32>({text})")
 
 
-def _from_bits(text: str, kind: str) -> str:
+def from_bits(text: str, kind: str) -> str:
     return {"bool": f"({text} != 0u)", "u32": text}.get(kind, f"bitcast<{kind}>({text})")
