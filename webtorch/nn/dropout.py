@@ -6,7 +6,14 @@ from webtorch import Tensor
 from webtorch.nn import functional as F
 from webtorch.nn.module import Module
 
-__all__ = ["Dropout", "Dropout1d", "Dropout2d", "Dropout3d"]
+__all__ = [
+    "AlphaDropout",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "FeatureAlphaDropout",
+]
 
 
 class _Dropout(Module):
@@ -55,3 +62,19 @@ class Dropout3d(_Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """Return the input with channels dropped."""
         return F.dropout3d(input, self.p, self.training, self.inplace)
+
+
+class AlphaDropout(_Dropout):
+    """Dropout that keeps the mean and variance of SELU's outputs. Klambauer et al., 2017."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input with elements dropped."""
+        return F.alpha_dropout(input, self.p, self.training)
+
+
+class FeatureAlphaDropout(_Dropout):
+    """AlphaDropout of whole channels."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input with channels dropped."""
+        return F.feature_alpha_dropout(input, self.p, self.training)

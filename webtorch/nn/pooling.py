@@ -12,14 +12,22 @@ from webtorch.nn.size import repeat
 __all__ = [
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "AvgPool1d",
     "AvgPool2d",
+    "AvgPool3d",
     "LPPool1d",
     "LPPool2d",
+    "LPPool3d",
     "MaxPool1d",
     "MaxPool2d",
+    "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
 ]
 
 
@@ -79,6 +87,67 @@ class MaxPool2d(_MaxPool):
         return F.max_pool2d(input, *self._options())
 
 
+class MaxPool3d(_MaxPool):
+    """The maximum of each window of (N, C, D, H, W)."""
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return F.max_pool3d(input, *self._options())
+
+
+class _MaxUnpool(Module):
+    """Maxima put back to where max pooling found them, zeros elsewhere."""
+
+    _rank: int
+
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0) -> None:
+        """Take the pooling's sizes; `stride` is the kernel's size by default."""
+        super().__init__()
+        self.kernel_size = repeat(kernel_size, self._rank)
+        self.stride = repeat(stride if stride is not None else kernel_size, self._rank)
+        self.padding = repeat(padding, self._rank)
+
+    def extra_repr(self) -> str:
+        """Return the pooling's sizes."""
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class MaxUnpool1d(_MaxUnpool):
+    """Maxima of (N, C, L) put back."""
+
+    _rank = 1
+
+    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+        """Return the maxima at their places; `output_size` picks among the possible sizes."""
+        return F.max_unpool1d(
+            input, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
+
+
+class MaxUnpool2d(_MaxUnpool):
+    """Maxima of (N, C, H, W) put back."""
+
+    _rank = 2
+
+    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+        """Return the maxima at their places; `output_size` picks among the possible sizes."""
+        return F.max_unpool2d(
+            input, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
+
+
+class MaxUnpool3d(_MaxUnpool):
+    """Maxima of (N, C, D, H, W) put back."""
+
+    _rank = 3
+
+    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+        """Return the maxima at their places; `output_size` picks among the possible sizes."""
+        return F.max_unpool3d(
+            input, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
+
+
 class AvgPool1d(Module):
     """The mean of each window of (N, C, L)."""
 
@@ -114,8 +183,8 @@ class AvgPool1d(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AvgPool2d(Module):
-    """The mean of each window of (N, C, H, W)."""
+class _AvgPool(Module):
+    """The mean of each window."""
 
     def __init__(
         self,
@@ -135,10 +204,9 @@ class AvgPool2d(Module):
         self.count_include_pad = count_include_pad
         self.divisor_override = divisor_override
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the means."""
-        return F.avg_pool2d(
-            input,
+    def _options(self) -> tuple[Any, ...]:
+        """Return the arguments of the function, after the input."""
+        return (
             self.kernel_size,
             self.stride,
             self.padding,
@@ -150,6 +218,22 @@ class AvgPool2d(Module):
     def extra_repr(self) -> str:
         """Return the windows' sizes."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool2d(_AvgPool):
+    """The mean of each window of (N, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.avg_pool2d(input, *self._options())
+
+
+class AvgPool3d(_AvgPool):
+    """The mean of each window of (N, C, D, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.avg_pool3d(input, *self._options())
 
 
 class _LPPool(Module):
@@ -193,6 +277,16 @@ class LPPool2d(_LPPool):
         )
 
 
+class LPPool3d(_LPPool):
+    """The p-norm of each window of (N, C, D, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the norms."""
+        return F.lp_pool3d(
+            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
+        )
+
+
 class _AdaptivePool(Module):
     """Pooling into a given number of bins."""
 
@@ -222,6 +316,14 @@ class AdaptiveAvgPool2d(_AdaptivePool):
         return F.adaptive_avg_pool2d(input, self.output_size)
 
 
+class AdaptiveAvgPool3d(_AdaptivePool):
+    """The means of `output_size` bins of (N, C, D, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return F.adaptive_avg_pool3d(input, self.output_size)
+
+
 class _AdaptiveMaxPool(_AdaptivePool):
     """Maxima of a given number of bins."""
 
@@ -245,3 +347,11 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
     def forward(self, input: Tensor) -> Any:
         """Return the maxima, with their indices if `return_indices`."""
         return F.adaptive_max_pool2d(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool3d(_AdaptiveMaxPool):
+    """The maxima of `output_size` bins of (N, C, D, H, W)."""
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return F.adaptive_max_pool3d(input, self.output_size, self.return_indices)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import webtorch
 from webtorch import Tensor
 from webtorch.nn.functional.table import table
 
-__all__ = ["multi_margin_loss", "multilabel_soft_margin_loss"]
+__all__ = [
+    "multi_margin_loss",
+    "multilabel_soft_margin_loss",
+    "triplet_margin_with_distance_loss",
+]
 
-_logsigmoid = table("logsigmoid")
+_logsigmoid, _pairwise_distance = table("logsigmoid"), table("pairwise_distance")
 
 
 def legacy_reduction(
@@ -82,3 +87,29 @@ def multi_margin_loss(
     others = webtorch.arange(classes, device=x.device).unsqueeze(0) != y.unsqueeze(1)
     losses = webtorch.where(others, gaps, 0.0).sum(1) / classes
     return _reduced(losses.squeeze(0) if unbatched and target.dim() == 0 else losses, reduction)
+
+
+def triplet_margin_with_distance_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return max(0, d(anchor, positive) - d(anchor, negative) + margin) for any distance."""
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    if not anchor.dim() == positive.dim() == negative.dim():
+        raise RuntimeError(
+            "The anchor, positive, and negative tensors are expected to have the same number of "
+            f"dimensions, but got: anchor {anchor.dim()}D, positive {positive.dim()}D, and "
+            f"negative {negative.dim()}D inputs"
+        )
+    distance = _pairwise_distance if distance_function is None else distance_function
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = webtorch.minimum(far, distance(positive, negative))
+    return _reduced((near - far + margin).clamp(min=0), reduction)
