@@ -1,0 +1,122 @@
+"""Scaled dot-product attention. May import floors 0 and 1.
+
+Letters of shapes: H query heads, G groups of them that share a key head, L queries, S keys, E size of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir.dtype import bool_, int64
+from webtorch.ops.composite import dropout
+from webtorch.ops.contract import c_name, matmul
+from webtorch.ops.elementwise import _where, exp
+from webtorch.ops.primitive import iota, reduce_dims
+from webtorch.ops.record import composite
+
+
+@composite(
+    name="_safe_softmax",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x: ((g - reduce_dims(g * out, "sum", (x.ndim - 1,))) * out,),
+)
+def _safe_softmax(x: Any) -> Any:
+    """Return the softmax over the last dimension; a row of only -inf gives zeros, not the NaN of 0 / 0."""
+    last = (x.ndim - 1,)
+    top = reduce_dims(x, "max", last)
+    e = exp(x - _where(top == -math.inf, 0.0, top))
+    total = reduce_dims(e, "sum", last)
+    return e / _where(total == 0.0, 1.0, total)
+
+
+def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> None:
+    if not query.dtype is key.dtype is value.dtype:
+        raise DTypeError(
+            "scaled_dot_product_attention: Expected query, key, and value to have the same dtype, but "
+            f"got query.dtype: {c_name(query.dtype)} key.dtype: {c_name(key.dtype)} and value.dtype: "
+            f"{c_name(value.dtype)} instead. Convert them, as in key.to({query.dtype})."
+        )
+    if not query.dtype.is_floating_point:
+        raise DTypeError(f"scaled_dot_product_attention: not implemented for {query.dtype}; use .float()")
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ShapeError(
+            "scaled_dot_product_attention: Expected query, key, and value to all be at least 2 "
+            f"dimensional, but got query.dim: {query.ndim} key.dim: {key.ndim} and value.dim: "
+            f"{value.ndim} instead."
+        )
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeError(
+            "scaled_dot_product_attention: the last dims of query and key must be equal, but the shapes "
+            f"are {tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            "scaled_dot_product_attention: key and value must have as many positions (dim -2), but the "
+            f"shapes are {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if mask is not None and mask.dtype is not bool_ and mask.dtype is not query.dtype and mask.dtype.name != "float32":
+        raise DTypeError(
+            "scaled_dot_product_attention: Expected attn_mask dtype to be bool or float or to match "
+            f"query dtype, but got attn_mask.dtype: {c_name(mask.dtype)} and query.dtype: "
+            f"{c_name(query.dtype)} instead."
+        )
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
+
+
+def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
+    """Return x @ y, where G heads of x in a row meet one head of y: (.., H G, L, E) and (.., H, E, S) give (.., H G, L, S)."""
+    if not enable_gqa or x.shape[-3] == y.shape[-3]:
+        return matmul(x, y)
+    heads, shared = x.shape[-3], y.shape[-3]
+    # (.., H, G, L, E) @ (.., H, 1, E, S): the product folds G into the rows; no key is copied.
+    split = x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
+    out = matmul(split, y.unsqueeze(-3))
+    return out.reshape((*out.shape[:-4], heads, *out.shape[-2:]))
+
+
+@composite(family="contract", function_in=("nn.functional",), torch="nn.functional.scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Return softmax(query key^T scale + mask) value for query (.., L, E), key (.., S, E) and value (.., S, V).
+
+    A bool mask keeps what is True, a float one is added; a query that may see no key gets zeros. `is_causal` lets position
+    i see keys 0..i. `scale` is 1 / sqrt(E) unless given. `enable_gqa` lets several query heads (dim -3) share a key head.
+    """
+    _check(query, key, value, attn_mask, dropout_p)
+    if enable_gqa:
+        heads = query.shape[-3] if query.ndim > 2 else 1
+        if min(query.ndim, key.ndim, value.ndim) < 3:
+            raise IndexError(
+                "scaled_dot_product_attention: Dimension out of range: enable_gqa needs a dim of heads (-3) in "
+                "query, key and value"
+            )
+        if heads % key.shape[-3] or heads % value.shape[-3]:
+            raise ShapeError(
+                "scaled_dot_product_attention: Number of heads in key and value must divide the number of "
+                f"heads in query, but they are {key.shape[-3]}, {value.shape[-3]} and {heads}"
+            )
+    length, source, size = query.shape[-2], key.shape[-2], query.shape[-1]
+    factor = (1.0 / math.sqrt(size) if size else 1.0) if scale is None else scale
+    narrow = query.dtype.itemsize < 4
+    # In 16 bits the products would overflow before they are scaled.
+    scores = _by_groups(query * factor if narrow else query, key.transpose(-2, -1), enable_gqa)
+    if not narrow:
+        scores = scores * factor
+    if not source or not scores.numel():
+        return _by_groups(scores, value, enable_gqa)
+    scores = scores.to(query.dtype.compute)
+    if attn_mask is not None:
+        scores = _where(attn_mask, scores, -math.inf) if attn_mask.dtype is bool_ else scores + attn_mask.to(scores.dtype)
+    if is_causal:
+        rows = iota(length, 0, 1, int64, query.device).reshape(length, 1)
+        scores = _where(iota(source, 0, 1, int64, query.device) <= rows, scores, -math.inf)
+    weights = _safe_softmax(scores).to(query.dtype)
+    if dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    return _by_groups(weights, value, enable_gqa)
