@@ -46,9 +46,8 @@ LIST: dict[str, Any] = {
     "append": lambda s, lib: s.append(lib.Tanh()),
     "insert": lambda s, lib: s.insert(1, lib.Tanh()),
     "extend": lambda s, lib: s.extend(lib.Tanh() for _ in range(3)),
-    "extend itself": lambda s, lib: s.extend(s),
     "pop": lambda s, lib: s.pop(0),
-    "add": lambda s, lib: s + [lib.Tanh()],
+    "add": lambda s, lib: s.__add__([lib.Tanh()]),
     "iadd": lambda s, lib: s.__iadd__([lib.Tanh()]),
     "equal": lambda s, lib: lib.ModuleList([sequential(lib) for _ in range(3)] + [lib.ReLU()]),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 import weakref
 from collections import OrderedDict
 from copy import deepcopy
@@ -68,8 +69,8 @@ def test_walks_of_the_tree_give_pytorch_names_in_pytorch_order() -> None:
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert ours.state_dict()._metadata == theirs.state_dict()._metadata
     assert repr(ours) == repr(theirs)
-    assert [n for n in dir(theirs) if not hasattr(ref.Module, n)] == [
-        n for n in dir(ours) if not hasattr(nn.Module, n) and n not in ("_pads",)
+    assert [n for n in dir(theirs) if not hasattr(ref.Module, n) and n[0] != "_"] == [
+        n for n in dir(ours) if not hasattr(nn.Module, n) and n[0] != "_"
     ]
 
 
@@ -191,11 +192,9 @@ def test_errors_are_those_of_pytorch(name: str) -> None:
         ATTEMPTS[name](theirs, ref, torch)
     with pytest.raises(type(expected.value)) as actual:
         ATTEMPTS[name](ours, nn, webtorch)
-    wanted = str(expected.value).replace("torch.nn.modules.", "").replace("torch.nn.", "nn.")
-    got = str(actual.value).replace("webtorch.nn.", "nn.")
-    for library_path in ("container.", "linear.", "activation."):
-        wanted, got = wanted.replace(library_path, ""), got.replace(library_path, "")
-    assert got.replace("webtorch", "torch").replace("nn.", "") == wanted.replace("nn.", "")
+    # Where a class is found is the one thing that may differ.
+    place = re.compile(r"(web)?torch\.nn\.(\w+\.)*")
+    assert place.sub("nn.", str(actual.value)) == place.sub("nn.", str(expected.value))
 
 
 def test_embedding_refuses_what_changes_the_weight_on_reading() -> None:
@@ -343,8 +342,8 @@ def test_extra_state_and_hooks_take_part_in_the_state_dict() -> None:
         state["old"] = state.pop("1.bias")
         module.load_state_dict(state)
         assert module[0].count == 9
+        module[1].register_state_dict_post_hook(lambda m, s, p, meta: s)
         with pytest.raises(RuntimeError, match="must return None"):
-            module[1].register_state_dict_post_hook(lambda m, s, p, meta: s)
             module.state_dict()
     assert states[0] == states[1]
     half = len(seen) // 2
@@ -413,6 +412,7 @@ def test_pre_hook_with_keywords_must_return_a_pair() -> None:
         module(webtorch.ones(1))
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_full_backward_hooks_see_and_change_gradients(device: str) -> None:
     results = []
     for lib, tensors, where in ((nn, webtorch, device), (ref, torch, "cpu")):

@@ -143,7 +143,7 @@ class Hardtanh(Module):
             )
             max_val = max_value
         if max_val <= min_val:
-            raise AssertionError("max_val must be larger than min_val")
+            raise AssertionError(f"max_val ({max_val}) must be greater than min_val ({min_val})")
         self.min_val = min_val
         self.max_val = max_val
         self.inplace = inplace

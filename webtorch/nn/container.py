@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -363,7 +363,9 @@ class ParameterList(Module):
 
     def extra_repr(self) -> str:
         """Return one line for each value."""
-        return "\n".join(f"  ({i}): {_described(value)}" for i, value in enumerate(self))
+        return "\n".join(
+            f"  ({i}): {_described(value, _dtype_name)}" for i, value in enumerate(self)
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: a list has no forward."""
@@ -493,7 +495,7 @@ class ParameterDict(Module):
 
     def extra_repr(self) -> str:
         """Return one line for each value."""
-        return "\n".join(f"  ({key}): {_described(value)}" for key, value in self.items())
+        return "\n".join(f"  ({key}): {_described(value, typename)}" for key, value in self.items())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: a dict has no forward."""
@@ -526,16 +528,16 @@ def _pairs(who: str, source: Any) -> Iterable[tuple[str, Any]]:
     return pairs
 
 
-def _described(value: Any) -> str:
-    """Return the line that ParameterList and ParameterDict print for a value."""
+def _described(value: Any, element: Callable[[Tensor], str]) -> str:
+    """Return the line printed for a value; `element` names the type of a tensor's elements."""
     if not isinstance(value, Tensor):
         return f"Object of type: {type(value).__name__}"
     size = "x".join(str(n) for n in value.shape)
     where = "" if str(value.device) == "cpu" else f" ({value.device})"
     kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
-    return f"{kind} containing: [{_dtype_name(value)} of size {size}{where}]"
+    return f"{kind} containing: [{element(value)} of size {size}{where}]"
 
 
 def _dtype_name(value: Tensor) -> str:
-    """Return the dtype as these lines spell it: the type name for parameters, as PyTorch does."""
-    return typename(value)
+    """Return the dtype's name, which ParameterList prints where ParameterDict prints the type's."""
+    return "torch." + str(value.dtype).rpartition(".")[2]

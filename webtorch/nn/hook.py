@@ -6,6 +6,7 @@ May import the tensor floor only.
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -112,6 +113,11 @@ class BackwardTap:
                 )
         self.grad_outputs = grad_outputs
         if self.input_positions is None:
+            warnings.warn(
+                "Full backward hook is firing when gradients are computed with respect to module "
+                "outputs since no inputs require gradients.",
+                stacklevel=5,
+            )
             nothing = (None,) * self.input_count
             for hook in self.hooks:
                 changed = hook(self.module, nothing, grad_outputs)
