@@ -1,7 +1,7 @@
 """Creation: tensors from data, from a value, from a range. May import floors 0 and 1.
 
-Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by floor 4. NumPy
-is never imported here: arrays are recognised by their protocol.
+Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by floor 4.
+NumPy is never imported here: arrays are recognised by their protocol.
 """
 
 from __future__ import annotations

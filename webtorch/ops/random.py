@@ -1,7 +1,7 @@
 """Random numbers: generators, distributions, permutations. May import floors 0 and 1.
 
-Numbers are counter-based (Philox4x32-10; Salmon, Moraes, Dror and Shaw, 2011): a call takes its counters from a generator,
-which only adds up how many were used. The same seed gives the same numbers on every device.
+Numbers are counter-based (Philox4x32-10; Salmon, Moraes, Dror and Shaw, 2011): a call takes its counters from a
+generator, which only adds up how many were used. The same seed gives the same numbers on every device.
 """
 
 from __future__ import annotations
@@ -488,9 +488,10 @@ def multinomial(
     generator: Any = None,
     out: Any = None,
 ) -> Any:
-    """Indices of the last dimension of `input` (weights, one or two dims), drawn with probabilities in their proportion.
+    """Indices of the last dimension of `input` (weights, one or two dims), drawn in proportion to the weights.
 
-    Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the indices of the largest u ** (1 / weight).
+    Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the largest u ** (1 / weight) win.
+    Reads one number from the device, to check the weights.
     """
     from webtorch.ops import indexing, ordering
 
@@ -551,10 +552,6 @@ def _check_weights(rows: Any) -> None:
 
 
 def _fill_in(x: Any, values: Any) -> Any:
-    from webtorch.tensors import tape
-
-    # Drawn numbers depend on nothing: what was there before loses its gradient, as in PyTorch.
-    del tape
     return write(x, cast_to(values, x.dtype))
 
 

@@ -1,0 +1,419 @@
+"""Order: sort, argsort, topk, kthvalue, median, quantile, unique. May import floors 0 and 1.
+
+Only the order is computed here, as an index tensor; values are gathered by it, so gradients follow. Short rows are
+ranked by counting how many elements come before each; long ones go through the bitonic network (Batcher, 1968), one
+compare-exchange over whole rows at a time. Both are exact for any length and stable: ties keep their order. NaN is the
+largest number, as in PyTorch. Nothing is read from the device, except for the length of what `unique` returns.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+from webtorch.errors import ShapeError
+from webtorch.ir.dtype import bool_, int32, int64, uint8
+from webtorch.ir.view import normalize_dim, numel
+from webtorch.ops import elementwise, indexing, movement
+from webtorch.ops.primitive import as_view, cast_to, copy, fill, iota, reduce_dims
+from webtorch.ops.primitive import scan as _scan
+from webtorch.ops.primitive import scatter as _scatter
+from webtorch.ops.record import composite
+
+Sort = namedtuple("sort", ("values", "indices"))
+Topk = namedtuple("topk", ("values", "indices"))
+Kthvalue = namedtuple("kthvalue", ("values", "indices"))
+Median = namedtuple("median", ("values", "indices"))
+Nanmedian = namedtuple("nanmedian", ("values", "indices"))
+
+# Ranking costs rows * n * n comparisons in two kernels; the network log2(n) ** 2 kernels over rows * n.
+_RANKED = 64
+_FEW_COMPARISONS = 1 << 22
+
+
+def _less(a: Any, b: Any) -> Any:
+    """Whether a comes before b in ascending order, NaN last."""
+    less = elementwise.lt(a, b)
+    if a.dtype.kind != "float":
+        return less
+    late = elementwise.logical_and(
+        elementwise.isnan(b), elementwise.logical_not(elementwise.isnan(a))
+    )
+    return elementwise.logical_or(less, late)
+
+
+def _before(a: Any, at: Any, b: Any, bt: Any, descending: bool) -> Any:
+    """Whether a at position `at` comes before b at `bt`: a strict total order, in which ties go by position."""
+    if descending:
+        first, second = _less(b, a), _less(a, b)
+    else:
+        first, second = _less(a, b), _less(b, a)
+    tie = elementwise.logical_and(elementwise.logical_not(second), elementwise.lt(at, bt))
+    return elementwise.logical_or(first, tie)
+
+
+def _line(n: int, device: Any, shape: tuple[int, ...]) -> Any:
+    return movement.reshape(iota(n, 0, 1, int32, device), shape)
+
+
+def _by_rank(x: Any, descending: bool) -> Any:
+    rows, n = x._shape
+    device = x.device
+    here, there = movement.unsqueeze(x, 2), movement.unsqueeze(x, 1)
+    before = _before(
+        there, _line(n, device, (1, 1, n)), here, _line(n, device, (1, n, 1)), descending
+    )
+    rank = movement.reshape(reduce_dims(cast_to(before, int32), "sum", (2,)), (rows, n))
+    row = movement.broadcast_to(_line(rows, device, (rows, 1)), (rows, n))
+    places = movement.broadcast_to(iota(n, 0, 1, int64, device), (rows, n))
+    return _scatter(fill((rows, n), 0, int64, device), [row, rank], copy(places), "set", "sort")
+
+
+def _partner(x: Any) -> Any:
+    """Return (rows, pairs, 2, stride) with the two halves of each pair exchanged."""
+    shape, strides = x._shape, x._strides
+    turned = (*strides[:2], -strides[2], strides[3])
+    return as_view(x, shape, turned, x._offset + strides[2], name="Flip")
+
+
+def _by_network(x: Any, descending: bool) -> Any:
+    rows, n = x._shape
+    device = x.device
+    width = 1 << (n - 1).bit_length()
+    keys = movement.pad_dim(x, 1, 0, width - n)
+    places = movement.broadcast_to(iota(width, 0, 1, int32, device), (rows, width))
+    side = _line(2, device, (1, 1, 2, 1))
+    size = 2
+    while size <= width:
+        stride = size // 2
+        while stride:
+            shape = (rows, width // (2 * stride), 2, stride)
+            key, at = movement.reshape(keys, shape), movement.reshape(places, shape)
+            other, other_at = _partner(key), _partner(at)
+            first = _before(key, at, other, other_at, descending)
+            if width != n:
+                # What pads the row comes after all of it.
+                inside, other_inside = elementwise.lt(at, n), elementwise.lt(other_at, n)
+                both = elementwise.logical_and(inside, other_inside)
+                by_place = elementwise.lt(at, other_at)
+                first = elementwise.where(both, first, by_place)
+            # Blocks of `size` are put in order alternately up and down; the last one, the whole row, is up.
+            pair = _line(width // (2 * stride), device, (1, width // (2 * stride), 1, 1))
+            down = elementwise.bitwise_and(
+                elementwise.bitwise_right_shift(pair, (size // (2 * stride)).bit_length() - 1), 1
+            )
+            keeps_first = elementwise.eq(side, down)
+            stay = elementwise.eq(first, keeps_first)
+            keys = movement.reshape(elementwise.where(stay, key, other), (rows, width))
+            places = movement.reshape(elementwise.where(stay, at, other_at), (rows, width))
+            stride //= 2
+        size *= 2
+    return cast_to(movement.narrow(places, 1, 0, n), int64)
+
+
+def _order(x: Any, dim: int, descending: bool) -> Any:
+    """Return the positions along `dim` in sorted order, in x's shape."""
+    shape = x._shape
+    n = shape[dim]
+    if n <= 1 or not x.numel():
+        return fill(shape, 0, int64, x.device)
+    x = x.detach()
+    if x.dtype is bool_:
+        x = cast_to(x, uint8)
+    moved = movement.movedim(x, dim, -1)
+    rows = movement.reshape(moved, (x.numel() // n, n))
+    count = rows._shape[0]
+    ranked = n <= _RANKED or count * n * n <= _FEW_COMPARISONS
+    found = (_by_rank if ranked else _by_network)(rows, descending)
+    return movement.contiguous(movement.movedim(movement.reshape(found, moved._shape), -1, dim))
+
+
+def _sorted(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
+    if not x._shape:
+        normalize_dim(dim, 0)
+        return copy(x), fill((), 0, int64, x.device)
+    dim = normalize_dim(dim, len(x._shape))
+    order = _order(x, dim, descending)
+    return indexing._gather(x, dim, order, "sort"), order
+
+
+@composite(family="index")
+def sort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
+    return Sort(*_sorted(input, dim, bool(descending)))
+
+
+@composite(family="index")
+def argsort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    """The positions of the elements in order along `dim`. Ties keep their order."""
+    return _sorted(input, dim, bool(descending))[1]
+
+
+@composite(family="index")
+def msort(input: Any) -> Any:
+    """The elements in order along dimension 0."""
+    return _sorted(input, 0, False)[0]
+
+
+@composite(family="index")
+def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """(values, indices): the k largest (or smallest) elements along `dim`, in order."""
+    if not input._shape:
+        normalize_dim(dim, 0)
+        if not 0 <= k <= 1:
+            raise RuntimeError("selected index k out of range")
+        shape = () if k else (0,)
+        values = movement.narrow(movement.reshape(input, (1,)), 0, 0, k)
+        return Topk(copy(movement.reshape(values, shape)), fill(shape, 0, int64, input.device))
+    dim = normalize_dim(dim, len(input._shape))
+    if not 0 <= k <= input._shape[dim]:
+        raise RuntimeError(
+            f"selected index k out of range: k={k} of {input._shape[dim]} elements along dim {dim}"
+        )
+    order = movement.contiguous(movement.narrow(_order(input, dim, largest), dim, 0, k))
+    return Topk(indexing._gather(input, dim, order, "topk"), order)
+
+
+def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
+    """Return values and positions at `index`, a position tensor of size 1 along `dim`."""
+    values = indexing._gather(x, dim, index, "kthvalue")
+    if keepdim:
+        return values, index
+    return movement.squeeze(values, dim), movement.squeeze(index, dim)
+
+
+@composite(family="index")
+def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """(values, indices): the k-th smallest element along `dim`, counted from 1."""
+    rank = len(input._shape)
+    dim = normalize_dim(dim, rank)
+    x = input if rank else movement.reshape(input, (1,))
+    if not 1 <= k <= x._shape[dim]:
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
+    index = movement.contiguous(movement.narrow(_order(x, dim, False), dim, k - 1, 1))
+    return Kthvalue(*_selected(x, dim, index, keepdim and bool(rank)))
+
+
+def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any:
+    rank = len(x._shape)
+    dim = normalize_dim(dim, rank)
+    x = x if rank else movement.reshape(x, (1,))
+    n = x._shape[dim]
+    if not n:
+        raise IndexError(f"median(): Expected reduction dim {dim} to have non-zero size.")
+    order = _order(x, dim, False)
+    shape = (*x._shape[:dim], 1, *x._shape[dim + 1 :])
+    middle = fill(shape, (n - 1) // 2, int64, x.device)
+    if x.dtype.kind == "float":
+        missing = elementwise.isnan(x.detach())
+        count = reduce_dims(cast_to(missing, int64), "sum", (dim,))
+        if skip_nan:
+            middle = elementwise.bitwise_right_shift(elementwise.clamp_min(n - 1 - count, 0), 1)
+        else:
+            # NaNs are last in order: the first of them is the median.
+            middle = elementwise.where(elementwise.gt(count, 0), n - count, middle)
+    index = indexing._gather(order, dim, middle, "median")
+    return record(*_selected(x, dim, index, keepdim and bool(rank)))
+
+
+@composite(family="index")
+def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The middle element, the lower of two; NaN if one is. With dim: (values, indices)."""
+    if dim is None:
+        return _median(movement.reshape(input, (-1,)), 0, False, False, Median).values
+    return _median(input, dim, keepdim, False, Median)
+
+
+@composite(family="index")
+def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The middle element of those that are not NaN, the lower of two. With dim: (values, indices)."""
+    if dim is None:
+        return _median(movement.reshape(input, (-1,)), 0, False, True, Nanmedian).values
+    return _median(input, dim, keepdim, True, Nanmedian)
+
+
+_INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def _quantile(
+    name: str, x: Any, q: Any, dim: int | None, keepdim: bool, how: str, skip_nan: bool
+) -> Any:
+    if x.dtype.name not in ("float32", "float64"):
+        raise RuntimeError(f"{name}() input tensor must be either float or double dtype")
+    if not x.numel():
+        raise RuntimeError(f"{name}() input tensor must be non-empty")
+    if how not in _INTERPOLATIONS:
+        raise RuntimeError(
+            f"{name}() interpolation must be one of linear, lower, higher, midpoint or nearest, but got {how}"
+        )
+    if not hasattr(q, "_storage"):
+        if not 0 <= q <= 1:
+            raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
+        q = fill((), float(q), x.dtype, x.device)
+    if len(q._shape) > 1:
+        raise RuntimeError(f"{name}() q must be a scalar or 1D tensor")
+    if q.dtype is not x.dtype:
+        raise RuntimeError(f"{name}() q tensor must be same dtype as the input tensor")
+    rank = len(x._shape)
+    if dim is None:
+        moved = movement.reshape(x, (x.numel(),))
+        kept = (1,) * rank
+    else:
+        at = normalize_dim(dim, rank)
+        moved = movement.movedim(x, at, -1) if rank else movement.reshape(x, (1,))
+        kept = (*x._shape[:at], 1, *x._shape[at + 1 :]) if rank else ()
+    *outer, n = moved._shape
+    ordered = _sorted(moved, -1, False)[0]
+    qs = movement.reshape(q, (1,) * len(outer) + (-1,))
+    missing = reduce_dims(cast_to(elementwise.isnan(moved.detach()), x.dtype), "sum", (len(outer),))
+    last = (
+        elementwise.clamp_min(n - 1 - missing, 0)
+        if skip_nan
+        else fill((), n - 1, x.dtype, x.device)
+    )
+    position = qs * last
+    if not skip_nan:
+        # One NaN makes the result NaN: it is the last in order.
+        position = elementwise.where(elementwise.gt(missing, 0), n - 1, position)
+    if how == "lower":
+        position = elementwise.floor(position)
+    elif how == "higher":
+        position = elementwise.ceil(position)
+    elif how == "nearest":
+        position = elementwise.round(position)
+    shape = (*outer, q.numel())
+    position = movement.broadcast_to(position, shape)
+    low = elementwise.floor(position)
+    below = indexing._gather(ordered, -1, cast_to(low, int64), name)
+    if how in ("linear", "midpoint"):
+        above = indexing._gather(ordered, -1, cast_to(elementwise.ceil(position), int64), name)
+        weight = 0.5 if how == "midpoint" else position - low
+        between = elementwise.lerp(
+            below, above, fill((), 0.5, x.dtype, x.device) if how == "midpoint" else weight
+        )
+        below = elementwise.where(elementwise.eq(position, low), below, between)
+    # The dimension of q comes first.
+    out = movement.movedim(below, -1, 0)
+    count = q._shape
+    rest = kept if keepdim else tuple(outer)
+    return movement.reshape(out, (*count, *rest))
+
+
+@composite(family="index")
+def quantile(
+    input: Any,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Any:
+    """The quantiles q (in [0, 1]; a number or a 1-d tensor, whose dimension comes first) along `dim` or over all."""
+    return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
+
+
+@composite(family="index")
+def nanquantile(
+    input: Any,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Any:
+    """The quantiles q of the elements that are not NaN."""
+    return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
+
+
+def _runs(rows: Any) -> tuple[Any, Any, Any]:
+    """Return where runs of equal rows (n, width) start, the number of each row's run, and their count.
+
+    Reads the count from the device.
+    """
+    n = rows._shape[0]
+    one = fill((1,), True, bool_, rows.device)
+    if n == 1:
+        new = one
+    else:
+        differ = elementwise.ne(
+            movement.narrow(rows, 0, 1, n - 1), movement.narrow(rows, 0, 0, n - 1)
+        )
+        new = movement.cat((one, movement.reshape(reduce_dims(differ, "any", (1,)), (n - 1,))), 0)
+    starts = indexing.true_positions(new)
+    number = _scan(cast_to(new, int64), "sum", 0) - 1
+    return starts, number, starts.numel()
+
+
+def _counts(starts: Any, n: int) -> Any:
+    ends = movement.cat(
+        (movement.narrow(starts, 0, 1, starts.numel() - 1), fill((1,), n, int64, starts.device)), 0
+    )
+    return ends - starts
+
+
+def _answer(values: Any, inverse: Any, counts: Any) -> Any:
+    parts = [values, *(p for p in (inverse, counts) if p is not None)]
+    return values if len(parts) == 1 else tuple(parts)
+
+
+def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: int | None) -> Any:
+    if dim is not None and x._shape:
+        dim = normalize_dim(dim, len(x._shape))
+        moved = movement.movedim(x, dim, 0)
+    else:
+        moved, dim = movement.reshape(x, (x.numel(),)), None
+    n = moved._shape[0]
+    width = numel(moved._shape[1:])
+    rows = movement.reshape(moved, (n, width))
+    if not n or not width:
+        if n and not width:
+            raise ShapeError(
+                "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
+            )
+        none = fill((0,), 0, int64, x.device)
+        inverse = fill(x._shape if dim is None else (0,), 0, int64, x.device)
+        return _answer(
+            copy(moved), inverse if return_inverse else None, none if return_counts else None
+        )
+    if sort:
+        order = iota(n, 0, 1, int64, x.device)
+        # Rows in lexicographic order: a stable sort by each column, the last one first.
+        for column in reversed(range(width)):
+            keys = indexing.index_select(movement.select(rows, 1, column), 0, order)
+            order = indexing.index_select(order, 0, _order(keys, 0, False))
+        rows = indexing.index_select(rows, 0, order)
+    starts, number, count = _runs(rows)
+    values = movement.reshape(indexing.index_select(rows, 0, starts), (count, *moved._shape[1:]))
+    if dim is not None:
+        values = movement.contiguous(movement.movedim(values, 0, dim))
+    inverse = None
+    if return_inverse:
+        inverse = number
+        if sort:
+            inverse = _scatter(fill((n,), 0, int64, x.device), [order], number, "set", "unique")
+        if dim is None:
+            inverse = movement.reshape(inverse, x._shape)
+    return _answer(values, inverse, _counts(starts, n) if return_counts else None)
+
+
+@composite(family="index")
+def unique(
+    input: Any,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """The different elements (or slices along `dim`), in order; on request where each went and how often it occurs.
+
+    Reads the number of different elements from the device.
+    """
+    return _unique(input, True, return_inverse, return_counts, dim)
+
+
+@composite(family="index")
+def unique_consecutive(
+    input: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """The elements (or slices along `dim`) that differ from the one before. Reads their number from the device."""
+    return _unique(input, False, return_inverse, return_counts, dim)
