@@ -25,7 +25,7 @@ def numpy_type(dtype: DType) -> Any:
 
 
 def _each(function: Callable[[float], float]) -> Callable[[Array], Array]:
-    return lambda x: np.array([function(v) for v in np.ravel(x).tolist()]).reshape(np.shape(x))
+    return lambda x: np.array([function(v) for v in np.ravel(x).tolist()], x.dtype).reshape(x.shape)
 
 
 def _pow(x: Array, y: Array) -> Array:
