@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from webtorch.ir.dtype import (
-    DType as dtype,
-)
+from webtorch.ir.dtype import DType as dtype
 from webtorch.ir.dtype import (
     bfloat16,
     float16,
@@ -34,17 +32,23 @@ from webtorch.tensors.tape import (
 )
 from webtorch.tensors.tensor import Size, Tensor
 
+_load_table()
+globals().update(_NAMESPACES["torch"])
+
+# These need the table's functions.
+from webtorch import autograd, errors, linalg, nn, optim, special, utils, webgpu  # noqa: E402
+from webtorch.capture import compile  # noqa: A004, E402
+from webtorch.io.checkpoint import load, save  # noqa: E402
+from webtorch.ops.random import Generator, default_generator  # noqa: E402
+from webtorch.tensors.threads import get_num_threads, set_num_threads  # noqa: E402
+from webtorch.tensors.whole import is_tensor, numel, realize, synchronize  # noqa: E402
+
+__version__ = "0.1.0"
 float = float32  # noqa: A001
 double, half, long, short = float64, float16, int64, int16
 int = int32  # noqa: A001
 strided = "torch.strided"
-contiguous_format, preserve_format, channels_last = "torch.contiguous_format", "torch.preserve_format", "torch.channels_last"
+contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_format"
+channels_last = "torch.channels_last"
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None
-
-_load_table()
-globals().update(_NAMESPACES["torch"])
-
-from webtorch import autograd, errors, nn, optim, utils  # noqa: E402
-from webtorch.capture import compile  # noqa: A004, E402
-from webtorch.ops.random import Generator, default_generator  # noqa: E402

@@ -16,6 +16,8 @@ from webtorch.ir.dtype import ALL, DType
 from webtorch.ops.record import Op
 
 OPS = table.tested()
+# PyTorch warns of the degenerate inputs that the layouts include; so do we, and neither is the subject here.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
@@ -99,14 +101,21 @@ def test_gradients_to_second_order(op: Op, device: str) -> None:
     for layout in ("contiguous", "transposed", "mixed", "sliced"):
         for args, kwargs in op.samples:
             theirs, ours = table.inputs(op, layout, webtorch.float32, device, requires_grad=True)
-            result = table.flat(table.oracle(op)(*table.shown(theirs, layout), *args, **kwargs))[0]
+            try:
+                result = table.flat(table.oracle(op)(*table.shown(theirs, layout), *args, **kwargs))[0]
+            except (RuntimeError, ValueError):
+                continue  # not an input that the op takes; test_values compares the errors
             if not result.requires_grad:
                 mine = table.flat(table.function(op)(*table.shown(ours, layout), *args, **kwargs))[0]
                 assert not mine.requires_grad, f"{op.name}: PyTorch gives no gradient"
                 continue
-            expected = _gradients(
-                torch, table.oracle(op), theirs, table.shown(theirs, layout), args, kwargs, lambda r: _weights(tuple(r.shape)), True
-            )
+            try:
+                expected = _gradients(
+                    torch, table.oracle(op), theirs, table.shown(theirs, layout), args, kwargs, lambda r: _weights(tuple(r.shape)), True
+                )
+            except RuntimeError as error:
+                assert "is not implemented" in str(error)
+                continue  # PyTorch has no derivative to compare with
             actual = _gradients(
                 webtorch, table.function(op), ours, table.shown(ours, layout), args, kwargs,
                 lambda r: webtorch.tensor(_weights(tuple(r.shape)).tolist(), device=device), True,

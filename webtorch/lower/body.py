@@ -107,6 +107,8 @@ class Body:
     loops: Loops
     stored: set[int]
     own: dict[int, Level] = field(default_factory=dict)
+    # Own nodes that are stored only because other kernels need them too: at other positions they are computed again.
+    shared: set[int] = field(default_factory=set)
     stages: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
     args: dict[int, int] = field(default_factory=dict)
@@ -161,7 +163,7 @@ class Body:
                 raise Unfusable
             return ex.cast(ex.reduced(self.stages[number], node.dtype.compute), node.dtype.compute)
         if number in self.own:
-            if flat != self.flat(self.own[number]):
+            if flat != self.flat(self.own[number]) and number not in self.shared:
                 raise Unfusable
         elif number in self.stored:
             return self._load(number, node, flat, valid)

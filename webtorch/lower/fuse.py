@@ -50,6 +50,8 @@ class Group:
     before: int = 0
     size: int = 0
     kind: str = "flat"
+    # Members that are stored because other groups need them too.
+    shared: set[int] = field(default_factory=set)
     # Every stored node that this group reads.
     reads: set[int] = field(default_factory=set)
 
@@ -398,6 +400,7 @@ class Fuser:
             return False
         body.own[number] = level
         group.members.append(number)
+        group.shared.add(number)
         self.group_of[number] = group
         self.stored.add(number)
         return True
@@ -484,7 +487,7 @@ def build_kernel(graph: Graph, group: Group, stored: set[int], needed: set[int],
     assert group.body is not None
     loops = group.body.loops
     for left in reversed(range(_MAX_SPLITS)):
-        body = Body(graph, loops, stored)
+        body = Body(graph, loops, stored, shared=group.shared)
         reduces, stores = _parts(body, group, needed)
         splits: dict[int, int] = {}
         for flat in body.positions:
@@ -587,7 +590,7 @@ def _merge_loops(
         tuple(new_sizes[:outer_count]), tuple(new_sizes[outer_count:]),
         ix.replace_loops(loops.outer_flat, mapping), ix.replace_loops(loops.inner_flat, mapping),
     )  # fmt: skip
-    new_body = Body(graph, merged, stored)
+    new_body = Body(graph, merged, stored, shared=group.shared)
     new_reduces, new_stores = _parts(new_body, group, needed)
     if any(ix.split_points(p) for p in new_body.positions):
         return loops, body, reduces, stores

@@ -173,9 +173,22 @@ class Runtime:
             try:
                 self._run(owners)
             except BaseException:
-                # Nothing is lost: what could not be computed stays pending.
-                self.pending[:0] = [weakref.ref(o) for o in owners if o.node.kind != "buffer"]
+                self._run_apart(owners)
                 raise
+
+    def _run_apart(self, owners: list[Owner]) -> None:
+        """After a failure, compute what can be computed: one bad operation must not block everything else.
+
+        What fails again stays as it is; reading it raises its error.
+        """
+        if len(owners) == 1:
+            return
+        for owner in owners:
+            if owner.node.kind != "buffer":
+                try:
+                    self._run([owner])
+                except Exception:
+                    continue
 
     def flush(self) -> None:
         """Compute what is pending, at a point where that is useful but not needed (the end of an optimizer step)."""

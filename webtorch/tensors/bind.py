@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.ops.assign import CONVERSIONS
+from webtorch.ops.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.tensors import calls, indexing, primitives
 from webtorch.tensors.tensor import Tensor
 
 # The files of the table. A new file of entries is named here once.
 _FILES = (
-    "elementwise", "reduce", "movement", "indexing", "creation", "random", "assign", "contract", "convolution", "pooling", "resize",
+    "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random", "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "optimize",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
@@ -47,7 +48,8 @@ def _publish(op: Op) -> None:
     for name in (op.name, *op.aliases):
         for place in op.function_in:
             if place == "Tensor":
-                setattr(Tensor, name, _as_method(op.function))
+                method = _as_method(op.function)
+                setattr(Tensor, name, property(method) if name in PROPERTIES else method)
             else:
                 # An entry whose public name is taken carries its namespace: linalg_cross, functional_unfold.
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")

@@ -47,6 +47,10 @@ class Storage:
         """Return the value as a buffer node, computing everything pending on the device if needed."""
         if self.node.kind != "buffer":
             self.runtime.realize()
+            if self.node.kind != "buffer":
+                # An earlier attempt failed and left it out: raise its error here.
+                self.runtime.add(self)
+                self.runtime.realize()
         return self.node
 
     @staticmethod

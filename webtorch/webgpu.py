@@ -1,0 +1,99 @@
+"""`webtorch.webgpu`: what torch.cuda is for CUDA. Indices count WebGPU adapters, best first."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from webtorch.errors import DeviceError
+from webtorch.runtime.realize import open_runtimes, runtime_for
+from webtorch.tensors.device import device, set_default_device
+
+
+def _module() -> Any:
+    return importlib.import_module("webtorch.runtime.backends.webgpu")
+
+
+def _index(where: Any = None) -> int:
+    if where is None:
+        return 0
+    if isinstance(where, int):
+        return where
+    found = where if isinstance(where, device) else device(where)
+    if found.type != "webgpu":
+        raise DeviceError(f"webtorch.webgpu: expected a webgpu device, got {found}")
+    return found.index or 0
+
+
+def is_available() -> bool:
+    """Return whether any WebGPU adapter, hardware or software, can be used."""
+    return bool(_module().is_available())
+
+
+def device_count() -> int:
+    """Return the number of adapters."""
+    return int(_module().device_count())
+
+
+def current_device() -> int:
+    """Return the index of the device that "webgpu" without an index means."""
+    return 0
+
+
+def get_device_name(device: Any = None) -> str:
+    """Return the adapter's name, such as "NVIDIA H200 (Vulkan)"."""
+    return runtime_for("webgpu", _index(device)).backend.description()
+
+
+def synchronize(device: Any = None) -> None:
+    """Compute what is pending and wait until the device has done it. Raises what the device reported."""
+    runtime = runtime_for("webgpu", _index(device))
+    runtime.flush()
+    runtime.backend.synchronize()
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Return the bytes held by live tensors."""
+    return runtime_for("webgpu", _index(device)).backend.memory_allocated()
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """Return the largest memory_allocated() so far."""
+    return runtime_for("webgpu", _index(device)).backend.max_memory_allocated()
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Start the peak count anew."""
+    runtime_for("webgpu", _index(device)).backend.reset_peak_memory()
+
+
+def empty_cache() -> None:
+    """Give unused pooled memory back to the system."""
+    for runtime in open_runtimes():
+        if runtime.kind == "webgpu":
+            runtime.backend.empty_cache()
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the random numbers of the first WebGPU device."""
+    from webtorch.ops.random import default_generator
+
+    default_generator("webgpu").manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed the random numbers of all WebGPU devices."""
+    from webtorch.ops.random import default_generator
+
+    for i in range(device_count()):
+        default_generator(f"webgpu:{i}").manual_seed(seed)
+
+
+def set_device(device: Any) -> None:
+    """Make a WebGPU device the default device of new tensors."""
+    set_default_device(f"webgpu:{_index(device)}")
+
+
+def kernels_compiled(device: Any = None) -> int:
+    """Return how many kernels have been compiled so far: constant while only numbers change."""
+    return int(getattr(runtime_for("webgpu", _index(device)).backend, "kernels_compiled", 0))
