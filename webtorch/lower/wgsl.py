@@ -139,7 +139,8 @@ def float_literal(value: float) -> str:
     if value == 0:
         # "-0f" may lose its sign in a front end that folds the negation.
         return "0f" if math.copysign(1.0, value) > 0 else "bitcast<f32>(0x80000000u)"
-    if abs(value) < 2.0**-126:
+    # Subnormal numbers, and the largest ones, whose shortest decimal form front ends take for an overflow: by their bits.
+    if abs(value) < 2.0**-126 or abs(value) >= 2.0**127:
         return f"bitcast<f32>(0x{struct.unpack('<I', struct.pack('<f', value))[0]:08x}u)"
     text = f"{value:.9g}f"
     return f"({text})" if value < 0 else text
@@ -982,7 +983,10 @@ class KernelWriter:
             valid, other = (scope.find(a) or "" for a in node.args[1:])
             valid = self.named(valid, lines)
             position = self.bind(f"select(0, {position}, {valid})", lines)
-            value = self.element(slot, self._clamp(node.args[0], position, slot))
+            # Where it is valid, a position that is computed is right; one that was read may be anything.
+            if any(n.op in ("load", "arg") for n in ex.walk(node.args[0])):
+                position = self.named(self._clamp(node.args[0], position, slot), lines)
+            value = self.element(slot, position)
             return f"select({other}, {value}, {valid})"
         position = self._clamp(node.args[0], position, slot)
         if slot.packed or slot.width > 1:

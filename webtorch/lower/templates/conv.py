@@ -1,15 +1,127 @@
-"""Convolutions on WebGPU. Floor 2; imports floor 0, the renderer and the generic forms."""
+"""Convolutions and their gradients on WebGPU, as products of tiles whose operands compute their positions. Floor 2;
+imports floor 0, the renderer and the product kernels.
+
+With row i and column j of the product of one group:
+    forward  rows: output channels   columns: (image, y, x) of the output   k: (channel, ky, kx)
+    input    rows: input channels    columns: (image, y, x) of the input    k: (output channel, ky, kx)
+    weight   rows: output channels   columns: (channel, ky, kx)             k: (image, y, x) of the output
+Groups are the batch of the product. Depthwise convolutions share nothing between outputs, and stay generic reductions.
+"""
 
 from __future__ import annotations
 
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType
+from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Convolution
-from webtorch.lower.templates.generic import conv_kernel
+from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
+from webtorch.lower.templates.generic import conv_kernel, guarded, within
 from webtorch.lower.wgsl import Engine, WgslPass, render_kernel
 from webtorch.runtime.backend import Limits
 
-__all__ = ["conv_kernel", "render"]
+__all__ = ["conv_kernel", "product", "render"]
+
+
+def _split(x: Expr, *sizes: int) -> list[Expr]:
+    """Return the coordinates of linear number `x` in a space whose last dimensions are `sizes`."""
+    out: list[Expr] = []
+    for size in reversed(sizes):
+        out.insert(0, ex.mod(x, size) if size > 1 else ex.const(0, x.dtype))
+        x = ex.floordiv(x, size)
+    return [x, *out]
+
+
+def product(r: Convolution) -> tuple[Product, int]:
+    """Return a convolution as a product, and how many of its columns are consecutive in memory."""
+    n, c, h, w = r.input_shape
+    o, cg, kh, kw = r.weight_shape
+    _, _, oh, ow = r.output_shape
+    og, taps = o // r.groups, kh * kw
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    first, second = r.buffers[0].dtype, r.buffers[1].dtype
+    # One tap, one step, no border: each image is a plain matrix product.
+    plain = taps == 1 and (sy, sx, py, px) == (1, 1, 0, 0) and r.groups == 1
+
+    def variables(*sizes: int) -> list[Expr]:
+        return [ex.index(d, s) for d, s in enumerate(sizes)]
+
+    def made(sizes: tuple[int, ...], left: Expr, right: Expr, place: Expr) -> Product:
+        return Product(r.name, *sizes, left, right, place, r.buffers, r.args)  # type: ignore[arg-type]
+
+    def gather(slot: int, dtype: DType, image: Expr, channel: Expr, y: Expr, x: Expr) -> Expr:
+        """Return an element of the input, 0 on the border."""
+        position = ((image * c + channel) * h + y) * w + x
+        tests = []
+        if py or dy * (kh - 1) + sy * (oh - 1) >= h:
+            tests.append(within(y, h))
+        if px or dx * (kw - 1) + sx * (ow - 1) >= w:
+            tests.append(within(x, w))
+        if not tests:
+            return ex.load(slot, dtype, position)
+        return guarded(slot, dtype, position, tests[0] if len(tests) == 1 else tests[0] & tests[1])
+
+    if r.kind == "forward":
+        if plain:
+            sizes = (n, o, h * w, c)
+            v = variables(*sizes)
+            left = ex.load(1, second, v[ROW] * c + v[K])
+            right = ex.load(0, first, (v[BATCH] * c + v[K]) * (h * w) + v[COLUMN])
+            place = (v[BATCH] * o + v[ROW]) * (h * w) + v[COLUMN]
+            return made(sizes, left, right, place), h * w
+        sizes = (r.groups, og, n * oh * ow, cg * taps)
+        v = variables(*sizes)
+        left = ex.load(1, second, (v[BATCH] * og + v[ROW]) * (cg * taps) + v[K])
+        image, y, x = _split(v[COLUMN], oh, ow)
+        channel, ky, kx = _split(v[K], kh, kw)
+        right = gather(
+            0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
+        )
+        picture, spot = _split(v[COLUMN], oh * ow)
+        place = (picture * o + v[BATCH] * og + v[ROW]) * (oh * ow) + spot
+        return made(sizes, left, right, place), oh * ow
+    if r.kind == "input":
+        if plain:
+            sizes = (n, c, h * w, o)
+            v = variables(*sizes)
+            left = ex.load(1, second, v[K] * c + v[ROW])
+            right = ex.load(0, first, (v[BATCH] * o + v[K]) * (h * w) + v[COLUMN])
+            place = (v[BATCH] * c + v[ROW]) * (h * w) + v[COLUMN]
+            return made(sizes, left, right, place), h * w
+        sizes = (r.groups, cg, n * h * w, og * taps)
+        v = variables(*sizes)
+        channel, tap = _split(v[K], taps)
+        left = ex.load(1, second, (v[BATCH] * og + channel) * (cg * taps) + v[ROW] * taps + tap)
+        image, y, x = _split(v[COLUMN], h, w)
+        _, ky, kx = _split(v[K], kh, kw)
+        ty, tx = y + py - ky * dy, x + px - kx * dx
+        oy, ox = (ex.floordiv(ty, sy) if sy > 1 else ty), (ex.floordiv(tx, sx) if sx > 1 else tx)
+        valid = within(oy, oh) & within(ox, ow)
+        if sy > 1:
+            valid = valid & ex.eq(ty, oy * sy)
+        if sx > 1:
+            valid = valid & ex.eq(tx, ox * sx)
+        right = guarded(
+            0, first, ((image * o + v[BATCH] * og + channel) * oh + oy) * ow + ox, valid
+        )
+        picture, spot = _split(v[COLUMN], h * w)
+        place = (picture * c + v[BATCH] * cg + v[ROW]) * (h * w) + spot
+        return made(sizes, left, right, place), h * w
+    sizes = (r.groups, og, cg * taps, n * oh * ow)
+    v = variables(*sizes)
+    picture, spot = _split(v[K], oh * ow)
+    left = ex.load(1, second, (picture * o + v[BATCH] * og + v[ROW]) * (oh * ow) + spot)
+    image, y, x = _split(v[K], oh, ow)
+    channel, ky, kx = _split(v[COLUMN], kh, kw)
+    right = gather(
+        0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
+    )
+    place = (v[BATCH] * og + v[ROW]) * (cg * taps) + v[COLUMN]
+    return made(sizes, left, right, place), 1
 
 
 def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a convolution or of one of its gradients."""
-    return render_kernel(conv_kernel(routine), limits, engine)
+    p, columns = product(routine)
+    if p.m < 4 or p.n < 4 or p.k == 0:
+        return render_kernel(conv_kernel(routine), limits, engine)
+    return render_product(p, limits, columns)

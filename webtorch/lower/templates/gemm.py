@@ -13,7 +13,8 @@ Products with few outputs and a long k are split along k over workgroups, with a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import cast
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
@@ -286,7 +287,12 @@ class _Operand:
     wide: bool
     # Whether neighbouring k are neighbours in memory: then neighbouring invocations take neighbouring k.
     along_k: bool
-    names: list[str] = field(default_factory=list)
+
+    @property
+    def slot(self) -> int:
+        """The buffer that the operand is read from."""
+        source = self.load.args[0] if self.load.op == "cast" else self.load
+        return cast(int, source.value)
 
 
 def _operands(w: ProductWriter) -> tuple[_Operand, _Operand]:
@@ -345,7 +351,7 @@ def product_passes(
     writer = ProductWriter(p, limits)
     writer.image_columns = image_columns or 1
     left, right = _operands(writer)
-    writer.declare({0: left.wide, 1: right.wide})
+    writer.declare({left.slot: left.wide, right.slot: right.wide})
     chunk = -(-p.k // split)
     depth = tile.depth if tile else 4
     chunk = -(-chunk // depth) * depth
@@ -456,9 +462,9 @@ def _blocks(
     begin = f"part * {chunk}" if split > 1 else "0"
     # Four k at once: a row of the left operand is then one vector, where it lies along k in memory.
     deep = [w.is_wide(o.load, K) and not o.wide for o in (left, right)]
-    for number, is_deep in enumerate(deep):
+    for operand, is_deep in zip((left, right), deep, strict=True):
         if is_deep:
-            w.slots[number].width = 4
+            w.slots[operand.slot].width = 4
     whole = p.k - p.k % 4
     sizes = (("4", whole, 4), ("1", p.k, 1)) if p.k % 4 else (("4", p.k, 4),)
     for _, stop, step in sizes:

@@ -44,11 +44,13 @@ def matmul_kernel(routine: Matmul) -> Kernel:
     return Kernel(r.name, outer, (r.k,), r.buffers, r.args, (reduce,), (store,))
 
 
-def _within(x: Expr, size: int) -> Expr:
+def within(x: Expr, size: int) -> Expr:
+    """Return whether 0 <= x < size."""
     return ex.ge(x, 0) & ex.lt(x, size)
 
 
-def _guarded(slot: int, dtype: DType, position: Expr, valid: Expr) -> Expr:
+def guarded(slot: int, dtype: DType, position: Expr, valid: Expr) -> Expr:
+    """Return a load that is 0 where `valid` does not hold."""
     return ex.make("load", dtype, (position, valid, ex.const(0, dtype)), slot)
 
 
@@ -67,22 +69,20 @@ def conv_kernel(routine: Convolution) -> Kernel:
         y = i[2] * sy + i[5] * dy - py
         x = i[3] * sx + i[6] * dx - px
         channel = ex.floordiv(i[1], og) * cg + i[4] if r.groups > 1 else i[4]
-        a = _guarded(
-            0, first, ((i[0] * c + channel) * h + y) * w + x, _within(y, h) & _within(x, w)
-        )
+        a = guarded(0, first, ((i[0] * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
         b = ex.load(1, second, ((i[1] * cg + i[4]) * kh + i[5]) * kw + i[6])
     elif r.kind == "input":
         outer, inner = (n, c, h, w), (og, kh, kw)
         i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
         ty, tx = i[2] + py - i[5] * dy, i[3] + px - i[6] * dx
         y, x = ex.floordiv(ty, sy), ex.floordiv(tx, sx)
-        valid = _within(y, oh) & _within(x, ow)
+        valid = within(y, oh) & within(x, ow)
         if sy > 1:
             valid = valid & ex.eq(ex.mod(ty, sy), 0)
         if sx > 1:
             valid = valid & ex.eq(ex.mod(tx, sx), 0)
         channel = ex.floordiv(i[1], cg) * og + i[4] if r.groups > 1 else i[4]
-        a = _guarded(0, first, ((i[0] * o + channel) * oh + y) * ow + x, valid)
+        a = guarded(0, first, ((i[0] * o + channel) * oh + y) * ow + x, valid)
         local = ex.mod(i[1], cg) if r.groups > 1 else i[1]
         b = ex.load(1, second, ((channel * cg + local) * kh + i[5]) * kw + i[6])
     else:
@@ -91,9 +91,7 @@ def conv_kernel(routine: Convolution) -> Kernel:
         y = i[5] * sy + i[2] * dy - py
         x = i[6] * sx + i[3] * dx - px
         channel = ex.floordiv(i[0], og) * cg + i[1] if r.groups > 1 else i[1]
-        a = _guarded(
-            0, first, ((i[4] * c + channel) * h + y) * w + x, _within(y, h) & _within(x, w)
-        )
+        a = guarded(0, first, ((i[4] * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
         b = ex.load(1, second, ((i[4] * o + i[0]) * oh + i[5]) * ow + i[6])
     reduce = _sum_of_products(a, b, out)
     position = ((i[0] * outer[1] + i[1]) * outer[2] + i[2]) * outer[3] + i[3]

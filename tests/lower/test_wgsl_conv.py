@@ -1,0 +1,131 @@
+"""Convolutions and their gradients as WGSL on a real adapter, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.lower.harness import from_bf16, open_device, to_bf16
+from webtorch.ir.dtype import DType, bfloat16, float16, float32
+from webtorch.ir.kernel import BufferSlot, Convolution
+from webtorch.lower.templates import gemm
+from webtorch.lower.templates.conv import conv_kernel, product
+
+torch = pytest.importorskip("torch")
+
+# (n, c, h, w), output channels, kernel, stride, padding, dilation, groups
+CASES = {
+    "3x3": ((2, 4, 9, 8), 6, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "odd": ((2, 6, 11, 7), 8, (3, 2), (2, 1), (1, 0), (1, 2), 2),
+    "strided": ((1, 5, 12, 12), 9, (5, 5), (3, 2), (2, 2), (1, 1), 1),
+    "depthwise": ((2, 8, 7, 7), 8, (3, 3), (2, 2), (1, 1), (1, 1), 8),
+    "1x1": ((3, 16, 4, 6), 8, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1 strided": ((2, 16, 5, 5), 8, (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    "wide padding": ((1, 4, 3, 3), 4, (3, 3), (1, 1), (4, 3), (1, 1), 1),
+    "groups": ((2, 32, 6, 6), 48, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    "larger": ((4, 16, 16, 16), 40, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+}
+KINDS = ("forward", "input", "weight")
+
+
+def make(case: str, kind: Any, dtype: DType) -> tuple[Convolution, list[Any], Any]:
+    """Return a routine, its inputs and the expected output, by PyTorch in float64."""
+    (n, c, h, w), o, kernel, stride, padding, dilation, groups = CASES[case]
+    rng = np.random.default_rng(0)
+
+    def stored(x: Any) -> Any:
+        return (
+            to_bf16(x)
+            if dtype is bfloat16
+            else x.astype(np.float16 if dtype is float16 else np.float32)
+        )
+
+    def exact(x: Any) -> Any:
+        return torch.from_numpy((from_bf16(x) if dtype is bfloat16 else x).astype(np.float64))
+
+    x, weight = (
+        stored(rng.standard_normal((n, c, h, w))),
+        stored(rng.standard_normal((o, c // groups, *kernel))),
+    )
+    tx, tw = exact(x).requires_grad_(), exact(weight).requires_grad_()
+    ty = torch.nn.functional.conv2d(
+        tx, tw, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
+    grad = stored(rng.standard_normal(tuple(ty.shape)))
+    ty.backward(exact(grad))
+    a, b, out = {
+        "forward": (x, weight, ty.detach()), "input": (grad, weight, tx.grad), "weight": (x, grad, tw.grad),
+    }[kind]  # fmt: skip
+    buffers = (
+        BufferSlot(dtype, "read", a.size), BufferSlot(dtype, "read", b.size), BufferSlot(dtype, "write", out.numel())
+    )  # fmt: skip
+    r = Convolution(
+        case,
+        kind,
+        (n, c, h, w),
+        (o, c // groups, *kernel),
+        tuple(ty.shape),
+        stride,
+        padding,
+        dilation,
+        groups,
+        buffers,
+    )
+    return r, [a, b, None], out.numpy().ravel()
+
+
+def close(actual: Any, expected: Any, dtype: DType) -> None:
+    step = {"float32": 2.0**-20, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype.name]
+    np.testing.assert_allclose(actual, expected, rtol=step, atol=step * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_convolutions_and_gradients(case: str, kind: str, gpu: bool) -> None:
+    device = open_device()
+    r, inputs, expected = make(case, kind, float32)
+    close(device.run(r, inputs, limits=replace(device.limits, is_gpu=gpu))[2], expected, float32)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_16_bit_convolutions(kind: str, dtype: DType) -> None:
+    for f16 in (True, False):
+        device = open_device(f16)
+        for case in ("3x3", "1x1", "groups"):
+            r, inputs, expected = make(case, kind, dtype)
+            for gpu in (False, True):
+                close(
+                    device.run(r, inputs, limits=replace(device.limits, is_gpu=gpu))[2],
+                    expected,
+                    dtype,
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tile_and_split_agrees(kind: str) -> None:
+    device = open_device()
+    for case in ("larger", "odd", "1x1"):
+        r, inputs, expected = make(case, kind, float32)
+        p, columns = product(r)
+        for tile, split in (
+            (None, 1),
+            (None, 3),
+            (gemm.TILES[2], 1),
+            (gemm.TILES[3], 1),
+            (gemm.TILES[3], 4),
+        ):
+            passes = gemm.product_passes(p, device.limits, tile, split, columns)
+            close(device.run(r, inputs, passes=passes)[2], expected, float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_generic_form_is_the_same_function(kind: str) -> None:
+    device = open_device()
+    for case in CASES:
+        r, inputs, expected = make(case, kind, float32)
+        close(device.run(conv_kernel(r), inputs)[2], expected, float32)
