@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,7 +27,7 @@ from webtorch.runtime.backends.webgpu import AdapterInfo
 from webtorch.runtime.backends.webgpu import adapters as webgpu_adapters
 
 if TYPE_CHECKING:
-    from webtorch.ops.record import Elementwise, Reduction
+    from webtorch.ops.record import Elementwise
 
 # The limits that decide what a kernel may do, in the order in which they are shown.
 SHOWN_LIMITS = (
@@ -268,27 +269,42 @@ def _formula_check(op: Elementwise) -> Check:
 
 
 def _reduction_checks() -> Iterator[Check]:
-    from webtorch.ops.record import TABLE, Reduction
-
-    for op in list(TABLE.values()):
-        if isinstance(op, Reduction) and op.function_in:
-            yield _reduction_check(op)
-
-
-def _reduction_check(op: Reduction) -> Check:
-    """Check a reduction along a dim on the device in float32 against the CPU in float64."""
+    """Check reductions along one dim, along two, and over everything, against NumPy in float64."""
     import numpy as np
 
     import webtorch as torch
 
-    array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4))
-    dtype = torch.float32 if torch.float32 in op.dtypes else op.dtypes[0]
+    array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4)).astype(np.float32).astype(float)
+    references: dict[str, Callable[..., Any]] = {
+        "sum": np.sum,
+        "mean": np.mean,
+        "prod": np.prod,
+        "amax": np.max,
+        "amin": np.min,
+        "argmax": np.argmax,
+        "argmin": np.argmin,
+        "count_nonzero": np.count_nonzero,
+        "var": lambda x, axis=None: np.var(x, axis, ddof=1),
+        "std": lambda x, axis=None: np.std(x, axis, ddof=1),
+        "logsumexp": lambda x, axis=None: np.log(np.exp(x).sum(axis)),
+    }
+    for name, reference in references.items():
+        one_dim_only = name in ("argmax", "argmin", "prod")
+        dims: list[int | tuple[int, ...]] = [1, 2] if one_dim_only else [1, (0, 2), (0, 1, 2)]
+        for dim in dims:
 
-    def run(device: str, wide: bool = False) -> Any:
-        x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
-        return op(x.to(torch.float64 if wide and dtype is torch.float32 else dtype), 1)
+            def run(device: str, name: str = name, dim: int | tuple[int, ...] = dim) -> Any:
+                x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
+                return getattr(torch, name)(x, dim)
 
-    return Check("reduce", op.name, run, lambda: run("cpu", wide=True).numpy())
+            yield Check("reduce", f"{name} over {dim}", run, partial(reference, array, axis=dim))
+    for name, truth in (("any", np.any), ("all", np.all)):
+
+        def test(device: str, name: str = name) -> Any:
+            x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
+            return getattr(torch, name)(x > 0.52, 1)
+
+        yield Check("reduce", name, test, partial(truth, array > 0.52, axis=1), 0.0)
 
 
 def _kernel_checks() -> list[Check]:
@@ -383,6 +399,8 @@ def _kernel_checks() -> list[Check]:
         Check("index", "embedding", lambda d: F.embedding(put(labels, d), put(logits.T.copy(), d)),
               lambda: logits.T[labels], 0.0),
         Check("scan", "cumsum", lambda d: put(rows, d).cumsum(1), lambda: rows.cumsum(1)),
+        Check("scan", "cumprod", lambda d: (put(rows, d) * 0.1 + 1).cumprod(0),
+              lambda: (rows * 0.1 + 1).cumprod(0)),
         Check("composite", "softmax", lambda d: torch.softmax(put(rows, d), 1),
               lambda: np.exp(log_softmax(rows))),
         Check("composite", "layer_norm", lambda d: F.layer_norm(put(rows, d), (65,)), normalised),
