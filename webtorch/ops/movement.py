@@ -707,9 +707,9 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     n = input._shape[-1]
     side = n + abs(offset)
     if n:
-        return _place_diagonal(_square(input), side, side, offset, first, second)
+        return contiguous(_place_diagonal(_square(input), side, side, offset, first, second))
     zeros = fill((*input._shape[:-1], side, side), zero_of(input.dtype), input.dtype, input.device)
-    return _movedim(zeros, (rank - 2, rank - 1), (first, second))
+    return contiguous(_movedim(zeros, (rank - 2, rank - 1), (first, second)))
 
 
 def _place_diagonal(square: Any, rows: int, columns: int, offset: int, dim1: int, dim2: int) -> Any:
@@ -1133,7 +1133,6 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
         shape = tuple(n if d == i else 1 for d, n in enumerate(sizes))
         grids.append(_expand("expand", reshape(x, shape), sizes))
     if swap:
-        grids = [_swap(grid, 0, 1) for grid in grids]
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
 
