@@ -93,7 +93,7 @@ def trunc_normal_(
     low, high = cumulative((a - mean) / std), cumulative((b - mean) / std)
     with webtorch.no_grad():
         tensor.uniform_(2 * low - 1, 2 * high - 1, generator=generator)
-        tensor.erfinv_()
+        tensor.copy_(webtorch.erfinv(tensor))
         tensor.mul_(std * math.sqrt(2.0)).add_(mean)
         return tensor.clamp_(min=a, max=b)
 
