@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
@@ -114,12 +115,10 @@ class Fuser:
         match node.kind:
             case "matmul":
                 for s in node.srcs:
-                    if matrix_operand(self.graph, s, self.stored) is None:
-                        self._store(s)
+                    self._store_operand(s, matrix_operand)
             case "conv" | "scan":
                 for s in node.srcs:
-                    if plain_operand(self.graph, s, self.stored) is None:
-                        self._store(s)
+                    self._store_operand(s, plain_operand)
             case "update" | "scatter":
                 self._store(node.srcs[0])
             case "take":
@@ -134,6 +133,19 @@ class Fuser:
                 repeats = node.elements >= 2 * self.nodes[source].elements
                 if node.kind == "view" and repeats and self.costs[source] > 3:
                     self._store(source)
+
+    def _store_operand(self, number: int, operand: Callable[[Graph, int, set[int]], object]) -> None:
+        """Store what a template reads: best the node below the views, so that they cost no copy; else the view itself."""
+        if operand(self.graph, number, self.stored) is not None:
+            return
+        base = number
+        while base not in self.stored and self.nodes[base].kind == "view":
+            base = self.nodes[base].srcs[0]
+        small = self.nodes[base].elements <= self.nodes[number].elements
+        if base not in self.stored and small and operand(self.graph, number, self.stored | {base}) is not None:
+            self._store(base)
+        else:
+            self._store(number)
 
     def _measure(self, number: int, node: GraphNode) -> None:
         size, cost = 1, 0

@@ -326,12 +326,18 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
         return out
     left, right = SavedTensor(a), SavedTensor(b)
     need_a, need_b = a.requires_grad, b.requires_grad
+    # The cotangent of a transposed matrix, such as a Linear's weight, is made in the layout of the matrix itself: no copy.
+    a_columns, b_columns = (t._strides[1] == 1 and t._strides[2] != 1 for t in (a, b))
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        return (
-            matmul3(g, _swapped(right.unpack())) if need_a else None,
-            matmul3(_swapped(left.unpack()), g) if need_b else None,
-        )
+        grad_a = grad_b = None
+        if need_a:
+            y = right.unpack()
+            grad_a = _swapped(matmul3(y, _swapped(g))) if a_columns else matmul3(g, _swapped(y))
+        if need_b:
+            x = left.unpack()
+            grad_b = _swapped(matmul3(_swapped(g), x)) if b_columns else matmul3(_swapped(x), g)
+        return grad_a, grad_b
 
     return attach(out, "Bmm", (a, b), rule)
 
