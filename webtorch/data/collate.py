@@ -49,10 +49,10 @@ def _like(example: Any, values: Any) -> Any:
             made.update(values)
             return made
         if isinstance(example, MutableSequence):
-            made = copy.copy(example)
+            sequence = copy.copy(example)
             for place, value in enumerate(values):
-                made[place] = value
-            return made
+                sequence[place] = value
+            return sequence
         return type(example)(values)
     except TypeError:
         # Some types cannot be copied or made from one argument, such as range.

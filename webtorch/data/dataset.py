@@ -217,7 +217,7 @@ def random_split(
             if not 0 <= fraction <= 1:
                 raise ValueError(f"Fraction at index {position} is not between 0 and 1")
         sizes = [math.floor(len(dataset) * fraction) for fraction in lengths]
-        for extra in range(len(dataset) - sum(sizes)):
+        for extra in range(len(dataset) - int(sum(sizes))):
             sizes[extra % len(sizes)] += 1
         for position, size in enumerate(sizes):
             if size == 0:

@@ -65,7 +65,7 @@ class DataLoader(Generic[Batch]):
         dataset: Any,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
+        sampler: Any = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -219,7 +219,12 @@ class _Reader:
     """Reads and collates the examples of a batch."""
 
     def __init__(
-        self, dataset: Any, collate: Callable, batched: bool, iterable: bool, drop_last: bool
+        self,
+        dataset: Any,
+        collate: Callable[..., Any],
+        batched: bool,
+        iterable: bool,
+        drop_last: bool,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
@@ -299,8 +304,8 @@ def _work(
     reader: _Reader,
     info: WorkerInfo,
     init: Callable[[int], None] | None,
-    tasks: queue.SimpleQueue,
-    results: queue.SimpleQueue,
+    tasks: queue.SimpleQueue[Any],
+    results: queue.SimpleQueue[Any],
 ) -> None:
     """Run a worker: read batches until a task is None.
 
@@ -335,12 +340,12 @@ def _work(
 class _Workers:
     """The threads of a loader, and the epochs that they read."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         """Start the threads."""
         self.options = (float(loader.timeout), loader.prefetch_factor or 0, loader.in_order)
         self.count = loader.num_workers
-        self.results: queue.SimpleQueue = queue.SimpleQueue()
-        self.tasks: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(self.count)]
+        self.results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.tasks: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(self.count)]
         self.number_of_epoch = 0
         device = "cpu" if loader.generator is None else loader.generator.device
         seed = int(
@@ -430,7 +435,7 @@ class _Workers:
                 return number, who, out
 
 
-def _stop(tasks: list[queue.SimpleQueue]) -> None:
+def _stop(tasks: list[queue.SimpleQueue[Any]]) -> None:
     """Ask every worker to end."""
     for one in tasks:
         one.put(None)

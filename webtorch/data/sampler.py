@@ -63,8 +63,8 @@ class RandomSampler(Sampler[int]):
     def __init__(
         self,
         data_source: Any,
-        replacement: bool = False,
-        num_samples: int | None = None,
+        replacement: Any = False,
+        num_samples: Any = None,
         generator: Any = None,
     ) -> None:
         """Take the dataset, for its length."""
@@ -83,7 +83,7 @@ class RandomSampler(Sampler[int]):
             )
 
     @property
-    def num_samples(self) -> int:
+    def num_samples(self) -> Any:
         """Return the number of indices; the dataset may have changed its length."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
@@ -102,7 +102,7 @@ class RandomSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of indices."""
-        return self.num_samples
+        return int(self.num_samples)
 
 
 class SubsetRandomSampler(Sampler[int]):
@@ -129,8 +129,8 @@ class WeightedRandomSampler(Sampler[int]):
     def __init__(
         self,
         weights: Sequence[float],
-        num_samples: int,
-        replacement: bool = True,
+        num_samples: Any,
+        replacement: Any = True,
         generator: Any = None,
     ) -> None:
         """Take one weight for each index; they need not sum to 1."""
@@ -162,13 +162,13 @@ class WeightedRandomSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of indices."""
-        return self.num_samples
+        return int(self.num_samples)
 
 
 class BatchSampler(Sampler[list[int]]):
     """The indices of another sampler in lists of `batch_size`; the last may be shorter."""
 
-    def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
+    def __init__(self, sampler: Iterable[int], batch_size: Any, drop_last: Any) -> None:
         """Take the sampler; `drop_last` leaves out a shorter last list."""
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
             raise ValueError(

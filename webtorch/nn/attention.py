@@ -25,6 +25,9 @@ class MultiheadAttention(Module):
     Inputs are (L, N, E), or (N, L, E) with `batch_first`, or (L, E).
     """
 
+    bias_k: Parameter | None
+    bias_v: Parameter | None
+
     def __init__(
         self,
         embed_dim: int,

@@ -150,7 +150,7 @@ class Sequential(Module):
 class ModuleList(Module):
     """A list of modules; it has no forward."""
 
-    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+    def __init__(self, modules: Iterable[Module | None] | None = None) -> None:
         """Register the given modules under "0", "1", ..."""
         super().__init__()
         if modules is not None:
@@ -213,7 +213,7 @@ class ModuleList(Module):
         del self[key]
         return value
 
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
+    def extend(self, modules: Any) -> ModuleList:
         """Add modules at the end."""
         if not isinstance(modules, Iterable):
             raise TypeError(
@@ -247,7 +247,7 @@ class ModuleList(Module):
 class ModuleDict(Module):
     """A dict of names to modules, in order of insertion; it has no forward."""
 
-    def __init__(self, modules: Mapping[str, Module] | Iterable | None = None) -> None:
+    def __init__(self, modules: Mapping[str, Module] | Iterable[Any] | None = None) -> None:
         """Register the given modules under their names."""
         super().__init__()
         if modules is not None:
@@ -297,7 +297,7 @@ class ModuleDict(Module):
         """Return the modules."""
         return self._modules.values()
 
-    def update(self, modules: Mapping[str, Module] | Iterable) -> None:
+    def update(self, modules: Mapping[str, Module] | Iterable[Any]) -> None:
         """Add or replace modules from a mapping or from (name, module) pairs."""
         for key, module in _pairs("ModuleDict", modules):
             self[key] = module
@@ -350,7 +350,7 @@ class ParameterList(Module):
         self[-1] = value
         return self
 
-    def extend(self, values: Iterable[Any]) -> ParameterList:
+    def extend(self, values: Any) -> ParameterList:
         """Add values at the end."""
         if not isinstance(values, Iterable) or isinstance(values, Tensor):
             raise TypeError(

@@ -55,7 +55,9 @@ class BackwardTap:
     outputs' identity first, then the module, then the inputs' identity, where both sides are known.
     """
 
-    def __init__(self, module: Any, hooks: list[Callable], pre_hooks: list[Callable]) -> None:
+    def __init__(
+        self, module: Any, hooks: list[Callable[..., Any]], pre_hooks: list[Callable[..., Any]]
+    ) -> None:
         """Remember whose gradients to show, and to whom."""
         self.module = module
         self.hooks = hooks
@@ -86,7 +88,7 @@ class BackwardTap:
 
     @staticmethod
     def _tap(
-        values: tuple[Any, ...], receive: Callable[[tuple], tuple]
+        values: tuple[Any, ...], receive: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], list[int] | None]:
         """Return `values` with gradient-needing tensors tapped, and where those stand."""
         if not webtorch.is_grad_enabled():
@@ -178,7 +180,9 @@ def _identity_function() -> Any:
             """Pass tensors through; on the way back, let `receive` see and replace gradients."""
 
             @staticmethod
-            def forward(ctx: Any, receive: Callable, *tensors: Tensor) -> tuple[Tensor, ...]:
+            def forward(
+                ctx: Any, receive: Callable[..., Any], *tensors: Tensor
+            ) -> tuple[Tensor, ...]:
                 ctx.receive = receive
                 return tuple(t.view_as(t) for t in tensors)
 

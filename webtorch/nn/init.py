@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+def calculate_gain(nonlinearity: str, param: Any = None) -> float:
     """Return the factor by which weights grow to make up for what `nonlinearity` shrinks.
 
     `param` is the slope of "leaky_relu" (0.01 by default). Raises ValueError on an unknown name.

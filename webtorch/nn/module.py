@@ -57,15 +57,15 @@ class _GlobalHooks:
     """The hooks that apply to every module of the process."""
 
     def __init__(self) -> None:
-        self.forward_pre: OrderedDict[int, Callable] = OrderedDict()
-        self.forward: OrderedDict[int, Callable] = OrderedDict()
+        self.forward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.forward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self.forward_with_kwargs: OrderedDict[int, bool] = OrderedDict()
         self.forward_always: OrderedDict[int, bool] = OrderedDict()
-        self.backward_pre: OrderedDict[int, Callable] = OrderedDict()
-        self.backward: OrderedDict[int, Callable] = OrderedDict()
-        self.register_parameter: OrderedDict[int, Callable] = OrderedDict()
-        self.register_buffer: OrderedDict[int, Callable] = OrderedDict()
-        self.register_module: OrderedDict[int, Callable] = OrderedDict()
+        self.backward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.backward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.register_parameter: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.register_buffer: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.register_module: OrderedDict[int, Callable[..., Any]] = OrderedDict()
 
     def around_calls(self) -> bool:
         """Return whether a module call has to look at hooks at all."""
@@ -75,7 +75,9 @@ class _GlobalHooks:
 _GLOBAL = _GlobalHooks()
 
 
-def _add(hooks: OrderedDict[int, Any], hook: Callable, *, prepend: bool = False) -> RemovableHandle:
+def _add(
+    hooks: OrderedDict[int, Any], hook: Callable[..., Any], *, prepend: bool = False
+) -> RemovableHandle:
     """Put `hook` into `hooks`, last or first, and return its handle."""
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
@@ -84,13 +86,13 @@ def _add(hooks: OrderedDict[int, Any], hook: Callable, *, prepend: bool = False)
     return handle
 
 
-def register_module_forward_pre_hook(hook: Callable) -> RemovableHandle:
+def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, args)` before every module's forward."""
     return _add(_GLOBAL.forward_pre, hook)
 
 
 def register_module_forward_hook(
-    hook: Callable, *, with_kwargs: bool = False, always_call: bool = False
+    hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
 ) -> RemovableHandle:
     """Call `hook(module, args[, kwargs], output)` after every module's forward."""
     handle = RemovableHandle(
@@ -104,32 +106,34 @@ def register_module_forward_hook(
     return handle
 
 
-def register_module_full_backward_pre_hook(hook: Callable) -> RemovableHandle:
+def register_module_full_backward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, grad_output)` when gradients reach a module's outputs."""
     return _add(_GLOBAL.backward_pre, hook)
 
 
-def register_module_full_backward_hook(hook: Callable) -> RemovableHandle:
+def register_module_full_backward_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
     return _add(_GLOBAL.backward, hook)
 
 
-def register_module_parameter_registration_hook(hook: Callable) -> RemovableHandle:
+def register_module_parameter_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, name, parameter)` whenever a parameter is registered."""
     return _add(_GLOBAL.register_parameter, hook)
 
 
-def register_module_buffer_registration_hook(hook: Callable) -> RemovableHandle:
+def register_module_buffer_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, name, buffer)` whenever a buffer is registered."""
     return _add(_GLOBAL.register_buffer, hook)
 
 
-def register_module_module_registration_hook(hook: Callable) -> RemovableHandle:
+def register_module_module_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(module, name, submodule)` whenever a submodule is registered."""
     return _add(_GLOBAL.register_module, hook)
 
 
-def _registered(hooks: OrderedDict[int, Callable], owner: Module, name: str, value: Any) -> Any:
+def _registered(
+    hooks: OrderedDict[int, Callable[..., Any]], owner: Module, name: str, value: Any
+) -> Any:
     """Return `value` as the registration hooks leave it."""
     for hook in hooks.values():
         changed = hook(owner, name, value)
@@ -550,7 +554,7 @@ class Module:
     # -- hooks ----------------------------------------------------------------------------------
 
     def register_forward_pre_hook(
-        self, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, args[, kwargs])` before forward; it may return new arguments."""
         handle = RemovableHandle(
@@ -565,7 +569,7 @@ class Module:
 
     def register_forward_hook(
         self,
-        hook: Callable,
+        hook: Callable[..., Any],
         *,
         prepend: bool = False,
         with_kwargs: bool = False,
@@ -589,19 +593,21 @@ class Module:
         return handle
 
     def register_full_backward_pre_hook(
-        self, hook: Callable, prepend: bool = False
+        self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, grad_output)` when gradients reach the outputs; it may replace them."""
         return _add(self._backward_pre_hooks, hook, prepend=prepend)
 
-    def register_full_backward_hook(self, hook: Callable, prepend: bool = False) -> RemovableHandle:
+    def register_full_backward_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
         """Call `hook(module, grad_input, grad_output)` when the input gradients are known.
 
         What it returns replaces `grad_input`.
         """
         return _add(self._backward_hooks, hook, prepend=prepend)
 
-    def register_backward_hook(self, hook: Callable) -> RemovableHandle:
+    def register_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Register a full backward hook: PyTorch's old form, whose `grad_input` was incomplete."""
         return self.register_full_backward_hook(hook)
 
@@ -673,7 +679,7 @@ class Module:
                     )
             raise
 
-    def _all_forward_hooks(self) -> list[tuple[int, Callable, bool, bool]]:
+    def _all_forward_hooks(self) -> list[tuple[int, Callable[..., Any], bool, bool]]:
         """Return (id, hook, takes kwargs, is always called) of the global and own forward hooks."""
         everywhere = [
             (key, hook, key in _GLOBAL.forward_with_kwargs, key in _GLOBAL.forward_always)
@@ -714,11 +720,11 @@ class Module:
 
     # -- state ----------------------------------------------------------------------------------
 
-    def register_state_dict_pre_hook(self, hook: Callable) -> RemovableHandle:
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, prefix, keep_vars)` before `state_dict()` collects."""
         return _add(self._state_dict_pre_hooks, hook)
 
-    def register_state_dict_post_hook(self, hook: Callable) -> RemovableHandle:
+    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, local_metadata)` after `state_dict()` collected.
 
         It changes the dict in place and returns None.
@@ -726,7 +732,7 @@ class Module:
         hook._from_public_api = True  # type: ignore[attr-defined]
         return _add(self._state_dict_hooks, hook)
 
-    def _register_state_dict_hook(self, hook: Callable) -> RemovableHandle:
+    def _register_state_dict_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Register a post-hook whose result, if any, replaces the state dict."""
         if getattr(hook, "_from_public_api", False):
             raise RuntimeError(
@@ -735,19 +741,19 @@ class Module:
             )
         return _add(self._state_dict_hooks, hook)
 
-    def register_load_state_dict_pre_hook(self, hook: Callable) -> RemovableHandle:
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, local_metadata, strict, missing_keys,
         unexpected_keys, error_msgs)` before this module takes its entries.
         """
         return self._register_load_state_dict_pre_hook(hook, with_module=True)
 
     def _register_load_state_dict_pre_hook(
-        self, hook: Callable, with_module: bool = False
+        self, hook: Callable[..., Any], with_module: bool = False
     ) -> RemovableHandle:
         """Register the hook with or without the module as its first argument."""
         return _add(self._load_state_dict_pre_hooks, _LoadHook(hook, with_module))
 
-    def register_load_state_dict_post_hook(self, hook: Callable) -> RemovableHandle:
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, incompatible_keys)` after this module's part was loaded."""
         return _add(self._load_state_dict_post_hooks, hook)
 
@@ -1069,7 +1075,7 @@ class Module:
 class _LoadHook:
     """A load_state_dict pre-hook that takes the module or not; a class so that it pickles."""
 
-    def __init__(self, hook: Callable, with_module: bool) -> None:
+    def __init__(self, hook: Callable[..., Any], with_module: bool) -> None:
         self.hook = hook
         self.with_module = with_module
 

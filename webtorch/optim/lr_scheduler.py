@@ -525,9 +525,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        T_0: int,
-        T_mult: int = 1,
-        eta_min: float = 0.0,
+        T_0: Any,
+        T_mult: Any = 1,
+        eta_min: Any = 0.0,
         last_epoch: int = -1,
     ) -> None:
         """Take the first period, the factor of its growth, and the least learning rate."""
@@ -950,7 +950,7 @@ class OneCycleLR(LRScheduler):
         total_steps: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
-        pct_start: float = 0.3,
+        pct_start: Any = 0.3,
         anneal_strategy: str = "cos",
         cycle_momentum: bool = True,
         base_momentum: Any = 0.85,
@@ -982,7 +982,9 @@ class OneCycleLR(LRScheduler):
         else:
             phases += [(last, "max_lr", "min_lr", "base_momentum", "max_momentum")]
         names = ("end_step", "start_lr", "end_lr", "start_momentum", "end_momentum")
-        self._schedule_phases = [dict(zip(names, phase, strict=True)) for phase in phases]
+        self._schedule_phases: list[dict[str, Any]] = [
+            dict(zip(names, phase, strict=True)) for phase in phases
+        ]
         self._anneal_func_type = anneal_strategy
         peaks = _each("max_lr", optimizer, max_lr)
         if last_epoch == -1:

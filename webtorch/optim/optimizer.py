@@ -11,7 +11,7 @@ import copy
 import functools
 import warnings
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -45,11 +45,13 @@ class _Required:
 
 required = _Required()
 
-_global_pre_hooks: OrderedDict[int, Callable] = OrderedDict()
-_global_post_hooks: OrderedDict[int, Callable] = OrderedDict()
+_global_pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+_global_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
 
 
-def _add(hooks: OrderedDict[int, Any], hook: Callable, *, prepend: bool = False) -> RemovableHandle:
+def _add(
+    hooks: OrderedDict[int, Any], hook: Callable[..., Any], *, prepend: bool = False
+) -> RemovableHandle:
     """Put `hook` into `hooks`, last or first, and return its handle."""
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
@@ -58,17 +60,17 @@ def _add(hooks: OrderedDict[int, Any], hook: Callable, *, prepend: bool = False)
     return handle
 
 
-def register_optimizer_step_pre_hook(hook: Callable) -> RemovableHandle:
+def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(optimizer, args, kwargs)` before every optimizer's step."""
     return _add(_global_pre_hooks, hook)
 
 
-def register_optimizer_step_post_hook(hook: Callable) -> RemovableHandle:
+def register_optimizer_step_post_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """Call `hook(optimizer, args, kwargs)` after every optimizer's step."""
     return _add(_global_post_hooks, hook)
 
 
-class Hyper:
+class Hyper(Mapping[str, float]):
     """A group's options, and numbers derived from them, as host scalars.
 
     A host scalar is a float that remembers where it was read, here `hyper[name]`; a replayed
@@ -86,6 +88,15 @@ class Hyper:
         derive = self._derived.get(name)
         return float(self.group[name] if derive is None else derive(self.group))
 
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names that stand for a number."""
+        numbers = (key for key, value in self.group.items() if isinstance(value, (int, float)))
+        return chain(numbers, self._derived)
+
+    def __len__(self) -> int:
+        """Return how many names stand for a number."""
+        return sum(1 for _ in self)
+
     def __call__(self, name: str) -> float:
         """Return the number as a host scalar, to be used inside tensor operations only."""
         return host_scalar(self, name)
@@ -98,7 +109,7 @@ def _end_of_step(params: list[Tensor]) -> None:
         realize()
 
 
-def _hooked(step: Callable) -> Callable:
+def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a class's `step` with hooks around it, without autograd unless differentiable."""
 
     @functools.wraps(step)
@@ -131,6 +142,13 @@ class Optimizer:
     Subclasses define `_update(group)`, or `step` itself.
     """
 
+    _optimizer_step_pre_hooks: OrderedDict[int, Callable[..., Any]]
+    _optimizer_step_post_hooks: OrderedDict[int, Callable[..., Any]]
+    _optimizer_state_dict_pre_hooks: OrderedDict[int, Callable[..., Any]]
+    _optimizer_state_dict_post_hooks: OrderedDict[int, Callable[..., Any]]
+    _optimizer_load_state_dict_pre_hooks: OrderedDict[int, Callable[..., Any]]
+    _optimizer_load_state_dict_post_hooks: OrderedDict[int, Callable[..., Any]]
+    _hypers: dict[int, Hyper]
     # Derived numbers of `Hyper`, by name.
     _derived: ClassVar[dict[str, Derived]] = {
         "-lr": lambda group: -group["lr"],
@@ -151,7 +169,7 @@ class Optimizer:
                 "params argument given to the optimizer should be an iterable of Tensors or "
                 f"dicts, but got {typename(params)}"
             )
-        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         self.param_groups: list[dict[str, Any]] = []
         groups = list(params)
         if not groups:
@@ -354,34 +372,34 @@ class Optimizer:
 
     # -- hooks ----------------------------------------------------------------------------------
 
-    def register_step_pre_hook(self, hook: Callable) -> RemovableHandle:
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(optimizer, args, kwargs)` before step; it may return new arguments."""
         return _add(self._optimizer_step_pre_hooks, hook)
 
-    def register_step_post_hook(self, hook: Callable) -> RemovableHandle:
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(optimizer, args, kwargs)` after step."""
         return _add(self._optimizer_step_post_hooks, hook)
 
     def register_state_dict_pre_hook(
-        self, hook: Callable, prepend: bool = False
+        self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer)` before `state_dict()` collects."""
         return _add(self._optimizer_state_dict_pre_hooks, hook, prepend=prepend)
 
     def register_state_dict_post_hook(
-        self, hook: Callable, prepend: bool = False
+        self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer, state_dict)` after `state_dict()`; it may return another one."""
         return _add(self._optimizer_state_dict_post_hooks, hook, prepend=prepend)
 
     def register_load_state_dict_pre_hook(
-        self, hook: Callable, prepend: bool = False
+        self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer, state_dict)` before loading; it may return another one."""
         return _add(self._optimizer_load_state_dict_pre_hooks, hook, prepend=prepend)
 
     def register_load_state_dict_post_hook(
-        self, hook: Callable, prepend: bool = False
+        self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer)` after loading."""
         return _add(self._optimizer_load_state_dict_post_hooks, hook, prepend=prepend)

@@ -200,7 +200,7 @@ def multi_head_attention_forward(
                 f"key's sequence and batch dims {key.shape[:2]} do not match value's "
                 f"{value.shape[:2]}"
             )
-        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
         for name, given in zip("qkv", weights, strict=True):
             if given is None:
                 raise AssertionError(
