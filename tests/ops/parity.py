@@ -31,7 +31,11 @@ def tensor(x: torch.Tensor, device: str) -> Any:
     order = sorted(range(x.ndim), key=lambda d: -x.stride(d))
     packed = data.permute(order).contiguous()
     out = from_bytes(packed.numpy().tobytes(), tuple(packed.shape), dtype, device)
-    return out.permute([order.index(d) for d in range(x.ndim)]) if order != list(range(x.ndim)) else out
+    return (
+        out.permute([order.index(d) for d in range(x.ndim)])
+        if order != list(range(x.ndim))
+        else out
+    )
 
 
 def array(x: Any) -> np.ndarray:
@@ -43,8 +47,14 @@ def assert_equal(mine: Any, theirs: Any, tolerance: float, what: str = "result")
     """Compare shape, dtype, contiguity and values."""
     assert tuple(mine.shape) == tuple(theirs.shape), what
     assert str(mine.dtype).removeprefix("torch.") == str(theirs.dtype).removeprefix("torch."), what
-    scale = max(1.0, float(theirs.detach().abs().nan_to_num(0, 0, 0).max())) if theirs.numel() and theirs.dtype.is_floating_point else 1.0
-    np.testing.assert_allclose(array(mine), array(theirs), rtol=tolerance, atol=tolerance * scale, err_msg=what)
+    scale = (
+        max(1.0, float(theirs.detach().abs().nan_to_num(0, 0, 0).max()))
+        if theirs.numel() and theirs.dtype.is_floating_point
+        else 1.0
+    )
+    np.testing.assert_allclose(
+        array(mine), array(theirs), rtol=tolerance, atol=tolerance * scale, err_msg=what
+    )
 
 
 def compare(
@@ -86,7 +96,9 @@ def compare(
 
     # A smooth function of the outputs, so that the second derivative is not zero for linear operations.
     weights = [random(b) for _, b in pairs]
-    loss_t = sum((b * b * c).sum() + (b * c).sum() for (_, b), c in zip(pairs, weights, strict=True))
+    loss_t = sum(
+        (b * b * c).sum() + (b * c).sum() for (_, b), c in zip(pairs, weights, strict=True)
+    )
     loss_w = sum(
         (a * a * tensor(c, device)).sum() + (a * tensor(c, device)).sum()
         for (a, _), c in zip(pairs, weights, strict=True)
@@ -113,25 +125,31 @@ def compare(
             assert_equal(a, b, limit * 16, f"second gradient {i}")
 
 
-def gradient(output: Any, inputs: Sequence[Any], create_graph: bool = False, allow_unused: bool = False) -> Any:
+def gradient(
+    output: Any, inputs: Sequence[Any], create_graph: bool = False, allow_unused: bool = False
+) -> Any:
     """Return webtorch's gradients of a scalar."""
     from webtorch.tensors import tape
 
     return tape.grad(output, inputs, create_graph=create_graph, allow_unused=allow_unused)
 
 
-def same_error(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str, text: str) -> None:
+def same_error(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str, text: str
+) -> None:
     """Assert that both libraries refuse, with related types, and that webtorch's message has `text`."""
     theirs = mine = None
     try:
         function(TORCH, *inputs)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         theirs = error
     try:
         function(WEBTORCH, *[tensor(x, device) for x in inputs])
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         mine = error
     assert theirs is not None, "PyTorch accepts this"
     assert mine is not None, "webtorch accepts this"
-    assert isinstance(mine, type(theirs)), f"{type(mine).__name__} is not a {type(theirs).__name__}: {mine}"
+    assert isinstance(mine, type(theirs)), (
+        f"{type(mine).__name__} is not a {type(theirs).__name__}: {mine}"
+    )
     assert text in str(mine), str(mine)

@@ -22,7 +22,9 @@ def _reference_path() -> Iterator[None]:
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + len(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed + len(shape)), dtype=torch.float64
+    )
 
 
 def masks() -> dict[str, torch.Tensor | None]:
@@ -34,7 +36,9 @@ def masks() -> dict[str, torch.Tensor | None]:
         "bool": keep,
         "bool with a hidden row": some_hidden,
         "float": randn(3, 5),
-        "float with a hidden row": torch.zeros(3, 5, dtype=torch.float64).masked_fill(~some_hidden, -math.inf),
+        "float with a hidden row": torch.zeros(3, 5, dtype=torch.float64).masked_fill(
+            ~some_hidden, -math.inf
+        ),
         "per head": randn(2, 4, 3, 5, seed=8),
         "per key": (torch.arange(5) < 3).reshape(1, 1, 1, 5).expand(2, 1, 1, 5),
     }
@@ -52,7 +56,11 @@ SHAPES = {
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_attention(shapes: str, causal: bool, device: str) -> None:
     inputs = [randn(*s, seed=3 * i) for i, s in enumerate(SHAPES[shapes])]
-    compare(lambda lib, q, k, v: lib.F.scaled_dot_product_attention(q, k, v, is_causal=causal), inputs, device)
+    compare(
+        lambda lib, q, k, v: lib.F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+        inputs,
+        device,
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in masks() if n != "none"])
@@ -63,7 +71,10 @@ def test_masks(name: str, device: str) -> None:
 
     def run(lib, q, k, v, m):  # type: ignore[no-untyped-def]
         # The mask is data: its gradient is tested on its own below.
-        return lib.F.scaled_dot_product_attention(q, k, v, m.detach(), scale=0.7) + 0 * (m * 1.0).nan_to_num(0, 0, 0).sum()
+        return (
+            lib.F.scaled_dot_product_attention(q, k, v, m.detach(), scale=0.7)
+            + 0 * (m * 1.0).nan_to_num(0, 0, 0).sum()
+        )
 
     compare(run, [*inputs, mask], device, layout=False)
 
@@ -76,13 +87,26 @@ def test_a_float_mask_has_a_gradient(device: str) -> None:
 @pytest.mark.parametrize(("keys", "values"), [(2, 2), (1, 1), (4, 4), (2, 1)])
 def test_heads_share_keys(keys: int, values: int, device: str) -> None:
     inputs = [randn(2, 4, 3, 6), randn(2, keys, 5, 6, seed=3), randn(2, values, 5, 6, seed=6)]
-    compare(lambda lib, q, k, v: lib.F.scaled_dot_product_attention(q, k, v, enable_gqa=True), inputs, device)
-    compare(lambda lib, q, k, v, m: lib.F.scaled_dot_product_attention(q, k, v, m, enable_gqa=True), [*inputs, randn(4, 3, 5)], device)
+    compare(
+        lambda lib, q, k, v: lib.F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        inputs,
+        device,
+    )
+    compare(
+        lambda lib, q, k, v, m: lib.F.scaled_dot_product_attention(q, k, v, m, enable_gqa=True),
+        [*inputs, randn(4, 3, 5)],
+        device,
+    )
 
 
 def test_no_keys_give_zeros(device: str) -> None:
     inputs = [randn(2, 4, 3, 6), randn(2, 4, 0, 6), randn(2, 4, 0, 6)]
-    compare(lambda lib, q, k, v: lib.F.scaled_dot_product_attention(q, k, v), inputs, device, gradients=False)
+    compare(
+        lambda lib, q, k, v: lib.F.scaled_dot_product_attention(q, k, v),
+        inputs,
+        device,
+        gradients=False,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -109,13 +133,26 @@ def test_dropout_keeps_the_mean(device: str) -> None:
     assert out.std() > 0.01
 
 
+def attend(lib, q, k, v, *args, **options):  # type: ignore[no-untyped-def]
+    return lib.F.scaled_dot_product_attention(q, k, v, *args, **options)
+
+
 ERRORS = {
-    "rank": (lambda lib, q: lib.F.scaled_dot_product_attention(q.sum((0, 1)), q, q.sum((0, 1, 2, 3))), "at least 2"),
-    "sizes": (lambda lib, q: lib.F.scaled_dot_product_attention(q, q.transpose(-2, -1), q), "the last dims of query and key"),
-    "mask type": (lambda lib, q: lib.F.scaled_dot_product_attention(q, q, q, q.argmax(0)), "Expected attn_mask dtype to be bool or float"),
-    "heads": (lambda lib, q: lib.F.scaled_dot_product_attention(q, q.narrow(1, 0, 3), q, enable_gqa=True), "must divide the number of"),
-    "dropout": (lambda lib, q: lib.F.scaled_dot_product_attention(q, q, q, dropout_p=1.5), "between 0 and 1"),
-}  # fmt: skip
+    "rank": (lambda lib, q: attend(lib, q.sum((0, 1)), q, q.sum((0, 1, 2, 3))), "at least 2"),
+    "sizes": (
+        lambda lib, q: attend(lib, q, q.transpose(-2, -1), q),
+        "the last dims of query and key",
+    ),
+    "mask type": (
+        lambda lib, q: attend(lib, q, q, q, q.argmax(0)),
+        "Expected attn_mask dtype to be bool or float",
+    ),
+    "heads": (
+        lambda lib, q: attend(lib, q, q.narrow(1, 0, 3), q, enable_gqa=True),
+        "must divide the number of",
+    ),
+    "dropout": (lambda lib, q: attend(lib, q, q, q, dropout_p=1.5), "between 0 and 1"),
+}
 
 
 @pytest.mark.parametrize("name", ERRORS)

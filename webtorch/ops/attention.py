@@ -35,12 +35,16 @@ def _safe_softmax(x: Any) -> Any:
 def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> None:
     if not query.dtype is key.dtype is value.dtype:
         raise DTypeError(
-            "scaled_dot_product_attention: Expected query, key, and value to have the same dtype, but "
-            f"got query.dtype: {c_name(query.dtype)} key.dtype: {c_name(key.dtype)} and value.dtype: "
+            "scaled_dot_product_attention: Expected query, key, and value to have the same "
+            "dtype, but "
+            f"got query.dtype: {c_name(query.dtype)} key.dtype: {c_name(key.dtype)} and "
+            f"value.dtype: "
             f"{c_name(value.dtype)} instead. Convert them, as in key.to({query.dtype})."
         )
     if not query.dtype.is_floating_point:
-        raise DTypeError(f"scaled_dot_product_attention: not implemented for {query.dtype}; use .float()")
+        raise DTypeError(
+            f"scaled_dot_product_attention: not implemented for {query.dtype}; use .float()"
+        )
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ShapeError(
             "scaled_dot_product_attention: Expected query, key, and value to all be at least 2 "
@@ -49,17 +53,25 @@ def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> Non
         )
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(
-            "scaled_dot_product_attention: the last dims of query and key must be equal, but the shapes "
+            "scaled_dot_product_attention: the last dims of query and key must be equal, but the "
+            "shapes "
             f"are {tuple(query.shape)} and {tuple(key.shape)}"
         )
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            "scaled_dot_product_attention: key and value must have as many positions (dim -2), but the "
+            "scaled_dot_product_attention: key and value must have as many positions (dim -2), "
+            "but the "
             f"shapes are {tuple(key.shape)} and {tuple(value.shape)}"
         )
-    if mask is not None and mask.dtype is not bool_ and mask.dtype is not query.dtype and mask.dtype.name != "float32":
+    if (
+        mask is not None
+        and mask.dtype is not bool_
+        and mask.dtype is not query.dtype
+        and mask.dtype.name != "float32"
+    ):
         raise DTypeError(
-            "scaled_dot_product_attention: Expected attn_mask dtype to be bool or float or to match "
+            "scaled_dot_product_attention: Expected attn_mask dtype to be bool or float or to "
+            "match "
             f"query dtype, but got attn_mask.dtype: {c_name(mask.dtype)} and query.dtype: "
             f"{c_name(query.dtype)} instead."
         )
@@ -68,7 +80,10 @@ def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> Non
 
 
 def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
-    """Return x @ y, where G heads of x in a row meet one head of y: (.., H G, L, E) and (.., H, E, S) give (.., H G, L, S)."""
+    """Return x @ y, where G heads of x in a row meet one head of y.
+
+    (.., H G, L, E) and (.., H, E, S) give (.., H G, L, S).
+    """
     if not enable_gqa or x.shape[-3] == y.shape[-3]:
         return matmul(x, y)
     heads, shared = x.shape[-3], y.shape[-3]
@@ -78,27 +93,40 @@ def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
     return out.reshape((*out.shape[:-4], heads, *out.shape[-2:]))
 
 
-@composite(family="contract", function_in=("nn.functional",), torch="nn.functional.scaled_dot_product_attention")
+@composite(
+    family="contract",
+    function_in=("nn.functional",),
+    torch="nn.functional.scaled_dot_product_attention",
+)
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return softmax(query key^T scale + mask) value for query (.., L, E), key (.., S, E) and value (.., S, V).
 
-    A bool mask keeps what is True, a float one is added; a query that may see no key gets zeros. `is_causal` lets position
-    i see keys 0..i. `scale` is 1 / sqrt(E) unless given. `enable_gqa` lets several query heads (dim -3) share a key head.
+    A bool mask keeps what is True, a float one is added; a query that may see no key gets zeros.
+    `is_causal` lets position i see keys 0..i (of those that the mask keeps). `scale` is 1 / sqrt(E)
+    unless given. `enable_gqa` lets several query heads (dim -3) share a key head.
     """
     _check(query, key, value, attn_mask, dropout_p)
     if enable_gqa:
         heads = query.shape[-3] if query.ndim > 2 else 1
         if min(query.ndim, key.ndim, value.ndim) < 3:
             raise IndexError(
-                "scaled_dot_product_attention: Dimension out of range: enable_gqa needs a dim of heads (-3) in "
+                "scaled_dot_product_attention: Dimension out of range: enable_gqa needs a dim of "
+                "heads (-3) in "
                 "query, key and value"
             )
         if heads % key.shape[-3] or heads % value.shape[-3]:
             raise ShapeError(
-                "scaled_dot_product_attention: Number of heads in key and value must divide the number of "
+                "scaled_dot_product_attention: Number of heads in key and value must divide the "
+                "number of "
                 f"heads in query, but they are {key.shape[-3]}, {value.shape[-3]} and {heads}"
             )
     length, source, size = query.shape[-2], key.shape[-2], query.shape[-1]
@@ -112,7 +140,11 @@ def scaled_dot_product_attention(
         return _by_groups(scores, value, enable_gqa)
     scores = scores.to(query.dtype.compute)
     if attn_mask is not None:
-        scores = _where(attn_mask, scores, -math.inf) if attn_mask.dtype is bool_ else scores + attn_mask.to(scores.dtype)
+        scores = (
+            _where(attn_mask, scores, -math.inf)
+            if attn_mask.dtype is bool_
+            else scores + attn_mask.to(scores.dtype)
+        )
     if is_causal:
         rows = iota(length, 0, 1, int64, query.device).reshape(length, 1)
         scores = _where(iota(source, 0, 1, int64, query.device) <= rows, scores, -math.inf)

@@ -1,7 +1,7 @@
 """Contractions: matrix products and everything that is one. May import floors 0 and 1; `attach` comes from the tape.
 
-All products end in one primitive, `matmul3`, which reads strided operands in place: a transposed weight is a view, and an
-operand broadcast over a batch is never written out.
+All products end in one primitive, `matmul3`, which reads strided operands in place: a transposed
+weight is a view, and an operand broadcast over a batch is never written out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from webtorch.ops.record import composite
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
-    "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double", "bool": "bool",
-    "int8": "signed char", "uint8": "unsigned char", "int16": "short int", "int32": "int", "int64": "long int",
-}  # fmt: skip
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short int",
+    "int32": "int",
+    "int64": "long int",
+}
 # Subscript number n of the form with lists is letter n, which also is the order of implicit outputs.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -115,7 +123,8 @@ def bmm(input: Any, mat2: Any) -> Any:
     for i, x in enumerate((input, mat2)):
         if x.ndim != 3:
             raise ShapeError(
-                f"bmm: batch{i + 1} must be a 3D tensor, got shape {tuple(x.shape)}. Use matmul for "
+                f"bmm: batch{i + 1} must be a 3D tensor, got shape {tuple(x.shape)}. Use matmul "
+                f"for "
                 "other numbers of dimensions."
             )
     check_types("bmm", input, mat2)
@@ -296,13 +305,15 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     check_tensor("linear", "weight", 2, weight)
     if weight.ndim > 2 or not weight.ndim:
         raise ShapeError(
-            f"linear: weight must be (out, in) or (in), got shape {tuple(weight.shape)}. Flatten it, "
+            f"linear: weight must be (out, in) or (in), got shape {tuple(weight.shape)}. Flatten "
+            f"it, "
             "or use matmul."
         )
     if not input.ndim or input.shape[-1] != weight.shape[-1]:
         inputs = tuple(input.shape)
         raise ShapeError(
-            f"linear: cannot multiply input {inputs} by weight {tuple(weight.shape)}: mat1 and mat2 "
+            f"linear: cannot multiply input {inputs} by weight {tuple(weight.shape)}: mat1 and "
+            f"mat2 "
             f"shapes cannot be multiplied ({numel(inputs[:-1])}x{inputs[-1] if inputs else 1} and "
             f"{weight.shape[-1]}x{weight.shape[0]}): the input's last dim must be "
             f"{weight.shape[-1]}, the weight's in_features."
@@ -336,7 +347,8 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
             )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError(
-            f"bilinear(): bias size does not match weight size: got {tuple(bias.shape)} but expected "
+            f"bilinear(): bias size does not match weight size: got {tuple(bias.shape)} but "
+            f"expected "
             f"({weight.shape[0]},)"
         )
     check_types("bilinear", input1, weight)
@@ -349,7 +361,7 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     return out if bias is None else out + bias
 
 
-# ---- products added to something ------------------------------------------------------------------------------------
+# ---- products added to something -----------------------------------------------------------------
 
 
 def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
@@ -403,7 +415,8 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 
         raise ShapeError(
             "addbmm: Incompatible matrix sizes for bmm "
             f"({batch1.shape[1]}x{batch1.shape[2]} and {batch2.shape[1]}x{batch2.shape[2]}), "
-            f"batches of {batch1.shape[0]} and {batch2.shape[0]}: inner sizes and batches must be equal."
+            f"batches of {batch1.shape[0]} and {batch2.shape[0]}: inner sizes and batches must be "
+            f"equal."
         )
     return _combine("addbmm", input, tensordot(batch1, batch2, ([0, 2], [0, 1])), beta, alpha)
 
@@ -416,7 +429,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> 
     return _combine("addr", input.to(dtype), result.to(dtype), beta, alpha)
 
 
-# ---- many dimensions ------------------------------------------------------------------------------------------------
+# ---- many dimensions -----------------------------------------------------------------------------
 
 
 @composite(family="contract", function_in=("torch",))
@@ -475,8 +488,9 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
 
-    Supports implicit outputs, ellipses, repeated subscripts (diagonals), broadcasting of size 1, and the form with lists of
-    numbers, einsum(a, [0, 1], b, [1, 2], [0, 2]). Operands are contracted in pairs, from left to right.
+    Supports implicit outputs, ellipses, repeated subscripts (diagonals), broadcasting of size 1, and
+    the form with lists of numbers, einsum(a, [0, 1], b, [1, 2], [0, 2]). Operands are contracted in
+    pairs, from left to right.
     """
     operands, inputs, output = _parse_einsum(args)
     sizes: dict[Any, int] = {}
@@ -485,7 +499,8 @@ def einsum(*args: Any) -> Any:
             size, known = x.shape[d], sizes.get(label, 1)
             if size != 1 and known not in (1, size):
                 raise ShapeError(
-                    f"einsum(): subscript {_label(label)} has size {size} for operand {number} which "
+                    f"einsum(): subscript {_label(label)} has size {size} for operand {number} "
+                    f"which "
                     f"does not broadcast with previously seen size {known}"
                 )
             if known == 1:
@@ -514,7 +529,11 @@ def _parse_einsum(args: tuple[Any, ...]) -> tuple[list[Any], list[list[Any]], li
     if isinstance(args[0], str):
         equation = args[0].replace(" ", "")
         given = args[1:]
-        operands = list(given[0]) if len(given) == 1 and isinstance(given[0], (list, tuple)) else list(given)
+        operands = (
+            list(given[0])
+            if len(given) == 1 and isinstance(given[0], (list, tuple))
+            else list(given)
+        )
         left, arrow, right = equation.partition("->")
         inputs = [_tokens(part) for part in left.split(",")]
         output = _tokens(right) if arrow else None
@@ -536,7 +555,8 @@ def _parse_einsum(args: tuple[Any, ...]) -> tuple[list[Any], list[list[Any]], li
         if ... in labels:
             if named > x.ndim:
                 raise ShapeError(
-                    f"einsum(): the number of subscripts in the equation ({named}) is more than the "
+                    f"einsum(): the number of subscripts in the equation ({named}) is more than "
+                    f"the "
                     f"number of dimensions ({x.ndim}) for operand {number}"
                 )
             longest = max(longest, x.ndim - named)
@@ -557,10 +577,13 @@ def _parse_einsum(args: tuple[Any, ...]) -> tuple[list[Any], list[list[Any]], li
     result = _with_ellipsis(output, ellipsis)
     for label in result:
         if result.count(label) > 1:
-            raise ShapeError(f"einsum(): output subscript {_label(label)} appears more than once in the output")
+            raise ShapeError(
+                f"einsum(): output subscript {_label(label)} appears more than once in the output"
+            )
         if label not in flat:
             raise ShapeError(
-                f"einsum(): output subscript {_label(label)} does not appear in the equation for any input operand"
+                f"einsum(): output subscript {_label(label)} does not appear in the equation for "
+                f"any input operand"
             )
     return operands, expanded, result
 
@@ -583,13 +606,16 @@ def _tokens(part: str) -> list[Any]:
     while i < len(part):
         if part.startswith("...", i):
             if ... in found:
-                raise ShapeError(f"einsum(): found '.' in '{part}' for which an ellipsis was already found")
+                raise ShapeError(
+                    f"einsum(): found '.' in '{part}' for which an ellipsis was already found"
+                )
             found.append(...)
             i += 3
             continue
         if part[i] not in _LETTERS:
             raise ShapeError(
-                f"einsum(): invalid subscript given at '{part[i]}' in '{part}', subscripts must be in [a-zA-Z]"
+                f"einsum(): invalid subscript given at '{part[i]}' in '{part}', subscripts must "
+                f"be in [a-zA-Z]"
             )
         found.append(part[i])
         i += 1
@@ -620,7 +646,8 @@ def _diagonal(x: Any, labels: list[Any]) -> Term:
             second = labels.index(label, first + 1)
             if x.shape[first] != x.shape[second]:
                 raise ShapeError(
-                    f"einsum(): subscript {_label(label)} is repeated for one operand but the sizes "
+                    f"einsum(): subscript {_label(label)} is repeated for one operand but the "
+                    f"sizes "
                     f"don't match, {x.shape[second]} != {x.shape[first]}"
                 )
             x = x.diagonal(0, first, second)
@@ -752,7 +779,11 @@ def _chain(given: list[Any]) -> Any:
 @composite(family="contract", function_in=("torch",))
 def chain_matmul(*matrices: Any) -> Any:
     """Return the product of matrices, in the order that costs least."""
-    given = list(matrices[0]) if len(matrices) == 1 and isinstance(matrices[0], (list, tuple)) else list(matrices)
+    given = (
+        list(matrices[0])
+        if len(matrices) == 1 and isinstance(matrices[0], (list, tuple))
+        else list(matrices)
+    )
     return given[0] if len(given) == 1 else multi_dot(given)
 
 
@@ -868,5 +899,7 @@ def cdist(
     total = (difference * difference if p == 2 else difference.abs() ** p).sum(-1)
     # The root's slope is infinite at 0, where PyTorch's gradient is 0: keep the root away from it.
     zero = total == 0
-    root = total.masked_fill(zero, 1.0) ** (1.0 / p) if p != 2 else total.masked_fill(zero, 1.0).sqrt()
+    root = (
+        total.masked_fill(zero, 1.0) ** (1.0 / p) if p != 2 else total.masked_fill(zero, 1.0).sqrt()
+    )
     return root.masked_fill(zero, 0.0)

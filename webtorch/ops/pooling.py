@@ -24,16 +24,19 @@ FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
 
 
-# ---- windows --------------------------------------------------------------------------------------------------------
+# ---- windows -------------------------------------------------------------------------------------
 
 
-def windows(x: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Any:
+def windows(
+    x: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Any:
     """Return the windows over the last dimensions of x, (*, S..), as a view (*, O.., K..). Differentiable."""
     rank = len(kernel)
     lead, sizes = tuple(x.shape[:-rank]), tuple(x.shape[-rank:])
     steps = tuple(x.stride())
     counts = tuple(
-        (s - d * (k - 1) - 1) // t + 1 for s, k, t, d in zip(sizes, kernel, stride, dilation, strict=True)
+        (s - d * (k - 1) - 1) // t + 1
+        for s, k, t, d in zip(sizes, kernel, stride, dilation, strict=True)
     )
     strides = (
         *steps[:-rank],
@@ -41,15 +44,26 @@ def windows(x: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: 
         *(st * d for st, d in zip(steps[-rank:], dilation, strict=True)),
     )
     return as_view(
-        x, (*lead, *counts, *kernel), strides, x.storage_offset(),
-        lambda g: spread(g, sizes, kernel, stride, dilation), "Windows",
-    )  # fmt: skip
+        x,
+        (*lead, *counts, *kernel),
+        strides,
+        x.storage_offset(),
+        lambda g: spread(g, sizes, kernel, stride, dilation),
+        "Windows",
+    )
 
 
 def spread(
-    g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+    g: Any,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
 ) -> Any:
-    """Return (*, sizes..) where each position has the sum of what (*, O.., K..) holds for it: the transpose of `windows`."""
+    """Return (*, sizes..), each position the sum of what (*, O.., K..) holds for it.
+
+    This is the transpose of `windows`. Differentiable.
+    """
     from webtorch.tensors.tape import attach, no_grad
 
     with no_grad():
@@ -63,8 +77,14 @@ def spread(
     return attach(out, "Spread", (g,), lambda h: (windows(h, kernel, stride, dilation),))
 
 
-def _spread_dense(g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]) -> Any:
-    """Position i = s q + r is in windows q - j, at s j + r, for j < J = ceil(K / s): a view with dims q, r and j, summed over j."""
+def _spread_dense(
+    g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
+) -> Any:
+    """Return the same for a dilation of 1, in one sum.
+
+    Position i = s q + r is in windows q - j, at s j + r, for j < J = ceil(K / s): a view with dims
+    q, r and j, summed over j.
+    """
     rank = len(kernel)
     lead = tuple(g.shape[: -2 * rank])
     counts = tuple(g.shape[-2 * rank : -rank])
@@ -96,7 +116,11 @@ def _spread_dense(g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], strid
 
 
 def _spread_taps(
-    g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+    g: Any,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
 ) -> Any:
     """The same for any dilation, one kernel position after the other."""
     rank = len(kernel)
@@ -105,7 +129,8 @@ def _spread_taps(
     spaced = tuple((c - 1) * s + 1 for c, s in zip(counts, stride, strict=True))
     total: Any = None
     for number in range(numel(kernel)):
-        at, rest = [], number
+        at: list[int] = []
+        rest = number
         for k in reversed(kernel):
             at.insert(0, rest % k)
             rest //= k
@@ -141,7 +166,7 @@ def _fit(x: Any, sizes: tuple[int, ...]) -> Any:
     return pad_with(x, (0,) * x.ndim, (*(0,) * len(lead), *missing), 0)
 
 
-# ---- the geometry of pooling ------------------------------------------------------------------------------------------
+# ---- the geometry of pooling ---------------------------------------------------------------------
 
 
 class Pool:
@@ -150,7 +175,15 @@ class Pool:
     __slots__ = ("counts", "dilation", "high", "kernel", "low", "rank", "sizes", "stride")
 
     def __init__(
-        self, op: str, rank: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+        self,
+        op: str,
+        rank: int,
+        x: Any,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
     ) -> None:
         self.rank = rank
         self.kernel = sizes_of(op, "kernel_size", kernel_size, rank)
@@ -161,12 +194,15 @@ class Pool:
         shape = tuple(x.shape)
         if x.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank - 1 :]:
             raise ShapeError(
-                f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 dim "
+                f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
+                f"dim "
                 f"batch size for input, but got: {list(shape)}"
             )
         self.sizes = shape[-rank:]
         if any(k <= 0 for k in self.kernel):
-            raise ShapeError(f"{op}: kernel size should be greater than zero, but got {self.kernel}")
+            raise ShapeError(
+                f"{op}: kernel size should be greater than zero, but got {self.kernel}"
+            )
         if any(s <= 0 for s in self.stride):
             raise ShapeError(f"{op}: stride should not be zero or negative, but got {self.stride}")
         if any(d <= 0 for d in self.dilation):
@@ -180,7 +216,9 @@ class Pool:
                     f"kernel_size={k} and dilation={d}"
                 )
         counts, high = [], []
-        for s, k, t, p, d in zip(self.sizes, self.kernel, self.stride, self.low, self.dilation, strict=True):
+        for s, k, t, p, d in zip(
+            self.sizes, self.kernel, self.stride, self.low, self.dilation, strict=True
+        ):
             room = s + 2 * p - d * (k - 1) - 1
             count = room // t + 1
             if ceil_mode and room % t and count * t < s + p:
@@ -190,9 +228,13 @@ class Pool:
             high.append(max((count - 1) * t + d * (k - 1) + 1 - s - p, 0))
         self.counts, self.high = tuple(counts), tuple(high)
         if any(c < 1 for c in counts):
-            given, made = "x".join(map(str, (shape[-rank - 1], *self.sizes))), "x".join(map(str, (shape[-rank - 1], *counts)))
+            given, made = (
+                "x".join(map(str, (shape[-rank - 1], *self.sizes))),
+                "x".join(map(str, (shape[-rank - 1], *counts))),
+            )
             raise ShapeError(
-                f"{op}: Given input size: ({given}). Calculated output size: ({made}). Output size is "
+                f"{op}: Given input size: ({given}). Calculated output size: ({made}). Output "
+                f"size is "
                 "too small: use a smaller kernel or more padding."
             )
 
@@ -225,7 +267,7 @@ def along(values: Any, d: int, rank: int) -> Any:
     return values.reshape((-1,) + (1,) * (rank - 1 - d))
 
 
-# ---- maximum --------------------------------------------------------------------------------------------------------
+# ---- maximum -------------------------------------------------------------------------------------
 
 
 def lowest(x: Any) -> Scalar:
@@ -234,7 +276,15 @@ def lowest(x: Any) -> Scalar:
 
 
 def _max_pool(
-    op: str, rank: int, input: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, return_indices: bool
+    op: str,
+    rank: int,
+    input: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    return_indices: bool,
 ) -> Any:
     from webtorch.tensors.tape import attach, needs_grad, no_grad
 
@@ -244,7 +294,12 @@ def _max_pool(
     lead = tuple(input.shape[:-rank])
     shape = (*lead, *pool.counts)
     if not input.numel():
-        out = attach(fill(shape, 0, input.dtype, input.device), op, (input,), lambda g: (fill(tuple(input.shape), 0, g.dtype, g.device),))
+        out = attach(
+            fill(shape, 0, input.dtype, input.device),
+            op,
+            (input,),
+            lambda g: (fill(tuple(input.shape), 0, g.dtype, g.device),),
+        )
         return (out, fill(shape, 0, int64, input.device)) if return_indices else out
     dims = tuple(range(len(shape), len(shape) + rank))
     chosen: Any = None
@@ -290,51 +345,92 @@ def _positions(pool: Pool, chosen: Any) -> Any:
 
 @composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool1d")
 def max_pool1d(
-    input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the maximum of each window of (N, C, L) or (C, L); `return_indices` adds where it was."""
-    return _max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(
+        "max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
 
 
 @composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool2d")
 def max_pool2d(
-    input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:  # fmt: skip
-    """Return the maximum of each window of (N, C, H, W) or (C, H, W); `return_indices` adds where in its plane it was."""
-    return _max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+) -> Any:
+    """Return the maximum of each window of (N, C, H, W) or (C, H, W).
+
+    `return_indices` adds where in its plane it was.
+    """
+    return _max_pool(
+        "max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
 
 
 @composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool3d")
 def max_pool3d(
-    input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the maximum of each window of (N, C, D, H, W) or (C, D, H, W); `return_indices` adds where it was."""
-    return _max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(
+        "max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
 
 
 def _with_indices(rank: int) -> None:
     name = f"max_pool{rank}d"
 
     def function(
-        input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False,
+        input: Any,
+        kernel_size: Sizes,
+        stride: Any = None,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
         return_indices: bool = True,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         return _max_pool(name, rank, input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
     composite(
-        family="contract", name=f"{name}_with_indices", function_in=FUNCTIONAL, torch=f"nn.functional.{name}_with_indices",
+        family="contract",
+        name=f"{name}_with_indices",
+        function_in=FUNCTIONAL,
+        torch=f"nn.functional.{name}_with_indices",
         doc=f"Return the maxima of {name} and where they were.",
-    )(function)  # fmt: skip
+    )(function)
 
 
 for _rank in (1, 2, 3):
     _with_indices(_rank)
 
 
-def _max_unpool(op: str, rank: int, input: Any, indices: Any, kernel_size: Any, stride: Any, padding: Any, output_size: Any) -> Any:
+def _max_unpool(
+    op: str,
+    rank: int,
+    input: Any,
+    indices: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    output_size: Any,
+) -> Any:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     stride = kernel if stride is None else sizes_of(op, "stride", stride, rank)
     padding = sizes_of(op, "padding", padding, rank)
@@ -346,14 +442,16 @@ def _max_unpool(op: str, rank: int, input: Any, indices: Any, kernel_size: Any, 
     if indices.dtype is not int64:
         raise ShapeError(f"{op}: elements in indices should be type int64 but got: {indices.dtype}")
     default = tuple(
-        (s - 1) * t - 2 * p + k for s, t, p, k in zip(input.shape[-rank:], stride, padding, kernel, strict=True)
+        (s - 1) * t - 2 * p + k
+        for s, t, p, k in zip(input.shape[-rank:], stride, padding, kernel, strict=True)
     )
     sizes = default
     if output_size is not None:
         sizes = tuple(output_size)[-rank:]
         if len(tuple(output_size)) < rank:
             raise ValueError(
-                f"{op}: output_size should be a sequence containing {rank} or {rank + 2} elements, but "
+                f"{op}: output_size should be a sequence containing {rank} or {rank + 2} "
+                f"elements, but "
                 f"it has a length of '{len(tuple(output_size))}'"
             )
         for d in range(rank):
@@ -368,13 +466,20 @@ def _max_unpool(op: str, rank: int, input: Any, indices: Any, kernel_size: Any, 
 
     flat = fill((planes, numel(sizes)), 0, input.dtype, input.device)
     rows = iota(planes, 0, 1, int64, input.device).reshape(planes, 1).expand(planes, count)
-    out = scatter(flat, [rows, indices.reshape(planes, count)], input.reshape(planes, count), "set", op)
+    out = scatter(
+        flat, [rows, indices.reshape(planes, count)], input.reshape(planes, count), "set", op
+    )
     return out.reshape((*lead, *sizes))
 
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.max_unpool1d")
 def max_unpool1d(
-    input: Any, indices: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, output_size: Any = None
+    input: Any,
+    indices: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    output_size: Any = None,
 ) -> Any:
     """Put the values of max_pool1d back where they were, zeros elsewhere."""
     return _max_unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size)
@@ -382,7 +487,12 @@ def max_unpool1d(
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.max_unpool2d")
 def max_unpool2d(
-    input: Any, indices: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, output_size: Any = None
+    input: Any,
+    indices: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    output_size: Any = None,
 ) -> Any:
     """Put the values of max_pool2d back where they were, zeros elsewhere."""
     return _max_unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size)
@@ -390,17 +500,30 @@ def max_unpool2d(
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.max_unpool3d")
 def max_unpool3d(
-    input: Any, indices: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, output_size: Any = None
+    input: Any,
+    indices: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    output_size: Any = None,
 ) -> Any:
     """Put the values of max_pool3d back where they were, zeros elsewhere."""
     return _max_unpool("max_unpool3d", 3, input, indices, kernel_size, stride, padding, output_size)
 
 
-# ---- mean, norm -----------------------------------------------------------------------------------------------------
+# ---- mean, norm ----------------------------------------------------------------------------------
 
 
 def _avg_pool(
-    op: str, rank: int, input: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor_override: int | None
+    op: str,
+    rank: int,
+    input: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
 ) -> Any:
     pool = Pool(op, rank, input, kernel_size, stride, padding, 1, ceil_mode)
     if divisor_override == 0:
@@ -421,7 +544,9 @@ def _avg_pool(
             continue
         # Windows that reach over an edge have fewer elements: min(end, limit) - max(start, first).
         starts = iota(pool.counts[d], -pool.low[d], pool.stride[d], int64, input.device)
-        first, limit = (-pool.low[d], pool.sizes[d] + pool.low[d]) if count_include_pad else (0, pool.sizes[d])
+        first, limit = (
+            (-pool.low[d], pool.sizes[d] + pool.low[d]) if count_include_pad else (0, pool.sizes[d])
+        )
         within = (starts + pool.kernel[d]).clamp(max=limit) - starts.clamp(min=first)
         divisor = along(within, d, rank) * divisor
     if not isinstance(divisor, int):
@@ -431,38 +556,82 @@ def _avg_pool(
 
 def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     """Return how many elements each window has along dimension d."""
-    first, limit = (-pool.low[d], pool.sizes[d] + pool.low[d]) if count_include_pad else (0, pool.sizes[d])
+    first, limit = (
+        (-pool.low[d], pool.sizes[d] + pool.low[d]) if count_include_pad else (0, pool.sizes[d])
+    )
     starts = [i * pool.stride[d] - pool.low[d] for i in range(pool.counts[d])]
     return [min(s + pool.kernel[d], limit) - max(s, first) for s in starts]
 
 
 @composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.avg_pool1d")
 def avg_pool1d(
-    input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> Any:
     """Return the mean of each window of (N, C, L) or (C, L)."""
-    return _avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+    return _avg_pool(
+        "avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None
+    )
 
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.avg_pool2d")
 def avg_pool2d(
-    input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the mean of each window of (N, C, H, W) or (C, H, W); `divisor_override` replaces the element count."""
-    return _avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg_pool(
+        "avg_pool2d",
+        2,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
 
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.avg_pool3d")
 def avg_pool3d(
-    input: Any, kernel_size: Sizes, stride: Any = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:  # fmt: skip
-    """Return the mean of each window of (N, C, D, H, W) or (C, D, H, W); `divisor_override` replaces the element count."""
-    return _avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+) -> Any:
+    """Return the mean of each window of (N, C, D, H, W) or (C, D, H, W).
+
+    `divisor_override` replaces the element count.
+    """
+    return _avg_pool(
+        "avg_pool3d",
+        3,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
 
 
-def _lp_pool(op: str, rank: int, input: Any, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool) -> Any:
+def _lp_pool(
+    op: str, rank: int, input: Any, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool
+) -> Any:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     mean = _avg_pool(op, rank, input**norm_type, kernel, stride, 0, ceil_mode, True, None)
     # As in PyTorch: windows cut off by ceil_mode count as whole, and a sum that is not positive counts as 0.
@@ -470,24 +639,30 @@ def _lp_pool(op: str, rank: int, input: Any, norm_type: float, kernel_size: Any,
 
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool1d")
-def lp_pool1d(input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False) -> Any:
+def lp_pool1d(
+    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Any:
     """Return the p-norm of each window of (N, C, L) or (C, L)."""
     return _lp_pool("lp_pool1d", 1, input, norm_type, kernel_size, stride, ceil_mode)
 
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool2d")
-def lp_pool2d(input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False) -> Any:
+def lp_pool2d(
+    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Any:
     """Return the p-norm of each window of (N, C, H, W) or (C, H, W)."""
     return _lp_pool("lp_pool2d", 2, input, norm_type, kernel_size, stride, ceil_mode)
 
 
 @composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool3d")
-def lp_pool3d(input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False) -> Any:
+def lp_pool3d(
+    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Any:
     """Return the p-norm of each window of (N, C, D, H, W) or (C, D, H, W)."""
     return _lp_pool("lp_pool3d", 3, input, norm_type, kernel_size, stride, ceil_mode)
 
 
-# ---- adaptive -------------------------------------------------------------------------------------------------------
+# ---- adaptive ------------------------------------------------------------------------------------
 
 
 def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int, ...]:
@@ -498,14 +673,21 @@ def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int
             f"{op}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "
             f"dimensions, but got {list(shape)}"
         )
-    given = (output_size,) * rank if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    given = (
+        (output_size,) * rank
+        if output_size is None or isinstance(output_size, int)
+        else tuple(output_size)
+    )
     if len(given) == 1:
         given = given * rank
     if len(given) != rank:
         raise ShapeError(f"{op}: output_size must be {rank} sizes, but got {list(given)}")
     sizes = tuple(s if n is None else int(n) for s, n in zip(shape[-rank:], given, strict=True))
     if any(n < 0 for n in sizes):
-        raise ShapeError(f"{op}: elements of output_size must be greater than or equal to 0, but received {list(sizes)}")
+        raise ShapeError(
+            f"{op}: elements of output_size must be greater than or equal to 0, but received "
+            f"{list(sizes)}"
+        )
     return sizes
 
 
@@ -514,7 +696,9 @@ def _in_bin(size: int, count: int, device: Any) -> Any:
     bins = iota(count, 0, 1, int64, device).reshape(count, 1)
     positions = iota(size, 0, 1, int64, device)
     # floor(i S / O) <= position < ceil((i + 1) S / O)
-    return (positions >= bins * size // count) & (positions < ((bins + 1) * size + (count - 1)) // count)
+    return (positions >= bins * size // count) & (
+        positions < ((bins + 1) * size + (count - 1)) // count
+    )
 
 
 def _adaptive_mean(x: Any, count: int) -> Any:
@@ -599,7 +783,8 @@ def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indic
         kernel = tuple(s // n for s, n in zip(full, sizes, strict=True))
         return _max_pool(op, rank, input, kernel, kernel, 0, 1, False, return_indices)
     # One dimension after the other, the last first: so the first maximum in row-major order wins, as in PyTorch.
-    x, indices = input, None
+    x = input
+    indices: Any = None
     for d in reversed(range(rank)):
         at = len(lead) + d
         x, chosen = _adaptive_max_last(x.transpose(at, -1), sizes[d])
@@ -631,37 +816,58 @@ def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = Fal
     return _adaptive_max("adaptive_max_pool3d", 3, input, output_size, return_indices)
 
 
-# ---- windows as columns ---------------------------------------------------------------------------------------------
+# ---- windows as columns --------------------------------------------------------------------------
 
 
 def _columns(
     op: str, kernel_size: Any, dilation: Any, padding: Any, stride: Any, sizes: Sequence[int]
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
     """Return kernel, dilation, padding, stride and the numbers of windows."""
-    kernel, dilation = sizes_of(op, "kernel_size", kernel_size, 2), sizes_of(op, "dilation", dilation, 2)
+    kernel, dilation = (
+        sizes_of(op, "kernel_size", kernel_size, 2),
+        sizes_of(op, "dilation", dilation, 2),
+    )
     padding, stride = sizes_of(op, "padding", padding, 2), sizes_of(op, "stride", stride, 2)
-    for name, values, least in (("kernel_size", kernel, 1), ("dilation", dilation, 1), ("stride", stride, 1), ("padding", padding, 0)):
+    for name, values, least in (
+        ("kernel_size", kernel, 1),
+        ("dilation", dilation, 1),
+        ("stride", stride, 1),
+        ("padding", padding, 0),
+    ):
         if min(values) < least:
             raise ShapeError(f"{op}: {name} should be at least {least}, but got {values}")
     counts = tuple(
-        (s + 2 * p - d * (k - 1) - 1) // t + 1 for s, p, d, k, t in zip(sizes, padding, dilation, kernel, stride, strict=True)
+        (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, p, d, k, t in zip(sizes, padding, dilation, kernel, stride, strict=True)
     )
     if min(counts) < 1:
         raise ShapeError(
             f"{op}: Given input with spatial size ({sizes[0]}, {sizes[1]}), kernel_size={kernel}, "
-            f"dilation={dilation}, padding={padding}, calculated shape of the array of sliding blocks "
+            f"dilation={dilation}, padding={padding}, calculated shape of the array of sliding "
+            f"blocks "
             f"as {counts}, but its components must be at least one."
         )
     return kernel, dilation, padding, stride, counts  # type: ignore[return-value]
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.unfold", name="functional_unfold")
-def im2col(input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1) -> Any:
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.unfold",
+    name="functional_unfold",
+)
+def im2col(
+    input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Any:
     """Return the windows of (N, C, H, W) or (C, H, W) as columns, (N, C kh kw, count)."""
     if input.ndim not in (3, 4):
-        raise ShapeError(f"unfold: Expected 3D or 4D (batch mode) tensor for input, but got: {list(input.shape)}")
+        raise ShapeError(
+            f"unfold: Expected 3D or 4D (batch mode) tensor for input, but got: {list(input.shape)}"
+        )
     lead = tuple(input.shape[:-2])
-    kernel, dilation, padding, stride, counts = _columns("unfold", kernel_size, dilation, padding, stride, input.shape[-2:])
+    kernel, dilation, padding, stride, counts = _columns(
+        "unfold", kernel_size, dilation, padding, stride, input.shape[-2:]
+    )
     border = (*(0,) * len(lead), *padding)
     x = pad_with(input, border, border, 0) if any(padding) else input
     n = len(lead)
@@ -670,26 +876,40 @@ def im2col(input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes =
     return seen.reshape((*lead[:-1], lead[-1] * numel(kernel), numel(counts)))
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.fold", name="functional_fold")
+@composite(
+    family="contract", function_in=FUNCTIONAL, torch="nn.functional.fold", name="functional_fold"
+)
 def col2im(
-    input: Any, output_size: Sizes, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+    input: Any,
+    output_size: Sizes,
+    kernel_size: Sizes,
+    dilation: Sizes = 1,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
 ) -> Any:
     """Add columns back into an image: (N, C kh kw, count) gives (N, C, *output_size)."""
     sizes = sizes_of("fold", "output_size", output_size, 2)
     if input.ndim not in (2, 3):
-        raise ShapeError(f"fold: Expected 2D or 3D (batch mode) tensor for input, but got: {list(input.shape)}")
-    kernel, dilation, padding, stride, counts = _columns("fold", kernel_size, dilation, padding, stride, sizes)
+        raise ShapeError(
+            f"fold: Expected 2D or 3D (batch mode) tensor for input, but got: {list(input.shape)}"
+        )
+    kernel, dilation, padding, stride, counts = _columns(
+        "fold", kernel_size, dilation, padding, stride, sizes
+    )
     flat, blocks = input.shape[-2:]
     if flat % numel(kernel):
         raise ShapeError(
-            "fold: Expected size of input's dimension 1 to be divisible by the product of kernel_size, "
+            "fold: Expected size of input's dimension 1 to be divisible by the product of "
+            "kernel_size, "
             f"but got input.size(1)={flat} and kernel_size={kernel}."
         )
     if blocks != numel(counts):
         raise ShapeError(
             f"fold: Given output_size={sizes}, kernel_size={kernel}, dilation={dilation}, "
-            f"padding={padding}, stride={stride}, expected size of input's dimension 2 to match the "
-            f"calculated number of sliding blocks {counts[0]} * {counts[1]} = {numel(counts)}, but got "
+            f"padding={padding}, stride={stride}, expected size of input's dimension 2 to match "
+            f"the "
+            f"calculated number of sliding blocks {counts[0]} * {counts[1]} = {numel(counts)}, "
+            f"but got "
             f"input.size(2)={blocks}."
         )
     lead = (*input.shape[:-2], flat // numel(kernel))
