@@ -10,7 +10,7 @@ from __future__ import annotations
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Kernel, Store
+from webtorch.ir.kernel import Check, Kernel, Store
 from webtorch.lower.affine import Affine, affine
 
 # Ops that one NumPy ufunc does, PyTorch's rules for NaN and infinity included.
@@ -188,10 +188,9 @@ class _Writer:
                 roots.append(store.position)
         for root in roots:
             self.want(root)
-        for check in kernel.checks:
-            self.emit(
-                f"check(status, {check.site}, {self.value(check.value)}, {check.low}, {check.high})"
-            )
+        # An index may be the result of a reduction.
+        late = {c for c in kernel.checks if any(n.op == "reduced" for n in ex.walk(c.value))}
+        self.checks([c for c in kernel.checks if c not in late])
         inner = tuple(range(self.first_inner, self.rank))
         full = ", ".join(["n" if d == 0 else str(s) for d, s in enumerate(self.dims)])
         for i, reduce in enumerate(kernel.reduces):
@@ -204,11 +203,16 @@ class _Writer:
                 self.emit(f"r{i} = {array_type(reduce.dtype)}(0)")
             else:
                 self.emit(f"r{i} = {value}")
+        self.checks([c for c in kernel.checks if c in late])
         self.stores(kernel.stores)
         head = f"def kernel({', '.join(params)}):"
         if self.rank:
             head += "\n    n = end - begin"
         return "\n".join([head, *self.lines]) + "\n"
+
+    def checks(self, checks: list[Check]) -> None:
+        for c in checks:
+            self.emit(f"check(status, {c.site}, {self.value(c.value)}, {c.low}, {c.high})")
 
     def want(self, root: Expr) -> None:
         """Mark what must be computed: everything but the positions that become views."""
