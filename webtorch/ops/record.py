@@ -68,11 +68,26 @@ class Elementwise(Op):
     numbers: tuple[str, ...] = ()
     promotion: Promotion = "same"
     _gradients: dict[int, Elementwise | None] = field(default_factory=dict)
+    _order: dict[tuple[DType, ...], tuple[Expr, ...]] = field(default_factory=dict)
     _used: frozenset[str] | None = None
 
     def build(self, inputs: tuple[Expr, ...]) -> Expr:
         """Return the formula applied to `inputs` (tensors first, then numbers), all of one compute type."""
-        return self.expr(*inputs)
+        types = tuple([x.dtype for x in inputs])
+        order = self._order.get(types)
+        if order is None:
+            # Written out once per type: derived formulas are costly to derive.
+            root = self.expr(*[ex.input_(i, t) for i, t in enumerate(types)])
+            order = self._order[types] = tuple(ex.walk(root))
+        values: dict[Expr, Expr] = {}
+        for node in order:
+            if node.op == "input":
+                values[node] = inputs[node.value]  # type: ignore[call-overload]
+            elif node.args:
+                values[node] = ex.rebuild(node, tuple([values[a] for a in node.args]))
+            else:
+                values[node] = node
+        return values[order[-1]]
 
     def used_by_vjp(self) -> frozenset[str]:
         """Return which of "g", "out" and the tensor names the given rule reads: only these are saved."""
@@ -86,7 +101,12 @@ def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozense
     """Return which of `names`, given in the order of the rule's positional parameters, the rule's code reads."""
     code = rule.__code__
     parameters = code.co_varnames[: code.co_argcount]
-    loaded = {i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_") and isinstance(i.argval, str)}
+    loaded: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith("LOAD_"):
+            # Newer Pythons load two variables in one instruction.
+            names_loaded = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            loaded.update(n for n in names_loaded if isinstance(n, str))
     used = {name for name, parameter in zip(names, parameters, strict=False) if parameter in loaded}
     if code.co_flags & inspect.CO_VARARGS:
         used.update(names[code.co_argcount :])
@@ -176,7 +196,12 @@ def composite(
 
     def declare(function: Callable[..., Any]) -> Op:
         title = name or function.__name__.rstrip("_")
-        signature = str(inspect.signature(function, eval_str=False))
+        plain = inspect.signature(function)
+        signature = str(
+            plain.replace(
+                parameters=[p.replace(annotation=p.empty) for p in plain.parameters.values()], return_annotation=plain.empty
+            )
+        )
         op = Op(
             name=title, family=family, signature=signature, doc=doc or inspect.getdoc(function) or "",
             torch=fields.pop("torch", title), **fields,

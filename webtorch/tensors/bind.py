@@ -41,6 +41,8 @@ def _bind(op: Op) -> None:
         op.function = calls.bind_elementwise(op)
     elif op.vjp is not None and not isinstance(op, Elementwise):
         op.function = calls.bind_composite(op)
+    if "dim" in op.signature and not isinstance(op, Elementwise):
+        op.function = calls.accept_numpy_names(op.function)
 
 
 def _publish(op: Op) -> None:
@@ -53,7 +55,8 @@ def _publish(op: Op) -> None:
             else:
                 # An entry whose public name is taken carries its namespace: linalg_cross, functional_unfold.
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
-                NAMESPACES.setdefault(place, {})[public] = op.function
+                takes_inplace = place == "nn.functional" and inplace is not None and "inplace" not in op.signature
+                NAMESPACES.setdefault(place, {})[public] = calls.accept_inplace(op, inplace) if takes_inplace else op.function
         if inplace is not None:
             if "Tensor" in op.function_in:
                 setattr(Tensor, f"{name}_", inplace)
@@ -119,6 +122,8 @@ def _operators() -> None:
         forward(f"__{name}__", name)
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
+    choose = TABLE["where"].function
+    Tensor.where = lambda self, condition, other: choose(condition, self, other)  # type: ignore[attr-defined]
     Tensor.__getitem__ = indexing.getitem  # type: ignore[method-assign, attr-defined]
     Tensor.__setitem__ = indexing.setitem  # type: ignore[method-assign, attr-defined]
     for name, entry in {"__neg__": "neg", "__abs__": "abs", "__invert__": "bitwise_not", "__pos__": "positive"}.items():

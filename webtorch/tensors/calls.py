@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -407,6 +408,37 @@ def _arguments(op: Op, names: tuple[str, ...], defaults: dict[str, Any], args: t
     if kwargs:
         raise TypeError(f"{op.name}() got an unexpected keyword argument '{next(iter(kwargs))}'")
     return values
+
+
+def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the nn.functional form of an entry, which takes `inplace` after its numbers."""
+    function = op.function
+    count = len(op.numbers) + len(op.tensors) if isinstance(op, Elementwise) else len(inspect.signature(function).parameters)
+
+    def functional(*args: Any, **kwargs: Any) -> Any:
+        chosen = kwargs.pop("inplace", False)
+        if len(args) > count:
+            args, chosen = args[:-1], args[-1]
+        return (inplace if chosen else function)(*args, **kwargs)
+
+    functional.__name__ = functional.__qualname__ = op.name
+    functional.__doc__ = op.doc
+    return functional
+
+
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that also takes NumPy's names of `dim` and `keepdim`, as PyTorch's do."""
+
+    @functools.wraps(function)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return renamed
 
 
 def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
