@@ -247,6 +247,27 @@ def test_changed_options_act_from_the_next_step_on(device: str) -> None:
     assert_same(ours, list(theirs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schedule_compiles_nothing(name: str, device: str) -> None:
+    ours, theirs = parameters(device)
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1}
+    if name in ("SGD", "RMSprop"):
+        options["momentum"] = 0.9
+    optimizer = getattr(optim, name)(ours, **options)
+    schedule = optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=30, cycle_momentum=name != "Adagrad"
+    )
+    counters = ours[0]._storage.runtime.counters
+    misses = []
+    for step in range(24):
+        set_gradients(ours, theirs, step, device)
+        optimizer.step()
+        schedule.step()
+        misses.append(counters.misses)
+    # The first steps make the state; from then on every step runs a program that is there.
+    assert misses[3:] == [misses[3]] * 21
+
+
 @pytest.mark.covers("K14")
 def test_closure_runs_with_gradients_and_its_loss_is_returned(device: str) -> None:
     weight = nn.Parameter(webtorch.ones(3, device=device))
@@ -358,3 +379,19 @@ def test_errors_are_those_of_pytorch(attempt: Any, device: str) -> None:
     with pytest.raises(type(expected.value)) as actual:
         attempt(optim, ours)
     assert str(actual.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_parameters_are_updated_in_float64(name: str) -> None:
+    torch.manual_seed(0)
+    theirs = [torch.nn.Parameter(torch.randn(3, 4, dtype=torch.float64))]
+    ours = [nn.Parameter(to_web(theirs[0], "cpu"))]
+    optimizer = getattr(optim, name)(ours, lr=0.05, weight_decay=0.1)
+    reference = getattr(torch.optim, name)(theirs, lr=0.05, weight_decay=0.1)
+    for step in range(10):
+        torch.manual_seed(step)
+        theirs[0].grad = torch.randn(3, 4, dtype=torch.float64)
+        ours[0].grad = to_web(theirs[0].grad, "cpu")
+        optimizer.step()
+        reference.step()
+    assert_same(ours, list(theirs), rtol=1e-11, atol=1e-12)

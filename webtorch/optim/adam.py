@@ -85,14 +85,17 @@ class Adam(Optimizer):
         hyper = self._hyper(group)
         for step, members in self._advanced(group, pairs):
             # 1 - beta ** step is -expm1(step * log(beta)): no digits are lost while it is small.
-            # So -lr / (1 - beta1 ** step) is lr / expm1(step * log(beta1)).
-            scale = webtorch.expm1(step * hyper("log beta1")).reciprocal()
+            # The update is -lr / c1 * m / (sqrt(v) / root + eps), where c1 corrects the average m
+            # and root, the square root of c2, the one of the squares v; times root above and
+            # below the line, the corrections meet numbers only, and no whole tensor.
+            root = webtorch.sqrt(-webtorch.expm1(step * hyper("log beta2")))
+            scale = root * webtorch.expm1(step * hyper("log beta1")).reciprocal()
             scale = scale * self._scalar(group, "lr")
-            root = webtorch.rsqrt(-webtorch.expm1(step * hyper("log beta2")))
+            eps = root * hyper("eps")
             # Read once for all parameters: each reading makes an argument of the program.
-            read = {name: hyper(name) for name in ("1-beta1", "beta2", "1-beta2", "eps")}
+            read = {name: hyper(name) for name in ("1-beta1", "beta2", "1-beta2")}
             for param, grad in members:
-                self._update_one(group, param, grad, scale, root, read)
+                self._update_one(group, param, grad, scale, eps, read)
 
     def _update_one(
         self,
@@ -100,10 +103,10 @@ class Adam(Optimizer):
         param: Tensor,
         grad: Tensor,
         scale: Tensor,
-        root: Tensor,
+        eps: Tensor,
         read: dict[str, float],
     ) -> None:
-        """Change one parameter; `scale` and `root` hold the step size and the corrections."""
+        """Change one parameter; `scale` and `eps` hold the step size and the corrections."""
         hyper, state = self._hyper(group), self.state[param]
         if "exp_avg" not in state:
             state["exp_avg"] = webtorch.zeros_like(param)
@@ -123,7 +126,7 @@ class Adam(Optimizer):
         if group["amsgrad"]:
             most = state["max_exp_avg_sq"]
             square = most.copy_(webtorch.maximum(most, square))
-        param.addcdiv_(average * scale, square.sqrt() * root + read["eps"])
+        param.addcdiv_(average * scale, square.sqrt() + eps)
 
 
 class AdamW(Adam):

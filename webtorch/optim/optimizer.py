@@ -20,6 +20,7 @@ from webtorch import Tensor
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.tensors.host import host_scalar
+from webtorch.tensors.whole import realize
 
 __all__ = [
     "Derived",
@@ -102,13 +103,6 @@ class Hyper(Mapping[str, float]):
         return host_scalar(self, name)
 
 
-def _end_of_step(params: list[Tensor]) -> None:
-    """Run what the step recorded, so that pending work does not pile up over steps."""
-    realize = getattr(webtorch, "realize_all", None)
-    if realize is not None:
-        realize()
-
-
 def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a class's `step` with hooks around it, without autograd unless differentiable."""
 
@@ -127,7 +121,8 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
             out = step(self, *args, **kwargs)
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
-        _end_of_step([p for group in self.param_groups for p in group["params"]])
+        # One step is one program: recorded work does not pile up, and the cache sees it whole.
+        realize(*(param for group in self.param_groups for param in group["params"]))
         return out
 
     run.hooked = True  # type: ignore[attr-defined]
