@@ -625,6 +625,9 @@ def _reduce_rule(
         return share, _gather(share, dim, index, op)
     src = _first_part(src, index._shape)
     if reduce == "prod":
+        if not include_self:
+            # The elements that were overwritten get none: the caller clears them.
+            return g, _product_rule(g, x, dim, index, src, include_self)[1]
         return _product_rule(g, x, dim, index, src, include_self)
     # amax, amin: all that reach the extreme share the cotangent.
     best = _scatter_reduced(x, dim, index, src, reduce, include_self)
