@@ -213,11 +213,13 @@ def _leaves(data: Any, shape: Shape, dim: int, out: list[Any]) -> None:
 
 def _leaf(value: Any) -> tuple[Scalar, DType]:
     """Return an element that is not a plain Python number as one, with its type."""
+    # A NumPy float64 is a Python float too, but has a type of its own.
+    typed = hasattr(value, "dtype")
     if isinstance(value, bool):
         return value, bool_
     if isinstance(value, int):
         return value, int64
-    if isinstance(value, float):
+    if isinstance(value, float) and not typed:
         return value, default_dtype()
     if isinstance(value, complex):
         raise DTypeError(
