@@ -158,9 +158,7 @@ class ProductWriter(KernelWriter):
         del x
         return False
 
-    def _strides_of(
-        self, terms: dict[int, int], first: int, dims: tuple[int, ...]
-    ) -> int | None:
+    def _strides_of(self, terms: dict[int, int], first: int, dims: tuple[int, ...]) -> int | None:
         """No number counts the points of a product: positions are written from its variables."""
         del terms, first, dims
         return None
