@@ -11,7 +11,6 @@ from webtorch.nn.functional.attention import *  # noqa: F403
 from webtorch.nn.functional.loss import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
 from webtorch.nn.functional.table import entries as _entries
-from webtorch.nn.functional.vision import *  # noqa: F403
 
 for _name, _function in _entries.items():
     globals().setdefault(_name, _function)

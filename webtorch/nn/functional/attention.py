@@ -1,4 +1,4 @@
-"""Attention as functions. May import the tensor floor and the op table.
+"""Multi-head attention as a function. May import floors 0 to 4.
 
 Letters of shapes: N batch, H heads, L queries, S keys, E size of one head.
 """
@@ -11,57 +11,12 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
-from webtorch.nn.functional.table import composite, table
+from webtorch.nn.functional.table import table
 
-__all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
+__all__ = ["multi_head_attention_forward"]
 
 linear, pad, softmax, dropout = table("linear"), table("pad"), table("softmax"), table("dropout")
-
-
-@composite
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Return softmax(q k^T * scale + mask) v for q (N, ..., L, E), k and v (N, ..., S, E).
-
-    A bool mask keeps what is true; a float one is added. `is_causal` lets position i see 0..i.
-    `enable_gqa` lets several query heads share one key head.
-    """
-    if is_causal and attn_mask is not None:
-        raise RuntimeError(
-            "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
-        )
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key = key.repeat_interleave(groups, -3)
-        value = value.repeat_interleave(groups, -3)
-    length, source = query.shape[-2], key.shape[-2]
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * factor).matmul(key.transpose(-2, -1))
-    if is_causal:
-        ones = webtorch.ones((length, source), dtype=webtorch.bool, device=query.device)
-        attn_mask = ones.tril()
-    hidden = None
-    if attn_mask is not None:
-        if attn_mask.dtype == webtorch.bool:
-            scores = webtorch.where(attn_mask, scores, float("-inf"))
-            hidden = ~attn_mask.any(-1, keepdim=True)
-        else:
-            scores = scores + attn_mask
-    weights = softmax(scores, -1)
-    if hidden is not None:
-        # A query that sees no key gets zeros, as in PyTorch, not the NaN of 0 / 0.
-        weights = webtorch.where(hidden, 0.0, weights)
-    if dropout_p > 0.0:
-        weights = dropout(weights, dropout_p)
-    return weights.matmul(value)
+scaled_dot_product_attention = table("scaled_dot_product_attention")
 
 
 def canonical_mask(
