@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from tests.conftest import need_device
 from webtorch import cli, doctor
+from webtorch.demo import digits
+from webtorch.demo.progress import Meter
 from webtorch.runtime.backends.webgpu import AdapterInfo
 
 LAVAPIPE = AdapterInfo(0, "llvmpipe", "Vulkan", "CPU", "Mesa", "Mesa 22", (), {}, None)
@@ -118,3 +122,15 @@ def test_the_module_runs_as_a_program() -> None:
         [sys.executable, "-m", "webtorch", "--version"], capture_output=True, text=True, check=True
     )
     assert result.stdout.startswith("webtorch ")
+
+
+@pytest.mark.covers("B15", "Q4")
+def test_both_devices_lose_alike_in_the_first_epoch() -> None:
+    need_device("webgpu")
+    meter = Meter(Console(quiet=True))
+    cpu, webgpu = (
+        digits.train(device, epochs=1, quick=True, seed=4, meter=meter)
+        for device in ("cpu", "webgpu")
+    )
+    assert webgpu.losses == pytest.approx(cpu.losses, abs=1e-3)
+    assert cpu.losses[0] > 1.0

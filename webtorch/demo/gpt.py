@@ -195,6 +195,8 @@ def train(
     with torch.device("cpu"):
         model = GPT(preset, len(corpus.characters))
     model = model.to(device)
+    # The weights used up numbers of the CPU's generator only: dropout starts afresh on every device.
+    torch.manual_seed(seed)
     result = GPTResult(
         preset_name, preset, seed, sum(p.numel() for p in model.parameters()), corpus, epochs
     )
