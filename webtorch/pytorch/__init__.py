@@ -1,1 +1,23 @@
-"""Real PyTorch on webtorch's engine: `torch.device("webgpu")` and `torch.compile(backend="webgpu")`. Floor 6."""
+"""Real PyTorch on webtorch's engine: `torch.device("webgpu")` and `torch.compile(backend="webgpu")`. Floor 6.
+
+After `pip install webtorch`, `import torch` is enough: its entry points call `autoload` and `compile_backend`.
+Importing this package does the same by hand, for machines where autoloading is switched off.
+
+autoload   the light part: names, and what to do at the first tensor
+module     `torch.webgpu`
+interrupt  Ctrl-C that cannot abort the process
+device     PyTorch storages that carry webtorch's, allocation, copies, views
+functions  what each aten operator means, in calls of the op table
+kernels    those functions as PyTorch kernels
+random     PyTorch's in-place random operators, from webtorch's generators
+fallback   operators without a kernel: an error, or the CPU when the user asks for it
+dynamo     `torch.compile`: forward and backward graphs as programs
+"""
+
+from __future__ import annotations
+
+from webtorch.pytorch import autoload
+
+autoload.autoload()
+
+__all__ = ["autoload"]

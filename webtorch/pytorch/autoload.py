@@ -1,7 +1,174 @@
-"""What `import torch` calls. Floor 6."""
+"""What `import torch` calls: the "webgpu" device gets its names, and nothing else happens yet. Floor 6.
+
+Imports PyTorch inside functions only, and neither the engine nor a device: they come with the first tensor on "webgpu"
+(`_engine`), so that programs which never use it pay next to nothing and may still fork.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+NAME = "webgpu"
+
+# The libraries hold the registrations: they must live as long as PyTorch does.
+_libraries: list[Any] = []
+_state = {"loaded": False}
+
 
 def autoload() -> None:
-    """Register the "webgpu" device with PyTorch."""
+    """Register the "webgpu" device with PyTorch. May be called again; never raises."""
+    if _state["loaded"] or ("torch" not in sys.modules and not _importable()):
+        return
+    try:
+        import torch
+
+        # `import torch` may itself have called this function, through the entry point.
+        if not _state["loaded"]:
+            _register(torch)
+    except Exception as error:
+        # `import torch` must work whatever happens here: a new PyTorch may have changed what this stands on.
+        warnings.warn(
+            f"webtorch: the 'webgpu' device could not be registered with PyTorch ({type(error).__name__}: {error}). PyTorch "
+            "works without it; webtorch is made for PyTorch 2.13.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _importable() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+def _engine() -> ModuleType:
+    """Return the part that holds the engine, importing it and registering its kernels at the first call."""
+    return importlib.import_module("webtorch.pytorch.kernels")
+
+
+def _register(torch: ModuleType) -> None:
+    _state["loaded"] = True
+    current = torch._C._get_privateuse1_backend_name()
+    if current != "privateuseone":
+        raise RuntimeError(f"PyTorch's place for an outside device is taken by {current!r}")
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    from webtorch.pytorch.module import device_module
+
+    module = device_module()
+
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
+        """Answers of `torch.accelerator`. Does not open a device."""
+
+        def is_available(self) -> bool:
+            return bool(module.is_available())
+
+        def has_primary_context(self, dev_id: int) -> bool:
+            return bool(module.is_initialized())
+
+        def is_built(self) -> bool:
+            return True
+
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module, hook=Hooks())
+    sys.modules[f"torch.{NAME}"] = module
+    torch.accelerator.synchronize = _synchronize(torch.accelerator.synchronize, module)
+    _allocation(torch)
+    _storages(torch)
+    _refuse_export(torch)
+    _printing(torch)
+
+
+def _allocation(torch: ModuleType) -> None:
+    """Register the two operators that every tensor on the device starts from: the first call brings the rest."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def empty(
+        size: Any,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> Any:
+        return _engine().empty(size, dtype, layout, device, memory_format)
+
+    def empty_strided(
+        size: Any,
+        stride: Any,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Any:
+        return _engine().empty_strided(size, stride, dtype, layout, device)
+
+    library.impl("empty.memory_format", empty, "PrivateUse1")
+    library.impl("empty_strided", empty_strided, "PrivateUse1")
+    # Host memory is not pinned: WebGPU has its own staging buffers. DataLoader(pin_memory=True) works all the same.
+    library.impl("_pin_memory", lambda x, device=None: x.clone(), "CPU")
+    library.impl("is_pinned", lambda x, device=None: False, "CPU")
+    _libraries.append(library)
+
+
+def _storages(torch: ModuleType) -> None:
+    """Let `UntypedStorage(n, device="webgpu")` make our storages; PyTorch would crash, having no allocator for them."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls: Any, *args: Any, device: Any = None, **options: Any) -> Any:
+        if device is not None and torch.device(device).type == NAME:
+            return _engine().untyped_storage(*args, device=torch.device(device))
+        return (
+            original(cls, *args, **options)
+            if device is None
+            else original(cls, *args, device=device, **options)
+        )
+
+    torch.UntypedStorage.__new__ = staticmethod(new)
+
+
+def _refuse_export(torch: ModuleType) -> None:
+    """Refuse to hand out addresses: the memory is on the device, and the pointers are only names."""
+    text = "the memory of 'webgpu' tensors cannot be shared with other libraries or processes: use .cpu() first"
+
+    def guarded(function: Any, name: str, error: type[Exception]) -> Any:
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.device.type == NAME:
+                raise error(f"{name}: {text}")
+            return function(self, *args, **kwargs)
+
+        wrapper.__name__, wrapper.__doc__ = name, function.__doc__
+        return wrapper
+
+    for owner, name, error in (
+        (torch.Tensor, "__dlpack__", BufferError),
+        (torch.Tensor, "__dlpack_device__", BufferError),
+        (torch.Tensor, "share_memory_", RuntimeError),
+        (torch.UntypedStorage, "share_memory_", RuntimeError),
+        (torch, "to_dlpack", BufferError),
+    ):
+        setattr(owner, name, guarded(getattr(owner, name), name, error))
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack
+
+
+def _printing(torch: ModuleType) -> None:
+    """Print from a CPU copy: PyTorch formats numbers in float64, which the device does not have."""
+    module = importlib.import_module("torch._tensor_str")
+    original = module._tensor_str
+
+    def tensor_str(self: Any, indent: Any) -> Any:
+        return original(self.cpu() if self.device.type == NAME else self, indent)
+
+    module._tensor_str = tensor_str
+
+
+def _synchronize(original: Any, module: ModuleType) -> Any:
+    def synchronize(device: Any = None, /) -> None:
+        """Wait until the current accelerator has done all its work."""
+        module.synchronize()
+
+    synchronize.__wrapped__ = original  # type: ignore[attr-defined]
+    return synchronize

@@ -1,0 +1,500 @@
+"""PyTorch tensors on webtorch's engine: storages, allocation, copies, views. Floor 6; imports PyTorch and the engine.
+
+A PyTorch storage on "webgpu" has a made-up address and, as an attribute of its Python object (which PyTorch keeps for
+the storage's life), a `Memory` that holds a webtorch storage. Tensors and views share it as they share the PyTorch
+storage, and it is freed with the last of them. A kernel wraps its operands as webtorch tensors of the same geometry,
+calls the engine, and puts the result in the memory of its output: all of it lazy, until a value is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from webtorch.errors import DTypeError
+from webtorch.ir import dtype as dtypes
+from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node
+from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ops import primitive
+from webtorch.ops.random import Generator, default_generator
+from webtorch.pytorch import interrupt
+from webtorch.pytorch import module as device_module
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.creation import from_contents
+from webtorch.tensors.device import device_of, resolve
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
+
+DEVICE = torch.device("webgpu", 0)
+CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+TO_WEBTORCH: dict[torch.dtype, DType] = {
+    torch.float32: dtypes.float32, torch.float16: dtypes.float16, torch.bfloat16: dtypes.bfloat16, torch.int64: dtypes.int64,
+    torch.int32: dtypes.int32, torch.int16: dtypes.int16, torch.int8: dtypes.int8, torch.uint8: dtypes.uint8,
+    torch.uint32: dtypes.uint32, torch.bool: dtypes.bool_, torch.float64: dtypes.float64,
+}  # fmt: skip
+TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
+
+
+# ---- the device -----------------------------------------------------------------------------------------------------------
+
+
+class _Open:
+    runtime: Runtime | None = None
+    forked = False
+
+
+_open = _Open()
+
+
+def runtime() -> Runtime:
+    """Return the device's runtime, opening the device at the first call. Raises RuntimeError in a forked child."""
+    if _open.forked:
+        raise RuntimeError(
+            "webgpu: cannot use the device in a forked subprocess: its connection to the driver belongs to the parent. Use the "
+            "'spawn' start method, or keep tensors on the CPU there."
+        )
+    if _open.runtime is None:
+        _open.runtime = resolve("webgpu")
+        os.register_at_fork(after_in_child=_in_child) if hasattr(os, "register_at_fork") else None
+        interrupt.install()
+        # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
+        torch.autograd.set_multithreading_enabled(False)
+        register_optimizer_step_post_hook(_after_step)
+        generator()
+    return _open.runtime
+
+
+def _in_child() -> None:
+    _open.forked = True
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
+    if _open.runtime is not None and not _open.forked:
+        _open.runtime.flush()
+
+
+def is_open() -> bool:
+    """Return whether the device has been opened in this process."""
+    return _open.runtime is not None and not _open.forked
+
+
+def is_forked() -> bool:
+    """Return whether this is a forked child of a process that had opened the device."""
+    return _open.forked
+
+
+def generator() -> Generator:
+    """Return the device's generator, seeded as `torch.manual_seed` said."""
+    found = default_generator(device_of(runtime()))
+    pending = device_module._pending_seed
+    if pending:
+        found.manual_seed(pending.pop())
+    return found
+
+
+def webtorch_dtype(dtype: torch.dtype) -> DType:
+    """Return webtorch's type. Raises DTypeError for a type that the device cannot hold."""
+    found = TO_WEBTORCH.get(dtype)
+    if found is None or found in runtime().unsupported:
+        raise DTypeError(
+            f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, int64 (32 bits of it), int32, uint32, int8, "
+            f"uint8 and bool. Convert first, as in x.to({'torch.float32' if dtype.is_floating_point else 'torch.int32'})."
+        )
+    return found
+
+
+# ---- storages -------------------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """What a PyTorch storage on the device carries: a typed webtorch storage, or bytes whose type is not known yet.
+
+    PyTorch's storages have no type. The type here is that of the first tensor that reads or writes the memory; a tensor of
+    another type (`x.view(torch.int32)`) converts it through the host.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "nbytes", "raw", "storage")
+
+    def __init__(self, nbytes: int, dtype: DType | None) -> None:
+        self.nbytes = nbytes
+        self.dtype = dtype
+        self.storage: Storage | None = None
+        self.raw: bytes | None = None
+
+    def typed(self, dtype: DType) -> Storage:
+        """Return the contents as a storage of `dtype`."""
+        storage = self.storage
+        if storage is not None and storage.dtype is dtype:
+            return storage
+        count = self.nbytes // dtype.itemsize
+        if storage is not None or self.raw is not None:
+            contents = self.contents()
+            storage = from_contents(contents, (count,), dtype, runtime())._storage
+        else:
+            storage = primitive.empty((count,), dtype, device_of(runtime()))._storage
+        self.storage, self.raw = storage, None
+        return storage
+
+    def contents(self) -> bytes | bytearray | memoryview:
+        """Return all bytes. Waits for the device."""
+        if self.raw is not None:
+            return self.raw
+        if self.storage is None or not self.nbytes:
+            return bytes(self.nbytes)
+        return flat(self.storage)._contents()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been written yet."""
+        return self.storage is None and self.raw is None
+
+    def adopt(self, storage: Storage) -> None:
+        """Take over a storage that nothing else uses."""
+        self.storage, self.raw = storage, None
+
+
+def flat(storage: Storage) -> Tensor:
+    """Return a storage as a 1-d tensor."""
+    return Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
+
+
+# Address -> memory. Pickling wraps the same address in a new PyTorch storage, which does not carry the attribute.
+_memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+_addresses = itertools.count(1)
+_construct = torch._C._construct_storage_from_data_pointer
+_create = torch._C._acc.create_empty_tensor
+_set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
+
+
+def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
+    """Return a new PyTorch storage on the device, and its memory."""
+    # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
+    address = next(_addresses) << 32
+    storage = _construct(address, DEVICE, nbytes)
+    storage._webgpu = _memories[address] = memory = Memory(nbytes, dtype)
+    return storage, memory
+
+
+def memory_of(x: torch.Tensor) -> Memory:
+    """Return the memory behind a tensor on the device."""
+    storage = x.untyped_storage()
+    found = getattr(storage, "_webgpu", None)
+    if found is None:
+        found = _memories.get(storage.data_ptr())
+        if found is None:
+            raise RuntimeError(
+                "webgpu: this tensor has no memory: its storage was made by something other than this device"
+            )
+        storage._webgpu = found
+    return found  # type: ignore[no-any-return]
+
+
+def check_device(device: torch.device | None) -> None:
+    """Raise RuntimeError for a device other than webgpu:0."""
+    if device is not None and device.index not in (None, 0):
+        raise RuntimeError(
+            f"webgpu: there is no device '{device}': PyTorch sees one WebGPU adapter, 'webgpu:0'"
+        )
+
+
+def untyped_storage(size: Any = 0, *, device: torch.device) -> Any:
+    """Return `torch.UntypedStorage(size, device="webgpu")`."""
+    check_device(device)
+    runtime()
+    if isinstance(size, int):
+        return new_storage(size)[0]
+    contents = bytes(size)
+    storage, memory = new_storage(len(contents))
+    memory.raw = contents
+    return storage
+
+
+def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor."""
+    if interrupt.flag.pressed:
+        interrupt.check()
+    kind = TO_WEBTORCH.get(dtype)
+    if kind is None or _open.runtime is None or kind in _open.runtime.unsupported:
+        kind = webtorch_dtype(dtype)
+    count = 1
+    for n, step in zip(size, stride):
+        if n == 0:
+            count = 0
+            break
+        count += (n - 1) * step
+    storage, _ = new_storage(count * kind.itemsize, kind)
+    x: torch.Tensor = _create((0,), dtype)
+    _set(CPU, x, storage, 0, size, stride)
+    return x
+
+
+# ---- operands and results -------------------------------------------------------------------------------------------------
+
+
+def wrap(x: torch.Tensor) -> Tensor:
+    """Return a tensor on the device as a webtorch tensor on the same memory."""
+    storage = memory_of(x).typed(TO_WEBTORCH[x.dtype])
+    shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
+    whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
+    out = Tensor._from_storage(storage, shape, strides, offset, whole)
+    return -out if x.is_neg() else out
+
+
+def new_tensor(result: Tensor, fresh: bool) -> torch.Tensor:
+    """Return a webtorch result as a new PyTorch tensor. `fresh`: nothing else uses the result's storage."""
+    if not fresh or not result._whole:
+        result = primitive.copy(result)
+    if interrupt.flag.pressed:
+        interrupt.check()
+    inner = result._storage
+    storage, memory = new_storage(inner.elements * inner.dtype.itemsize, inner.dtype)
+    memory.storage = inner
+    x: torch.Tensor = _create((0,), TO_TORCH[inner.dtype])
+    _set(CPU, x, storage, 0, result._shape, contiguous_strides(result._shape))
+    return x
+
+
+def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
+    """Overwrite `out` with a webtorch result, which is converted and broadcast to it."""
+    if interrupt.flag.pressed:
+        interrupt.check()
+    dtype = TO_WEBTORCH[out.dtype]
+    if out.is_neg():
+        result, fresh = -result, True
+    if result.dtype is not dtype:
+        result, fresh = primitive.cast_to(result, dtype), True
+    shape = tuple(out.shape)
+    if result._shape != shape:
+        result, fresh = result.expand(shape), False
+    memory = memory_of(out)
+    elements = numel(shape)
+    if not elements:
+        return
+    if memory.nbytes == elements * dtype.itemsize and out.storage_offset() == 0:
+        # The whole memory is overwritten, in some order of the dims: nothing of the old value is read.
+        strides = out.stride()
+        if not is_contiguous(shape, strides):
+            order = _memory_order(shape, strides)
+            if order is None:
+                _write(memory.typed(dtype), out, result, fresh)
+                return
+            result, fresh = result.permute(order), False
+        if not result._whole:
+            result, fresh = primitive.copy(result), True
+        old = memory.storage
+        if old is None or old.dtype is not dtype:
+            if not fresh:
+                result = primitive.copy(result)
+            memory.adopt(result._storage)
+            return
+        node = result._node()
+        if not fresh:
+            node.shared = True
+        old.replace(node)
+        return
+    _write(memory.typed(dtype), out, result, fresh)
+
+
+def _write(storage: Storage, out: torch.Tensor, result: Tensor, fresh: bool) -> None:
+    primitive.write(
+        Tensor._from_storage(storage, tuple(out.shape), out.stride(), out.storage_offset(), False),
+        result,
+        fresh,
+    )
+
+
+def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the dims in the order in which they lie in memory, or None if there are gaps or overlaps."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1)))
+    if not is_contiguous(tuple([shape[d] for d in order]), tuple([strides[d] for d in order])):
+        return None
+    return order
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------------
+
+
+def host_bytes(x: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, which must be kept while they are used."""
+    count = x.numel() * x.element_size()
+    if not count:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * count).from_address(x.data_ptr())).cast("B")
+
+
+def upload(x: torch.Tensor, dtype: DType) -> Tensor:
+    """Return a CPU tensor's values on the device."""
+    x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg()
+    return from_contents(host_bytes(x), tuple(x.shape), dtype, runtime())
+
+
+def download(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous CPU copy of a tensor on the device. Waits for the device."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    if x.numel():
+        host_bytes(out)[:] = memoryview(wrap(x)._contents()).cast("B")[
+            : out.numel() * out.element_size()
+        ]
+    return out
+
+
+def _is_raw(x: torch.Tensor) -> bool:
+    """Whether a tensor is all bytes of a storage of another type: how PyTorch copies storages."""
+    if (
+        x.dtype is not torch.uint8
+        or x.device.type != "webgpu"
+        or x.dim() != 1
+        or x.storage_offset()
+    ):
+        return False
+    memory = memory_of(x)
+    kind = memory.dtype if memory.storage is None else memory.storage.dtype
+    return kind is not dtypes.uint8 and x.numel() == memory.nbytes
+
+
+def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy between devices, or within this one, converting and broadcasting to `dst`."""
+    if dst.device.type == "webgpu":
+        target = memory_of(dst)
+        if src.device.type == "webgpu":
+            if (
+                _is_raw(src)
+                and (_is_raw(dst) or target.is_new)
+                and target.nbytes == dst.numel() == src.numel()
+            ):
+                source = memory_of(src)
+                target.raw = source.raw
+                target.storage = (
+                    None
+                    if source.storage is None
+                    else primitive.copy(flat(source.storage))._storage
+                )
+                return dst
+            store(dst, wrap(src), fresh=False)
+            return dst
+        if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
+            target.raw, target.storage = bytes(host_bytes(src.contiguous())), None
+            return dst
+        if src.dtype not in TO_WEBTORCH or src.dtype in (torch.float64, torch.int16):
+            src = src.to(dst.dtype)
+        # Small types travel as they are and are converted on the device, where that moves fewer bytes.
+        kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
+        store(dst, upload(src, kind), fresh=True)
+        return dst
+    if _is_raw(src):
+        values = torch.empty(src.numel(), dtype=torch.uint8)
+        host_bytes(values)[:] = memoryview(memory_of(src).contents()).cast("B")[: values.numel()]
+        dst.copy_(values)
+        return dst
+    dst.copy_(download(src))
+    return dst
+
+
+def item(x: torch.Tensor) -> Any:
+    """Return the value of a tensor with one element. Waits for the device."""
+    interrupt.check()
+    return wrap(x).item()
+
+
+# ---- geometry -------------------------------------------------------------------------------------------------------------
+
+
+def empty(
+    size: Sequence[int], dtype: Any, layout: Any, device: Any, memory_format: Any
+) -> torch.Tensor:
+    """`aten::empty.memory_format`."""
+    check_device(device)
+    _check_layout(layout)
+    dtype = dtype or torch.get_default_dtype()
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        rank = 4 if memory_format is torch.channels_last else 5
+        if len(size) != rank:
+            raise RuntimeError(
+                f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format"
+            )
+        order = (0, *range(2, rank), 1)
+        strides = [0] * rank
+        for d, step in zip(order, contiguous_strides(tuple([size[d] for d in order]))):
+            strides[d] = step
+        return allocate(size, strides, dtype)
+    return allocate(size, contiguous_strides(tuple(size)), dtype)
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: Any, layout: Any, device: Any
+) -> torch.Tensor:
+    """`aten::empty_strided`."""
+    check_device(device)
+    _check_layout(layout)
+    return allocate(size, stride, dtype or torch.get_default_dtype())
+
+
+def _check_layout(layout: Any) -> None:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(
+            f"webgpu: layout {layout} is not available: tensors are dense; use .to_dense() first"
+        )
+
+
+def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+    """`aten::resize_`. Memory that must grow is made anew: other views of the tensor keep the old one."""
+    strides = contiguous_strides(tuple(size))
+    need = (x.storage_offset() + numel(tuple(size))) * x.element_size()
+    if need <= x.untyped_storage().nbytes():
+        _set(CPU, x, x.untyped_storage(), x.storage_offset(), size, strides)
+        return x
+    old = memory_of(x)
+    storage, memory = new_storage(need, TO_WEBTORCH[x.dtype])
+    if not old.is_new and old.nbytes:
+        kept = flat(old.typed(TO_WEBTORCH[x.dtype]))
+        grown = primitive.pad_with(kept, (0,), (need // x.element_size() - kept.numel(),), 0)
+        memory.adopt(grown._storage)
+    _set(CPU, x, storage, x.storage_offset(), size, strides)
+    return x
+
+
+def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
+    """Give the `out=` argument of an operator its shape."""
+    if tuple(x.shape) != tuple(shape):
+        if x.numel():
+            import warnings
+
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(x.shape)}, which does not match the required "
+                f"output shape {list(shape)}.",
+                UserWarning,
+                stacklevel=3,
+            )
+        resize_(x, shape)
+
+
+def set_to_nothing(x: torch.Tensor) -> torch.Tensor:
+    """`aten::set_`: an empty tensor."""
+    _set(CPU, x, new_storage(0, TO_WEBTORCH[x.dtype])[0], 0, (0,), (1,))
+    return x
+
+
+def constant(value: bool | int | float, like: Tensor) -> Tensor:
+    """Return a 0-d tensor of a Python number, of the type that PyTorch gives it."""
+    kind = (
+        dtypes.bool_
+        if isinstance(value, bool)
+        else dtypes.int64
+        if isinstance(value, int)
+        else dtypes.float32
+    )
+    node_shape: tuple[int, ...] = ()
+    return primitive.fill(node_shape, value, kind, like.device)
+
+
+__all__ = ["Memory", "Node", "allocate", "copy_from", "new_tensor", "runtime", "store", "wrap"]

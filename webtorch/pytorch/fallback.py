@@ -1,0 +1,97 @@
+"""Operators without a kernel: an error, unless the user lets them run on the CPU. Floor 6.
+
+WEBTORCH_FALLBACK=warn or silent copies the operands to the CPU, runs PyTorch's kernel there and copies the results back;
+every call is counted (`torch.webgpu.fallback_counts()`). Without it nothing ever leaves the device.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import warnings
+from typing import Any
+
+import torch
+
+counts: collections.Counter[str] = collections.Counter()
+_warned: set[str] = set()
+
+
+def mode() -> str:
+    """Return "error", "warn" or "silent". Raises ValueError for another value of WEBTORCH_FALLBACK."""
+    wanted = os.environ.get("WEBTORCH_FALLBACK", "").strip().lower() or "error"
+    if wanted not in ("error", "warn", "silent"):
+        raise ValueError(
+            f"WEBTORCH_FALLBACK={wanted!r}: the values are 'error', 'warn' and 'silent'"
+        )
+    return wanted
+
+
+def unsupported(op: Any) -> NotImplementedError:
+    """Return the error for an operator without a kernel."""
+    return NotImplementedError(
+        f"webgpu: operator '{op}' is not implemented. Run it on the CPU (x.cpu(), then .to('webgpu')), or set "
+        "WEBTORCH_FALLBACK=warn to have that done for every such operator."
+    )
+
+
+def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run `op`, which has no kernel here, on the CPU if that is allowed. Raises NotImplementedError if not."""
+    how = mode()
+    if how == "error":
+        raise unsupported(op)
+    counts[str(op)] += 1
+    if how == "warn" and str(op) not in _warned:
+        _warned.add(str(op))
+        warnings.warn(
+            f"webgpu: '{op}' runs on the CPU (WEBTORCH_FALLBACK=warn)", UserWarning, stacklevel=2
+        )
+    return run_on_cpu(op, args, kwargs)
+
+
+def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `op` on copies on the CPU; arguments that it writes are copied back, results go to the device."""
+    schema = op._schema.arguments
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    copies: dict[int, torch.Tensor] = {}
+
+    def down(value: Any, is_write: bool, is_tensor: bool) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "webgpu":
+                return value
+            copy = copies.get(id(value))
+            if copy is None:
+                copy = copies[id(value)] = value.detach().cpu()
+            if is_write:
+                written.append((value, copy))
+            return copy
+        if isinstance(value, (list, tuple)):
+            return type(value)(down(v, is_write, is_tensor) for v in value)
+        if isinstance(value, torch.device) and value.type == "webgpu":
+            return torch.device("cpu")
+        # Numbers come as Python numbers where the schema says Tensor.
+        return torch.tensor(value) if is_tensor and isinstance(value, (bool, int, float)) else value
+
+    def prepare(argument: Any, value: Any) -> Any:
+        is_write = argument.alias_info is not None and argument.alias_info.is_write
+        return down(value, is_write, str(argument.type) in ("Tensor", "Optional[Tensor]"))
+
+    by_name = {a.name: a for a in schema}
+    cpu_args = [prepare(a, v) for a, v in zip(schema, args, strict=False)]
+    cpu_kwargs = {n: prepare(by_name[n], v) for n, v in kwargs.items()}
+    result = op(*cpu_args, **cpu_kwargs)
+    originals = {id(copy): value for value, copy in written}
+    for value, copy in written:
+        if value.shape != copy.shape:
+            value.resize_(copy.shape)
+        value.copy_(copy)
+
+    def up(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = originals.get(id(value))
+            return value.to("webgpu") if found is None else found
+        if isinstance(value, (list, tuple)):
+            return type(value)(up(v) for v in value)
+        return value
+
+    return up(result)

@@ -1,0 +1,863 @@
+"""What each aten operator means, in calls of the op table: forward operators. Floor 6; imports the engine, not PyTorch.
+
+An entry takes webtorch tensors and numbers in the order of the operator's schema and returns new tensors; it is named
+after the operator ("relu" stands for relu, relu_ and relu.out) or one overload of it ("max.dim_max"). Eager kernels and
+compiled graphs both run through these. Operators whose name and arguments are the table's own need no line here: `load`
+takes them from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.ir.dtype import bool_, float32, int64
+from webtorch.ir.view import numel
+from webtorch.ops import indexing
+from webtorch.ops.primitive import cast_to, copy, fill, iota
+from webtorch.ops.record import TABLE, Elementwise
+from webtorch.ops.reduce import widened
+
+Function = Callable[..., Any]
+FUNCTIONS: dict[str, Function] = {}
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def aten(*names: str) -> Callable[[Function], Function]:
+    """Declare the meaning of the operators `names`."""
+
+    def declare(function: Function) -> Function:
+        for name in names:
+            assert name not in FUNCTIONS, f"{name} is declared twice"
+            FUNCTIONS[name] = function
+        return function
+
+    return declare
+
+
+class _Table:
+    """The op table's functions as attributes: `op.softmax(x, 1)`."""
+
+    def __getattr__(self, name: str) -> Function:
+        found = TABLE.get(name)
+        if found is None:
+            raise NotImplementedError(
+                f"webgpu: webtorch has no operation '{name}' yet; run this part on the CPU with .cpu()"
+            )
+        setattr(self, name, found.function)
+        return found.function
+
+
+op = _Table()
+
+# Composites of the table whose PyTorch operator takes the same arguments in the same order.
+_SAME = (
+    "add sub rsub div pow float_power round where clamp nan_to_num logit gelu masked_fill isclose "
+    "mm bmm addmm addmv baddbmm addbmm dot vdot addr "
+    "argmax argmin cumsum cumprod index_select index_add index_copy index_fill scatter_add take masked_select masked_scatter "
+    "bincount tril triu flip roll cat kthvalue isin bucketize searchsorted "
+    "avg_pool1d avg_pool2d avg_pool3d equal trace glu"
+)  # fmt: skip
+
+
+def load() -> dict[str, Function]:
+    """Return the meaning of every operator that has one: those declared here and those that the table has as they are."""
+    from webtorch.pytorch import gradients, random
+
+    assert gradients is not None and random is not None
+    for entry in TABLE.values():
+        name = entry.torch.rpartition(".")[2]
+        if isinstance(entry, Elementwise) and name and not entry.name.startswith("_"):
+            FUNCTIONS.setdefault(name, entry.function)
+            if entry.torch.startswith("special."):
+                FUNCTIONS.setdefault(f"special_{name}", entry.function)
+    for name in _SAME.split():
+        if name in TABLE:
+            FUNCTIONS.setdefault(name, TABLE[name].function)
+    return FUNCTIONS
+
+
+def dims_of(dim: Any) -> Any:
+    """Return reduction dims; an empty list means all, as in PyTorch's older operators."""
+    return None if dim is None or (not isinstance(dim, int) and len(dim) == 0) else dim
+
+
+# ---- reductions -----------------------------------------------------------------------------------------------------------
+
+
+@aten("sum")
+def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return op.sum(x, dims_of(dim), keepdim, dtype=dtype)
+
+
+@aten("nansum")
+def _nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return op.nansum(x, dims_of(dim), keepdim, dtype=dtype)
+
+
+@aten("mean")
+def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return op.mean(x, dims_of(dim), keepdim, dtype=dtype)
+
+
+@aten("prod")
+def _prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return op.prod(x, dim, keepdim, dtype=dtype)
+
+
+@aten("amax")
+def _amax(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return op.amax(x, tuple(dim), keepdim)
+
+
+@aten("amin")
+def _amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return op.amin(x, tuple(dim), keepdim)
+
+
+@aten("any")
+def _any(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return op.any(x, dims_of(dim), keepdim)
+
+
+@aten("all")
+def _all(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return op.all(x, dims_of(dim), keepdim)
+
+
+@aten("count_nonzero")
+def _count_nonzero(x: Any, dim: Any = None) -> Any:
+    return op.count_nonzero(x, dims_of(dim))
+
+
+@aten("max", "max.unary_out")
+def _max(x: Any) -> Any:
+    return op.max(x)
+
+
+@aten("min", "min.unary_out")
+def _min(x: Any) -> Any:
+    return op.min(x)
+
+
+@aten("max.dim", "max.dim_max")
+def _max_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return tuple(op.max(x, dim, keepdim))
+
+
+@aten("min.dim", "min.dim_min")
+def _min_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return tuple(op.min(x, dim, keepdim))
+
+
+@aten("median")
+def _median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    found = op.median(x, dim, keepdim)
+    return found if dim is None else tuple(found)
+
+
+@aten("nanmedian")
+def _nanmedian(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    found = op.nanmedian(x, dim, keepdim)
+    return found if dim is None else tuple(found)
+
+
+@aten("aminmax", "_aminmax", "_aminmax.dim")
+def _aminmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    return tuple(op.aminmax(x, dim=dim, keepdim=keepdim))
+
+
+@aten("var", "var.correction")
+def _var(x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    return op.var(
+        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
+    )
+
+
+@aten("std", "std.correction")
+def _std(x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    return op.std(
+        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
+    )
+
+
+@aten("var_mean.correction")
+def _var_mean(
+    x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    return op.var_mean(
+        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
+    )
+
+
+@aten("std_mean.correction")
+def _std_mean(
+    x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    return op.std_mean(
+        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
+    )
+
+
+@aten("linalg_vector_norm")
+def _vector_norm(
+    x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    return op.vector_norm(x, ord, dims_of(dim), keepdim, dtype=dtype)
+
+
+@aten("norm")
+def _norm(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return op.norm(x, 2 if p is None else p, dims_of(dim), keepdim, dtype=dtype)
+
+
+@aten("_logcumsumexp")
+def _logcumsumexp(x: Any, dim: int) -> Any:
+    return op.logcumsumexp(x, dim)
+
+
+@aten("_softmax")
+def _softmax(x: Any, dim: int, half_to_float: bool = False) -> Any:
+    return op.softmax(x, dim, dtype=float32 if half_to_float else None)
+
+
+@aten("_log_softmax")
+def _log_softmax(x: Any, dim: int, half_to_float: bool = False) -> Any:
+    return op.log_softmax(x, dim, dtype=float32 if half_to_float else None)
+
+
+@aten("_safe_softmax")
+def _safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
+    out = op.softmax(x, dim, dtype=dtype)
+    # Rows of nothing but -inf are zeros.
+    return op.where(op.eq(op.amax(x, dim, True), float("-inf")), 0.0, out)
+
+
+# ---- order and search -----------------------------------------------------------------------------------------------------
+
+
+@aten("sort", "sort.values_stable")
+def _sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    return tuple(op.sort(x, dim, descending, bool(stable)))
+
+
+@aten("topk")
+def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return tuple(op.topk(x, k, dim, largest, sorted))
+
+
+@aten("nonzero")
+def _nonzero(x: Any) -> Any:
+    return op.nonzero(x)
+
+
+@aten("_unique2")
+def _unique2(
+    x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    found, inverse, counts = op.unique(x, True, True, True)
+    return found, inverse, counts
+
+
+@aten("_unique")
+def _unique(x: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
+    return _unique2(x)[:2]
+
+
+@aten("unique_dim")
+def _unique_dim(
+    x: Any,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    return op.unique(x, True, True, True, dim)
+
+
+@aten("unique_consecutive")
+def _unique_consecutive(
+    x: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    return op.unique_consecutive(x, True, True, dim)
+
+
+# ---- indexing -------------------------------------------------------------------------------------------------------------
+
+
+def index_tensors(x: Any, indices: Sequence[Any]) -> dict[int, Any]:
+    """Return index tensors by dimension, masks expanded (which reads them)."""
+    return {d: i for d, i in enumerate(indexing.expand_masks(x._shape, indices)) if i is not None}
+
+
+@aten("index", "_unsafe_index")
+def _index(x: Any, indices: Sequence[Any]) -> Any:
+    tensors = index_tensors(x, indices)
+    return indexing.take_at(x, tensors) if tensors else copy(x)
+
+
+@aten("index_put", "_index_put_impl_", "_unsafe_index_put")
+def _index_put(
+    x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    masks = [i for i in indices if i is not None]
+    if (
+        len(masks) == 1
+        and masks[0].dtype is bool_
+        and values.numel() == 1
+        and indices[0] is not None
+        and not accumulate
+    ):
+        # No positions are needed, so nothing is read from the device.
+        mask = masks[0].reshape(masks[0]._shape + (1,) * (x.ndim - masks[0].ndim))
+        return op.where(mask, values.reshape(()), x)
+    out = copy(x)
+    indexing.put_at(out, index_tensors(x, indices), cast_to(values, x.dtype), accumulate=accumulate)
+    return out
+
+
+@aten("gather")
+def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    return op.gather(x, dim, index)
+
+
+@aten("scatter", "scatter.src", "scatter.src_out", "scatter.value", "scatter.value_out")
+def _scatter(x: Any, dim: int, index: Any, src: Any = None, value: Any = None) -> Any:
+    src = value if src is None else src
+    if isinstance(src, (bool, int, float)):
+        return op.scatter(x, dim, index, value=src)
+    return op.scatter(x, dim, index, src)
+
+
+@aten("scatter.reduce_out", "scatter.value_reduce_out")
+def _scatter_with(x: Any, dim: int, index: Any, src: Any, *, reduce: str) -> Any:
+    if isinstance(src, (bool, int, float)):
+        return op.scatter(x, dim, index, value=src, reduce=reduce)
+    return op.scatter(x, dim, index, src, reduce=reduce)
+
+
+@aten("scatter_reduce")
+def _scatter_reduce(
+    x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    return op.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+
+
+@aten("embedding")
+def _embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    return op.embedding(indices, weight)
+
+
+@aten("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+    positions = iota(repeats.numel(), 0, 1, int64, repeats.device)
+    return op.repeat_interleave(positions, repeats, 0, output_size=output_size)
+
+
+# ---- filling --------------------------------------------------------------------------------------------------------------
+
+
+@aten("fill", "fill_")
+def _fill(x: Any, value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return fill(x._shape, value, x.dtype, x.device)
+    return cast_to(value, x.dtype).expand(x._shape)
+
+
+@aten("zero_")
+def _zero(x: Any) -> Any:
+    return fill(x._shape, 0, x.dtype, x.device)
+
+
+@aten("complex", "polar")
+def _complex(*args: Any) -> Any:
+    raise NotImplementedError(
+        "webgpu: complex numbers are not available; keep real and imaginary parts apart, or use .cpu()"
+    )
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------------
+
+
+@aten("elu")
+def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    """PyTorch's operator behind elu, selu and celu."""
+    out = (
+        op.elu(x, alpha)
+        if input_scale == 1
+        else op.where(op.gt(x, 0), x, op.expm1(x * input_scale) * alpha)
+    )
+    return out if scale == 1 else out * scale
+
+
+@aten("_prelu_kernel")
+def prelu_kernel(x: Any, weight: Any) -> Any:
+    """X where positive, else x * weight."""
+    return op.where(op.gt(x, 0), x, x * weight)
+
+
+@aten("log_sigmoid_forward")
+def _log_sigmoid(x: Any) -> Any:
+    return op.logsigmoid(x), fill((0,), 0, x.dtype, x.device)
+
+
+@aten("hardtanh")
+def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
+    return op.clamp(x, low, high)
+
+
+@aten("angle")
+def _angle(x: Any) -> Any:
+    return op.where(op.isnan(x), x, op.where(op.lt(x, 0), 3.141592653589793, 0.0))
+
+
+@aten("sgn")
+def _sgn(x: Any) -> Any:
+    return op.sign(x)
+
+
+@aten("conj_physical")
+def _conj_physical(x: Any) -> Any:
+    return copy(x)
+
+
+@aten("__lshift__", "__ilshift__", "bitwise_left_shift")
+def _left_shift(x: Any, y: Any) -> Any:
+    return op.bitwise_left_shift(x, y)
+
+
+@aten("__rshift__", "__irshift__", "bitwise_right_shift")
+def _right_shift(x: Any, y: Any) -> Any:
+    return op.bitwise_right_shift(x, y)
+
+
+@aten("_assert_async")
+def _assert_async(
+    x: Any, message: str = "Expected Tensor with single nonzero value, but got zero"
+) -> None:
+    if not bool(x):
+        raise RuntimeError(message)
+
+
+# ---- convolutions -----------------------------------------------------------------------------------------------------------
+
+
+@aten("convolution", "convolution_overrideable")
+def convolution(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    """Convolution over one to three dims, or its transpose."""
+    rank = weight.ndim - 2
+
+    def sizes(values: Any) -> tuple[int, ...]:
+        return tuple(values) * rank if len(values) == 1 else tuple(values)
+
+    if transposed:
+        run = (op.conv_transpose1d, op.conv_transpose2d, op.conv_transpose3d)[rank - 1]
+        return run(
+            x,
+            weight,
+            bias,
+            sizes(stride),
+            sizes(padding),
+            sizes(output_padding),
+            groups,
+            sizes(dilation),
+        )
+    run = (op.conv1d, op.conv2d, op.conv3d)[rank - 1]
+    return run(x, weight, bias, sizes(stride), sizes(padding), sizes(dilation), groups)
+
+
+# ---- pooling, padding, resizing ---------------------------------------------------------------------------------------------
+
+
+def max_pool(rank: int) -> Function:
+    """Return max pooling over `rank` dims with aten's arguments; gives values and positions."""
+
+    def run(
+        x: Any,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        pool = op.max_pool2d if rank == 2 else op.max_pool3d
+        return tuple(
+            pool(
+                x,
+                _sizes(kernel, rank),
+                _sizes(stride, rank) or None,
+                _sizes(padding, rank),
+                _sizes(dilation, rank),
+                ceil_mode,
+                True,
+            )
+        )
+
+    return run
+
+
+def avg_pool(rank: int) -> Function:
+    """Return average pooling over `rank` dims with aten's arguments."""
+
+    def run(
+        x: Any,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor: Any = None,
+    ) -> Any:
+        pool = op.avg_pool2d if rank == 2 else op.avg_pool3d
+        return pool(
+            x,
+            _sizes(kernel, rank),
+            _sizes(stride, rank) or None,
+            _sizes(padding, rank),
+            ceil_mode,
+            count_include_pad,
+            divisor,
+        )
+
+    return run
+
+
+def _sizes(values: Any, rank: int) -> tuple[int, ...]:
+    if isinstance(values, int):
+        return (values,) * rank
+    return tuple(values) * rank if len(values) == 1 else tuple(values)
+
+
+for _rank in (2, 3):
+    FUNCTIONS[f"max_pool{_rank}d_with_indices"] = max_pool(_rank)
+    FUNCTIONS[f"avg_pool{_rank}d"] = avg_pool(_rank)
+
+
+@aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d")
+def adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:
+    """Average pooling to a given size."""
+    return op.adaptive_avg_pool2d(x, _sizes(output_size, 2))
+
+
+@aten("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
+def adaptive_avg_pool3d(x: Any, output_size: Any) -> Any:
+    """Average pooling to a given size."""
+    return op.adaptive_avg_pool3d(x, _sizes(output_size, 3))
+
+
+@aten("adaptive_max_pool2d")
+def adaptive_max_pool2d(x: Any, output_size: Any) -> Any:
+    """Max pooling to a given size; values and positions."""
+    return tuple(op.adaptive_max_pool2d(x, _sizes(output_size, 2), True))
+
+
+@aten("adaptive_max_pool3d")
+def adaptive_max_pool3d(x: Any, output_size: Any) -> Any:
+    """Max pooling to a given size; values and positions."""
+    return tuple(op.adaptive_max_pool3d(x, _sizes(output_size, 3), True))
+
+
+@aten("im2col")
+def im2col(x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    """Windows as columns."""
+    return op.functional_unfold(
+        x, _sizes(kernel, 2), _sizes(dilation, 2), _sizes(padding, 2), _sizes(stride, 2)
+    )
+
+
+@aten("col2im")
+def col2im(x: Any, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    """Columns added up to an image."""
+    return op.functional_fold(
+        x,
+        _sizes(output_size, 2),
+        _sizes(kernel, 2),
+        _sizes(dilation, 2),
+        _sizes(padding, 2),
+        _sizes(stride, 2),
+    )
+
+
+def padding(mode: str) -> Function:
+    """Return padding of the last dims by reflection or repetition."""
+    return lambda x, pad: op.pad(x, tuple(pad), mode)
+
+
+for _rank in (1, 2, 3):
+    FUNCTIONS[f"reflection_pad{_rank}d"] = padding("reflect")
+    FUNCTIONS[f"replication_pad{_rank}d"] = padding("replicate")
+
+
+@aten("constant_pad_nd")
+def _constant_pad_nd(x: Any, pad: Any, value: float = 0) -> Any:
+    return op.pad(x, tuple(pad), "constant", value)
+
+
+# PyTorch's operator -> interpolate's mode, and whether it takes align_corners.
+RESIZES: dict[str, tuple[str, bool]] = {
+    **{f"upsample_nearest{r}d": ("nearest", False) for r in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{r}d": ("nearest-exact", False) for r in (1, 2, 3)},
+    "upsample_linear1d": ("linear", True),
+    "upsample_bilinear2d": ("bilinear", True),
+    "upsample_bicubic2d": ("bicubic", True),
+    "upsample_trilinear3d": ("trilinear", True),
+}
+
+
+def resize(mode: str, has_corners: bool) -> Function:
+    """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
+
+    def run(x: Any, output_size: Any, *rest: Any) -> Any:
+        corners, scales = (rest[0], rest[1:]) if has_corners else (None, rest)
+        if scales and all(s is not None for s in scales):
+            # The scale asked for, not the quotient of the sizes, places the samples.
+            out = op.interpolate(x, scale_factor=tuple(scales), mode=mode, align_corners=corners)
+            if tuple(out.shape[2:]) == tuple(output_size):
+                return out
+        return op.interpolate(x, size=tuple(output_size), mode=mode, align_corners=corners)
+
+    return run
+
+
+for _name, (_mode, _has_corners) in RESIZES.items():
+    FUNCTIONS[_name] = resize(_mode, _has_corners)
+
+
+# ---- normalisations: PyTorch's operators also return the statistics ------------------------------------------------------------
+
+
+def normalized(x: Any, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
+    """Return ((x - mean) / deviation, mean, 1 / deviation) over `dims`, which stay; in float32 for 16-bit inputs."""
+    x = widened(x)
+    mean = op.mean(x, dims, True)
+    centred = x - mean
+    rstd = op.rsqrt(op.mean(op.square(centred), dims, True) + eps)
+    return centred * rstd, mean, rstd
+
+
+def affine(unit: Any, weight: Any, bias: Any, dtype: Any) -> Any:
+    """Return unit * weight + bias as `dtype`."""
+    if weight is not None:
+        unit = unit * weight
+    if bias is not None:
+        unit = unit + bias
+    return cast_to(unit, dtype)
+
+
+@aten("native_layer_norm")
+def _native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    dims = tuple(range(x.ndim - len(shape), x.ndim))
+    if not x.numel():
+        lead = (*x._shape[: x.ndim - len(shape)], *(1,) * len(shape))
+        return copy(x), fill(lead, 0, float32, x.device), fill(lead, 0, float32, x.device)
+    unit, mean, rstd = normalized(x, dims, eps)
+    return affine(unit, weight, bias, x.dtype), mean, rstd
+
+
+def per_channel(vector: Any, rank: int) -> Any:
+    """Return a vector over channels as it broadcasts against (N, C, ...)."""
+    return None if vector is None else vector.reshape((1, -1) + (1,) * (rank - 2))
+
+
+@aten("native_group_norm")
+def _native_group_norm(
+    x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
+) -> Any:
+    unit, mean, rstd = normalized(x.reshape(n, groups, -1), (2,), eps)
+    out = affine(
+        unit.reshape(x._shape), per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype
+    )
+    return out, mean.reshape(n, groups), rstd.reshape(n, groups)
+
+
+def _batch_dims(x: Any) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Return (out, mean, 1 / deviation, new running mean, new running variance); the statistics are vectors."""
+    if not training:
+        mean, rstd = running_mean, op.rsqrt(running_var + eps)
+        unit = (widened(x) - per_channel(mean, x.ndim)) * per_channel(rstd, x.ndim)
+        return (
+            affine(unit, per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype),
+            mean,
+            rstd,
+            running_mean,
+            running_var,
+        )
+    dims = _batch_dims(x)
+    unit, mean, rstd = normalized(x, dims, eps)
+    out = affine(unit, per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype)
+    mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+    if running_mean is not None:
+        count = numel(tuple(x._shape[d] for d in dims))
+        if count <= 1:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {list(x._shape)}"
+            )
+        variance = (1.0 / op.square(rstd) - eps) * (count / (count - 1))
+        running_mean = running_mean + momentum * (cast_to(mean, running_mean.dtype) - running_mean)
+        running_var = running_var + momentum * (cast_to(variance, running_var.dtype) - running_var)
+    return out, mean, rstd, running_mean, running_var
+
+
+@aten("native_batch_norm", "_native_batch_norm_legit")
+def _native_batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    out, mean, rstd, new_mean, new_var = batch_norm(
+        x, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+    if training and running_mean is not None:
+        op.copy_(running_mean, new_mean)
+        op.copy_(running_var, new_var)
+    if not training:
+        return out, fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
+    return out, mean, rstd
+
+
+@aten("_native_batch_norm_legit.no_stats")
+def _batch_norm_no_stats(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    return batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
+
+
+@aten("_native_batch_norm_legit_functional")
+def _batch_norm_functional(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    out, mean, rstd, new_mean, new_var = batch_norm(
+        x, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+    if not training:
+        mean, rstd = fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
+    return out, mean, rstd, new_mean, new_var
+
+
+@aten("_native_batch_norm_legit_no_training")
+def _batch_norm_no_training(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> Any:
+    out = batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[0]
+    return out, fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
+
+
+@aten("_batch_norm_with_update")
+def _batch_norm_with_update(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> Any:
+    out, mean, rstd = _native_batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, rstd, fill((0,), 0, x.dtype, x.device)
+
+
+# ---- losses -----------------------------------------------------------------------------------------------------------------
+
+
+def class_weights(x: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any]:
+    """Return the class numbers, ignored ones as 0, and each one's weight (0 where ignored), looked up with a check."""
+    classes = x._shape[1 if x.ndim > 1 else 0]
+    counted = op.ne(target, ignore_index)
+    safe = op.where(counted, target, 0)
+    table = fill((classes,), 1, x.dtype, x.device) if weight is None else weight
+    weights = (
+        indexing.take_at(table, {0: safe})
+        if target.numel()
+        else fill(target._shape, 0, x.dtype, x.device)
+    )
+    return safe, op.where(counted, weights, 0.0)
+
+
+@aten("nll_loss_forward", "nll_loss2d_forward")
+def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    safe, weights = class_weights(x, target, weight, ignore_index)
+    dim = 1 if x.ndim > 1 else 0
+    if x.ndim > 1 or target.ndim == 0:
+        picked = op.gather(x, dim, safe.unsqueeze(dim)).squeeze(dim)
+    else:
+        picked = op.gather(x, 0, safe)
+    loss = -(picked * weights)
+    if reduction == 0:
+        return loss, fill((), 0, x.dtype, x.device)
+    total = op.sum(weights)
+    loss = op.sum(loss)
+    return (loss / total if reduction == 1 else loss), total
+
+
+def _pair(name: str) -> Function:
+    def run(x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+        return TABLE[name].function(x, y, **_extra(name, numbers), reduction=REDUCTIONS[reduction])
+
+    return run
+
+
+def _extra(name: str, numbers: tuple[Any, ...]) -> dict[str, Any]:
+    names = {"smooth_l1_loss": "beta", "huber_loss": "delta"}
+    return {names[name]: numbers[0]} if numbers else {}
+
+
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
+    FUNCTIONS[_name] = _pair(_name)
+
+
+@aten("binary_cross_entropy")
+def binary_cross_entropy(x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Any:
+    """The loss of probabilities."""
+    return op.binary_cross_entropy(x, y, weight, reduction=REDUCTIONS[reduction])
+
+
+# ---- mixed precision ------------------------------------------------------------------------------------------------------
+
+
+@aten("_amp_update_scale_")
+def _amp_update_scale(
+    scale: Any, growth_tracker: Any, found_inf: Any, growth: float, backoff: float, interval: int
+) -> Any:
+    failed = op.ne(found_inf, 0.0)
+    grown = op.eq(growth_tracker + 1, interval)
+    tracker = op.where(op.logical_or(failed, grown), 0, growth_tracker + 1)
+    new = op.where(failed, scale * backoff, op.where(grown, scale * growth, scale))
+    op.copy_(growth_tracker, cast_to(tracker, growth_tracker.dtype))
+    return new

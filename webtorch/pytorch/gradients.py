@@ -1,0 +1,422 @@
+"""What PyTorch's *_backward operators mean. Floor 6; imports the engine, not PyTorch.
+
+Where the op table has the derivative of an elementwise formula, that is taken; where an operator is a composition, its
+forward is recorded once more and differentiated by webtorch's own rules (`pullback`): nothing of the second forward is
+computed except what the gradient reads. Normalisations and softmax use the results that PyTorch saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.ir.dtype import DType
+from webtorch.ir.view import numel
+from webtorch.ops.primitive import cast_to, copy, fill, scatter
+from webtorch.ops.record import TABLE, Elementwise, slope
+from webtorch.ops.reduce import widened
+from webtorch.pytorch import functions as f
+from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
+from webtorch.tensors import calls
+from webtorch.tensors.tape import enable_grad, grad
+
+Function = Callable[..., Any]
+
+
+def pullback(
+    function: Function, inputs: Sequence[Any], g: Any, wanted: Sequence[bool] | None = None
+) -> list[Any]:
+    """Return the cotangents of `inputs` for g, the cotangent of `function(*inputs)`; None where not wanted."""
+    mask = [True] * len(inputs) if wanted is None else list(wanted)
+    leaves = [
+        x.detach().requires_grad_(True) if w else x for x, w in zip(inputs, mask, strict=True)
+    ]
+    with enable_grad():
+        out = function(*leaves)
+    targets = [x for x, w in zip(leaves, mask, strict=True) if w]
+    found = iter(grad(out, targets, g, allow_unused=True) if targets else ())
+    return [next(found) if w else None for w in mask]
+
+
+def elementwise_slope(
+    name: str, g: Any, tensors: Sequence[Any], numbers: Sequence[Any] = ()
+) -> Any:
+    """Return the cotangent of the first tensor of an elementwise entry."""
+    entry = TABLE[name]
+    assert isinstance(entry, Elementwise)
+    if entry.vjp is not None:
+        return pullback(lambda x: calls.apply(entry, (x, *tensors[1:]), numbers), (tensors[0],), g)[
+            0
+        ]
+    rule = slope(entry, 0)
+    if rule.kind == "zero":
+        return fill(tensors[0]._shape, 0, g.dtype, g.device)
+    if rule.kind == "one":
+        return copy(g)
+    if rule.kind == "minus_one":
+        return -g
+    assert rule.op is not None
+    return calls.apply(
+        rule.op, [g, *[tensors[i] for i in rule.tensors]], [numbers[i] for i in rule.numbers]
+    )
+
+
+# ---- elementwise ----------------------------------------------------------------------------------------------------------
+
+
+@aten("gelu_backward")
+def _gelu(g: Any, x: Any, *, approximate: str = "none") -> Any:
+    return elementwise_slope("_gelu_tanh" if approximate == "tanh" else "_gelu_erf", g, (x,))
+
+
+def _plain(name: str) -> Function:
+    return lambda g, x, *numbers: elementwise_slope(name, g, (x,), numbers)
+
+
+for _name in ("silu", "mish", "hardsigmoid", "hardswish", "hardshrink", "softshrink"):
+    FUNCTIONS[f"{_name}_backward"] = _plain(_name)
+FUNCTIONS["softplus_backward"] = _plain("softplus")
+
+
+@aten("hardtanh_backward")
+def _hardtanh(g: Any, x: Any, low: float, high: float) -> Any:
+    return op.where(op.logical_and(op.gt(x, low), op.lt(x, high)), g, 0.0)
+
+
+@aten("leaky_relu_backward")
+def _leaky_relu(g: Any, x: Any, negative_slope: float, is_result: bool) -> Any:
+    return op.where(op.gt(x, 0), g, g * negative_slope)
+
+
+@aten("elu_backward")
+def _elu(g: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any) -> Any:
+    if is_result:
+        inner = (x + alpha * scale) * input_scale
+    else:
+        inner = op.exp(x * input_scale) * (alpha * scale * input_scale)
+    return g * op.where(op.le(x, 0), inner, scale)
+
+
+@aten("_prelu_kernel_backward")
+def _prelu(g: Any, x: Any, weight: Any) -> Any:
+    positive = op.gt(x, 0)
+    return op.where(positive, g, g * weight), op.where(positive, 0.0, g * x)
+
+
+@aten("tanh_backward")
+def _tanh(g: Any, out: Any) -> Any:
+    return op.tanh_backward(g, out)
+
+
+@aten("sigmoid_backward")
+def _sigmoid(g: Any, out: Any) -> Any:
+    return op.sigmoid_backward(g, out)
+
+
+@aten("threshold_backward")
+def _threshold(g: Any, x: Any, threshold: float) -> Any:
+    return op.threshold_backward(g, x, threshold)
+
+
+@aten("log_sigmoid_backward")
+def _log_sigmoid(g: Any, x: Any, buffer: Any) -> Any:
+    return g * op.sigmoid(-x)
+
+
+@aten("logit_backward")
+def _logit(g: Any, x: Any, eps: float | None = None) -> Any:
+    return pullback(lambda y: op.logit(y, eps), (x,), g)[0]
+
+
+@aten("glu_backward")
+def _glu(g: Any, x: Any, dim: int) -> Any:
+    return pullback(lambda y: op.glu(y, dim), (x,), g)[0]
+
+
+# ---- softmax --------------------------------------------------------------------------------------------------------------
+
+
+@aten("_softmax_backward_data")
+def _softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
+    weighted = widened(g) * out
+    return cast_to(weighted - out * op.sum(weighted, dim, True), input_dtype)
+
+
+@aten("_log_softmax_backward_data")
+def _log_softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
+    wide = widened(g)
+    return cast_to(wide - op.exp(out) * op.sum(wide, dim, True), input_dtype)
+
+
+# ---- normalisations -------------------------------------------------------------------------------------------------------
+
+
+def _through(g: Any, unit: Any, rstd: Any, dims: tuple[int, ...]) -> Any:
+    """Return the cotangent of x where unit = (x - mean(x)) * rstd(x) over `dims`."""
+    return rstd * (g - op.mean(g, dims, True) - unit * op.mean(g * unit, dims, True))
+
+
+def _sums(
+    g: Any, unit: Any, dims: tuple[int, ...], shape: Any, like: Any, mask: Sequence[bool]
+) -> tuple[Any, Any]:
+    """Return the cotangents of weight and bias."""
+    gw = cast_to(op.sum(g * unit, dims, True).reshape(shape), like.dtype) if mask[1] else None
+    gb = cast_to(op.sum(g, dims, True).reshape(shape), like.dtype) if mask[2] else None
+    return gw, gb
+
+
+@aten("native_layer_norm_backward")
+def _layer_norm(
+    g: Any,
+    x: Any,
+    shape: Sequence[int],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    mask: Sequence[bool],
+) -> Any:
+    like = x if weight is None else weight
+    if not x.numel():
+        empty = [fill(s, 0, like.dtype, x.device) for s in (x._shape, tuple(shape), tuple(shape))]
+        return tuple(e if m else None for e, m in zip(empty, mask, strict=True))
+    rank = x.ndim
+    wide = widened(g)
+    unit = (widened(x) - mean) * rstd
+    gx = None
+    if mask[0]:
+        inner = wide if weight is None else wide * weight
+        gx = cast_to(_through(inner, unit, rstd, tuple(range(rank - len(shape), rank))), x.dtype)
+    outer = tuple(range(rank - len(shape)))
+    return gx, *_sums(wide, unit, outer, tuple(shape), like, mask)
+
+
+@aten("native_group_norm_backward")
+def _group_norm(
+    g: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
+    mask: Sequence[bool],
+) -> Any:
+    like = x if weight is None else weight
+    wide = widened(g).reshape(n, c, -1)
+    rstd = rstd.reshape(n, groups, 1)
+    unit = (widened(x).reshape(n, groups, -1) - mean.reshape(n, groups, 1)) * rstd
+    gx = None
+    if mask[0]:
+        inner = wide if weight is None else wide * weight.reshape(1, c, 1)
+        gx = cast_to(
+            _through(inner.reshape(n, groups, -1), unit, rstd, (2,)).reshape(x._shape), x.dtype
+        )
+    return gx, *_sums(wide, unit.reshape(n, c, -1), (0, 2), (c,), like, mask)
+
+
+def _batch_norm(
+    g: Any, x: Any, weight: Any, mean: Any, rstd: Any, training: bool, mask: Sequence[bool]
+) -> Any:
+    like = x if weight is None else weight
+    rank = x.ndim
+    dims = (0, *range(2, rank))
+    wide = widened(g)
+    scale = per_channel(rstd, rank)
+    unit = (widened(x) - per_channel(mean, rank)) * scale
+    gx = None
+    if mask[0]:
+        inner = wide if weight is None else wide * per_channel(weight, rank)
+        gx = cast_to(_through(inner, unit, scale, dims) if training else inner * scale, x.dtype)
+    return gx, *_sums(wide, unit, dims, (x._shape[1],), like, mask)
+
+
+@aten("native_batch_norm_backward")
+def _native_batch_norm(
+    g: Any, x: Any, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any, training: bool, eps: float,
+    mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    if training:
+        return _batch_norm(g, x, weight, save_mean, save_invstd, True, mask)
+    return _batch_norm(g, x, weight, running_mean, op.rsqrt(running_var + eps), False, mask)
+
+
+@aten("batch_norm_backward")
+def _batch_norm_with_reserve(
+    g: Any, x: Any, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_var: Any, update: bool, eps: float,
+    mask: Sequence[bool], reserve: Any,
+) -> Any:  # fmt: skip
+    return _native_batch_norm(
+        g, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
+    )
+
+
+# ---- convolutions, pooling, resizing ------------------------------------------------------------------------------------------
+
+
+@aten("convolution_backward_overrideable")
+def _convolution(
+    g: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
+    mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    def run(a: Any, b: Any) -> Any:
+        return f.convolution(
+            a, b, None, stride, padding, dilation, transposed, output_padding, groups
+        )
+
+    gx, gw = pullback(run, (x, weight), g, mask[:2]) if any(mask[:2]) else (None, None)
+    return gx, gw, op.sum(g, (0, *range(2, g.ndim))) if mask[2] else None
+
+
+@aten("convolution_backward")
+def _convolution_with_bias(
+    g: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
+    groups: int, mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    return _convolution(
+        g, x, weight, stride, padding, dilation, transposed, output_padding, groups, mask
+    )
+
+
+def _max_pool(rank: int) -> Function:
+    pool = f.max_pool(rank)
+
+    def run(
+        g: Any,
+        x: Any,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        indices: Any,
+    ) -> Any:
+        return pullback(
+            lambda y: pool(y, kernel, stride, padding, dilation, ceil_mode)[0], (x,), g
+        )[0]
+
+    return run
+
+
+def _avg_pool(rank: int) -> Function:
+    pool = f.avg_pool(rank)
+    return lambda g, x, *options: pullback(lambda y: pool(y, *options), (x,), g)[0]
+
+
+for _rank in (2, 3):
+    FUNCTIONS[f"max_pool{_rank}d_with_indices_backward"] = _max_pool(_rank)
+    FUNCTIONS[f"avg_pool{_rank}d_backward"] = _avg_pool(_rank)
+
+
+@aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward")
+def _adaptive_avg_pool2d(g: Any, x: Any) -> Any:
+    return pullback(lambda y: f.adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
+
+
+@aten("_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward")
+def _adaptive_avg_pool3d(g: Any, x: Any) -> Any:
+    return pullback(lambda y: f.adaptive_avg_pool3d(y, g._shape[-3:]), (x,), g)[0]
+
+
+@aten("adaptive_max_pool2d_backward")
+def _adaptive_max_pool2d(g: Any, x: Any, indices: Any) -> Any:
+    return pullback(lambda y: f.adaptive_max_pool2d(y, g._shape[-2:])[0], (x,), g)[0]
+
+
+@aten("adaptive_max_pool3d_backward")
+def _adaptive_max_pool3d(g: Any, x: Any, indices: Any) -> Any:
+    return pullback(lambda y: f.adaptive_max_pool3d(y, g._shape[-3:])[0], (x,), g)[0]
+
+
+def _padding(mode: str) -> Function:
+    run = f.padding(mode)
+    return lambda g, x, pad: pullback(lambda y: run(y, pad), (x,), g)[0]
+
+
+for _rank in (1, 2, 3):
+    FUNCTIONS[f"reflection_pad{_rank}d_backward"] = _padding("reflect")
+    FUNCTIONS[f"replication_pad{_rank}d_backward"] = _padding("replicate")
+
+
+def _resize(mode: str, has_corners: bool) -> Function:
+    forward = f.resize(mode, has_corners)
+
+    def run(g: Any, output_size: Any, input_size: Any, *rest: Any) -> Any:
+        # Resizing is linear: its gradient does not depend on where it is taken.
+        x = fill(tuple(input_size), 0, g.dtype, g.device)
+        return pullback(lambda y: forward(y, output_size, *rest), (x,), g)[0]
+
+    return run
+
+
+for _name, (_mode, _has_corners) in f.RESIZES.items():
+    FUNCTIONS[f"{_name}_backward"] = _resize(_mode, _has_corners)
+
+
+# ---- indexing, dropout ----------------------------------------------------------------------------------------------------
+
+
+@aten("embedding_dense_backward")
+def _embedding(g: Any, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
+    flat = indices.reshape(-1)
+    rows = g.reshape(flat.numel(), -1)
+    zeros = fill((count, rows._shape[1]), 0, g.dtype, g.device)
+    if not flat.numel():
+        return zeros
+    if padding_idx >= 0:
+        rows = op.where(op.eq(flat, padding_idx).unsqueeze(1), 0.0, rows)
+    if scale_grad_by_freq:
+        ones = fill(flat._shape, 1, g.dtype, g.device)
+        often = scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
+        rows = rows / op.index_select(often, 0, flat).unsqueeze(1)
+    return scatter(zeros, [flat], rows, "add", "embedding")
+
+
+@aten("native_dropout_backward")
+def _dropout(g: Any, mask: Any, scale: float) -> Any:
+    return op.where(mask, g * scale, 0.0)
+
+
+@aten("unfold_backward")
+def _unfold(g: Any, sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
+    x = fill(tuple(sizes), 0, g.dtype, g.device)
+    return pullback(lambda y: y.unfold(dim, size, step), (x,), g)[0]
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------------
+
+
+@aten("nll_loss_backward", "nll_loss2d_backward")
+def _nll_loss(
+    g: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+) -> Any:
+    safe, weights = f.class_weights(x, target, weight, ignore_index)
+    dim = 1 if x.ndim > 1 else 0
+    each = -(weights * g)
+    if reduction == 1:
+        each = each / total
+    classes = op.arange(x._shape[dim], device=x.device).reshape((-1,) + (1,) * (x.ndim - 1 - dim))
+    if safe.ndim < x.ndim:
+        safe, each = safe.unsqueeze(dim), each.unsqueeze(dim)
+    # A comparison instead of a scatter: every element is written once anyway.
+    return op.where(op.eq(classes, safe), each, 0.0)
+
+
+def _pair(name: str) -> Function:
+    forward = FUNCTIONS[name]
+    return lambda g, x, y, *options: pullback(lambda z: forward(z, y, *options), (x,), g)[0]
+
+
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
+    FUNCTIONS[f"{_name}_backward"] = _pair(_name)
+
+
+@aten("binary_cross_entropy_backward")
+def _binary_cross_entropy(g: Any, x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Any:
+    # PyTorch's formula, which bounds the denominator.
+    out = g * (x - y) / op.clamp(x * (1.0 - x), 1e-12)
+    if weight is not None:
+        out = out * weight
+    return out / numel(x._shape) if reduction == 1 else out

@@ -1,0 +1,462 @@
+"""The meanings of `functions` as PyTorch kernels on the "webgpu" device. Floor 6; imports PyTorch and the engine.
+
+Importing this registers them: `autoload` does it at the first tensor. Most operators need one registration: PyTorch makes
+the functional and in-place forms of structured ones from their out= form, with its own checks, broadcasting and
+promotion. A kernel wraps its operands, calls the meaning, and stores what it returns: nothing is computed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from webtorch.pytorch import autoload, device, fallback
+from webtorch.pytorch.device import (
+    CPU,
+    TO_WEBTORCH,
+    check_device,
+    copy_from,
+    empty,
+    empty_strided,
+    new_tensor,
+    resize_to,
+    store,
+    untyped_storage,
+    upload,
+    webtorch_dtype,
+    wrap,
+)
+from webtorch.pytorch.functions import FUNCTIONS, load, op
+from webtorch.tensors.device import device_of
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["empty", "empty_strided", "untyped_storage"]
+
+Kernel = Callable[..., Any]
+_COMPOSITE = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+# Operators that PyTorch would compose of others, worse than the table does in one.
+_OWN = {
+    "native_layer_norm", "native_group_norm", "embedding", "constant_pad_nd", "_safe_softmax", "masked_fill.Scalar", "masked_fill.Tensor",
+    "_index_put_impl_",
+}  # fmt: skip
+# Operators whose index tensors may be on the CPU.
+_CPU_INDICES = {"index", "_index_put_impl_"}
+
+
+# ---- operands -------------------------------------------------------------------------------------------------------------
+
+
+def operand(value: Any, name: str) -> Any:
+    """Return a kernel's argument as the engine takes it: tensors wrapped, 0-d CPU tensors as numbers."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "webgpu":
+            return wrap(value)
+        if value.dim() == 0:
+            return value.item()
+        if name.partition(".")[0] in _CPU_INDICES and not value.dtype.is_floating_point:
+            return upload(value, TO_WEBTORCH[value.dtype])
+        raise RuntimeError(
+            f"{name}: Expected all tensors to be on the same device, but found at least two devices, webgpu:0 and {value.device}! "
+            "Move one of them, as in x.to('webgpu')."
+        )
+    if isinstance(value, (list, tuple)):
+        return [operand(v, name) for v in value]
+    if isinstance(value, torch.dtype):
+        return webtorch_dtype(value)
+    return value
+
+
+def _storages(values: Any) -> Iterator[Any]:
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v._storage
+        elif isinstance(v, list):
+            yield from _storages(v)
+
+
+def _is_fresh(result: Tensor, operands: Any) -> bool:
+    storage = result._storage
+    return all(s is not storage for s in _storages(operands))
+
+
+def _results(found: Any, operands: list[Any]) -> Any:
+    """Return webtorch results as new PyTorch tensors."""
+    if isinstance(found, Tensor):
+        return new_tensor(found, _is_fresh(found, operands))
+    if isinstance(found, (tuple, list)):
+        seen = list(operands)
+        out = []
+        for x in found:
+            out.append(new_tensor(x, _is_fresh(x, seen)) if isinstance(x, Tensor) else x)
+            seen.append(x)
+        return tuple(out)
+    return found
+
+
+# ---- the three kinds of kernel ----------------------------------------------------------------------------------------------
+
+
+def _functional(name: str, function: Kernel) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        values = [operand(a, name) for a in args]
+        options = {k: operand(v, name) for k, v in kwargs.items()}
+        return _results(function(*values, **options), values)
+
+    return kernel
+
+
+def _inplace(name: str, function: Kernel) -> Kernel:
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        values = [wrap(self), *[operand(a, name) for a in args]]
+        options = {k: operand(v, name) for k, v in kwargs.items()}
+        result = function(*values, **options)
+        store(self, result, _is_fresh(result, values))
+        return self
+
+    return kernel
+
+
+def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
+    if len(outs) == 1:
+        (target,) = outs
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            out = kwargs.pop(target)
+            values = [operand(a, name) for a in args]
+            options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
+            result = function(*values, **options)
+            if tuple(out.shape) != result._shape:
+                resize_to(out, result._shape)
+            store(out, result, _is_fresh(result, values))
+            return out
+
+        return kernel
+
+    def many(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(n) for n in outs]
+        values = [operand(a, name) for a in args]
+        options = {k: operand(v, name) for k, v in kwargs.items()}
+        found = function(*values, **options)
+        for out, result in zip(targets, found, strict=True):
+            if out is None or not isinstance(result, Tensor):
+                continue
+            if tuple(out.shape) != result._shape:
+                resize_to(out, result._shape)
+            store(out, result, _is_fresh(result, values))
+            values.append(result)
+        return tuple(targets)
+
+    return many
+
+
+def kernel_for(overload: Any, function: Kernel) -> Kernel:
+    """Return the kernel of one operator overload, of the kind that its schema asks for."""
+    schema = overload._schema
+    name = overload._name.removeprefix("aten::")
+    outs = tuple(a.name for a in schema.arguments if a.is_out)
+    if outs:
+        return _out(name, function, outs)
+    first = schema.arguments[0] if schema.arguments else None
+    writes_first = first is not None and first.alias_info is not None and first.alias_info.is_write
+    if writes_first and len(schema.returns) == 1:
+        return _inplace(name, function)
+    return _functional(name, function)
+
+
+def meaning(packet: str, overload: str) -> Kernel | None:
+    """Return the declared meaning of an overload."""
+    full = f"{packet}.{overload}"
+    for key in (
+        full,
+        full.removesuffix("_out"),
+        packet,
+        packet.removesuffix("_") if not packet.startswith("__") else packet,
+    ):
+        found = FUNCTIONS.get(key)
+        if found is not None:
+            return found
+    return None
+
+
+# ---- kernels with a form of their own -------------------------------------------------------------------------------------
+
+
+def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
+    values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
+    result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=_where())
+    resize_to(out, result._shape)
+    store(out, result, fresh=True)
+    return out
+
+
+def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
+    return _arange(
+        start,
+        end + (1e-9 if isinstance(step, float) else 1) * (1 if step > 0 else -1),
+        step,
+        out=out,
+    )
+
+
+def _linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
+    result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=_where())
+    resize_to(out, result._shape)
+    store(out, result, fresh=True)
+    return out
+
+
+def _logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, *, out: torch.Tensor
+) -> torch.Tensor:
+    result = op.logspace(start, end, steps, base, dtype=webtorch_dtype(out.dtype), device=_where())
+    resize_to(out, result._shape)
+    store(out, result, fresh=True)
+    return out
+
+
+def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
+    result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=_where())
+    resize_to(out, result._shape)
+    store(out, result, fresh=True)
+    return out
+
+
+def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tensor:
+    from webtorch.pytorch.random import source
+
+    result = op.randperm(
+        n, generator=source(generator, _where()), dtype=webtorch_dtype(out.dtype), device=_where()
+    )
+    resize_to(out, result._shape)
+    store(out, result, fresh=True)
+    return out
+
+
+def _triangle_indices(name: str) -> Kernel:
+    def kernel(
+        row: int,
+        col: int,
+        offset: int = 0,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Any:
+        check_device(device)
+        found = getattr(op, name)(
+            row, col, offset, dtype=webtorch_dtype(dtype or torch.int64), device=_where()
+        )
+        return new_tensor(found, fresh=True)
+
+    return kernel
+
+
+def _cumulative(name: str) -> Kernel:
+    def kernel(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
+        found = getattr(op, name)(wrap(x), dim)
+        store(values, found[0], fresh=True)
+        store(indices, found[1], fresh=True)
+
+    return kernel
+
+
+def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    bad = wrap(found_inf)
+    scale = wrap(inv_scale)
+    for g in grads:
+        x = wrap(g)
+        bad = op.maximum(bad, op.where(op.all(op.isfinite(x)), 0.0, 1.0))
+        store(g, x * scale, fresh=True)
+    store(found_inf, bad, fresh=True)
+
+
+def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    resize_to(dst, src.shape)
+    return copy_from(src, dst)
+
+
+def _cell(kind: str) -> Kernel:
+    """Return a recurrent cell written out: PyTorch would pick a fused kernel that outside devices do not have."""
+    linear, sigmoid, tanh = torch.nn.functional.linear, torch.sigmoid, torch.tanh
+
+    def lstm(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        h, c = hx
+        i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(c), c
+
+    def gru(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        xr, xz, xn = linear(x, w_ih, b_ih).chunk(3, 1)
+        hr, hz, hn = linear(hx, w_hh, b_hh).chunk(3, 1)
+        z = sigmoid(xz + hz)
+        n = tanh(xn + sigmoid(xr + hr) * hn)
+        return (hx - n) * z + n
+
+    return lstm if kind == "lstm" else gru
+
+
+def _recurrent(name: str) -> Kernel:
+    """Return PyTorch's own decomposition of a recurrent layer."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from torch._decomp import decompositions
+
+        return getattr(decompositions, name)(*args, **kwargs)
+
+    return kernel
+
+
+def _where() -> Any:
+    return device_of(device.runtime())
+
+
+# ---- registration -----------------------------------------------------------------------------------------------------------
+
+
+def _needs_kernel(name: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(has(f"aten::{name}", key) for key in _COMPOSITE)
+
+
+def _overloads(packet: str) -> list[tuple[str, Any]]:
+    found = getattr(torch.ops.aten, packet, None)
+    return [] if found is None else [(o, getattr(found, o)) for o in found.overloads()]
+
+
+def _packets() -> Iterator[str]:
+    """Yield every operator that a meaning may belong to: its own name, and the in-place form."""
+    seen: set[str] = set()
+    for key in FUNCTIONS:
+        base = key.partition(".")[0]
+        for packet in (base, base + "_") if not base.endswith("_") else (base,):
+            if packet not in seen:
+                seen.add(packet)
+                yield packet
+
+
+def _register_meanings(library: Any) -> int:
+    count = 0
+    # TorchScript has overloads of its own, which the dispatcher does not know.
+    known = set(torch._C._dispatch_get_all_op_names())
+    for packet in _packets():
+        for overload, operator in _overloads(packet):
+            name = packet if overload == "default" else f"{packet}.{overload}"
+            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in _OWN):
+                continue
+            function = meaning(packet, overload)
+            if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
+                f"aten::{name}", "PrivateUse1"
+            ):
+                library.impl(name, kernel_for(operator, function), "PrivateUse1")
+                count += 1
+    return count
+
+
+def _register_own(library: Any) -> None:
+    """Register what is about memory, geometry, creation and devices rather than arithmetic."""
+
+    def metadata(name: str) -> None:
+        packet, _, overload = name.partition(".")
+        redispatch = getattr(getattr(torch.ops.aten, packet), overload or "default").redispatch
+        library.impl(name, lambda *args, **kwargs: redispatch(CPU, *args, **kwargs), "PrivateUse1")
+
+    # These change sizes and strides only: PyTorch's CPU kernels never look at the data.
+    for name in (
+        "as_strided", "view", "_reshape_alias", "unfold", "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor",
+        "is_set_to",
+    ):  # fmt: skip
+        metadata(name)
+    own: dict[str, Kernel] = {
+        "set_": device.set_to_nothing, "resize_": device.resize_, "_copy_from": copy_from, "_copy_from_and_resize": _copy_from_and_resize,
+        "_local_scalar_dense": device.item, "arange.start_out": _arange, "range.out": _range, "linspace.out": _linspace,
+        "logspace.out": _logspace, "eye.out": _eye, "eye.m_out": _eye, "randperm.generator_out": _randperm,
+        "tril_indices": _triangle_indices("tril_indices"), "triu_indices": _triangle_indices("triu_indices"),
+        "_cummax_helper": _cumulative("cummax"), "_cummin_helper": _cumulative("cummin"),
+        "_amp_foreach_non_finite_check_and_unscale_": _unscale, "record_stream": lambda x, stream: None,
+        "is_pinned": lambda x, device=None: False,
+    }  # fmt: skip
+    for name, kernel in own.items():
+        library.impl(name, kernel, "PrivateUse1")
+    # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
+    for key in ("Conjugate", "Negative"):
+        library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
+        library.impl("_has_compatible_shallow_copy_type", lambda a, b: True, key)
+        library.impl("lstm_cell", _cell("lstm"), key)
+        library.impl("gru_cell", _cell("gru"), key)
+        for name, decomposition in (
+            ("lstm.input", "lstm_impl"), ("lstm.data", "lstm_data_impl"), ("gru.input", "gru_impl"), ("gru.data", "gru_impl_data"),
+            ("rnn_tanh.input", "rnn_tanh_input"), ("rnn_relu.input", "rnn_relu_input"), ("rnn_tanh.data", "rnn_tanh_data"),
+            ("rnn_relu.data", "rnn_relu_data"),
+        ):  # fmt: skip
+            library.impl(name, _recurrent(decomposition), key)
+
+
+def _autocast(low: tuple[str, ...], full: tuple[str, ...]) -> None:
+    """Register what autocast does: matrix products in the low type, losses and exponentials in float32."""
+    library = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    autoload._libraries.extend((library, everything))
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, torch.Tensor):
+            return (
+                value.to(dtype)
+                if value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
+                else value
+            )
+        return (
+            type(value)(cast(v, dtype) for v in value)
+            if isinstance(value, (list, tuple))
+            else value
+        )
+
+    def kernel(operator: Any, is_low: bool) -> Kernel:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            dtype = torch.get_autocast_dtype("webgpu") if is_low else torch.float32
+            guard = torch._C._ExcludeDispatchKeyGuard(
+                torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+            )
+            with guard:
+                return operator(
+                    *[cast(a, dtype) for a in args],
+                    **{k: cast(v, dtype) for k, v in kwargs.items()},
+                )
+
+        return run
+
+    for names, is_low in ((low, True), (full, False)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, kernel(operator, is_low), "AutocastPrivateUse1")
+
+
+def _register() -> None:
+    load()
+    device.runtime()
+    library = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    autoload._libraries.extend((library, everything))
+    everything.fallback(fallback.fallback, "PrivateUse1")
+    _register_own(library)
+    _register_meanings(library)
+    _autocast(
+        ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+         "conv_transpose2d.input", "conv_transpose3d.input", "scaled_dot_product_attention"),
+        ("softmax.int", "log_softmax.int", "nll_loss", "nll_loss_nd", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+         "cross_entropy_loss", "binary_cross_entropy_with_logits", "kl_div", "layer_norm", "group_norm", "norm.Scalar", "exp", "log",
+         "pow.Tensor_Scalar", "sum", "sum.dim_IntList", "prod", "cumsum", "cumprod", "rsqrt", "softplus", "cosine_similarity"),
+    )  # fmt: skip
+
+
+_register()
