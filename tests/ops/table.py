@@ -25,6 +25,7 @@ ELSEWHERE = {
     "triplet_margin_loss soft_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss kl_div "
     "triplet_margin_with_distance_loss ctc_loss",
     "test_random.py": "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout gumbel_softmax rrelu bernoulli",
+    "test_resize.py": "interpolate upsample upsample_nearest upsample_bilinear",
     "test_choice.py": "where masked_fill isclose prelu allclose equal fill_value is_nonzero is_same_size sum_to_size type_as polygamma",
 }
 _BY_HAND = {name for names in ELSEWHERE.values() for name in names.split()}

@@ -37,6 +37,10 @@ def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
                 continue
             wide = [t.double() if t.is_floating_point() else t for t in table.shown(theirs, layout)]
             expected = theirs_fn(*wide, *args, **kwargs)
+            if device == "webgpu" and any(r.dtype is torch.float64 for r in table.flat(exact)):
+                with pytest.raises(webtorch.errors.DTypeError):
+                    ours_fn(*table.shown(ours, layout), *args, **kwargs)
+                continue
             result = ours_fn(*table.shown(ours, layout), *args, **kwargs)
             for mine, typed, value in zip(table.flat(result), table.flat(exact), table.flat(expected), strict=True):
                 assert mine.dtype.name == str(typed.dtype).removeprefix("torch."), f"{note}: {mine.dtype}, expected {typed.dtype}"
@@ -105,6 +109,8 @@ def test_gradients_to_second_order(op: Op, device: str) -> None:
                 result = table.flat(table.oracle(op)(*table.shown(theirs, layout), *args, **kwargs))[0]
             except (RuntimeError, ValueError):
                 continue  # not an input that the op takes; test_values compares the errors
+            if device == "webgpu" and op.name == "float_power":
+                continue  # gives float64, which raises: test_values
             if not result.requires_grad:
                 mine = table.flat(table.function(op)(*table.shown(ours, layout), *args, **kwargs))[0]
                 assert not mine.requires_grad, f"{op.name}: PyTorch gives no gradient"

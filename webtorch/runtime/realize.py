@@ -8,6 +8,7 @@ learning rate, constant or offset binds other runtime arguments to the same prog
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
+from webtorch.runtime.trace import debug_level, show_program, show_run
 
 # Recorded but unrealized results are bounded: at this number they are computed.
 _MAX_PENDING = 8192
@@ -141,6 +143,7 @@ class Runtime:
         self.lock = threading.RLock()
         # While a function is being captured nothing may be computed; says so to whoever asks.
         self.capturing = False
+        self.debug = debug_level()
 
     def add(self, owner: Owner) -> None:
         """Note that `owner` has a value that is not computed yet."""
@@ -201,14 +204,20 @@ class Runtime:
         self.counters.realized += 1
         if executable is None:
             self.counters.misses += 1
+            started = time.perf_counter()
             executable = self.backend.compile(compile_graph(to_graph(frozen), self.backend.limits))
+            if self.debug:
+                show_program(executable.program, self.backend, time.perf_counter() - started, self.debug)
             self.programs[frozen.key] = executable
             if len(self.programs) > _MAX_PROGRAMS:
                 self.programs.popitem(last=False)
         else:
             self.counters.hits += 1
             self.programs.move_to_end(frozen.key)
+        started = time.perf_counter() if self.debug >= 4 else 0.0
         buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
+        if self.debug >= 4:
+            show_run(len(executable.program.steps), time.perf_counter() - started)
         for owner, buffer in zip(owners, buffers, strict=True):
             owner.node.become_buffer(buffer)
             owner.donor = None
