@@ -150,9 +150,9 @@ def test_offsets_and_shared_operands() -> None:
 
 
 def test_a_grid_larger_than_one_dimension() -> None:
-    limits = replace(open_device().limits, max_workgroups_per_dim=3)
+    limits = replace(open_device().limits, max_workgroups_per_dim=5)
     r = make((5,), 100, 70, 20)
-    assert max(render(r, limits, "naga")[0].grid) <= 3
+    assert max(render(r, limits, "naga")[0].grid) <= 5
     compare(r, limits=limits)
     compare(r, limits=replace(limits, is_gpu=True))
 

@@ -185,6 +185,13 @@ fn wt_floordiv(x: f32, y: f32) -> f32 {
   return select(f, f + 1f, q - f > 0.5f);
 }
 """,
+    # A quotient that is a whole number must not be missed because the division was a little off.
+    "wt_truncdiv": """
+fn wt_truncdiv(x: f32, y: f32) -> f32 {
+  let q = x / y;
+  return select(trunc(q), round(q), wt_fmod(x, y) == 0f);
+}
+""",
     "wt_shl": """
 fn wt_shl(a: u32, b: u32) -> u32 { return select(a << (b & 31u), 0u, b > 31u); }
 """,

@@ -220,7 +220,7 @@ _FLOAT_BINARY: dict[str, str] = {
     "mul": "({0} * {1})",
     "div": "({0} / {1})",
     "floordiv": "wt_floordiv({0}, {1})",
-    "truncdiv": "trunc({0} / {1})",
+    "truncdiv": "wt_truncdiv({0}, {1})",
     "mod": "wt_mod({0}, {1})",
     "truncmod": "wt_fmod({0}, {1})",
     "copysign": "wt_copysign({0}, {1})",
@@ -1278,27 +1278,33 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
         tx = min(32, _power(m))
         ty = 1 if m >= 1 << 18 else min(_power(n // 4), max(most // 4, 1) // tx or 1, 16)
         groups = -(-m // tx)
-        return Geometry(tx, max(ty, 1), True, _split(writer, groups, n))
+        return Geometry(tx, max(ty, 1), True, _split(writer, groups, n, 2048, 32 * max(ty, 1)))
     per = max(writer.lanes, 1)
     ty = min(_power(max(n // per, 1) * 2 - 1), 256, most)
     # Long rows that one workgroup can still keep in registers.
     while ty < most and n > ty * 8 * per and n <= most * 8 * per:
         ty *= 2
-    tx = max(1, min(64 // ty, _power(m)))
-    return Geometry(tx, ty, False, _split(writer, -(-m // tx), n))
+    # Short rows, and many: several vectors for each invocation, so that fewer have to be combined.
+    while limits.is_gpu and m >= 1 << 14 and ty > 4 and ty * 4 * per > n:
+        ty //= 2
+    tx = max(1, min((256 if limits.is_gpu else 64) // ty, most // ty, _power(m)))
+    return Geometry(tx, ty, False, _split(writer, -(-m // tx), n, 528, 4096))
 
 
-def _split(writer: KernelWriter, groups: int, n: int) -> int:
-    """Return how many workgroups share an outer point: more than 1 where there are few points with long rows."""
+def _split(writer: KernelWriter, groups: int, n: int, target: int, least: int) -> int:
+    """Return how many workgroups share an outer point: more than 1 where there are few points with long rows.
+
+    A GPU should get about `target` workgroups, and each of them at least `least` inner points.
+    """
     k = writer.kernel
-    target = 528 if writer.limits.is_gpu else 4
+    if not writer.limits.is_gpu:
+        target, least = 4, 16384
     if any(s.level == "inner" for s in k.stores) or groups * 2 > target:
         return 1
     if any(c.level == "inner" for c in k.checks) or any(
         node.op == "reduced" for r in k.reduces for node in ex.walk(r.value)
     ):
         return 1
-    least = 4096 if writer.limits.is_gpu else 16384
     return max(1, min(target // groups, n // least))
 
 
@@ -1316,10 +1322,12 @@ def _reads_columns(writer: KernelWriter) -> bool:
         form = affine(node.args[0], writer.affine_memo)
         if form is None or not writer.mask(node) & writer.inner_mask:
             continue
+        # The larger buffer decides.
+        weight = k.buffers[cast(int, node.value)].elements
         if form[1].get(writer.rank + last_inner, 0) == 1:
-            score -= 1
+            score -= weight
         elif form[1].get(last_outer, 0) == 1:
-            score += 1
+            score += weight
     return score > 0
 
 
@@ -1463,22 +1471,71 @@ def _flat(kernel: Kernel) -> Kernel:
     )
 
 
+_SQUARE = 32
+
+
+def _transposed_dim(writer: KernelWriter) -> int | None:
+    """Return the outer dimension along which a kernel reads neighbours while it writes along the last one, else None.
+
+    Such a kernel should walk squares: the lines of memory that it reads then stay in the cache until they are used up.
+    """
+    k, lanes = writer.kernel, writer.lanes
+    rank = len(k.outer)
+    if not writer.limits.is_gpu or rank < 2 or writer.limits.max_workgroup_invocations < 256:
+        return None
+    last = k.outer[-1]
+    if k.outer_count < _VECTOR_POINTS or last < _SQUARE or last % lanes:
+        return None
+    best: tuple[int, int] | None = None
+    for node in writer.loads():
+        form = affine(node.args[0], writer.affine_memo)
+        if form is None or form[1].get(rank - 1, 0) in (0, 1):
+            continue
+        for d in range(rank - 1):
+            size = k.buffers[cast(int, node.value)].elements
+            if form[1].get(d, 0) == 1 and k.outer[d] >= 4 and (best is None or size > best[0]):
+                best = (size, d)
+    return None if best is None else best[1]
+
+
+def _write_square(writer: KernelWriter, across: int, body: list[str]) -> tuple[int, int, int]:
+    """Number the points square by square: `across` and the last dimension side by side; returns the grid."""
+    outer, lanes = writer.kernel.outer, writer.lanes
+    wide = _SQUARE // lanes
+    tall = 256 // wide
+    last, other = outer[-1], outer[across]
+    step = numel(outer[across + 1 :])
+    tiles_x, tiles_y = -(-last // _SQUARE), -(-other // tall)
+    middle = numel(outer[across + 1 : -1])
+    grid = fold_grid(tiles_x * tiles_y * middle * numel(outer[:across]), writer.limits)
+    body += [
+        f"let group = i32({group_number(grid)});",
+        f"let along = (group % {tiles_x}) * {_SQUARE} + i32(lid % {wide}u) * {lanes};",
+        f"let side = ((group / {tiles_x}) % {tiles_y}) * {tall} + i32(lid / {wide}u);",
+        f"let rest = group / {tiles_x * tiles_y};",
+        f"if (along >= {last} || side >= {other}) {{ return; }}",
+        f"let i = (rest / {middle}) * {step * other} + side * {step} + (rest % {middle}) * {last} + along;",
+    ]
+    return grid
+
+
 def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
     kernel = _flat(kernel)
     writer = KernelWriter(kernel, limits)
     count = kernel.outer_count
     writer.choose_lanes(count)
     lanes = writer.lanes
-    invocations = -(-count // lanes)
-    size = min(256 if invocations >= 1 << 14 else 64, limits.max_workgroup_invocations)
-    grid = fold_grid(-(-invocations // size), limits)
     top = writer.top
-    number = f"i32({group_number(grid)} * {size}u + lid)"
     body = top.lines
-    if lanes == 1:
-        body.append(f"let i = {number};")
+    across = _transposed_dim(writer)
+    if across is not None:
+        size, grid = 256, _write_square(writer, across, body)
     else:
-        body.append(f"let i = {number} * {lanes};")
+        invocations = -(-count // lanes)
+        size = min(256 if invocations >= 1 << 14 else 64, limits.max_workgroup_invocations)
+        grid = fold_grid(-(-invocations // size), limits)
+        number = f"i32({group_number(grid)} * {size}u + lid)"
+        body.append(f"let i = {number}{f' * {lanes}' if lanes > 1 else ''};")
     body.append(f"if (i >= {count}) {{ return; }}")
     top.linear = "i"
     scopes: list[Scope] = []

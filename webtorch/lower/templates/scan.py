@@ -59,8 +59,8 @@ def choose(r: Scan, limits: Limits) -> Plan:
     while ty * tx < 64 and tx * 2 <= rows:
         tx *= 2
     groups = -(-rows // tx)
-    busy = 264 if limits.is_gpu else 4
-    parts = max(1, min(busy // groups, r.length // (ty * _OWN * 8)))
+    busy = 1056 if limits.is_gpu else 4
+    parts = max(1, min(busy // groups, r.length // (ty * _OWN * 4)))
     return Plan(tx, ty, parts)
 
 
