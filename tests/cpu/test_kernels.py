@@ -663,3 +663,59 @@ def test_kernel_text_is_readable() -> None:
         "            t6 = t5 / r1\n"
         "            b1[i0 * 6 + i1] = t6\n"
     )
+
+
+def test_transpose_is_walked_in_tiles() -> None:
+    """The rewritten loop nest does the same, and each buffer's lines are used while they are near."""
+    from webtorch.lower.loopnest import tile
+
+    a, b, c = 3, 64, 128
+    i, j, k = ex.index(0, a), ex.index(1, b), ex.index(2, c)
+    load = ex.load(0, float32, (i * c + k) * b + j)
+    size = a * b * c
+    kernel = Kernel(
+        "transpose", (a, b, c), (), (harness.slot(float32, size), harness.slot(float32, size, "write")), (), (), (Store(1, (i * b + j) * c + k, load),),
+    )  # fmt: skip
+    assert tile(kernel).outer == (3, 2, 2, 32, 64)
+    data = np.arange(size, dtype=np.float32)
+    for execution in ("numpy", "native"):
+        for nest in (kernel, tile(kernel)):
+            (actual,) = harness.run(nest, [data, None], execution=execution)
+            np.testing.assert_array_equal(
+                actual.reshape(a, b, c), data.reshape(a, c, b).transpose(0, 2, 1)
+            )
+
+
+@pytest.mark.parametrize("inner", [(1 << 18,), (300_007,), (4, 80_001)], ids=str)
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+def test_long_reduction_is_split(op: str, inner: tuple[int, ...]) -> None:
+    from webtorch.runtime.backends.cpu.executable import SplitRunner, runner
+
+    size = math.prod(inner)
+    strides = tuple(math.prod(inner[d + 1 :]) for d in range(len(inner)))
+    kernel = reduction(op, float32, (), inner, strides, size)
+    data = 1 + np.random.default_rng(0).standard_normal(size).astype(np.float32) * (
+        1e-3 if op == "prod" else 1
+    )
+    made = runner(kernel)
+    assert isinstance(made, SplitRunner)
+    buffers = [harness.buffer(float32, data), harness.buffer(float32, [0])]
+    made.run(buffers, (), np.zeros(2, np.int32))
+    expected = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}[op](
+        data.astype("float64")
+    )
+    np.testing.assert_allclose(buffers[1].array, expected, rtol=2e-4 if op == "prod" else 2e-5)
+
+
+def test_long_softmax_is_split() -> None:
+    """Dependent stages, guarded tails and inner stores."""
+    from webtorch.runtime.backends.cpu.executable import SplitRunner, runner
+
+    kernel = softmax(3, 100_003)
+    data = np.random.default_rng(0).standard_normal((3, 100_003)).astype(np.float32)
+    made = runner(kernel)
+    assert isinstance(made, SplitRunner)
+    buffers = [harness.buffer(float32, data), harness.buffer(float32, np.zeros(data.size))]
+    made.run(buffers, (), np.zeros(2, np.int32))
+    expected = torch.softmax(torch.tensor(data).double(), -1).numpy()
+    np.testing.assert_allclose(buffers[1].array.reshape(3, -1), expected, rtol=1e-5)

@@ -144,6 +144,8 @@ class _Writer:
                 return f"a{node.value}"
             case "reduced":
                 return f"r{node.value}"
+            case "index" if node.value[1] == 1:  # type: ignore[index]
+                return "int32(0)"
         for scope in self.scopes:
             if node in scope.names:
                 return scope.names[node]

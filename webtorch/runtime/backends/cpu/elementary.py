@@ -172,6 +172,25 @@ def exp(m: Machine, x: Value) -> Value:
     return p * _power_of_two(m, half) * _power_of_two(m, whole - half)
 
 
+_EXP2 = (
+    1.0,
+    0.6931472134901656,
+    0.24022240462677796,
+    0.05550309951063165,
+    0.009671605075219266,
+    0.0013406850648353108,
+)
+
+
+def _exp2_between(m: Machine, x: Value) -> Value:
+    """Return 2^x for float32 between -126 and 127, to 1e-7: a part of functions where it is a small term."""
+    f, i = "float32", "int32"
+    magic = m.constant(_ROUND32, f)
+    shifted = x + magic
+    p = _polynomial(m, x - (shifted - magic), _EXP2)
+    return p * _power_of_two(m, m.bits(shifted, i) - m.constant(0x4B400000, i))
+
+
 def _power_of_two(m: Machine, n: Value) -> Value:
     return m.bits((n + m.constant(127, "int32")) << m.constant(23, "int32"), "float32")
 
@@ -315,7 +334,11 @@ def tanh(m: Machine, x: Value) -> Value:
     f = "float32"
     size = _absolute(m, x)
     two = m.constant(2.0, f)
-    far = m.constant(1.0, f) - two / (exp(m, two * size) + m.constant(1.0, f))
+    # From 9.1 on the result is 1.
+    top = m.constant(9.5, f)
+    bounded = m.select(size > top, top, size)
+    power = _exp2_between(m, m.constant(2.0 * _LOG2E, f) * bounded)
+    far = m.constant(1.0, f) - two / (power + m.constant(1.0, f))
     near = size * _polynomial(m, size * size, _TANH)
     return _with_sign_of(m, m.select(size < m.constant(0.625, f), near, far), x)
 
@@ -325,8 +348,8 @@ _ERF = (
     -0.0005976893799094341,
 )  # fmt: skip
 _ERF_LOG = (
-    0.00017055203862970103, -1.1294951590992335, -0.633386646475953, -0.10823661943341514, 0.02509149685123041,
-    -0.004160527022961969, 0.0004323030119887485, -2.0909556245775446e-05,
+    -0.0002560603177013121, -1.6269987473610246, -0.919082862325316, -0.15009426290470226, 0.03213908488274998,
+    -0.004408321228887555, 0.0002844743490340635,
 )  # fmt: skip
 _ERFCX = (
     0.25539567631062166, -0.42718584741434024, 0.24165819421766924, -0.07897858096928083, 0.003732893278600433,
@@ -337,14 +360,14 @@ _ERFCX = (
 
 
 def erf(m: Machine, x: Value) -> Value:
-    """Return the error function: x + x P(x^2) near 0, 1 - e^Q(|x|) elsewhere."""
+    """Return the error function: x + x P(x^2) near 0, 1 - 2^Q(|x|) elsewhere."""
     f = "float32"
     size = _absolute(m, x)
     near = m.fma(size, _polynomial(m, size * size, _ERF), size)
     # Past 3.93 the result is 1; the polynomial was not fitted there.
     top = m.constant(3.95, f)
     bounded = m.select(size > top, top, size)
-    far = m.constant(1.0, f) - exp(m, _polynomial(m, bounded, _ERF_LOG))
+    far = m.constant(1.0, f) - _exp2_between(m, _polynomial(m, bounded, _ERF_LOG))
     return _with_sign_of(m, m.select(size < m.constant(0.925, f), near, far), x)
 
 

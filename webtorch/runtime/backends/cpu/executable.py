@@ -19,9 +19,11 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.expr import walk
 from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine, Scan
 from webtorch.ir.program import Copy, Program
+from webtorch.lower.loopnest import split as split_reduction
+from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
-from webtorch.runtime.backends.cpu import contraction, jit, numpy_math
+from webtorch.runtime.backends.cpu import contraction, jit, native_threads, numpy_math
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
@@ -36,6 +38,8 @@ _COMPILE_WORK = 20_000_000
 _CALL_COST = 1000
 # Waking threads pays from this much work in one kernel.
 _PARALLEL_WORK = 200_000
+# Work in one part of a kernel that threads take in turns.
+_CHUNK_WORK = 500_000
 # Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
 _KEPT_BYTES = 1 << 20
 
@@ -65,7 +69,7 @@ class KernelRunner(Runner):
             self.rows = kernel.inner[0]
         self.converters = [_converter(d) for d in kernel.args]
         self.numpy: Callable[..., None] | None = None
-        self.native: Callable[[int, int, bytes], None] | None = None
+        self.native: jit.Native | None = None
         per_row = max(self.points // max(self.rows, 1), 1)
         self.block = max(_BLOCK // per_row, 1) if kernel.outer else self.rows
         # One cell of 8 bytes for each buffer, each argument and the status words.
@@ -94,14 +98,27 @@ class KernelRunner(Runner):
             *[b.address for b in buffers], *values, status.ctypes.data if self.kernel.checks else 0
         )
         if not self.parallel:
-            native(0, self.count, block)
+            native.call(0, self.count, block)
             return
-        parts = split(0, self.count, get_num_threads(), self.multiple)
-        run_parallel([functools.partial(native, begin, end, block) for begin, end in parts])
+        threads = get_num_threads()
+        if threads == 1:
+            native.call(0, self.count, block)
+        elif not native_threads.available() or not native_threads.run(
+            native.address, 0, self.count, self.chunk(threads), block, threads
+        ):
+            parts = split(0, self.count, threads, self.multiple)
+            run_parallel(
+                [functools.partial(native.call, begin, end, block) for begin, end in parts]
+            )
 
-    def compile(self) -> Callable[[int, int, bytes], None]:
+    def chunk(self, threads: int) -> int:
+        """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
+        parts = max(threads, min(4 * threads, self.work // _CHUNK_WORK))
+        return -(-self.count // (parts * self.multiple)) * self.multiple
+
+    def compile(self) -> jit.Native:
         """Make and keep the machine code."""
-        self.native = native = jit.function(python_source(self.kernel))
+        self.native = native = jit.function(python_source(tile(self.kernel)))
         return native
 
     def run_numpy(
@@ -147,6 +164,27 @@ def compile_numpy(kernel: Kernel) -> Callable[..., None]:
     return function
 
 
+class SplitRunner(Runner):
+    """A long reduction as several kernels, so that threads can share it."""
+
+    def __init__(
+        self,
+        routine: Kernel,
+        kernels: list[Kernel],
+        scratch: list[tuple[DType, int]],
+        bindings: list[tuple[int, ...]],
+    ) -> None:
+        self.routine = routine
+        self.scratch = scratch
+        self.steps = [(KernelRunner(k), b) for k, b in zip(kernels, bindings)]
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        every = [*buffers, *[CpuBuffer(dtype, elements) for dtype, elements in self.scratch]]
+        for step, binding in self.steps:
+            step.run([every[n] for n in binding], args, status)
+
+
 class ArrayRunner(Runner):
     """A routine that is a function of flat arrays."""
 
@@ -169,7 +207,8 @@ def runner(routine: Routine) -> Runner:
     if found is None:
         match routine:
             case Kernel():
-                found = KernelRunner(routine)
+                parts = split_reduction(routine) if jit.available() else None
+                found = KernelRunner(routine) if parts is None else SplitRunner(routine, *parts)
             case Matmul():
                 found = ArrayRunner(routine, contraction.matmul(routine))
             case Convolution():

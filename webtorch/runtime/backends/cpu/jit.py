@@ -29,7 +29,7 @@ from webtorch.ir.dtype import float16
 from webtorch.runtime.backends.cpu import elementary
 
 # Part of the key of code on disk: raise it when this file or elementary.py changes what is generated.
-_VERSION = 1
+_VERSION = 3
 _CACHE_BYTES = 64 << 20
 
 _FLOATS = {"float32", "float64"}
@@ -926,7 +926,7 @@ class _Engine:
             except (AttributeError, OSError):
                 continue
 
-    def object_code(self, text: str, name: str) -> bytes:
+    def object_code(self, text: str) -> bytes:
         llvm = self.llvm
         module = llvm.parse_assembly(text)
         module.triple = self.triple
@@ -952,9 +952,20 @@ class _Engine:
         return address
 
 
+class Native:
+    """A compiled kernel: `call(begin, end, block)` runs it without the interpreter's lock."""
+
+    __slots__ = ("address", "call")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
+        self.call: Callable[[int, int, bytes], None] = prototype(address)
+
+
 _ENGINE: _Engine | None = None
 _LOCK = threading.Lock()
-_FUNCTIONS: dict[str, Callable[[int, int, bytes], None]] = {}
+_FUNCTIONS: dict[str, Native] = {}
 
 
 def _engine() -> _Engine:
@@ -977,8 +988,8 @@ def llvm_text(source: str, name: str, fused: bool) -> str:
     return str(module)
 
 
-def function(source: str) -> Callable[[int, int, bytes], None]:
-    """Return the compiled form of a loop text: a function of (begin, end, block). It releases the GIL."""
+def function(source: str) -> Native:
+    """Return the compiled form of a loop text."""
     # The name is no part of what the text does.
     head, rest = source.split("(", 1)
     with _LOCK:
@@ -988,7 +999,7 @@ def function(source: str) -> Callable[[int, int, bytes], None]:
     return found
 
 
-def _compile(source: str) -> Callable[[int, int, bytes], None]:
+def _compile(source: str) -> Native:
     engine = _engine()
     key = "\n".join(
         [str(_VERSION), _llvmlite_version(), engine.triple, engine.cpu, engine.features, source]
@@ -997,10 +1008,20 @@ def _compile(source: str) -> Callable[[int, int, bytes], None]:
     name = f"wt_{digest}"
     code = _read(digest)
     if code is None:
-        code = engine.object_code(llvm_text(source, name, engine.fused), name)
+        code = engine.object_code(llvm_text(source, name, engine.fused))
         _write(digest, code)
-    address = engine.load(code, name)
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)(address)
+    return Native(engine.load(code, name))
+
+
+def assemble(text: str, names: tuple[str, ...]) -> list[int]:
+    """Return the addresses of functions of a module in LLVM's own language."""
+    with _LOCK:
+        engine = _engine()
+        engine.engine.add_object_file(
+            engine.llvm.object_file.ObjectFileRef.from_data(engine.object_code(text))
+        )
+        engine.engine.finalize_object()
+        return [engine.engine.get_function_address(name) for name in names]
 
 
 @cache
