@@ -216,7 +216,8 @@ def _collect(factors: dict[Atom, int], offset: int) -> Index:
     for atom, factor in list(factors.items()):
         if atom.kind == "mod" and factor:
             assert atom.base is not None
-            whole = _quotient(atom.base, atom.divisor)
+            # The quotient in its flattened form, x // (a * b) for (x // a) // b: that is how it stands in the sum.
+            whole = atom.base // atom.divisor
             if len(whole.terms) == 1 and whole.constant == 0 and whole.terms[0][1] == 1:
                 partner = whole.terms[0][0]
                 if factors.get(partner) == factor * atom.divisor:
