@@ -12,9 +12,12 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ops.composite import dropout
 from webtorch.ops.contract import c_name, matmul
-from webtorch.ops.elementwise import _where, exp
+from webtorch.ops.elementwise import _where, clamp_min, exp
 from webtorch.ops.primitive import iota, reduce_dims
 from webtorch.ops.record import composite
+
+# The lowest float32.
+_LOWEST = -3.4028234663852886e38
 
 
 @composite(
@@ -27,9 +30,10 @@ def _safe_softmax(x: Any) -> Any:
     """Return the softmax over the last dimension; a row of only -inf gives zeros, not the NaN of 0 / 0."""
     last = (x.ndim - 1,)
     top = reduce_dims(x, "max", last)
-    e = exp(x - _where(top == -math.inf, 0.0, top))
-    total = reduce_dims(e, "sum", last)
-    return e / _where(total == 0.0, 1.0, total)
+    # The largest term is exp(0), so a sum is at least 1 unless every score is -inf: then -inf minus
+    # the lowest finite number stays -inf, all terms are 0 and the sum counts as 1.
+    e = exp(x - clamp_min(top, _LOWEST))
+    return e / clamp_min(reduce_dims(e, "sum", last), 1.0)
 
 
 def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> None:
@@ -146,8 +150,10 @@ def scaled_dot_product_attention(
             else scores + attn_mask.to(scores.dtype)
         )
     if is_causal:
-        rows = iota(length, 0, 1, int64, query.device).reshape(length, 1)
-        scores = _where(iota(source, 0, 1, int64, query.device) <= rows, scores, -math.inf)
+        # Both numbers at the shape of the scores, so that the mask is computed where it is used.
+        rows = iota(length, 0, 1, int64, query.device).reshape(length, 1).expand(scores.shape)
+        columns = iota(source, 0, 1, int64, query.device).expand(scores.shape)
+        scores = _where(columns <= rows, scores, -math.inf)
     weights = _safe_softmax(scores).to(query.dtype)
     if dropout_p > 0.0:
         weights = dropout(weights, dropout_p)

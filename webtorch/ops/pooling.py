@@ -59,22 +59,37 @@ def spread(
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
+    low: tuple[int, ...] | None = None,
+    high: tuple[int, ...] | None = None,
 ) -> Any:
     """Return (*, sizes..), each position the sum of what (*, O.., K..) holds for it.
 
-    This is the transpose of `windows`. Differentiable.
+    This is the transpose of `windows` over `sizes` inside a border of `low` and `high` positions, whose
+    sums are dropped. Differentiable.
     """
     from webtorch.tensors.tape import attach, no_grad
 
+    rank = len(kernel)
+    low, high = low or (0,) * rank, high or (0,) * rank
+    lead = tuple(g.shape[: -2 * rank])
+    before, after = (*(0,) * len(lead), *low), (*(0,) * len(lead), *high)
     with no_grad():
         if not g.numel():
-            out = fill((*g.shape[: -2 * len(kernel)], *sizes), 0, g.dtype, g.device)
-        elif all(d == 1 for d in dilation):
-            out = _spread_dense(g, sizes, kernel, stride)
+            out = fill((*lead, *sizes), 0, g.dtype, g.device)
         else:
-            out = _spread_taps(g, sizes, kernel, stride, dilation)
-        out = out.contiguous().detach()
-    return attach(out, "Spread", (g,), lambda h: (windows(h, kernel, stride, dilation),))
+            whole = tuple(a + s + b for a, s, b in zip(low, sizes, high, strict=True))
+            if all(d == 1 for d in dilation):
+                out = _spread_dense(g, whole, kernel, stride)
+            else:
+                out = _spread_taps(g, whole, kernel, stride, dilation)
+            out = crop(out, before, (*lead, *sizes)).contiguous().detach()
+
+    def rule(h: Any) -> tuple[Any]:
+        if any(low) or any(high):
+            h = pad_with(h, before, after, 0)
+        return (windows(h, kernel, stride, dilation),)
+
+    return attach(out, "Spread", (g,), rule)
 
 
 def _spread_dense(
@@ -256,10 +271,7 @@ class Pool:
 
     def spread(self, g: Any) -> Any:
         """Return the cotangent of the input for the cotangent of the windows."""
-        whole = tuple(a + s + b for a, s, b in zip(self.low, self.sizes, self.high, strict=True))
-        out = spread(g, whole, self.kernel, self.stride, self.dilation)
-        lead = tuple(out.shape[: -self.rank])
-        return crop(out, (*(0,) * len(lead), *self.low), (*lead, *self.sizes))
+        return spread(g, self.sizes, self.kernel, self.stride, self.dilation, self.low, self.high)
 
 
 def along(values: Any, d: int, rank: int) -> Any:
@@ -915,6 +927,4 @@ def col2im(
     lead = (*input.shape[:-2], flat // numel(kernel))
     n = len(lead)
     x = input.reshape((*lead, *kernel, *counts)).permute((*range(n), n + 2, n + 3, n, n + 1))
-    whole = tuple(s + 2 * p for s, p in zip(sizes, padding, strict=True))
-    out = spread(x, whole, kernel, stride, dilation)
-    return crop(out, (*(0,) * n, *padding), (*lead, *sizes)).contiguous()
+    return spread(x, sizes, kernel, stride, dilation, padding, padding)
