@@ -16,7 +16,7 @@ from webtorch.ir.dtype import (
     uint8,
     uint32,
 )
-from webtorch.ir.dtype import bool_ as bool  # noqa: A004
+from webtorch.ir.dtype import bool_ as bool
 from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 from webtorch.tensors.bind import load_table as _load_table
 from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
@@ -37,16 +37,16 @@ globals().update(_NAMESPACES["torch"])
 
 # These need the table's functions.
 from webtorch import autograd, errors, linalg, nn, optim, special, utils, webgpu  # noqa: E402
-from webtorch.capture import compile  # noqa: A004, E402
+from webtorch.capture import compile  # noqa: E402
 from webtorch.io.checkpoint import load, save  # noqa: E402
 from webtorch.ops.random import Generator, default_generator  # noqa: E402
 from webtorch.tensors.threads import get_num_threads, set_num_threads  # noqa: E402
 from webtorch.tensors.whole import is_tensor, numel, realize, synchronize  # noqa: E402
 
 __version__ = "0.1.0"
-float = float32  # noqa: A001
+float = float32
 double, half, long, short = float64, float16, int64, int16
-int = int32  # noqa: A001
+int = int32
 strided = "torch.strided"
 contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_format"
 channels_last = "torch.channels_last"

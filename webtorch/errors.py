@@ -1,10 +1,14 @@
-"""The typed errors that users see. Each also is the type that PyTorch raises in the same case. Imports nothing."""
+"""The typed errors that users see. Each also is the type that PyTorch raises in the same case.
+Imports nothing.
+"""
 
 from __future__ import annotations
 
 
 class WebtorchError(RuntimeError):
-    """Base of the errors that have no better standard type; PyTorch raises RuntimeError in these cases."""
+    """Base of the errors that have no better standard type; PyTorch raises RuntimeError in these
+    cases.
+    """
 
 
 class ShapeError(WebtorchError):
@@ -28,7 +32,9 @@ class DeviceLostError(WebtorchError):
 
 
 class KernelError(WebtorchError):
-    """A generated kernel was refused by the device's compiler: a defect of webtorch, shown with its source."""
+    """A generated kernel was refused by the device's compiler: a defect of webtorch, shown with its
+    source.
+    """
 
 
 class CaptureError(WebtorchError):
@@ -36,4 +42,6 @@ class CaptureError(WebtorchError):
 
 
 class IndexOutOfRangeError(IndexError, WebtorchError):
-    """An index read on the device was out of range; names the operation, the value and the user's line."""
+    """An index read on the device was out of range; names the operation, the value and the user's
+    line.
+    """

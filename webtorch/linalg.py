@@ -5,4 +5,4 @@ from __future__ import annotations
 from webtorch.tensors.bind import NAMESPACES
 
 globals().update(NAMESPACES["linalg"])
-__all__ = sorted(NAMESPACES["linalg"])  # noqa: PLE0605
+__all__ = sorted(NAMESPACES["linalg"])

@@ -5,4 +5,4 @@ from __future__ import annotations
 from webtorch.tensors.bind import NAMESPACES
 
 globals().update(NAMESPACES["special"])
-__all__ = sorted(NAMESPACES["special"])  # noqa: PLE0605
+__all__ = sorted(NAMESPACES["special"])

@@ -46,7 +46,9 @@ def get_device_name(device: Any = None) -> str:
 
 
 def synchronize(device: Any = None) -> None:
-    """Compute what is pending and wait until the device has done it. Raises what the device reported."""
+    """Compute what is pending and wait until the device has done it. Raises what the device
+    reported.
+    """
     runtime = runtime_for("webgpu", _index(device))
     runtime.flush()
     runtime.backend.synchronize()

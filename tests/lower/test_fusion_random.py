@@ -1,6 +1,8 @@
-"""Random programs give the same numbers fused and computed one operation at a time, and the same as PyTorch.
+"""Random programs give the same numbers fused and computed one operation at a time, and the same as
+PyTorch.
 
-Views, in-place writes through views, reductions, joins and broadcasts are mixed: what the fuser and the planner must keep apart.
+Views, in-place writes through views, reductions, joins and broadcasts are mixed: what the fuser and
+the planner must keep apart.
 """
 
 from __future__ import annotations
@@ -154,7 +156,7 @@ class Machine:
                 y,
                 rtol=2e-4,
                 atol=2e-4,
-                msg=lambda m, n=n: f"tensor {n} of shape {tuple(y.shape)}: {m}",
+                msg=lambda m, n=n, y=y: f"tensor {n} of shape {tuple(y.shape)}: {m}",
             )
 
 

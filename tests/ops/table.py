@@ -14,26 +14,38 @@ from webtorch.ir.dtype import FLOATS, DType
 from webtorch.ops.record import TABLE, Elementwise, Op
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded", "scalar", "empty", "mixed")
-# Relative error that a result may have by its type; a wider one stands in the op's entry with its reason.
+# Relative error that a result may have by its type; a wider one stands in the op's entry with its
+# reason.
 RTOL = {"float64": 1e-12, "float32": 4e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 ATOL = {"float64": 1e-13, "float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
 _FAMILIES = {"elementwise", "reduce", "scan", "composite"}
-# Written by hand elsewhere, because their inputs are not just numbers from an interval: the file that tests each.
+# Written by hand elsewhere, because their inputs are not just numbers from an interval: the file
+# that tests each.
 ELSEWHERE = {
-    "test_norm.py": "layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm",
-    "test_loss.py": "nll_loss cross_entropy gaussian_nll_loss poisson_nll_loss margin_ranking_loss cosine_embedding_loss hinge_embedding_loss "
-    "triplet_margin_loss soft_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss kl_div "
-    "triplet_margin_with_distance_loss ctc_loss",
-    "test_random.py": "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout gumbel_softmax rrelu bernoulli",
+    "test_norm.py": """layer_norm rms_norm group_norm batch_norm instance_norm
+        local_response_norm""",
+    "test_loss.py": """nll_loss cross_entropy gaussian_nll_loss poisson_nll_loss kl_div ctc_loss
+        margin_ranking_loss cosine_embedding_loss hinge_embedding_loss triplet_margin_loss
+        soft_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss
+        triplet_margin_with_distance_loss""",
+    "test_random.py": """dropout dropout1d dropout2d dropout3d alpha_dropout rrelu bernoulli
+        feature_alpha_dropout gumbel_softmax""",
     "test_resize.py": "interpolate upsample upsample_nearest upsample_bilinear",
-    "test_choice.py": "where masked_fill isclose prelu allclose equal fill_value is_nonzero is_same_size sum_to_size type_as polygamma",
+    "test_choice.py": """where masked_fill isclose prelu allclose equal fill_value is_nonzero
+        is_same_size sum_to_size type_as polygamma""",
 }
 _BY_HAND = {name for names in ELSEWHERE.values() for name in names.split()}
 
 
 def tested() -> list[Op]:
-    """Return the entries that the generated tests cover: all public ones whose inputs can be drawn from an interval."""
-    return [op for op in TABLE.values() if op.family in _FAMILIES and op.function_in and op.torch and op.name not in _BY_HAND]
+    """Return the entries that the generated tests cover: all public ones whose inputs can be drawn
+    from an interval.
+    """
+    return [
+        op
+        for op in TABLE.values()
+        if op.family in _FAMILIES and op.function_in and op.torch and op.name not in _BY_HAND
+    ]
 
 
 def oracle(op: Op) -> Callable[..., Any]:
@@ -59,8 +71,15 @@ def tensor_count(op: Op) -> int:
     """Return how many tensors an entry takes."""
     if isinstance(op, Elementwise):
         return len(op.tensors)
-    required = [p for p in inspect.signature(op.function).parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return max(1, sum(1 for p in required if p.name not in ("dim", "normalized_shape", "num_groups", "dims")))
+    required = [
+        p
+        for p in inspect.signature(op.function).parameters.values()
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    ]
+    return max(
+        1,
+        sum(1 for p in required if p.name not in ("dim", "normalized_shape", "num_groups", "dims")),
+    )
 
 
 def base_values(op: Op, shape: tuple[int, ...], dtype: DType, seed: int) -> torch.Tensor:
@@ -71,7 +90,10 @@ def base_values(op: Op, shape: tuple[int, ...], dtype: DType, seed: int) -> torc
     if dtype.kind == "bool":
         return torch.rand(shape, generator=generator) < 0.5
     if dtype.kind in ("int", "uint"):
-        low, high = (0 if dtype.kind == "uint" else math.ceil(max(low, -5))), math.floor(min(high, 5)) + 1
+        low, high = (
+            (0 if dtype.kind == "uint" else math.ceil(max(low, -5))),
+            math.floor(min(high, 5)) + 1,
+        )
         if op.domain[0] > 0:
             low = max(low, 1)
         return torch.randint(low, max(high, low + 1), shape, generator=generator).to(wanted)
@@ -96,7 +118,9 @@ def arrange(base: Any, layout: str) -> Any:
             return base[:0]
 
 
-def inputs(op: Op, layout: str, dtype: DType, device: str, requires_grad: bool = False) -> tuple[list[torch.Tensor], list[Any]]:
+def inputs(
+    op: Op, layout: str, dtype: DType, device: str, requires_grad: bool = False
+) -> tuple[list[torch.Tensor], list[Any]]:
     """Return the same inputs for the oracle and for us."""
     theirs, ours = [], []
     for i in range(tensor_count(op)):
@@ -118,27 +142,53 @@ def shown(tensors: list[Any], layout: str) -> list[Any]:
 
 def flat(result: Any) -> list[Any]:
     """Return the tensors of a result."""
-    return [r for part in result for r in flat(part)] if isinstance(result, (tuple, list)) else [result]
+    return (
+        [r for part in result for r in flat(part)]
+        if isinstance(result, (tuple, list))
+        else [result]
+    )
 
 
 def as_double(ours: Any) -> torch.Tensor:
     """Return our tensor as the oracle's float64 (or exact integer) tensor."""
-    kind = torch.float64 if ours.dtype.kind == "float" else torch.bool if ours.dtype.kind == "bool" else torch.int64
+    kind = (
+        torch.float64
+        if ours.dtype.kind == "float"
+        else torch.bool
+        if ours.dtype.kind == "bool"
+        else torch.int64
+    )
     return torch.tensor(ours.detach().tolist(), dtype=kind).reshape(tuple(ours.shape))
 
 
 def compare(op: Op, ours: Any, expected: torch.Tensor, note: str, dtype: DType) -> None:
     """Assert that a result has the oracle's shape and values within the tolerance of `dtype`."""
-    assert tuple(ours.shape) == tuple(expected.shape), f"{note}: shape {tuple(ours.shape)}, expected {tuple(expected.shape)}"
+    assert tuple(ours.shape) == tuple(expected.shape), (
+        f"{note}: shape {tuple(ours.shape)}, expected {tuple(expected.shape)}"
+    )
     actual = as_double(ours)
     if dtype.name in RTOL and expected.is_floating_point():
         rtol = max(RTOL[dtype.name], (op.rtol or 0.0) if dtype.name == "float32" else 0.0)
-        scale = float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 1.0
+        scale = (
+            float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 1.0
+        )
         torch.testing.assert_close(
-            actual, expected.double(), rtol=rtol, atol=ATOL[dtype.name] * max(1.0, min(scale, 100.0)), equal_nan=True, msg=lambda m: f"{note}: {m}"
+            actual,
+            expected.double(),
+            rtol=rtol,
+            atol=ATOL[dtype.name] * max(1.0, min(scale, 100.0)),
+            equal_nan=True,
+            msg=lambda m: f"{note}: {m}",
         )
     else:
-        torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{note}: {m}")
+        torch.testing.assert_close(
+            actual.double(),
+            expected.double(),
+            rtol=0,
+            atol=0,
+            equal_nan=True,
+            msg=lambda m: f"{note}: {m}",
+        )
 
 
 def float_dtypes(op: Op) -> list[DType]:

@@ -1,6 +1,8 @@
-"""Every entry of the op table, against PyTorch: values, types, shapes, gradients and second gradients.
+"""Every entry of the op table, against PyTorch: values, types, shapes, gradients and second
+gradients.
 
-One test covers all layouts of an entry at once: the results are recorded together and computed as one program, as user code does.
+One test covers all layouts of an entry at once: the results are recorded together and computed as
+one program, as user code does.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from webtorch.ir.dtype import ALL, DType
 from webtorch.ops.record import Op
 
 OPS = table.tested()
-# PyTorch warns of the degenerate inputs that the layouts include; so do we, and neither is the subject here.
+# PyTorch warns of the degenerate inputs that the layouts include; so do we, and neither is the
+# subject here.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -31,9 +34,9 @@ def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
             try:
                 exact = theirs_fn(*table.shown(theirs, layout), *args, **kwargs)
             except (RuntimeError, IndexError, ValueError) as error:
-                with pytest.raises((RuntimeError, IndexError, ValueError, TypeError)):
-                    result = ours_fn(*table.shown(ours, layout), *args, **kwargs)
-                    raise AssertionError(f"{note}: PyTorch raises {error!r}; we return {result.shape}")
+                # The same type of error, or one that derives from it.
+                with pytest.raises(type(error)):
+                    ours_fn(*table.shown(ours, layout), *args, **kwargs)
                 continue
             wide = [t.double() if t.is_floating_point() else t for t in table.shown(theirs, layout)]
             expected = theirs_fn(*wide, *args, **kwargs)
@@ -42,13 +45,17 @@ def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
                     ours_fn(*table.shown(ours, layout), *args, **kwargs)
                 continue
             result = ours_fn(*table.shown(ours, layout), *args, **kwargs)
-            for mine, typed, value in zip(table.flat(result), table.flat(exact), table.flat(expected), strict=True):
-                assert mine.dtype.name == str(typed.dtype).removeprefix("torch."), f"{note}: {mine.dtype}, expected {typed.dtype}"
+            for mine, typed, value in zip(
+                table.flat(result), table.flat(exact), table.flat(expected), strict=True
+            ):
+                assert mine.dtype.name == str(typed.dtype).removeprefix("torch."), (
+                    f"{note}: {mine.dtype}, expected {typed.dtype}"
+                )
                 out.append((note, mine, value))
     return out
 
 
-@pytest.mark.parametrize("dtype", [d for d in ALL], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", list(ALL), ids=lambda d: d.name)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_values(op: Op, dtype: DType, device: str) -> None:
     if device == "webgpu" and not dtype.webgpu:
@@ -68,7 +75,9 @@ def _tolerance_dtype(dtype: DType, mine: Any) -> DType:
 
 
 def _oracle_takes(op: Op, dtype: DType) -> bool:
-    """Whether PyTorch has the op for this type (uint32 hardly at all); where it has not, there is nothing to compare with."""
+    """Whether PyTorch has the op for this type (uint32 hardly at all); where it has not, there is
+    nothing to compare with.
+    """
     if dtype not in op.dtypes:
         return False
     theirs, _ = table.inputs(op, "contiguous", dtype, "cpu")
@@ -80,7 +89,16 @@ def _oracle_takes(op: Op, dtype: DType) -> bool:
     return True
 
 
-def _gradients(torch_like: Any, fn: Any, tensors: list[Any], shown: list[Any], args: Any, kwargs: Any, weight: Any, second: bool) -> list[Any]:
+def _gradients(
+    torch_like: Any,
+    fn: Any,
+    tensors: list[Any],
+    shown: list[Any],
+    args: Any,
+    kwargs: Any,
+    weight: Any,
+    second: bool,
+) -> list[Any]:
     result = table.flat(fn(*shown, *args, **kwargs))[0]
     total = (result * weight(result)).sum()
     first = torch_like.autograd.grad(total, tensors, create_graph=second, allow_unused=True)
@@ -99,28 +117,44 @@ def _weights(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.5
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if webtorch.float32 in op.dtypes], ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if webtorch.float32 in op.dtypes], ids=lambda op: op.name
+)
 def test_gradients_to_second_order(op: Op, device: str) -> None:
-    """Gradients of a random inner product of the result, and of one of the gradients, equal PyTorch's in float64."""
+    """Gradients of a random inner product of the result, and of one of the gradients, equal
+    PyTorch's in float64.
+    """
     for layout in ("contiguous", "transposed", "mixed", "sliced"):
         for args, kwargs in op.samples:
             theirs, ours = table.inputs(op, layout, webtorch.float32, device, requires_grad=True)
             try:
-                result = table.flat(table.oracle(op)(*table.shown(theirs, layout), *args, **kwargs))[0]
+                result = table.flat(
+                    table.oracle(op)(*table.shown(theirs, layout), *args, **kwargs)
+                )[0]
             except (RuntimeError, ValueError):
                 continue  # not an input that the op takes; test_values compares the errors
             if device == "webgpu" and op.name == "float_power":
                 continue  # gives float64, which raises: test_values
             if not result.requires_grad:
-                mine = table.flat(table.function(op)(*table.shown(ours, layout), *args, **kwargs))[0]
+                mine = table.flat(table.function(op)(*table.shown(ours, layout), *args, **kwargs))[
+                    0
+                ]
                 assert not mine.requires_grad, f"{op.name}: PyTorch gives no gradient"
                 continue
             try:
                 expected = _gradients(
-                    torch, table.oracle(op), theirs, table.shown(theirs, layout), args, kwargs, lambda r: _weights(tuple(r.shape)), True
+                    torch,
+                    table.oracle(op),
+                    theirs,
+                    table.shown(theirs, layout),
+                    args,
+                    kwargs,
+                    lambda r: _weights(tuple(r.shape)),
+                    True,
                 )
             except RuntimeError as error:
-                assert "is not implemented" in str(error)
+                if "is not implemented" not in str(error):
+                    raise
                 continue  # PyTorch has no derivative to compare with
             actual = _gradients(
                 webtorch, table.function(op), ours, table.shown(ours, layout), args, kwargs,
@@ -134,16 +168,26 @@ def test_gradients_to_second_order(op: Op, device: str) -> None:
                 order = 1 if i < count else 2
                 if want is None or got is None:
                     # No gradient and a gradient of zeros are the same thing.
-                    present = want if want is not None else None if got is None else table.as_double(got)
-                    assert present is None or not present.any(), f"{note} {i}: {got} instead of {want}"
+                    present = (
+                        want if want is not None else None if got is None else table.as_double(got)
+                    )
+                    assert present is None or not present.any(), (
+                        f"{note} {i}: {got} instead of {want}"
+                    )
                     continue
                 scale = max(1.0, float(want.abs().max()))
                 torch.testing.assert_close(
-                    table.as_double(got), want.detach(), rtol=2e-5 * 5**order, atol=4e-6 * scale * 5**order, msg=lambda m, i=i: f"{note} {i}: {m}"
+                    table.as_double(got),
+                    want.detach(),
+                    rtol=2e-5 * 5**order,
+                    atol=4e-6 * scale * 5**order,
+                    msg=lambda m, i=i, note=note: f"{note} {i}: {m}",
                 )
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op.inplace and "Tensor" in op.function_in], ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if op.inplace and "Tensor" in op.function_in], ids=lambda op: op.name
+)
 def test_inplace_form_writes_through_views(op: Op) -> None:
     """x.op_() on a transposed view changes the base as PyTorch does, and returns x."""
     args, kwargs = op.samples[0]

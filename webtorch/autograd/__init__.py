@@ -14,5 +14,6 @@ from webtorch.tensors.tape import (
 from webtorch.tensors.tensor import Tensor as Variable
 
 __all__ = [
-    "Function", "FunctionCtx", "Variable", "backward", "enable_grad", "grad", "inference_mode", "no_grad", "set_grad_enabled",
+    "Function", "FunctionCtx", "Variable", "backward", "enable_grad", "grad", "inference_mode",
+    "no_grad", "set_grad_enabled",
 ]  # fmt: skip

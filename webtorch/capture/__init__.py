@@ -1,4 +1,6 @@
-"""Floor 5: `webtorch.compile` captures a function of tensors, a whole training step above all, as one program."""
+"""Floor 5: `webtorch.compile` captures a function of tensors, a whole training step above all, as
+one program.
+"""
 
 from webtorch.capture.step import CompiledFunction, compile
 

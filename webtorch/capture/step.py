@@ -1,4 +1,6 @@
-"""`webtorch.compile`: one program for each signature of a function, replayed with no Python per operation. Floor 5."""
+"""`webtorch.compile`: one program for each signature of a function, replayed with no Python per
+operation. Floor 5.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ _MAX_SIGNATURES = 16
 class CompiledFunction:
     """A function that is captured once per signature and then replayed.
 
-    The first call of a signature runs as usual, so that what is created on first use (optimizer state, caches) exists. The second
-    is captured. From then on a call binds its arguments to the program and runs it. Parameters and state stay on the device and are
-    updated in place; learning rates and other options of an optimizer, random numbers and number arguments may change freely.
+    The first call of a signature runs as usual, so that what is created on first use (optimizer
+    state, caches) exists. The second
+    is captured. From then on a call binds its arguments to the program and runs it. Parameters and
+    state stay on the device and are
+    updated in place; learning rates and other options of an optimizer, random numbers and number
+    arguments may change freely.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -53,7 +58,9 @@ class CompiledFunction:
         return replay(captured, tensors)
 
     def _flatten(self, x: Any, tensors: list[Tensor], numbers: dict[str, Any]) -> Any:
-        """Return the signature of arguments, collecting tensors and floats, which may change without another capture."""
+        """Return the signature of arguments, collecting tensors and floats, which may change
+        without another capture.
+        """
         if isinstance(x, Tensor):
             tensors.append(x)
             return ("tensor", x._shape, x.dtype, str(x.device), x.requires_grad)
@@ -73,7 +80,10 @@ class CompiledFunction:
     def program(self) -> Program:
         """Return the program of the latest signature. Raises RuntimeError before the second call."""
         if not self.captures:
-            raise RuntimeError("compile: nothing has been captured yet: call the function twice (the first call runs as usual)")
+            raise RuntimeError(
+                "compile: nothing has been captured yet: call the function twice (the first call "
+                "runs as usual)"
+            )
         return next(reversed(self.captures.values()))[0].executable.program
 
     def latest(self) -> Capture:
@@ -100,10 +110,11 @@ def _replace(x: Any, tensors: Any, live: dict[str, Any], names: Any) -> Any:
     return x
 
 
-def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:  # noqa: A001  (PyTorch's name)
+def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Return `model` (a function or Module) compiled; also a decorator, with or without arguments.
 
-    PyTorch's options (fullgraph, dynamic, backend, mode) are accepted; there is one compiler and one mode.
+    PyTorch's options (fullgraph, dynamic, backend, mode) are accepted; there is one compiler and
+    one mode.
     """
     if model is None:
         return lambda function: compile(function, **options)

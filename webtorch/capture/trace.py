@@ -1,7 +1,9 @@
 """Captures one call of a function as a program. Floor 5.
 
-The function runs once more, lazily, on its real arguments; what it would have computed is frozen instead. Data that it reads are
-its arguments and whatever else was in memory (parameters, optimizer state); what it leaves behind are its results and every
+The function runs once more, lazily, on its real arguments; what it would have computed is frozen
+instead. Data that it reads are
+its arguments and whatever else was in memory (parameters, optimizer state); what it leaves behind
+are its results and every
 tensor that it overwrote or that outlives the call.
 """
 
@@ -50,7 +52,9 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A returned tensor in a captured structure: output `number`, as a view, or a tensor that the call did not compute."""
+    """A returned tensor in a captured structure: output `number`, as a view, or a tensor that the
+    call did not compute.
+    """
 
     number: int | None
     shape: tuple[int, ...]
@@ -59,8 +63,15 @@ class Returned:
     storage: Storage | None
 
 
-def capture(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Capture:
-    """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (contiguous, computed)."""
+def capture(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+) -> Capture:
+    """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (contiguous,
+    computed).
+    """
     runtime = _one_runtime(function, tensors)
     runtime.realize()
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
@@ -71,14 +82,16 @@ def capture(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     try:
         result = function(*args, **kwargs)
         random_count = generator._offset - start
-        # Gradient functions of this call may still hold tensors in reference cycles; what is garbage is no output.
+        # Gradient functions of this call may still hold tensors in reference cycles; what is
+        # garbage is no output.
         gc.collect()
         owners = runtime.live_owners()
         runtime.pending.clear()
         frozen = freeze(owners)
         graph = to_graph(frozen)
     finally:
-        # Nothing was computed: overwritten storages have their values back, and the generator its place.
+        # Nothing was computed: overwritten storages have their values back, and the generator its
+        # place.
         _undo(runtime.live_owners() or owners)
         generator._offset = start
         runtime.capturing, tracing.active, tracing.random_start = False, False, None
@@ -90,7 +103,14 @@ def capture(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         if home is None:
             # Data that only the graph holds, such as a constant made in the function.
             home = Storage.__new__(Storage)
-            home.node, home.runtime, home.dtype, home.elements, home.version, home.donor = node, runtime, node.dtype, 0, 0, None
+            home.node, home.runtime, home.dtype, home.elements, home.version, home.donor = (
+                node,
+                runtime,
+                node.dtype,
+                0,
+                0,
+                None,
+            )
         sources.append(argument_storages.get(id(home), home))
     donors = {d for d in frozen.donors if d is not None}
     numbers = {id(s): i for i, s in enumerate(storages)}
@@ -101,14 +121,18 @@ def capture(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     executable = runtime.backend.compile(compile_graph(graph, runtime.backend.limits))
     dynamic = [i for i, a in enumerate(frozen.args) if isinstance(a, (HostScalar, RandomOffset))]
     return Capture(
-        runtime, graph, executable, sources, [n in donors for n in frozen.inputs], targets, frozen.args, dynamic, random_count, result
+        runtime, graph, executable, sources, [n in donors for n in frozen.inputs], targets,
+        frozen.args, dynamic, random_count, result
     )  # fmt: skip
 
 
 def _one_runtime(function: Callable[..., Any], tensors: list[Tensor]) -> Runtime:
     runtimes = {t._storage.runtime for t in tensors}
     if len(runtimes) > 1:
-        raise CaptureError(f"compile: the arguments of {function} are on several devices; move them to one with .to(device)")
+        raise CaptureError(
+            f"compile: the arguments of {function} are on several devices; move them to one with "
+            ".to(device)"
+        )
     return runtimes.pop() if runtimes else resolve(None)
 
 
@@ -135,7 +159,9 @@ def _homes(inputs: list[Node], tensors: list[Tensor]) -> dict[Node, Storage]:
 
 
 def _describe(result: Any, numbers: dict[int, int]) -> tuple[Any, set[int]]:
-    """Replace tensors in a returned structure by `Returned`; also return the outputs that are returned."""
+    """Replace tensors in a returned structure by `Returned`; also return the outputs that are
+    returned.
+    """
     returned: set[int] = set()
 
     def visit(x: Any) -> Any:
@@ -189,7 +215,9 @@ def replay(captured: Capture, tensors: list[Tensor]) -> Any:
 def _own_copy(storage: Storage) -> Node:
     """Copy a value that another storage shares, so that its memory may be overwritten."""
     node = storage.node
-    storage.node = Node("map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype)
+    storage.node = Node(
+        "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
+    )
     storage.donor = None
     storage.runtime.add(storage)
     return storage.realize()
@@ -201,7 +229,11 @@ def _rebuild(x: Any, fresh: dict[int, Storage], targets: list[int | Storage]) ->
         if x.number is not None:
             storage = fresh.get(x.number) or targets[x.number]  # type: ignore[assignment]
         assert isinstance(storage, Storage)
-        whole = x.offset == 0 and storage.elements == numel(x.shape) and is_contiguous(x.shape, x.strides)
+        whole = (
+            x.offset == 0
+            and storage.elements == numel(x.shape)
+            and is_contiguous(x.shape, x.strides)
+        )
         return Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole)
     if isinstance(x, dict):
         return {k: _rebuild(v, fresh, targets) for k, v in x.items()}

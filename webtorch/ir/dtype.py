@@ -74,7 +74,11 @@ class DType:
         """Unpack little-endian `data` into Python numbers."""
         if self is bfloat16:
             halves = struct.unpack(f"<{len(data) // 2}H", data)
-            return list(struct.unpack(f"<{len(halves)}f", b"".join(struct.pack("<I", h << 16) for h in halves)))
+            return list(
+                struct.unpack(
+                    f"<{len(halves)}f", b"".join(struct.pack("<I", h << 16) for h in halves)
+                )
+            )
         return list(struct.unpack(f"<{len(data) // self.itemsize}{self.code}", data))
 
 
@@ -160,7 +164,9 @@ def _promote(a: DType, b: DType) -> DType:
     if unsigned is uint32:
         if signed is int64:
             return int64
-        raise TypeError(f"promote_types: {a} and {b} have no common type; cast one of them, as in x.to({int64})")
+        raise TypeError(
+            f"promote_types: {a} and {b} have no common type; cast one of them, as in x.to({int64})"
+        )
     # uint8 with a signed type: the smallest signed type that holds both.
     return signed if signed.itemsize > 1 else int16
 

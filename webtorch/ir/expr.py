@@ -1,6 +1,8 @@
-"""Scalar expressions: the formulas of the op table and the bodies of kernels. Standard library only.
+"""Scalar expressions: the formulas of the op table and the bodies of kernels. Standard library
+only.
 
-An expression is an immutable, interned value: equal expressions are the same object, so sharing is found for free.
+An expression is an immutable, interned value: equal expressions are the same object, so sharing is
+found for free.
 The same tree is rendered to WGSL and to CPU source, printed, folded and differentiated.
 """
 
@@ -12,25 +14,33 @@ from weakref import WeakValueDictionary
 
 from webtorch.ir.dtype import DType, Scalar, bool_, float32, int32, uint32
 
-# op -> number of arguments. What each one means is PyTorch's function of that name; renderers must follow it,
-# NaN and infinities included. `max`/`min` return NaN when either side is NaN. Integer division: `floordiv` rounds to
+# op -> number of arguments. What each one means is PyTorch's function of that name; renderers must
+# follow it,
+# NaN and infinities included. `max`/`min` return NaN when either side is NaN. Integer division:
+# `floordiv` rounds to
 # minus infinity, `truncdiv` and `truncmod` to zero, `mod` has the divisor's sign (Python's rule).
 ARITY: dict[str, int] = {
     # leaves; their payload is in `value`
     "const": 0, "arg": 0, "input": 0, "index": 0, "reduced": 0,
     # one argument
-    "neg": 1, "abs": 1, "sign": 1, "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1,
-    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "tanh": 1, "asinh": 1, "acosh": 1,
-    "atanh": 1, "erf": 1, "erfc": 1, "floor": 1, "ceil": 1, "trunc": 1, "round": 1, "not": 1, "bitnot": 1, "isnan": 1, "isinf": 1,
+    "neg": 1, "abs": 1, "sign": 1, "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1,
+    "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1,
+    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "tanh": 1,
+    "asinh": 1, "acosh": 1,
+    "atanh": 1, "erf": 1, "erfc": 1, "floor": 1, "ceil": 1, "trunc": 1, "round": 1, "not": 1,
+    "bitnot": 1, "isnan": 1, "isinf": 1,
     "cast": 1, "bitcast": 1,
     # a load: (flat index) or (flat index, valid, other); the buffer slot is in `value`
     "load": 1,
     # two arguments
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "floordiv": 2, "truncdiv": 2, "mod": 2, "truncmod": 2, "pow": 2, "atan2": 2, "hypot": 2,
-    "copysign": 2, "min": 2, "max": 2, "lt": 2, "le": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "xor": 2, "shl": 2, "shr": 2,
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "floordiv": 2, "truncdiv": 2, "mod": 2, "truncmod": 2,
+    "pow": 2, "atan2": 2, "hypot": 2,
+    "copysign": 2, "min": 2, "max": 2, "lt": 2, "le": 2, "eq": 2, "ne": 2, "and": 2, "or": 2,
+    "xor": 2, "shl": 2, "shr": 2,
     # three arguments
     "where": 3,
-    # philox(seed_low, seed_high, counter_low, counter_high): lane `value` (0..3) of Philox4x32-10, a uint32
+    # philox(seed_low, seed_high, counter_low, counter_high): lane `value` (0..3) of Philox4x32-10,
+    # a uint32
     "philox": 4,
 }  # fmt: skip
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan", "isinf", "not"})
@@ -53,7 +63,8 @@ class Expr:
     def __repr__(self) -> str:
         return show(self)
 
-    # Identity is equality (interned), so the default __eq__ and __hash__ are right; comparisons are functions.
+    # Identity is equality (interned), so the default __eq__ and __hash__ are right; comparisons are
+    # functions.
     def __add__(self, other: Operand) -> Expr:
         return binary("add", self, other)
 
@@ -163,7 +174,9 @@ def load(buffer: int, dtype: DType, position: Expr) -> Expr:
     return make("load", dtype, (position,), buffer)
 
 
-def philox(seed_low: Expr, seed_high: Expr, counter_low: Expr, counter_high: Expr, lane: int) -> Expr:
+def philox(
+    seed_low: Expr, seed_high: Expr, counter_low: Expr, counter_high: Expr, lane: int
+) -> Expr:
     """Return lane 0..3 of Philox4x32-10 (Salmon et al., 2011) as uint32."""
     return make("philox", uint32, (seed_low, seed_high, counter_low, counter_high), lane)
 
@@ -174,12 +187,18 @@ def _coerce(a: Operand, b: Operand) -> tuple[Expr, Expr]:
         return const(a, b.dtype), b
     if not isinstance(b, Expr):
         return a, const(b, a.dtype)
-    assert a.dtype is b.dtype, f"operands of one type are needed: {a} is {a.dtype}, {b} is {b.dtype}"
+    assert a.dtype is b.dtype, (
+        f"operands of one type are needed: {a} is {a.dtype}, {b} is {b.dtype}"
+    )
     return a, b
 
 
 def _is_const(x: Expr, value: Scalar) -> bool:
-    return x.op == "const" and x.value == value and (value != 0 or math.copysign(1.0, float(x.value)) == 1.0)  # type: ignore[arg-type]
+    return (
+        x.op == "const"
+        and x.value == value
+        and (value != 0 or math.copysign(1.0, float(x.value)) == 1.0)
+    )  # type: ignore[arg-type]
 
 
 def unary(op: str, x: Expr, value: object = None) -> Expr:
@@ -196,11 +215,18 @@ def unary(op: str, x: Expr, value: object = None) -> Expr:
 
 
 def binary(op: str, a: Operand, b: Operand) -> Expr:
-    """Return `op(a, b)`; Python numbers take the other side's type. Folds only what holds for NaN, -0 and infinity."""
+    """Return `op(a, b)`; Python numbers take the other side's type. Folds only what holds for NaN,
+    -0 and infinity.
+    """
     x, y = _coerce(a, b)
     if x.op == "const" and y.op == "const" and op in _FOLD:
         folded = _FOLD[op](x.value, y.value)  # type: ignore[arg-type]
-        if folded is not None and (x.dtype.kind != "float" or op not in ("add", "sub", "mul") or x.dtype.itemsize == 8 or _exact(folded)):
+        if folded is not None and (
+            x.dtype.kind != "float"
+            or op not in ("add", "sub", "mul")
+            or x.dtype.itemsize == 8
+            or _exact(folded)
+        ):
             return const(folded, bool_ if op in COMPARISONS else x.dtype)
     if op == "mul":
         if _is_const(x, 1):
@@ -214,9 +240,9 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
             return y
         if _is_const(y, 0):
             return x
-    elif op == "sub" and _is_const(y, 0):
-        return x
-    elif op in ("div", "floordiv", "truncdiv") and _is_const(y, 1):
+    elif (op == "sub" and _is_const(y, 0)) or (
+        op in ("div", "floordiv", "truncdiv") and _is_const(y, 1)
+    ):
         return x
     elif op == "and" and x.dtype is bool_:
         if x is y or _is_const(y, True):
@@ -227,7 +253,9 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
 
 
 def _exact(value: Scalar) -> bool:
-    """Whether a float64 result is also the float32 result of the same operation on float32 constants."""
+    """Whether a float64 result is also the float32 result of the same operation on float32
+    constants.
+    """
     return float(value).is_integer() and abs(value) < 2**24
 
 
@@ -247,7 +275,9 @@ _FOLD: dict[str, Callable[[Scalar, Scalar], Scalar | None]] = {
 
 
 def where(condition: Expr, a: Operand, b: Operand) -> Expr:
-    """Return `a` where `condition` holds, else `b`; only the chosen side's value counts, NaN in the other is lost."""
+    """Return `a` where `condition` holds, else `b`; only the chosen side's value counts, NaN in the
+    other is lost.
+    """
     x, y = _coerce(a, b)
     if condition.op == "const":
         return x if condition.value else y
@@ -257,7 +287,9 @@ def where(condition: Expr, a: Operand, b: Operand) -> Expr:
 
 
 def cast(x: Expr, dtype: DType) -> Expr:
-    """Convert to `dtype` as PyTorch does: floats truncate to integers, anything non-zero becomes True."""
+    """Convert to `dtype` as PyTorch does: floats truncate to integers, anything non-zero becomes
+    True.
+    """
     if x.dtype is dtype:
         return x
     if x.op == "const" and not (dtype.kind in ("int", "uint") and x.dtype.kind == "float"):
@@ -304,7 +336,9 @@ def _binary_function(op: str) -> Callable[[Operand, Operand], Expr]:
 maximum, minimum = _binary_function("max"), _binary_function("min")
 pow_, atan2, hypot, copysign = (_binary_function(n) for n in ("pow", "atan2", "hypot", "copysign"))
 eq, ne, lt, le = (_binary_function(n) for n in ("eq", "ne", "lt", "le"))
-floordiv, truncdiv, mod, truncmod = (_binary_function(n) for n in ("floordiv", "truncdiv", "mod", "truncmod"))
+floordiv, truncdiv, mod, truncmod = (
+    _binary_function(n) for n in ("floordiv", "truncdiv", "mod", "truncmod")
+)
 shl, shr = _binary_function("shl"), _binary_function("shr")
 
 
@@ -337,8 +371,14 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             stack.extend((a, False) for a in reversed(node.args) if a not in seen)
 
 
-def rewrite(root: Expr, rule: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
-    """Rebuild `root` bottom-up; `rule(node, new_args)` returns the replacement or None to keep the node's op."""
+def rewrite(
+    root: Expr,
+    rule: Callable[[Expr, tuple[Expr, ...]], Expr | None],
+    memo: dict[Expr, Expr] | None = None,
+) -> Expr:
+    """Rebuild `root` bottom-up; `rule(node, new_args)` returns the replacement or None to keep the
+    node's op.
+    """
     memo = {} if memo is None else memo
     for node in walk(root):
         if node in memo:
@@ -368,7 +408,8 @@ def substitute(root: Expr, inputs: tuple[Expr, ...]) -> Expr:
 
 
 _INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<",
+    "le": "<=", "eq": "==", "ne": "!=",
     "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
 }  # fmt: skip
 

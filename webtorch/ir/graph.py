@@ -1,19 +1,23 @@
-"""Graphs: nodes as they are recorded, and the frozen form that passes transform. Standard library only.
+"""Graphs: nodes as they are recorded, and the frozen form that passes transform. Standard library
+only.
 
-Every node's value is a contiguous array of its shape. The kinds are a small closed set; everything else composes:
+Every node's value is a contiguous array of its shape. The kinds are a small closed set; everything
+else composes:
 
-    buffer    data on the device                            attrs ()
-    empty     uninitialised memory                          attrs ()
-    map       one scalar formula over equal shapes          attrs (formula, operand pattern, compute dtype)
-    view      strided window on the source's flat data      attrs (strides,) or (strides, offset)   scalars (offset,) if not in attrs
-    pad       the source inside a border of one value       attrs (low per dim,)                    scalars (value,)
-    reduce    over some dims, which become 1                attrs (op, dims)
-    update    source 0 with a window replaced by source 1   attrs (window shape, strides)           scalars (offset,)
-    take      rows picked by index arrays                   attrs (index count, checks)
-    scatter   source 0 with rows combined at index arrays   attrs (index count, combine, checks)
-    matmul    batched matrix product                        attrs ()
-    conv      2-d convolution or a gradient of it           attrs (kind, input shape, weight shape, output shape, stride, padding, dilation, groups)
-    scan      running sum, product, max, min                attrs (op, dim)
+    kind      meaning                                       attrs; runtime arguments
+    buffer    data on the device
+    empty     uninitialised memory
+    map       one scalar formula over equal shapes          (formula, operand pattern, compute dtype)
+    view      strided window on the source's flat data      (strides, offset), or (strides,); offset
+    pad       the source inside a border of one value       (low per dim,); value
+    reduce    over some dims, which become 1                (op, dims)
+    update    source 0 with a window set to source 1        (window shape, strides); offset
+    take      rows picked by index arrays                   (index count, name, wrap)
+    scatter   source 0 with rows combined at index arrays   (index count, combine, name, wrap)
+    matmul    batched matrix product
+    conv      2-d convolution or a gradient of it           (kind, input, weight, output shape,
+                                                            stride, padding, dilation, groups)
+    scan      running sum, product, max, min                (op, dim)
 """
 
 from __future__ import annotations
@@ -24,13 +28,39 @@ from typing import Any
 from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.view import Shape, numel
 
-KINDS = ("buffer", "empty", "map", "view", "pad", "reduce", "update", "take", "scatter", "matmul", "conv", "scan")
+KINDS = (
+    "buffer",
+    "empty",
+    "map",
+    "view",
+    "pad",
+    "reduce",
+    "update",
+    "take",
+    "scatter",
+    "matmul",
+    "conv",
+    "scan",
+)
 
 
 class Node:
-    """A recorded operation. Once computed, it becomes a "buffer" node in place, and lets go of its sources."""
+    """A recorded operation. Once computed, it becomes a "buffer" node in place, and lets go of its
+    sources.
+    """
 
-    __slots__ = ("__weakref__", "attrs", "buffer", "dtype", "kind", "line", "scalars", "shape", "shared", "srcs")
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "buffer",
+        "dtype",
+        "kind",
+        "line",
+        "scalars",
+        "shape",
+        "shared",
+        "srcs",
+    )
 
     def __init__(
         self,
@@ -50,7 +80,8 @@ class Node:
         self.dtype = dtype
         self.line = line
         self.buffer: Any = None
-        # Set when a second storage takes this value (a clone costs nothing until one of them is written): its memory must
+        # Set when a second storage takes this value (a clone costs nothing until one of them is
+        # written): its memory must
         # then not be taken over by what overwrites the first.
         self.shared = False
 
@@ -83,7 +114,9 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Node `node` must be in memory at the end; it may take over input buffer `donor` (a node number), if any."""
+    """Node `node` must be in memory at the end; it may take over input buffer `donor` (a node
+    number), if any.
+    """
 
     node: int
     donor: int | None = None
@@ -91,7 +124,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order. `arg_dtypes[i]` is the type in which runtime argument `i` is passed."""
+    """Nodes in topological order. `arg_dtypes[i]` is the type in which runtime argument `i` is
+    passed.
+    """
 
     nodes: tuple[GraphNode, ...]
     outputs: tuple[Output, ...]
@@ -103,7 +138,13 @@ class Graph:
             srcs = " ".join(f"%{s}" for s in n.srcs)
             attrs = " ".join(_show(a) for a in n.attrs)
             args = " ".join(f"a{a}" for a in n.args)
-            lines.append("  ".join(filter(None, (f"%{i} = {n.kind} {n.dtype.name}{list(n.shape)}", srcs, attrs, args))))
+            lines.append(
+                "  ".join(
+                    filter(
+                        None, (f"%{i} = {n.kind} {n.dtype.name}{list(n.shape)}", srcs, attrs, args)
+                    )
+                )
+            )
         for output in self.outputs:
             donor = f" in %{output.donor}" if output.donor is not None else ""
             lines.append(f"return %{output.node}{donor}")
@@ -116,13 +157,19 @@ class Graph:
             assert all(s < i for s in n.srcs), f"%{i}: sources must come first"
             assert all(0 <= a < len(self.arg_dtypes) for a in n.args), f"%{i}: unknown argument"
             if n.kind == "map":
-                assert all(self.nodes[s].shape == n.shape for s in n.srcs), f"%{i}: map over unequal shapes"
+                assert all(self.nodes[s].shape == n.shape for s in n.srcs), (
+                    f"%{i}: map over unequal shapes"
+                )
         for output in self.outputs:
             assert 0 <= output.node < len(self.nodes)
 
-    def with_nodes(self, nodes: list[GraphNode], outputs: tuple[Output, ...] | None = None) -> Graph:
+    def with_nodes(
+        self, nodes: list[GraphNode], outputs: tuple[Output, ...] | None = None
+    ) -> Graph:
         """Return the same graph with other nodes."""
-        return replace(self, nodes=tuple(nodes), outputs=self.outputs if outputs is None else outputs)
+        return replace(
+            self, nodes=tuple(nodes), outputs=self.outputs if outputs is None else outputs
+        )
 
 
 def _show(attr: object) -> str:

@@ -1,7 +1,9 @@
 """Integer index arithmetic with ranges: how a view becomes a position. Standard library only.
 
-An `Index` is a sum of atoms with integer factors plus a constant. Atoms are loop variables, quotients, remainders and
-values read at run time. Ranges are known, so that walking through reshapes and transposes gives back plain strides:
+An `Index` is a sum of atoms with integer factors plus a constant. Atoms are loop variables,
+quotients, remainders and
+values read at run time. Ranges are known, so that walking through reshapes and transposes gives
+back plain strides:
 `((i * 5 + j) // 5) == i` when `0 <= j < 5`.
 """
 
@@ -43,7 +45,14 @@ def _atom(kind: str, value: object, base: Index | None, divisor: int, low: int, 
         if len(_ATOMS) > 200_000:
             _ATOMS.clear()
         found = Atom()
-        found.kind, found.value, found.base, found.divisor, found.low, found.high = kind, value, base, divisor, low, high
+        found.kind, found.value, found.base, found.divisor, found.low, found.high = (
+            kind,
+            value,
+            base,
+            divisor,
+            low,
+            high,
+        )
         _ATOMS[key] = found
     return found
 
@@ -110,7 +119,12 @@ class Index:
         low, high = rest.range
         if low // divisor == high // divisor:
             return whole + low // divisor
-        if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1 and rest.terms[0][0].kind == "div":
+        if (
+            len(rest.terms) == 1
+            and rest.constant == 0
+            and rest.terms[0][1] == 1
+            and rest.terms[0][0].kind == "div"
+        ):
             inner = rest.terms[0][0]
             assert inner.base is not None
             return whole + _quotient(inner.base, inner.divisor * divisor)
@@ -180,7 +194,8 @@ def _atom_expr(atom: Atom) -> Expr:
 
 
 def _separate(base: Index, divisor: int) -> tuple[Index, Index, int]:
-    """Return (coarse, fine, step) with base == coarse * step + fine, 0 <= fine < step, and step a divisor of `divisor`.
+    """Return (coarse, fine, step) with base == coarse * step + fine, 0 <= fine < step, and step a
+    divisor of `divisor`.
 
     The step is the largest found; 1 (with fine 0) when the terms cannot be separated.
     """
@@ -195,7 +210,10 @@ def _separate(base: Index, divisor: int) -> tuple[Index, Index, int]:
         fine = Index(tuple(t for t in base.terms if t in by_size[count:]), base.constant % step)
         low, high = fine.range
         if low >= 0 and high < step:
-            coarse = Index(tuple((a, f // step) for a, f in base.terms if (a, f) in by_size[:count]), base.constant // step)
+            coarse = Index(
+                tuple((a, f // step) for a, f in base.terms if (a, f) in by_size[:count]),
+                base.constant // step,
+            )
             return coarse, fine, step
     return best
 
@@ -216,7 +234,8 @@ def _collect(factors: dict[Atom, int], offset: int) -> Index:
     for atom, factor in list(factors.items()):
         if atom.kind == "mod" and factor:
             assert atom.base is not None
-            # The quotient in its flattened form, x // (a * b) for (x // a) // b: that is how it stands in the sum.
+            # The quotient in its flattened form, x // (a * b) for (x // a) // b: that is how it
+            # stands in the sum.
             whole = atom.base // atom.divisor
             if len(whole.terms) == 1 and whole.constant == 0 and whole.terms[0][1] == 1:
                 partner = whole.terms[0][0]
@@ -292,7 +311,8 @@ def replace_loops(target: Index, mapping: Callable[[int, int], Index]) -> Index:
 
 
 def split_points(target: Index) -> dict[int, int]:
-    """Return {loop dim: divisor} of quotients and remainders that vanish if that loop is split at the divisor.
+    """Return {loop dim: divisor} of quotients and remainders that vanish if that loop is split at
+    the divisor.
 
     Of several divisors for one loop the largest is returned; call again after splitting.
     """

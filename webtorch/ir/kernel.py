@@ -4,8 +4,10 @@
         for each stage: reduced[k] = combine over the inner points of stage.value
         stores at level "outer" once, stores at level "inner" for every inner point
 
-With no stage it is an elementwise kernel, with one a reduction with prologue and epilogue, with several a row kernel
-(softmax, layer norm and their gradients). The stages of one kernel share one iteration space, so a fused softmax reads a
+With no stage it is an elementwise kernel, with one a reduction with prologue and epilogue, with
+several a row kernel
+(softmax, layer norm and their gradients). The stages of one kernel share one iteration space, so a
+fused softmax reads a
 row and writes a row; this is why more than one reduction is allowed.
 """
 
@@ -28,7 +30,9 @@ Access = Literal["read", "write", "read_write"]
 
 @dataclass(frozen=True, slots=True)
 class BufferSlot:
-    """One buffer of a kernel: its element type, how it is used, and how many elements the whole buffer holds."""
+    """One buffer of a kernel: its element type, how it is used, and how many elements the whole
+    buffer holds.
+    """
 
     dtype: DType
     access: Access
@@ -39,8 +43,10 @@ class BufferSlot:
 class Reduce:
     """One reduction over the inner points.
 
-    `value` is combined in its own type. argmax/argmin combine (value, position), where the position is the row-major
-    number of the inner point, the first one wins on ties and NaN counts as the extreme; their result is an int32... int64
+    `value` is combined in its own type. argmax/argmin combine (value, position), where the position
+    is the row-major
+    number of the inner point, the first one wins on ties and NaN counts as the extreme; their
+    result is an int32... int64
     position, typed `dtype`. max/min give NaN if any value is NaN.
     """
 
@@ -53,7 +59,8 @@ class Reduce:
 class Store:
     """Write `value` to element `position` of a buffer where `valid` holds.
 
-    "set" writes; the other combines are atomic read-modify-writes, for scatters whose positions may repeat.
+    "set" writes; the other combines are atomic read-modify-writes, for scatters whose positions may
+    repeat.
     """
 
     buffer: int
@@ -66,9 +73,11 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition on an index that the device must report: `low <= value < high`, else the access is an error.
+    """A condition on an index that the device must report: `low <= value < high`, else the access
+    is an error.
 
-    The kernel writes (1 + site, value) to the program's status words, once, and goes on with a clamped index.
+    The kernel writes (1 + site, value) to the program's status words, once, and goes on with a
+    clamped index.
     """
 
     value: Expr
@@ -80,7 +89,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One generated kernel. Loop variable `ex.index(d, size)` numbers the outer dims first, then the inner ones."""
+    """One generated kernel. Loop variable `ex.index(d, size)` numbers the outer dims first, then
+    the inner ones.
+    """
 
     name: str
     outer: tuple[int, ...]
@@ -115,24 +126,34 @@ class Kernel:
 
     def __str__(self) -> str:
         lines = [f"kernel {self.name}  outer={list(self.outer)} inner={list(self.inner)}"]
-        lines += [f"  b{i}: {b.access} {b.dtype.name}[{b.elements}]" for i, b in enumerate(self.buffers)]
+        lines += [
+            f"  b{i}: {b.access} {b.dtype.name}[{b.elements}]" for i, b in enumerate(self.buffers)
+        ]
         lines += [f"  arg{i}: {d.name}" for i, d in enumerate(self.args)]
-        lines += [f"  check {c.low} <= {ex.show(c.value)} < {c.high}  site {c.site}" for c in self.checks]
+        lines += [
+            f"  check {c.low} <= {ex.show(c.value)} < {c.high}  site {c.site}" for c in self.checks
+        ]
         lines += [f"  r{i} = {r.op} {ex.show(r.value)}" for i, r in enumerate(self.reduces)]
         for s in self.stores:
             sign = "=" if s.combine == "set" else f"{s.combine}="
             guard = f" if {ex.show(s.valid)}" if s.valid is not None else ""
-            lines.append(f"  {s.level}: b{s.buffer}[{ex.show(s.position)}] {sign} {ex.show(s.value)}{guard}")
+            lines.append(
+                f"  {s.level}: b{s.buffer}[{ex.show(s.position)}] {sign} {ex.show(s.value)}{guard}"
+            )
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Template: out[b, m, n] = sum over k of left[b, m, k] * right[b, k, n] (buffers 0 and 1; out is 2).
+    """Template: out[b, m, n] = sum over k of left[b, m, k] * right[b, k, n] (buffers 0 and 1; out
+    is 2).
 
-    `left_strides` and `right_strides` are (batch, row, column) strides in elements, batch 0 for a shared operand; the
-    offsets are in elements. The output is contiguous. Accumulates in float32 (float64 for float64, the integer type
-    for integers). Generic forms of `epilogue` are added to the kernel as extra buffers after the output.
+    `left_strides` and `right_strides` are (batch, row, column) strides in elements, batch 0 for a
+    shared operand; the
+    offsets are in elements. The output is contiguous. Accumulates in float32 (float64 for float64,
+    the integer type
+    for integers). Generic forms of `epilogue` are added to the kernel as extra buffers after the
+    output.
     """
 
     name: str
@@ -150,17 +171,21 @@ class Matmul:
     def __str__(self) -> str:
         return (
             f"matmul {self.name}  batch={list(self.batch)} m={self.m} n={self.n} k={self.k} "
-            f"left={list(self.left_strides)}+{self.left_offset} right={list(self.right_strides)}+{self.right_offset} "
+            f"left={list(self.left_strides)}+{self.left_offset} "
+            f"right={list(self.right_strides)}+{self.right_offset} "
             f"{self.buffers[2].dtype.name}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Template: a 2-d convolution or one of its gradients, on contiguous NCHW buffers (two inputs, one output).
+    """Template: a 2-d convolution or one of its gradients, on contiguous NCHW buffers (two inputs,
+    one output).
 
-    `kind` "forward": (input, weight) -> output; "input": (grad_output, weight) -> grad_input; "weight": (input,
-    grad_output) -> grad_weight. Shapes: input (n, c, h, w), weight (o, c / groups, kh, kw), output (n, o, oh, ow).
+    `kind` "forward": (input, weight) -> output; "input": (grad_output, weight) -> grad_input;
+    "weight": (input,
+    grad_output) -> grad_weight. Shapes: input (n, c, h, w), weight (o, c / groups, kh, kw), output
+    (n, o, oh, ow).
     """
 
     name: str
@@ -177,15 +202,19 @@ class Convolution:
 
     def __str__(self) -> str:
         return (
-            f"conv {self.name} {self.kind}  input={list(self.input_shape)} weight={list(self.weight_shape)} "
-            f"output={list(self.output_shape)} stride={list(self.stride)} padding={list(self.padding)} "
+            f"conv {self.name} {self.kind}  input={list(self.input_shape)} "
+            f"weight={list(self.weight_shape)} "
+            f"output={list(self.output_shape)} stride={list(self.stride)} "
+            f"padding={list(self.padding)} "
             f"dilation={list(self.dilation)} groups={self.groups} {self.buffers[2].dtype.name}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Template: running sum, product, max or min along the middle of (outer, length, inner), contiguous in and out."""
+    """Template: running sum, product, max or min along the middle of (outer, length, inner),
+    contiguous in and out.
+    """
 
     name: str
     op: Literal["sum", "prod", "max", "min"]

@@ -1,4 +1,6 @@
-"""A program: the planned steps that executors replay, as data that prints and serialises. Standard library only."""
+"""A program: the planned steps that executors replay, as data that prints and serialises. Standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,22 @@ Role = Literal["input", "output", "temporary"]
 
 @dataclass(frozen=True, slots=True)
 class BufferDecl:
-    """One buffer of a program. Inputs are bound by the caller; an output may take over an input's memory (`alias`)."""
+    """One buffer of a program. Inputs are bound by the caller; an output may take over an input's
+    memory (`alias`).
+    """
 
     role: Role
     dtype: DType
     elements: int
-    # For an output: the input buffer whose memory it reuses. For a temporary: the pool slot that it shares with others.
+    # For an output: the input buffer whose memory it reuses. For a temporary: the pool slot that it
+    # shares with others.
     alias: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Run routine number `routine` on the buffers, with the program arguments named by number in `args`.
+    """Run routine number `routine` on the buffers, with the program arguments named by number in
+    `args`.
 
     No buffer is named twice: a kernel that works in place has one "read_write" slot for it.
     """
@@ -48,7 +54,9 @@ Step = Dispatch | Copy
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a checked index came from: the op, what was indexed, and the user's line, for the error message."""
+    """Where a checked index came from: the op, what was indexed, and the user's line, for the error
+    message.
+    """
 
     op: str
     dim: int
@@ -69,9 +77,18 @@ class Program:
     sites: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"program  {len(self.steps)} steps, {len(self.routines)} routines, {len(self.args)} arguments"]
+        lines = [
+            f"program  {len(self.steps)} steps, {len(self.routines)} routines, {len(self.args)} "
+            "arguments"
+        ]
         for i, b in enumerate(self.buffers):
-            alias = "" if b.alias is None else f" in #{b.alias}" if b.role == "output" else f" slot {b.alias}"
+            alias = (
+                ""
+                if b.alias is None
+                else f" in #{b.alias}"
+                if b.role == "output"
+                else f" slot {b.alias}"
+            )
             lines.append(f"  #{i}: {b.role} {b.dtype.name}[{b.elements}]{alias}")
         for step in self.steps:
             if isinstance(step, Copy):

@@ -21,7 +21,9 @@ def numel(shape: Shape) -> int:
 
 @lru_cache(maxsize=65536)
 def contiguous_strides(shape: Shape) -> Shape:
-    """Return the row-major strides of `shape`, in elements, as PyTorch counts them (size 0 counts as 1)."""
+    """Return the row-major strides of `shape`, in elements, as PyTorch counts them (size 0 counts
+    as 1).
+    """
     strides = []
     step = 1
     for size in reversed(shape):
@@ -50,7 +52,8 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
                 continue
             if out[at] != 1:
                 raise ShapeError(
-                    f"The size of tensor a ({out[at]}) must match the size of tensor b ({size}) at non-singleton "
+                    f"The size of tensor a ({out[at]}) must match the size of tensor b ({size}) "
+                    "at non-singleton "
                     f"dimension {at}: shapes {' and '.join(map(str, shapes))} do not broadcast"
                 )
             out[at] = size
@@ -104,7 +107,8 @@ def extent(shape: Shape, strides: Shape, offset: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=65536)
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
-    """Return strides that show a view as `new_shape` without copying, or None when a copy is needed.
+    """Return strides that show a view as `new_shape` without copying, or None when a copy is
+    needed.
 
     Follows PyTorch's rule: dimensions may be merged only where they are contiguous with each other.
     """
@@ -143,12 +147,17 @@ def normalize_dim(dim: int, rank: int) -> int:
     """Return `dim` as 0..rank-1. Raises IndexError with PyTorch's text when out of range."""
     limit = max(rank, 1)
     if not -limit <= dim < limit:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got "
+            f"{dim})"
+        )
     return dim + limit if dim < 0 else dim
 
 
 def infer_shape(shape: tuple[int, ...], count: int) -> Shape:
-    """Replace one -1 in `shape` so that it holds `count` elements. Raises ShapeError as PyTorch does."""
+    """Replace one -1 in `shape` so that it holds `count` elements. Raises ShapeError as PyTorch
+    does.
+    """
     known = 1
     unknown = None
     for i, size in enumerate(shape):
@@ -167,7 +176,8 @@ def infer_shape(shape: tuple[int, ...], count: int) -> Shape:
     if known == 0:
         if count == 0:
             raise ShapeError(
-                f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension "
+                f"cannot reshape tensor of 0 elements into shape {list(shape)} because the "
+                "unspecified dimension "
                 "size -1 can be any value and is ambiguous"
             )
         raise ShapeError(f"shape '{list(shape)}' is invalid for input of size {count}")

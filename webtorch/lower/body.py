@@ -1,6 +1,8 @@
-"""Builds the scalar expressions of one kernel by walking a graph backwards from a point. May import floors 0 and 1.
+"""Builds the scalar expressions of one kernel by walking a graph backwards from a point. May import
+floors 0 and 1.
 
-Reading node `n` at flat position `i` is an expression. Views only change the position, so a chain of views costs no copy.
+Reading node `n` at flat position `i` is an expression. Views only change the position, so a chain
+of views costs no copy.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def flat_loops(elements: int) -> Loops:
 
 
 def reduce_loops(shape: Shape, dims: tuple[int, ...]) -> Loops:
-    """Loops over a source of `shape` whose `dims` are reduced: kept dims outside, reduced dims inside, both merged."""
+    """Loops over a source of `shape` whose `dims` are reduced: kept dims outside, reduced dims
+    inside, both merged.
+    """
     runs: list[tuple[int, int, bool]] = []  # size, stride, reduced
     for d, (size, stride) in enumerate(zip(shape, contiguous_strides(shape), strict=True)):
         if size == 1:
@@ -91,7 +95,10 @@ def split_loops(loops: Loops, splits: dict[int, int]) -> Loops:
         return ix.loop(first, new_sizes[first]) * step + ix.loop(first + 1, step)
 
     return Loops(
-        tuple(new_outer), tuple(new_inner), ix.replace_loops(loops.outer_flat, mapping), ix.replace_loops(loops.inner_flat, mapping)
+        tuple(new_outer),
+        tuple(new_inner),
+        ix.replace_loops(loops.outer_flat, mapping),
+        ix.replace_loops(loops.inner_flat, mapping),
     )
 
 
@@ -99,7 +106,8 @@ def split_loops(loops: Loops, splits: dict[int, int]) -> Loops:
 class Body:
     """The expressions of one kernel under construction.
 
-    `stored` are nodes in memory. `own` are nodes that this kernel itself computes, with their level; `stages` those that are
+    `stored` are nodes in memory. `own` are nodes that this kernel itself computes, with their
+    level; `stages` those that are
     reductions of this kernel.
     """
 
@@ -107,7 +115,8 @@ class Body:
     loops: Loops
     stored: set[int]
     own: dict[int, Level] = field(default_factory=dict)
-    # Own nodes that are stored only because other kernels need them too: at other positions they are computed again.
+    # Own nodes that are stored only because other kernels need them too: at other positions they
+    # are computed again.
     shared: set[int] = field(default_factory=set)
     stages: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
@@ -149,7 +158,9 @@ class Body:
         raise Unfusable
 
     def value(self, number: int, flat: Index, valid: Expr | None = None) -> Expr:
-        """Return node `number` at position `flat`, in its compute type. Where `valid` does not hold the value is any."""
+        """Return node `number` at position `flat`, in its compute type. Where `valid` does not hold
+        the value is any.
+        """
         key = (number, flat, valid)
         found = self.memo.get(key)
         if found is None:
@@ -179,7 +190,9 @@ class Body:
         return ex.cast(element, node.dtype.compute)
 
     def compute(self, number: int, flat: Index, valid: Expr | None = None) -> Expr:
-        """Return the formula of node `number` at position `flat`, even if the node is in memory too."""
+        """Return the formula of node `number` at position `flat`, even if the node is in memory
+        too.
+        """
         node = self.graph.nodes[number]
         match node.kind:
             case "map":
@@ -210,7 +223,8 @@ class Body:
                     inputs.append(self.position(flat))
         out = op.build(tuple(inputs))
         if op.name == "_cast" and node.dtype.compute is not node.dtype:
-            # An explicit conversion to a 16-bit float rounds, even if the result never reaches memory.
+            # An explicit conversion to a 16-bit float rounds, even if the result never reaches
+            # memory.
             return ex.cast(ex.cast(out, node.dtype), node.dtype.compute)
         return ex.cast(out, node.dtype.compute)
 
@@ -230,10 +244,15 @@ class Body:
         source = self.graph.nodes[node.srcs[0]]
         inside: Expr | None = None
         coordinates = []
-        for coordinate, below, size in zip(ix.delinearize(flat, node.shape), low, source.shape, strict=True):
+        for coordinate, below, size in zip(
+            ix.delinearize(flat, node.shape), low, source.shape, strict=True
+        ):
             moved = coordinate - below
             lowest, highest = moved.range
-            for needed, test in ((lowest < 0, lambda e: e >= 0), (highest >= size, lambda e, size=size: e < size)):
+            for needed, test in (
+                (lowest < 0, lambda e: e >= 0),
+                (highest >= size, lambda e, size=size: e < size),
+            ):
                 if needed:
                     holds = test(self.position(moved))
                     inside = holds if inside is None else inside & holds
@@ -245,8 +264,18 @@ class Body:
         fill = self.argument(node.args[0], node.dtype.compute)
         return ex.where(inside, self.value(node.srcs[0], flat_source, both), fill)
 
-    def indexed_position(self, node: GraphNode, target: Shape, indices: tuple[int, ...], flat: Index, level: Level, valid: Expr | None) -> Index:
-        """Return the position in an array of shape `target` of point `flat` of (index shape + rest), checking bounds."""
+    def indexed_position(
+        self,
+        node: GraphNode,
+        target: Shape,
+        indices: tuple[int, ...],
+        flat: Index,
+        level: Level,
+        valid: Expr | None,
+    ) -> Index:
+        """Return the position in an array of shape `target` of point `flat` of (index shape +
+        rest), checking bounds.
+        """
         count, name, wrap = node.attrs[0], node.attrs[-2], node.attrs[-1]
         rest = numel(target[count:])
         which = flat // rest
@@ -255,8 +284,12 @@ class Body:
         for d, index_node in enumerate(indices):
             raw = ex.cast(self.value(index_node, which, valid), int32)
             size = target[d]
-            if self.graph.nodes[index_node].kind != "map" or self.graph.nodes[index_node].attrs[1] != "pss":
-                # Indices made by iota are right by construction; all others are checked on the device.
+            if (
+                self.graph.nodes[index_node].kind != "map"
+                or self.graph.nodes[index_node].attrs[1] != "pss"
+            ):
+                # Indices made by iota are right by construction; all others are checked on the
+                # device.
                 self._check(raw, size, name, d, wrap, level, valid, node)
                 if wrap:
                     raw = ex.where(raw < 0, raw + size, raw)
@@ -264,12 +297,26 @@ class Body:
             position = position + ix.value(raw, 0, max(size - 1, 0)) * strides[d]
         return position
 
-    def _check(self, raw: Expr, size: int, name: str, dim: int, wrap: bool, level: Level, valid: Expr | None, node: GraphNode) -> None:
+    def _check(
+        self,
+        raw: Expr,
+        size: int,
+        name: str,
+        dim: int,
+        wrap: bool,
+        level: Level,
+        valid: Expr | None,
+        node: GraphNode,
+    ) -> None:
         checked = raw if valid is None else ex.where(valid, raw, 0)
         key = (checked, size)
         if key not in self.checks:
-            inner = any(e.op == "index" and e.value[0] >= len(self.loops.outer) for e in ex.walk(checked))  # type: ignore[index]
-            self.checks[key] = Check(checked, size, len(self.sites), "inner" if inner else "outer", -size if wrap else 0)
+            inner = any(
+                e.op == "index" and e.value[0] >= len(self.loops.outer) for e in ex.walk(checked)
+            )  # type: ignore[index]
+            self.checks[key] = Check(
+                checked, size, len(self.sites), "inner" if inner else "outer", -size if wrap else 0
+            )
             self.sites.append(Site(name, dim, size, line_text(node.line)))
 
     def _take(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
@@ -290,4 +337,13 @@ def line_text(line: object) -> str:
     return f"{code.co_filename}:{number}"
 
 
-__all__ = ["Body", "Combine", "Loops", "Unfusable", "flat_loops", "line_text", "reduce_loops", "split_loops"]
+__all__ = [
+    "Body",
+    "Combine",
+    "Loops",
+    "Unfusable",
+    "flat_loops",
+    "line_text",
+    "reduce_loops",
+    "split_loops",
+]

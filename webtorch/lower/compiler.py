@@ -12,7 +12,8 @@ from webtorch.runtime.backend import Limits
 def compile_graph(graph: Graph, limits: Limits) -> Program:
     """Return the planned program of `graph` for a device with these limits.
 
-    The graph's "buffer" nodes are the program's inputs, in order; its outputs are the graph's outputs, in order.
+    The graph's "buffer" nodes are the program's inputs, in order; its outputs are the graph's
+    outputs, in order.
     """
     graph.verify()
     return plan_program(run_passes(graph, limits), limits)

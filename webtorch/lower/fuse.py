@@ -1,7 +1,10 @@
-"""Decides which nodes live in memory and which are computed together, and builds the kernels. May import floors 0 and 1.
+"""Decides which nodes live in memory and which are computed together, and builds the kernels. May
+import floors 0 and 1.
 
-1. Choose the nodes that must be stored: outputs, operands of templates, results of reductions, bounded expression sizes.
-2. Put stored nodes into groups, in order: a node joins the group of a node it reads when it can be computed at the same
+1. Choose the nodes that must be stored: outputs, operands of templates, results of reductions,
+bounded expression sizes.
+2. Put stored nodes into groups, in order: a node joins the group of a node it reads when it can be
+computed at the same
    point of the same loops; else it starts a group.
 3. Where two groups would compute the same costly expression, store it in the first.
 4. Build each group's kernel, splitting loops until positions are plain strides.
@@ -21,21 +24,33 @@ from webtorch.ir.index import Index
 from webtorch.ir.kernel import BufferSlot, Check, Combine, Kernel, Level, Reduce, Store
 from webtorch.ir.program import Site
 from webtorch.ir.view import contiguous_strides, numel
-from webtorch.lower.body import Body, Loops, Unfusable, flat_loops, line_text, reduce_loops, split_loops
+from webtorch.lower.body import (
+    Body,
+    Loops,
+    Unfusable,
+    flat_loops,
+    line_text,
+    reduce_loops,
+    split_loops,
+)
 from webtorch.runtime.backend import Limits
 
 TEMPLATES = frozenset({"matmul", "conv", "scan"})
-# An expression with more parts than this is cut by storing a part of it; keeps source text and register use bounded.
+# An expression with more parts than this is cut by storing a part of it; keeps source text and
+# register use bounded.
 _MAX_SIZE = 160
 # One kernel never holds more than this many expression parts in all.
 _MAX_GROUP_SIZE = 600
-# Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them several times.
+# Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them
+# several times.
 _MAX_FUSED_ROW = 65536
 # How often the loops of a kernel are split to turn quotients in its positions into strides.
 _MAX_SPLITS = 12
 _COSTS = {
-    "exp": 4, "exp2": 4, "expm1": 6, "log": 4, "log2": 4, "log10": 4, "log1p": 6, "sin": 6, "cos": 6, "tan": 8, "tanh": 6, "erf": 8,
-    "erfc": 8, "pow": 8, "sqrt": 2, "rsqrt": 2, "div": 2, "philox": 12, "sinh": 6, "cosh": 6, "asin": 6, "acos": 6, "atan": 6,
+    "exp": 4, "exp2": 4, "expm1": 6, "log": 4, "log2": 4, "log10": 4, "log1p": 6, "sin": 6,
+    "cos": 6, "tan": 8, "tanh": 6, "erf": 8,
+    "erfc": 8, "pow": 8, "sqrt": 2, "rsqrt": 2, "div": 2, "philox": 12, "sinh": 6, "cosh": 6,
+    "asin": 6, "acos": 6, "atan": 6,
     "atan2": 8, "asinh": 6, "acosh": 6, "atanh": 6, "hypot": 4, "mod": 2, "floordiv": 2, "truncdiv": 2, "truncmod": 2,
 }  # fmt: skip
 
@@ -93,13 +108,17 @@ class Fuser:
         self._store_shared(ordered)
         return [g for g in ordered if g.members]
 
-    # ---- which nodes are stored ------------------------------------------------------------------------------------
+    # ---- which nodes are stored
+    # ------------------------------------------------------------------------------------
 
     def _choose_stored(self) -> None:
         for output in self.graph.outputs:
             self.stored.add(output.node)
         for number, node in enumerate(self.nodes):
-            if node.kind in ("buffer", "empty", "reduce", "update", "scatter") or node.kind in TEMPLATES:
+            if (
+                node.kind in ("buffer", "empty", "reduce", "update", "scatter")
+                or node.kind in TEMPLATES
+            ):
                 self.stored.add(number)
             self._store_operands(node)
             self._measure(number, node)
@@ -122,7 +141,8 @@ class Fuser:
             case "update" | "scatter":
                 self._store(node.srcs[0])
             case "take":
-                # Many positions may be read many times; only data in memory (through views) is worth that.
+                # Many positions may be read many times; only data in memory (through views) is
+                # worth that.
                 source = node.srcs[0]
                 while self.nodes[source].kind == "view" and source not in self.stored:
                     source = self.nodes[source].srcs[0]
@@ -134,15 +154,23 @@ class Fuser:
                 if node.kind == "view" and repeats and self.costs[source] > 3:
                     self._store(source)
 
-    def _store_operand(self, number: int, operand: Callable[[Graph, int, set[int]], object]) -> None:
-        """Store what a template reads: best the node below the views, so that they cost no copy; else the view itself."""
+    def _store_operand(
+        self, number: int, operand: Callable[[Graph, int, set[int]], object]
+    ) -> None:
+        """Store what a template reads: best the node below the views, so that they cost no copy;
+        else the view itself.
+        """
         if operand(self.graph, number, self.stored) is not None:
             return
         base = number
         while base not in self.stored and self.nodes[base].kind == "view":
             base = self.nodes[base].srcs[0]
         small = self.nodes[base].elements <= self.nodes[number].elements
-        if base not in self.stored and small and operand(self.graph, number, self.stored | {base}) is not None:
+        if (
+            base not in self.stored
+            and small
+            and operand(self.graph, number, self.stored | {base}) is not None
+        ):
             self._store(base)
         else:
             self._store(number)
@@ -159,7 +187,9 @@ class Fuser:
         elif node.kind in ("pad", "take"):
             cost += 2
         # A kernel has few bindings: store parts until the rest fits (one for the result).
-        while len(leaves) > self.max_slots - 1 or (size > _MAX_SIZE and len(node.srcs) > 1 and max(self.sizes[s] for s in node.srcs) > 1):
+        while len(leaves) > self.max_slots - 1 or (
+            size > _MAX_SIZE and len(node.srcs) > 1 and max(self.sizes[s] for s in node.srcs) > 1
+        ):
             candidates = [s for s in node.srcs if s not in self.stored]
             if not candidates:
                 break
@@ -176,10 +206,13 @@ class Fuser:
             self.leaves[number] = frozenset((number,))
             self.sizes[number], self.costs[number] = 1, 0
 
-    # ---- which stored nodes are computed together ------------------------------------------------------------------
+    # ---- which stored nodes are computed together
+    # ------------------------------------------------------------------
 
     def _reads(self, number: int) -> set[int]:
-        """Stored nodes that computing `number` reads (found anew, since more nodes may have been stored since)."""
+        """Stored nodes that computing `number` reads (found anew, since more nodes may have been
+        stored since).
+        """
         found: set[int] = set()
         stack = list(self.nodes[number].srcs)
         seen: set[int] = set()
@@ -227,7 +260,10 @@ class Fuser:
         direct = {self.group_of[r].number for r in reads if r in self.group_of}
         # Groups that read the same large data are worth joining too: it is read once.
         shared = {
-            g.number for g in self.groups[-8:] if g.body is not None and any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
+            g.number
+            for g in self.groups[-8:]
+            if g.body is not None
+            and any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
         }
         found = [self.groups[n] for n in sorted(direct | shared, reverse=True)]
         return [g for g in found if g.body is not None]
@@ -245,19 +281,30 @@ class Fuser:
                     return False  # the node needs something that needs this group
                 ancestors |= other.before | (1 << other.number)
         outside = {r for r in group.reads | reads if r not in group.members}
-        if len(outside) + len(group.members) + 1 > self.max_slots or group.size + self.sizes_of(number) > _MAX_GROUP_SIZE:
+        if (
+            len(outside) + len(group.members) + 1 > self.max_slots
+            or group.size + self.sizes_of(number) > _MAX_GROUP_SIZE
+        ):
             return False
         body = group.body
         if node.kind == "reduce":
             mine = self._own_loops(node)
             if group.kind == "row":
-                if (mine.outer, mine.inner, mine.inner_flat) != (body.loops.outer, body.loops.inner, body.loops.inner_flat):
+                if (mine.outer, mine.inner, mine.inner_flat) != (
+                    body.loops.outer,
+                    body.loops.inner,
+                    body.loops.inner_flat,
+                ):
                     return False
                 if not self._row_fits(mine):
                     return False
             else:
-                # Turn the elementwise kernel into a row kernel, so that what it computes is reduced on the way.
-                if body.loops.outer_count != mine.outer_count * mine.inner_count or not self._row_fits(mine):
+                # Turn the elementwise kernel into a row kernel, so that what it computes is reduced
+                # on the way.
+                if (
+                    body.loops.outer_count != mine.outer_count * mine.inner_count
+                    or not self._row_fits(mine)
+                ):
                     return False
                 if any(self.nodes[m].kind in ("update", "scatter") for m in group.members):
                     return False
@@ -273,19 +320,45 @@ class Fuser:
             if group.kind == "row" and level == "inner" and not self._row_fits(body.loops):
                 return False
         before_memo = dict(body.memo)
-        saved = (dict(body.slots), dict(body.args), list(body.arg_dtypes), dict(body.checks), list(body.sites), dict(body.own), dict(body.stages))
+        saved = (
+            dict(body.slots),
+            dict(body.args),
+            list(body.arg_dtypes),
+            dict(body.checks),
+            list(body.sites),
+            dict(body.own),
+            dict(body.stages),
+        )
         try:
             self._add_member(group, number, node)
         except Unfusable:
             body.memo = before_memo
-            body.slots, body.args, body.arg_dtypes, body.checks, body.sites, body.own, body.stages = saved
+            (
+                body.slots,
+                body.args,
+                body.arg_dtypes,
+                body.checks,
+                body.sites,
+                body.own,
+                body.stages,
+            ) = saved
             return False
-        if not any(r in group.members for r in reads) and self._reads_elsewhere(body, before_memo, group.reads & reads):
+        if not any(r in group.members for r in reads) and self._reads_elsewhere(
+            body, before_memo, group.reads & reads
+        ):
             group.members.pop()
             del self.group_of[number]
             group.size -= self.sizes_of(number)
             body.memo = before_memo
-            body.slots, body.args, body.arg_dtypes, body.checks, body.sites, body.own, body.stages = saved
+            (
+                body.slots,
+                body.args,
+                body.arg_dtypes,
+                body.checks,
+                body.sites,
+                body.own,
+                body.stages,
+            ) = saved
             return False
         group.reads |= reads
         if ancestors & ~group.before:
@@ -295,22 +368,33 @@ class Fuser:
                     other.before |= group.before
         return True
 
-    def _reads_elsewhere(self, body: Body, before: dict[tuple[int, Index, Expr | None], Expr], shared: set[int]) -> bool:
-        """Whether a node that joined only to share reads turned out to read the shared data at other positions."""
-        return any(key not in before and key[0] in shared and self.nodes[key[0]].elements > 1 for key in body.memo)
+    def _reads_elsewhere(
+        self, body: Body, before: dict[tuple[int, Index, Expr | None], Expr], shared: set[int]
+    ) -> bool:
+        """Whether a node that joined only to share reads turned out to read the shared data at
+        other positions.
+        """
+        return any(
+            key not in before and key[0] in shared and self.nodes[key[0]].elements > 1
+            for key in body.memo
+        )
 
     def sizes_of(self, number: int) -> int:
         """Expression parts of a stored node."""
         return 1 + sum(self.sizes[s] for s in self.nodes[number].srcs)
 
     def _row_fits(self, loops: Loops) -> bool:
-        """Whether storing at every inner point of these loops is efficient: rows that are short and lie together."""
+        """Whether storing at every inner point of these loops is efficient: rows that are short and
+        lie together.
+        """
         if loops.outer_count * loops.inner_count <= 16384:
             return True
         if loops.inner_count > _MAX_FUSED_ROW:
             return False
         last = len(loops.outer) + len(loops.inner) - 1
-        contiguous = any(a.kind == "loop" and a.value[0] == last and f == 1 for a, f in loops.inner_flat.terms)  # type: ignore[index]
+        contiguous = any(
+            a.kind == "loop" and a.value[0] == last and f == 1 for a, f in loops.inner_flat.terms
+        )  # type: ignore[index]
         return contiguous and bool(loops.inner) and (self.limits.is_gpu or loops.outer_count >= 8)
 
     def _convert(self, group: Group, loops: Loops) -> bool:
@@ -340,7 +424,9 @@ class Fuser:
         return group
 
     def _add_member(self, group: Group, number: int, node: GraphNode) -> None:
-        """Try the node's expressions inside the group; raises Unfusable and leaves the group's lists unchanged."""
+        """Try the node's expressions inside the group; raises Unfusable and leaves the group's
+        lists unchanged.
+        """
         body = group.body
         assert body is not None
         evaluate(body, number, node)
@@ -372,7 +458,8 @@ class Fuser:
             waiting = rest
         return out
 
-    # ---- what is stored because several kernels need it ------------------------------------------------------------
+    # ---- what is stored because several kernels need it
+    # ------------------------------------------------------------
 
     def _store_shared(self, ordered: list[Group]) -> None:
         rank = {g.number: i for i, g in enumerate(ordered)}
@@ -397,12 +484,18 @@ class Fuser:
     def _worth_storing(self, number: int, node: GraphNode) -> bool:
         if node.kind not in ("map", "take") or not node.elements:
             return False
-        large = [leaf for leaf in self.leaves[number] if self.nodes[leaf].elements * 2 >= node.elements]
-        return self.costs[number] >= 12 or len(large) >= 2 and self.costs[number] >= 2
+        large = [
+            leaf for leaf in self.leaves[number] if self.nodes[leaf].elements * 2 >= node.elements
+        ]
+        return self.costs[number] >= 12 or (len(large) >= 2 and self.costs[number] >= 2)
 
     def _store_in(self, group: Group, number: int, node: GraphNode) -> bool:
         body = group.body
-        if body is None or len(body.slots) + len(group.members) + 1 > self.max_slots or node.dtype.compute is not node.dtype:
+        if (
+            body is None
+            or len(body.slots) + len(group.members) + 1 > self.max_slots
+            or node.dtype.compute is not node.dtype
+        ):
             return False
         try:
             level = body.level_of(node.elements)
@@ -424,7 +517,9 @@ def evaluate(body: Body, number: int, node: GraphNode) -> None:
         case "reduce":
             body.value(node.srcs[0], body.loops.inner_flat)
         case "update":
-            body.value(node.srcs[1], body.flat(body.level_of(body.graph.nodes[node.srcs[1]].elements)))
+            body.value(
+                node.srcs[1], body.flat(body.level_of(body.graph.nodes[node.srcs[1]].elements))
+            )
         case "scatter":
             level = body.level_of(body.graph.nodes[node.srcs[-1]].elements)
             body.indexed_position(node, node.shape, node.srcs[1:-1], body.flat(level), level, None)
@@ -453,7 +548,8 @@ def formula_cost(node: GraphNode) -> int:
 _FORMULA_COSTS: dict[tuple[object, ...], int] = {}
 
 
-# ---- operands of templates ---------------------------------------------------------------------------------------------
+# ---- operands of templates
+# ---------------------------------------------------------------------------------------------
 
 
 def plain_operand(graph: Graph, number: int, stored: set[int]) -> int | None:
@@ -469,8 +565,12 @@ def plain_operand(graph: Graph, number: int, stored: set[int]) -> int | None:
     return number
 
 
-def matrix_operand(graph: Graph, number: int, stored: set[int]) -> tuple[int, tuple[int, ...], int] | None:
-    """Return (stored node, strides of the operand's dims, offset) if operand `number` is a strided view of it, else None."""
+def matrix_operand(
+    graph: Graph, number: int, stored: set[int]
+) -> tuple[int, tuple[int, ...], int] | None:
+    """Return (stored node, strides of the operand's dims, offset) if operand `number` is a strided
+    view of it, else None.
+    """
     shape = graph.nodes[number].shape
     variables = tuple(ix.loop(d, s) for d, s in enumerate(shape))
     flat = ix.linearize(variables, contiguous_strides(shape))
@@ -491,10 +591,13 @@ def matrix_operand(graph: Graph, number: int, stored: set[int]) -> tuple[int, tu
     return (number, strides, flat.constant) if all(s >= 0 for s in strides) else None
 
 
-# ---- kernels -----------------------------------------------------------------------------------------------------------
+# ---- kernels
+# -----------------------------------------------------------------------------------------------------------
 
 
-def build_kernel(graph: Graph, group: Group, stored: set[int], needed: set[int], name: str) -> BuiltKernel:
+def build_kernel(
+    graph: Graph, group: Group, stored: set[int], needed: set[int], name: str
+) -> BuiltKernel:
     """Return the group's kernel. `needed` are the members that something outside the group reads."""
     assert group.body is not None
     loops = group.body.loops
@@ -505,34 +608,57 @@ def build_kernel(graph: Graph, group: Group, stored: set[int], needed: set[int],
         for flat in body.positions:
             for dim, step in ix.split_points(flat).items():
                 splits[dim] = max(splits.get(dim, 0), step)
-        # The last body must be that of the loops; positions may then keep a quotient, which is slower and right.
+        # The last body must be that of the loops; positions may then keep a quotient, which is
+        # slower and right.
         if not splits or not left:
             break
         loops = split_loops(loops, splits)
-    loops, body, reduces, stores = _merge_loops(graph, group, needed, stored, loops, body, reduces, stores)
+    loops, body, reduces, stores = _merge_loops(
+        graph, group, needed, stored, loops, body, reduces, stores
+    )
     accesses: dict[int, str] = {}
     for s in stores:
         accesses[s.buffer] = "write" if s.combine == "set" else "read_write"
-    for root in [*(r.value for r in reduces), *(e for s in stores for e in (s.position, s.value) + ((s.valid,) if s.valid is not None else ()))]:
+    for root in [
+        *(r.value for r in reduces),
+        *(
+            e
+            for s in stores
+            for e in (s.position, s.value) + ((s.valid,) if s.valid is not None else ())
+        ),
+    ]:
         for e in ex.walk(root):
             if e.op == "load":
                 slot = e.value
                 assert isinstance(slot, int)
                 accesses[slot] = "read" if accesses.get(slot, "read") == "read" else "read_write"
     nodes = tuple(body.slots)
-    slots = tuple(BufferSlot(graph.nodes[n].dtype, accesses.get(i, "read"), graph.nodes[n].elements) for i, n in enumerate(nodes))  # type: ignore[arg-type]
+    slots = tuple(
+        BufferSlot(graph.nodes[n].dtype, accesses.get(i, "read"), graph.nodes[n].elements)
+        for i, n in enumerate(nodes)
+    )  # type: ignore[arg-type]
     kernel = Kernel(
-        name, loops.outer, loops.inner, slots, tuple(body.arg_dtypes), tuple(reduces), tuple(stores), tuple(body.checks.values())
+        name,
+        loops.outer,
+        loops.inner,
+        slots,
+        tuple(body.arg_dtypes),
+        tuple(reduces),
+        tuple(stores),
+        tuple(body.checks.values()),
     )
     args = tuple(body.args)
-    return BuiltKernel(kernel, nodes, args, tuple(body.sites), line_text(graph.nodes[group.members[-1]].line))
+    return BuiltKernel(
+        kernel, nodes, args, tuple(body.sites), line_text(graph.nodes[group.members[-1]].line)
+    )
 
 
 def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], list[Store]]:
     graph = body.graph
     reduces: list[Reduce] = []
     stores: list[Store] = []
-    # Members are in topological order, except those that were stored late because others share them.
+    # Members are in topological order, except those that were stored late because others share
+    # them.
     for number in sorted(group.members):
         node = graph.nodes[number]
         level: Level = "outer"
@@ -546,7 +672,10 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
                 value = ex.cast(value, node.dtype.compute)
             reduces.append(Reduce(op, value, node.dtype.compute))
             body.stages[number] = len(body.stages)
-            position, out = body.loops.outer_flat, ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype)
+            position, out = (
+                body.loops.outer_flat,
+                ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype),
+            )
         elif node.kind == "update":
             level = body.level_of(graph.nodes[node.srcs[1]].elements)
             flat = body.flat(level)
@@ -575,21 +704,38 @@ def _window_position(body: Body, node: GraphNode, flat: Index) -> Index:
 
 
 def _merge_loops(
-    graph: Graph, group: Group, needed: set[int], stored: set[int], loops: Loops, body: Body, reduces: list[Reduce], stores: list[Store]
+    graph: Graph,
+    group: Group,
+    needed: set[int],
+    stored: set[int],
+    loops: Loops,
+    body: Body,
+    reduces: list[Reduce],
+    stores: list[Store],
 ) -> tuple[Loops, Body, list[Reduce], list[Store]]:
-    """Merge neighbouring loops that every position walks as one, so that kernels have as few loops as possible."""
+    """Merge neighbouring loops that every position walks as one, so that kernels have as few loops
+    as possible.
+    """
     sizes = (*loops.outer, *loops.inner)
     borders = {len(loops.outer)}
     runs: list[list[int]] = []
     for d, size in enumerate(sizes):
-        if runs and d not in borders and all(_walks_as_one(p, d - 1, d, size) for p in body.positions):
+        if (
+            runs
+            and d not in borders
+            and all(_walks_as_one(p, d - 1, d, size) for p in body.positions)
+        ):
             runs[-1].append(d)
         else:
             runs.append([d])
     if len(runs) == len(sizes):
         return loops, body, reduces, stores
     new_sizes = [numel(tuple(sizes[d] for d in run)) for run in runs]
-    place = {d: (r, numel(tuple(sizes[e] for e in run[i + 1 :]))) for r, run in enumerate(runs) for i, d in enumerate(run)}
+    place = {
+        d: (r, numel(tuple(sizes[e] for e in run[i + 1 :])))
+        for r, run in enumerate(runs)
+        for i, d in enumerate(run)
+    }
     first = {run[0] for run in runs}
 
     def mapping(dim: int, size: int) -> Index:
@@ -614,15 +760,23 @@ def _walks_as_one(position: Index, left: int, right: int, size: int) -> bool:
     factors = {a.value[0]: f for a, f in position.terms if a.kind == "loop"}  # type: ignore[index]
     if factors.get(left, 0) != factors.get(right, 0) * size:
         return False
-    return all(_free_of(a.base, left, right) for a, _ in position.terms if a.kind in ("div", "mod")) and all(
-        _expr_free_of(a.value, left, right) for a, _ in position.terms if a.kind == "value"  # type: ignore[arg-type]
+    return all(
+        _free_of(a.base, left, right) for a, _ in position.terms if a.kind in ("div", "mod")
+    ) and all(
+        _expr_free_of(a.value, left, right)
+        for a, _ in position.terms
+        if a.kind == "value"  # type: ignore[arg-type]
     )
 
 
 def _free_of(base: Index | None, left: int, right: int) -> bool:
     assert base is not None
     return all(
-        a.value[0] not in (left, right) if a.kind == "loop" else _free_of(a.base, left, right) if a.kind in ("div", "mod") else True  # type: ignore[index]
+        a.value[0] not in (left, right)
+        if a.kind == "loop"
+        else _free_of(a.base, left, right)
+        if a.kind in ("div", "mod")
+        else True  # type: ignore[index]
         for a, _ in base.terms
     )
 
@@ -631,4 +785,12 @@ def _expr_free_of(expression: Expr, left: int, right: int) -> bool:
     return all(e.op != "index" or e.value[0] not in (left, right) for e in ex.walk(expression))  # type: ignore[index]
 
 
-__all__ = ["BuiltKernel", "Check", "Fuser", "Group", "build_kernel", "matrix_operand", "plain_operand"]
+__all__ = [
+    "BuiltKernel",
+    "Check",
+    "Fuser",
+    "Group",
+    "build_kernel",
+    "matrix_operand",
+    "plain_operand",
+]

@@ -52,14 +52,19 @@ def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
             seen.setdefault(key, found)
             nodes.append(replace(node, srcs=srcs))
         new_number[i] = found
-    outputs = tuple(Output(new_number[o.node], None if o.donor is None else new_number[o.donor]) for o in graph.outputs)
+    outputs = tuple(
+        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
+        for o in graph.outputs
+    )
     return graph.with_nodes(nodes, outputs)
 
 
 def split_reductions(graph: Graph, limits: Limits) -> Graph:
-    """Turn a reduction with few results over many elements into two, so that the device's parallelism is used.
+    """Turn a reduction with few results over many elements into two, so that the device's
+    parallelism is used.
 
-    Source (K, R) becomes (K, P, R / P): partial results over R / P, then one over P. The sum stays well conditioned.
+    Source (K, R) becomes (K, P, R / P): partial results over R / P, then one over P. The sum stays
+    well conditioned.
     """
     nodes: list[GraphNode] = []
     new_number: dict[int, int] = {}
@@ -76,20 +81,45 @@ def split_reductions(graph: Graph, limits: Limits) -> Graph:
             op, dims = node.attrs
             source = nodes[srcs[0]]
             dim = max(dims, key=lambda d: source.shape[d])
-            shape = (*source.shape[:dim], parts, source.shape[dim] // parts, *source.shape[dim + 1 :])
-            split = add(GraphNode("view", srcs, (contiguous_strides(shape), 0), (), shape, source.dtype, node.line))
-            # Dimension `dim` now numbers the parts; the reduced dims behind it have moved up by one.
+            shape = (
+                *source.shape[:dim],
+                parts,
+                source.shape[dim] // parts,
+                *source.shape[dim + 1 :],
+            )
+            split = add(
+                GraphNode(
+                    "view", srcs, (contiguous_strides(shape), 0), (), shape, source.dtype, node.line
+                )
+            )
+            # Dimension `dim` now numbers the parts; the reduced dims behind it have moved up by
+            # one.
             first = tuple(sorted({d + 1 if d >= dim else d for d in dims}))
             kept = tuple(1 if d in first else s for d, s in enumerate(shape))
-            partial = add(GraphNode("reduce", (split,), (op, first), (), kept, node.dtype, node.line))
+            partial = add(
+                GraphNode("reduce", (split,), (op, first), (), kept, node.dtype, node.line)
+            )
             whole = tuple(1 if d == dim else s for d, s in enumerate(kept))
-            total = add(GraphNode("reduce", (partial,), (op, (dim,)), (), whole, node.dtype, node.line))
+            total = add(
+                GraphNode("reduce", (partial,), (op, (dim,)), (), whole, node.dtype, node.line)
+            )
             new_number[i] = add(
-                GraphNode("view", (total,), (contiguous_strides(node.shape), 0), (), node.shape, node.dtype, node.line)
+                GraphNode(
+                    "view",
+                    (total,),
+                    (contiguous_strides(node.shape), 0),
+                    (),
+                    node.shape,
+                    node.dtype,
+                    node.line,
+                )
             )
         else:
             new_number[i] = add(node)
-    outputs = tuple(Output(new_number[o.node], None if o.donor is None else new_number[o.donor]) for o in graph.outputs)
+    outputs = tuple(
+        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
+        for o in graph.outputs
+    )
     return graph.with_nodes(nodes, outputs)
 
 
@@ -102,7 +132,9 @@ def _parts(graph: Graph, node: GraphNode, limits: Limits) -> int:
     inner = source.elements // max(outer, 1)
     if outer == 0 or inner < 2048:
         return 1
-    rows = bool(dims) and max(dims) == max((d for d, s in enumerate(source.shape) if s > 1), default=0)
+    rows = bool(dims) and max(dims) == max(
+        (d for d, s in enumerate(source.shape) if s > 1), default=0
+    )
     if limits.is_gpu:
         # Rows get a workgroup each, columns a thread each; both want enough of them.
         wanted = -(-_GPU_PARTS // outer) if rows else -(-65536 // outer)
@@ -128,20 +160,32 @@ def compose_views(graph: Graph, limits: Limits) -> Graph:
         srcs = tuple(new_number[s] for s in node.srcs)
         if node.kind == "view" and len(node.attrs) == 2 and i not in outputs_now:
             source = nodes[srcs[0]]
-            reshape = node.attrs[1] == 0 and node.elements == source.elements and is_contiguous(node.shape, node.attrs[0])
+            reshape = (
+                node.attrs[1] == 0
+                and node.elements == source.elements
+                and is_contiguous(node.shape, node.attrs[0])
+            )
             if reshape and source.shape == node.shape:
                 new_number[i] = srcs[0]
                 continue
             if reshape and source.kind == "view":
                 below = nodes[source.srcs[0]]
-                if len(source.attrs) == 2 and source.attrs[1] == 0 and is_contiguous(source.shape, source.attrs[0]) and source.elements == below.elements:
+                if (
+                    len(source.attrs) == 2
+                    and source.attrs[1] == 0
+                    and is_contiguous(source.shape, source.attrs[0])
+                    and source.elements == below.elements
+                ):
                     srcs = source.srcs
                     if below.shape == node.shape:
                         new_number[i] = srcs[0]
                         continue
         nodes.append(replace(node, srcs=srcs))
         new_number[i] = len(nodes) - 1
-    outputs = tuple(Output(new_number[o.node], None if o.donor is None else new_number[o.donor]) for o in graph.outputs)
+    outputs = tuple(
+        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
+        for o in graph.outputs
+    )
     return graph.with_nodes(nodes, outputs)
 
 

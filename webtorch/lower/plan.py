@@ -1,7 +1,10 @@
-"""Plans memory and builds the program: which buffers exist, which share memory, what is written in place. Floors 0 and 1.
+"""Plans memory and builds the program: which buffers exist, which share memory, what is written in
+place. Floors 0 and 1.
 
-Every stored node gets memory. An update or scatter takes over its base's memory when nothing reads the base afterwards; an
-output takes over its donor's (the buffer whose tensor it overwrites) when the kernel that writes it reads the donor only at the
+Every stored node gets memory. An update or scatter takes over its base's memory when nothing reads
+the base afterwards; an
+output takes over its donor's (the buffer whose tensor it overwrites) when the kernel that writes it
+reads the donor only at the
 element it writes. Temporaries with disjoint lifetimes share pool slots.
 """
 
@@ -16,13 +19,22 @@ from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, Reduce, 
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
-from webtorch.lower.fuse import BuiltKernel, Fuser, Group, build_kernel, matrix_operand, plain_operand
+from webtorch.lower.fuse import (
+    BuiltKernel,
+    Fuser,
+    Group,
+    build_kernel,
+    matrix_operand,
+    plain_operand,
+)
 from webtorch.runtime.backend import Limits
 
 
 @dataclass(slots=True)
 class Task:
-    """One step before memory is planned: what it runs, on which nodes; `writes` are the stored nodes it produces."""
+    """One step before memory is planned: what it runs, on which nodes; `writes` are the stored
+    nodes it produces.
+    """
 
     routine: Routine
     nodes: tuple[int, ...]
@@ -49,7 +61,9 @@ class Memory:
 
 
 def plan_program(graph: Graph, limits: Limits) -> Program:
-    """Return the program that computes the graph's outputs. Inputs are its "buffer" nodes, in order."""
+    """Return the program that computes the graph's outputs. Inputs are its "buffer" nodes, in
+    order.
+    """
     fuser = Fuser(graph, limits)
     groups = fuser.run()
     tasks = _tasks(graph, groups, fuser.stored, limits)
@@ -68,7 +82,9 @@ def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) 
         if group.body is None:
             tasks.append(_template_task(graph, group.members[0], stored))
             continue
-        needed = {m for m in group.members if m in outputs or read_by.get(m, set()) - {group.number}}
+        needed = {
+            m for m in group.members if m in outputs or read_by.get(m, set()) - {group.number}
+        }
         if not needed:
             continue
         built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
@@ -97,7 +113,9 @@ def _kernel_task(graph: Graph, group: Group, built: BuiltKernel, needed: set[int
     kinds = {graph.nodes[m].kind for m in writes}
     label = "_".join(sorted(kinds - {"map"}) or ["map"])
     kernel = replace(built.kernel, name=f"{label}_{describe(graph, group)}")
-    bases = tuple((m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].kind in ("update", "scatter"))
+    bases = tuple(
+        (m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].kind in ("update", "scatter")
+    )
     return Task(kernel, built.nodes, built.args, writes, built.line, built.sites, bases)
 
 
@@ -106,7 +124,13 @@ def describe(graph: Graph, group: Group) -> str:
     names = []
     for m in group.members[-3:]:
         node = graph.nodes[m]
-        names.append(node.attrs[0].name.strip("_") if node.kind == "map" else str(node.attrs[0]) if node.kind == "reduce" else node.kind)
+        names.append(
+            node.attrs[0].name.strip("_")
+            if node.kind == "map"
+            else str(node.attrs[0])
+            if node.kind == "reduce"
+            else node.kind
+        )
     return "_".join(names)
 
 
@@ -131,11 +155,31 @@ def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
     nodes = (*(s for s in sources if s is not None), number)
     slots = (*(slot(n) for n in nodes[:-1]), slot(number, "write"))
     if node.kind == "conv":
-        kind, input_shape, weight_shape, output_shape, stride, padding, dilation, groups = node.attrs
-        routine = Convolution(f"conv_{kind}", kind, input_shape, weight_shape, output_shape, stride, padding, dilation, groups, slots)
+        kind, input_shape, weight_shape, output_shape, stride, padding, dilation, groups = (
+            node.attrs
+        )
+        routine = Convolution(
+            f"conv_{kind}",
+            kind,
+            input_shape,
+            weight_shape,
+            output_shape,
+            stride,
+            padding,
+            dilation,
+            groups,
+            slots,
+        )
     else:
         op, dim = node.attrs
-        routine = Scan(f"scan_{op}", op, numel(node.shape[:dim]), node.shape[dim], numel(node.shape[dim + 1 :]), slots)
+        routine = Scan(
+            f"scan_{op}",
+            op,
+            numel(node.shape[:dim]),
+            node.shape[dim],
+            numel(node.shape[dim + 1 :]),
+            slots,
+        )
     return Task(routine, nodes, (), (number,), line)
 
 
@@ -163,11 +207,15 @@ class _Planner:
     def program(self) -> Program:
         """Return the finished program."""
         for n in self.inputs:
-            self.memory.new(n, BufferDecl("input", self.graph.nodes[n].dtype, self.graph.nodes[n].elements))
+            self.memory.new(
+                n, BufferDecl("input", self.graph.nodes[n].dtype, self.graph.nodes[n].elements)
+            )
         taken: set[int] = set()
         for t, task in enumerate(self.tasks):
             for written, base in task.bases:
-                if self._may_take(base, t, taken) and self._reads_only_in_place(task, base, written, exact=False):
+                if self._may_take(base, t, taken) and self._reads_only_in_place(
+                    task, base, written, exact=False
+                ):
                     self._take(written, base, taken)
                 else:
                     self.before_copy.setdefault(t, []).append((base, written))
@@ -200,7 +248,10 @@ class _Planner:
 
     def _reads_only_in_place(self, task: Task, base: int, written: int, *, exact: bool) -> bool:
         """Whether the task reads `base` only at the element of `written` that it is about to write."""
-        if self.graph.nodes[base].dtype is not self.graph.nodes[written].dtype or self.graph.nodes[base].elements != self.graph.nodes[written].elements:
+        if (
+            self.graph.nodes[base].dtype is not self.graph.nodes[written].dtype
+            or self.graph.nodes[base].elements != self.graph.nodes[written].elements
+        ):
             return False
         if base not in task.nodes:
             return True
@@ -214,15 +265,29 @@ class _Planner:
             return False
         for root in task.routine.expressions():
             for e in ex.walk(root):
-                if e.op == "load" and e.value == slot and (e.args[0] is not store.position or len(e.args) != 1):
+                if (
+                    e.op == "load"
+                    and e.value == slot
+                    and (e.args[0] is not store.position or len(e.args) != 1)
+                ):
                     return False
-        # A row kernel walks a row several times: what a later stage or store reads must not be overwritten before.
-        return not (task.routine.reduces and len(task.routine.stores) > 1 and store.level == "inner" and self._read_by_other_stores(task.routine, slot, target))
+        # A row kernel walks a row several times: what a later stage or store reads must not be
+        # overwritten before.
+        return not (
+            task.routine.reduces
+            and len(task.routine.stores) > 1
+            and store.level == "inner"
+            and self._read_by_other_stores(task.routine, slot, target)
+        )
 
     @staticmethod
     def _read_by_other_stores(kernel: Kernel, slot: int, target: int) -> bool:
         return any(
-            e.op == "load" and e.value == slot for s in kernel.stores if s.buffer != target for root in (s.value, s.position) for e in ex.walk(root)
+            e.op == "load" and e.value == slot
+            for s in kernel.stores
+            if s.buffer != target
+            for root in (s.value, s.position)
+            for e in ex.walk(root)
         )
 
     def _take(self, written: int, base: int, taken: set[int]) -> None:
@@ -255,7 +320,10 @@ class _Planner:
                     steps.append(Copy(self.memory.buffer_of[base], self.memory.buffer_of[written]))
             routine, buffers = self._bind(task)
             if task.sites and isinstance(routine, Kernel):
-                routine = replace(routine, checks=tuple(replace(c, site=c.site + len(sites)) for c in routine.checks))
+                routine = replace(
+                    routine,
+                    checks=tuple(replace(c, site=c.site + len(sites)) for c in routine.checks),
+                )
                 sites.extend(task.sites)
             number = numbers.setdefault(routine, len(routines))
             if number == len(routines):
@@ -264,7 +332,8 @@ class _Planner:
         decls = self._share_slots(steps)
         return Program(
             tuple(routines), tuple(decls), tuple(steps), self.graph.arg_dtypes,
-            tuple(self.memory.buffer_of[n] for n in self.inputs), tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(sites),
+            tuple(self.memory.buffer_of[n] for n in self.inputs),
+            tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(sites),
         )  # fmt: skip
 
     def _bind(self, task: Task) -> tuple[Routine, tuple[int, ...]]:
@@ -282,7 +351,12 @@ class _Planner:
             slots.append(replace(same[0], access=access))
 
         def move(e: Expr) -> Expr:
-            return ex.rewrite(e, lambda n, args: ex.make("load", n.dtype, args, mapping[n.value]) if n.op == "load" else None)  # type: ignore[index]
+            return ex.rewrite(
+                e,
+                lambda n, args: (
+                    ex.make("load", n.dtype, args, mapping[n.value]) if n.op == "load" else None
+                ),
+            )  # type: ignore[index]
 
         return (
             replace(
@@ -290,7 +364,14 @@ class _Planner:
                 buffers=tuple(slots),
                 reduces=tuple(Reduce(r.op, move(r.value), r.dtype) for r in kernel.reduces),
                 stores=tuple(
-                    Store(mapping[s.buffer], move(s.position), move(s.value), s.level, s.combine, None if s.valid is None else move(s.valid))
+                    Store(
+                        mapping[s.buffer],
+                        move(s.position),
+                        move(s.value),
+                        s.level,
+                        s.combine,
+                        None if s.valid is None else move(s.valid),
+                    )
                     for s in kernel.stores
                 ),
                 checks=tuple(replace(c, value=move(c.value)) for c in kernel.checks),
@@ -310,7 +391,9 @@ class _Planner:
         free: list[tuple[int, int]] = []  # (bytes, slot)
         ends: list[tuple[int, int, int]] = []  # (last step, bytes, slot)
         slot_count = 0
-        for b in sorted((b for b, d in enumerate(decls) if d.role == "temporary"), key=lambda b: first.get(b, 0)):
+        for b in sorted(
+            (b for b, d in enumerate(decls) if d.role == "temporary"), key=lambda b: first.get(b, 0)
+        ):
             start = first.get(b, 0)
             for end in [e for e in ends if e[0] < start]:
                 ends.remove(end)

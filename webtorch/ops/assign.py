@@ -1,4 +1,6 @@
-"""Writing to tensors, conversions between types, and comparisons of whole tensors. May import floors 0 and 1."""
+"""Writing to tensors, conversions between types, and comparisons of whole tensors. May import
+floors 0 and 1.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,49 @@ from webtorch.ops.record import Op, composite
 METHOD = ("Tensor",)
 
 
-# ---- conversions --------------------------------------------------------------------------------------------------------
+# ---- conversions
+# --------------------------------------------------------------------------------------------------------
 
 
 def _conversion(name: str, dtype: DType) -> Op:
-    def convert(input: Any, memory_format: Any = None) -> Any:  # noqa: A002
+    def convert(input: Any, memory_format: Any = None) -> Any:
         return cast_to(input, dtype)
 
     convert.__doc__ = f"The tensor as {dtype}."
-    return composite(name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.is_floating_point)(convert)
+    return composite(
+        name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.is_floating_point
+    )(convert)
 
 
 CONVERSIONS: dict[str, Op] = {
     name: _conversion(name, dtype)
     for name, dtype in {
-        "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16, "long": dt.int64, "int": dt.int32,
+        "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16,
+        "long": dt.int64, "int": dt.int32,
         "short": dt.int16, "char": dt.int8, "byte": dt.uint8, "bool": dt.bool_,
     }.items()
 }  # fmt: skip
 
 
 @composite(function_in=METHOD, torch="Tensor.type_as")
-def type_as(input: Any, other: Any) -> Any:  # noqa: A002
+def type_as(input: Any, other: Any) -> Any:
     """The tensor in the dtype of another."""
     return cast_to(input, other.dtype)
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------------
+# ---- writing
+# ------------------------------------------------------------------------------------------------------------
 
 
 @composite(name="copy_", function_in=METHOD, torch="")
 def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
-    """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device as needed."""
+    """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
+    as needed.
+    """
     if not hasattr(src, "_storage"):
-        raise TypeError(f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}")
+        raise TypeError(
+            f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}"
+        )
     source = src.to(self.device) if src._storage.runtime is not self._storage.runtime else src
     source = cast_to(source, self.dtype)
     if source._shape != self._shape:
@@ -57,7 +68,8 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
             source = source.expand(self._shape)
         except RuntimeError:
             raise ShapeError(
-                f"copy_: The size of tensor a {list(self._shape)} must match the size of tensor b {list(src._shape)}: the source must "
+                f"copy_: The size of tensor a {list(self._shape)} must match the size of tensor b "
+                f"{list(src._shape)}: the source must "
                 "broadcast to the tensor that is written"
             ) from None
     return write(self, source if source is not src else copy(src), fresh=True)
@@ -68,13 +80,16 @@ def fill_(self: Any, value: Any) -> Any:
     """Overwrite every element with one value (a number or a 0-d tensor)."""
     if hasattr(value, "_storage"):
         if value._shape:
-            raise RuntimeError(f"fill_ only supports 0-dimension value tensor but got tensor with {len(value._shape)} dimensions.")
+            raise RuntimeError(
+                "fill_ only supports 0-dimension value tensor but got tensor with "
+                f"{len(value._shape)} dimensions."
+            )
         return copy_(self, value)
     return write(self, fill(self._shape, value, self.dtype, self.device), fresh=True)
 
 
 @composite(function_in=("torch",), torch="fill")
-def fill_value(input: Any, value: Any) -> Any:  # noqa: A002
+def fill_value(input: Any, value: Any) -> Any:
     """A tensor like `input` with every element `value`."""
     return fill_(copy(input), value)
 
@@ -102,7 +117,9 @@ def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 @composite(name="resize_", function_in=METHOD, torch="")
 def resize_(self: Any, *sizes: Any, memory_format: Any = None) -> Any:
-    """Give the tensor another shape in place, with more memory if needed; new elements are uninitialised."""
+    """Give the tensor another shape in place, with more memory if needed; new elements are
+    uninitialised.
+    """
     shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
     if self.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
@@ -138,9 +155,15 @@ def _in_place_view(name: str) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         view = getattr(self, name)(*args, **kwargs)
         if self.requires_grad and self.is_leaf:
-            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            raise RuntimeError(
+                "a leaf Variable that requires grad is being used in an in-place operation."
+            )
         self._shape, self._strides, self._offset = view._shape, view._strides, view._offset
-        self._whole = view._offset == 0 and numel(view._shape) == self._storage.elements and is_contiguous(view._shape, view._strides)
+        self._whole = (
+            view._offset == 0
+            and numel(view._shape) == self._storage.elements
+            and is_contiguous(view._shape, view._strides)
+        )
         if view.requires_grad:
             self._grad_fn, self._output_nr, self._requires_grad = view._grad_fn, 0, True
         self._base, self._base_history = None, 0
@@ -154,11 +177,12 @@ for _name in ("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapdims"):
     _in_place_view(_name)
 
 
-# ---- comparisons of whole tensors -------------------------------------------------------------------------------------------
+# ---- comparisons of whole tensors
+# -------------------------------------------------------------------------------------------
 
 
 @composite(differentiable=False)
-def equal(input: Any, other: Any) -> bool:  # noqa: A002
+def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same shape and the same elements. Waits for the device."""
     if input._shape != other._shape:
         return False
@@ -166,31 +190,47 @@ def equal(input: Any, other: Any) -> bool:  # noqa: A002
 
 
 @composite(differentiable=False)
-def allclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:  # noqa: A002
-    """Whether all elements are close: |input - other| <= atol + rtol * |other|. Waits for the device."""
+def allclose(
+    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    """Whether all elements are close: |input - other| <= atol + rtol * |other|. Waits for the
+    device.
+    """
     return bool(isclose(input, other, rtol, atol, equal_nan).all().item())
 
 
 @composite(differentiable=False)
-def is_nonzero(input: Any) -> bool:  # noqa: A002
+def is_nonzero(input: Any) -> bool:
     """Whether a tensor with one element is not zero. Waits for the device."""
     if input.numel() != 1:
-        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous" if input.numel() else "Boolean value of Tensor with no values is ambiguous")
+        raise RuntimeError(
+            "Boolean value of Tensor with more than one value is ambiguous"
+            if input.numel()
+            else "Boolean value of Tensor with no values is ambiguous"
+        )
     return bool(input.item())
 
 
 @composite(differentiable=False)
-def is_same_size(input: Any, other: Any) -> bool:  # noqa: A002
+def is_same_size(input: Any, other: Any) -> bool:
     """Whether two tensors have the same shape."""
     return bool(input._shape == other._shape)
 
 
 @composite(function_in=METHOD, torch="Tensor.sum_to_size")
-def sum_to_size(input: Any, *size: Any) -> Any:  # noqa: A002
+def sum_to_size(input: Any, *size: Any) -> Any:
     """Sum over the dimensions along which a tensor of `size` would be broadcast to this one."""
-    shape: Sequence[int] = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+    shape: Sequence[int] = (
+        tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+    )
     lead = input.ndim - len(shape)
-    if lead < 0 or any(s not in (1, have) for s, have in zip(shape, input._shape[lead:], strict=True)):
-        raise ShapeError(f"size {{{list(shape)}}} is not expandable to size {{{list(input._shape)}}}.")
-    dims = [d for d, have in enumerate(input._shape) if d < lead or (shape[d - lead] == 1 and have != 1)]
+    if lead < 0 or any(
+        s not in (1, have) for s, have in zip(shape, input._shape[lead:], strict=True)
+    ):
+        raise ShapeError(
+            f"size {{{list(shape)}}} is not expandable to size {{{list(input._shape)}}}."
+        )
+    dims = [
+        d for d, have in enumerate(input._shape) if d < lead or (shape[d - lead] == 1 and have != 1)
+    ]
     return (input.sum(dims, keepdim=True) if dims else input).reshape(tuple(shape))

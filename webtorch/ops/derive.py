@@ -1,7 +1,9 @@
 """Symbolic derivatives of scalar expressions. May import floor 0 only.
 
-A zero derivative is None, so no rule ever multiplies by a written-out zero: infinities and NaN of an untaken branch stay
-out of the result. Ties follow PyTorch: maximum and minimum give half to each side, abs gives 0 at 0.
+A zero derivative is None, so no rule ever multiplies by a written-out zero: infinities and NaN of
+an untaken branch stay
+out of the result. Ties follow PyTorch: maximum and minimum give half to each side, abs gives 0 at
+0.
 """
 
 from __future__ import annotations
@@ -46,8 +48,35 @@ UNARY: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 # Piecewise constant, or not real-valued: no derivative.
 FLAT = frozenset(
-    "const arg index reduced load sign floor ceil trunc round not bitnot isnan isinf bitcast lt le eq ne and or xor shl shr "
-    "floordiv truncdiv philox".split()
+    [
+        "const",
+        "arg",
+        "index",
+        "reduced",
+        "load",
+        "sign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "not",
+        "bitnot",
+        "isnan",
+        "isinf",
+        "bitcast",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "and",
+        "or",
+        "xor",
+        "shl",
+        "shr",
+        "floordiv",
+        "truncdiv",
+        "philox",
+    ]
 )
 
 
@@ -55,7 +84,11 @@ def derivative(root: Expr, variable: Expr) -> Expr | None:
     """Return d root / d variable, or None when it is zero everywhere."""
     slopes: dict[Expr, Expr | None] = {}
     for node in ex.walk(root):
-        slopes[node] = ex.const(1.0, variable.dtype) if node is variable else _slope(node, [slopes[a] for a in node.args])
+        slopes[node] = (
+            ex.const(1.0, variable.dtype)
+            if node is variable
+            else _slope(node, [slopes[a] for a in node.args])
+        )
     return slopes[root]
 
 
@@ -70,7 +103,11 @@ def _slope(node: Expr, parts: list[Expr | None]) -> Expr | None:
         case "neg":
             return -_present(parts[0])
         case "cast":
-            return ex.cast(_present(parts[0]), node.dtype) if node.dtype.kind == "float" and node.args[0].dtype.kind == "float" else None
+            return (
+                ex.cast(_present(parts[0]), node.dtype)
+                if node.dtype.kind == "float" and node.args[0].dtype.kind == "float"
+                else None
+            )
         case "where":
             condition, a, _ = node.args
             zero = ex.const(0.0, a.dtype)
@@ -134,12 +171,19 @@ _BINARY: dict[str, Callable[[Expr, Expr, Expr], tuple[Slope | None, Slope | None
     "min": lambda x, y, out: _share(-x, -y),
     "pow": _pow,
     "atan2": lambda x, y, out: (
-        lambda: ex.where(ex.eq(x, 0.0) & ex.eq(y, 0.0), ex.const(0.0, x.dtype), y / (x * x + y * y)),
-        lambda: ex.where(ex.eq(x, 0.0) & ex.eq(y, 0.0), ex.const(0.0, x.dtype), -x / (x * x + y * y)),
+        lambda: ex.where(
+            ex.eq(x, 0.0) & ex.eq(y, 0.0), ex.const(0.0, x.dtype), y / (x * x + y * y)
+        ),
+        lambda: ex.where(
+            ex.eq(x, 0.0) & ex.eq(y, 0.0), ex.const(0.0, x.dtype), -x / (x * x + y * y)
+        ),
     ),
     "hypot": lambda x, y, out: (lambda: x / out, lambda: y / out),
     # d/dx copysign(x, y): the sign that was changed or kept; 0 at x == 0.
-    "copysign": lambda x, y, out: (lambda: ex.where(ex.eq(x, 0.0), ex.const(0.0, x.dtype), out / x), None),
+    "copysign": lambda x, y, out: (
+        lambda: ex.where(ex.eq(x, 0.0), ex.const(0.0, x.dtype), out / x),
+        None,
+    ),
     "mod": lambda x, y, out: (lambda: ex.const(1.0, x.dtype), lambda: -ex.floor(x / y)),
     "truncmod": lambda x, y, out: (lambda: ex.const(1.0, x.dtype), lambda: -ex.trunc(x / y)),
 }

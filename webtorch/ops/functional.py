@@ -11,7 +11,10 @@ from webtorch.ops.record import TABLE
 def entries() -> dict[str, Callable[..., Any]]:
     """Return the functions of every entry that lists nn.functional, aliases included."""
     return {
-        name: op.function for op in TABLE.values() if "nn.functional" in op.function_in for name in (op.name, *op.aliases)
+        name: op.function
+        for op in TABLE.values()
+        if "nn.functional" in op.function_in
+        for name in (op.name, *op.aliases)
     }
 
 

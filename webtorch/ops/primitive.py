@@ -1,6 +1,8 @@
-"""The primitives: the few operations that floor 4 records as graph nodes, and their gradient rules. May import floor 0 only.
+"""The primitives: the few operations that floor 4 records as graph nodes, and their gradient rules.
+May import floor 0 only.
 
-Everything that is not a primitive or an elementwise formula is written with these. They check nothing: shapes and types are
+Everything that is not a primitive or an elementwise formula is written with these. They check
+nothing: shapes and types are
 right when they are called. They are not public.
 """
 
@@ -24,52 +26,95 @@ def _primitive(name: str, signature: str, doc: str) -> Op:
 as_view = _primitive(
     "_view",
     "(x, shape, strides, offset, vjp=None, name='AsStrided')",
-    "A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp` maps the view's cotangent to "
-    "x's (shape of x); None uses the general, slower rule for any strides. `name` is the printed name of the gradient function.",
+    "A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. "
+    "`vjp` maps the view's cotangent to "
+    "x's (shape of x); None uses the general, slower rule for any strides. `name` is the printed "
+    "name of the gradient function.",
 )
 pad_with = _primitive(
-    "_pad", "(x, low, high, value)", "x inside a border of `value`: per-dim counts before and after (all >= 0). Differentiable in x."
+    "_pad",
+    "(x, low, high, value)",
+    "x inside a border of `value`: per-dim counts before and after (all >= 0). Differentiable in "
+    "x.",
 )
 reduce_dims = _primitive(
     "_reduce",
     "(x, combine, dims)",
-    "Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any all argmax argmin. Not empty. Differentiable (sum, max, min).",
+    "Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any "
+    "all argmax argmin. Not empty. Differentiable (sum, max, min).",
 )
 take = _primitive(
     "_take",
     "(x, indices, name, wrap=False)",
-    "out[b..., r...] = x[indices[0][b], indices[1][b], ..., r]: integer index tensors of one shape b pick along x's first dims. "
-    "Bounds are checked on the device, errors name `name` and the dim; wrap=True allows negative indices. Differentiable in x.",
+    "out[b..., r...] = x[indices[0][b], indices[1][b], ..., r]: integer index tensors of one "
+    "shape b pick along x's first dims. "
+    "Bounds are checked on the device, errors name `name` and the dim; wrap=True allows negative "
+    "indices. Differentiable in x.",
 )
 scatter = _primitive(
     "_scatter",
     "(base, indices, values, combine, name, wrap=False)",
-    "A copy of base with base[indices[0][b], ..., r] combined with values[b, r]; combine: set add mul max min. Differentiable for set and add.",
+    "A copy of base with base[indices[0][b], ..., r] combined with values[b, r]; combine: set add "
+    "mul max min. Differentiable for set and add.",
 )
-matmul3 = _primitive("_matmul", "(a, b)", "Batched product of (B, M, K) and (B, K, N); one type. Strided operands are read in place. Differentiable.")
+matmul3 = _primitive(
+    "_matmul",
+    "(a, b)",
+    "Batched product of (B, M, K) and (B, K, N); one type. Strided operands are read in place. "
+    "Differentiable.",
+)
 conv2d_raw = _primitive(
     "_conv2d",
     "(kind, a, b, input_shape, weight_shape, output_shape, stride, padding, dilation, groups)",
-    'kind "forward": (input, weight); "input": (grad_output, weight); "weight": (input, grad_output). Differentiable in both.',
+    'kind "forward": (input, weight); "input": (grad_output, weight); "weight": (input, '
+    "grad_output). Differentiable in both.",
 )
-scan = _primitive("_scan", "(x, combine, dim)", "Running sum, prod, max or min along `dim`. Differentiable for sum.")
-fill = _primitive("_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument).")
+scan = _primitive(
+    "_scan",
+    "(x, combine, dim)",
+    "Running sum, prod, max or min along `dim`. Differentiable for sum.",
+)
+fill = _primitive(
+    "_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument)."
+)
 empty = _primitive("_empty", "(shape, dtype, device)", "Uninitialised memory.")
-iota = _primitive("_iota", "(count, start, step, dtype, device)", "start + i * step for i < count, computed in dtype (1-d).")
+iota = _primitive(
+    "_iota",
+    "(count, start, step, dtype, device)",
+    "start + i * step for i < count, computed in dtype (1-d).",
+)
 philox = _primitive(
     "_philox",
     "(shape, seed, offset, dtype, device, kind='uniform', low=0)",
-    "Counter-based random numbers: element i uses Philox4x32-10 with key `seed` (64 bits) and counter (i + offset), so a call uses up "
-    "numel counters. kind 'uniform': float in [0, 1) from the upper 24 bits of lane 0 (8 for bfloat16, 11 for float16); 'normal': Box-Muller "
+    "Counter-based random numbers: element i uses Philox4x32-10 with key `seed` (64 bits) and "
+    "counter (i + offset), so a call uses up "
+    "numel counters. kind 'uniform': float in [0, 1) from the upper 24 bits of lane 0 (8 for "
+    "bfloat16, 11 for float16); 'normal': Box-Muller "
     "on lanes 0 and 1; 'bits': the upper 31 bits of lane 0 as int64.",
 )
-cast_to = _primitive("_cast", "(x, dtype)", "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable between floats.")
+cast_to = _primitive(
+    "_cast",
+    "(x, dtype)",
+    "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable "
+    "between floats.",
+)
 copy = _primitive("_copy", "(x)", "A contiguous copy of x in new storage. Differentiable.")
-write = _primitive("_write", "(x, values, fresh=False)", "Overwrite x's elements in place with `values` (same shape and type); version, views and gradients follow PyTorch.")
+write = _primitive(
+    "_write",
+    "(x, values, fresh=False)",
+    "Overwrite x's elements in place with `values` (same shape and type); version, views and "
+    "gradients follow PyTorch.",
+)
 
 # The identity formula: copies and conversions are map nodes with it. Not an entry of the table.
 IDENTITY = Elementwise(
-    name="_cast", family="elementwise", signature="(input)", doc="The input itself.", expr=lambda x: x, tensors=("input",), function_in=()
+    name="_cast",
+    family="elementwise",
+    signature="(input)",
+    doc="The input itself.",
+    expr=lambda x: x,
+    tensors=("input",),
+    function_in=(),
 )
 
 
@@ -78,7 +123,13 @@ def _iota(position: Expr, start: Expr, step: Expr) -> Expr:
 
 
 IOTA = Elementwise(
-    name="_iota_formula", family="elementwise", signature="", doc="start + position * step.", expr=_iota, tensors=(), function_in=()
+    name="_iota_formula",
+    family="elementwise",
+    signature="",
+    doc="start + position * step.",
+    expr=_iota,
+    tensors=(),
+    function_in=(),
 )
 
 
@@ -99,7 +150,9 @@ def _uniform(bits: int, compute: DType) -> Callable[..., Expr]:
 def _normal(compute: DType) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
         # Box and Muller, 1958. The first number is in (0, 1], so that its logarithm is finite.
-        first, second = (ex.shr(_bits(position, (seed0, seed1), (low, high), lane), 8) for lane in (0, 1))
+        first, second = (
+            ex.shr(_bits(position, (seed0, seed1), (low, high), lane), 8) for lane in (0, 1)
+        )
         radius = ex.sqrt(ex.log((ex.cast(first, compute) + 1.0) * 2.0**-24) * -2.0)
         return radius * ex.cos(ex.cast(second, compute) * (2.0 * math.pi * 2.0**-24))
 
@@ -111,13 +164,28 @@ def _integer_bits(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Exp
 
 
 def _random_formula(name: str, expr: Callable[..., Expr]) -> Elementwise:
-    return Elementwise(name=name, family="random", signature="", doc="Random numbers.", expr=expr, tensors=(), function_in=())
+    return Elementwise(
+        name=name,
+        family="random",
+        signature="",
+        doc="Random numbers.",
+        expr=expr,
+        tensors=(),
+        function_in=(),
+    )
 
 
 # How many random bits a uniform number of each type holds: never so many that rounding gives 1.
 _UNIFORM_BITS = {"float16": 11, "bfloat16": 8}
 RANDOM: dict[tuple[str, str], Elementwise] = {
-    **{("uniform", d.name): _random_formula(f"_uniform_{d.name}", _uniform(_UNIFORM_BITS.get(d.name, 24), d.compute)) for d in FLOATS},
-    **{("normal", d.name): _random_formula(f"_normal_{d.name}", _normal(d.compute)) for d in FLOATS},
+    **{
+        ("uniform", d.name): _random_formula(
+            f"_uniform_{d.name}", _uniform(_UNIFORM_BITS.get(d.name, 24), d.compute)
+        )
+        for d in FLOATS
+    },
+    **{
+        ("normal", d.name): _random_formula(f"_normal_{d.name}", _normal(d.compute)) for d in FLOATS
+    },
     ("bits", "int64"): _random_formula("_bits", _integer_bits),
 }

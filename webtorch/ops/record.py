@@ -1,7 +1,9 @@
 """The records of the op table, and the table itself. May import floor 0 only.
 
-An entry is a value. Floor 4 gives each entry its `function` (the code that records it on tensors); entries, gradient rules
-and composites call each other through the entries, so they are written once and work wherever tensors work.
+An entry is a value. Floor 4 gives each entry its `function` (the code that records it on tensors);
+entries, gradient rules
+and composites call each other through the entries, so they are written once and work wherever
+tensors work.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from webtorch.ir.dtype import ALL, FLOATS, DType, Scalar
 from webtorch.ir.expr import Expr
 
 Promotion = Literal["same", "float", "bool"]
-Family = Literal["elementwise", "reduce", "movement", "contract", "index", "random", "scan", "composite", "creation"]
+Family = Literal[
+    "elementwise",
+    "reduce",
+    "movement",
+    "contract",
+    "index",
+    "random",
+    "scan",
+    "composite",
+    "creation",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,12 +42,14 @@ class Op:
     signature: str
     doc: str
     aliases: tuple[str, ...] = ()
-    # Where the oracle is in PyTorch: "add", "nn.functional.gelu", "Tensor.repeat"; "" where there is none.
+    # Where the oracle is in PyTorch: "add", "nn.functional.gelu", "Tensor.repeat"; "" where there
+    # is none.
     torch: str = ""
     # Where users find it: as webtorch.<name>, as a Tensor method, as webtorch.nn.functional.<name>.
     function_in: tuple[str, ...] = ("torch", "Tensor")
     inplace: bool = False
-    # A rule (g, out, *inputs) -> one cotangent per tensor input (None where there is none); None: not differentiable
+    # A rule (g, out, *inputs) -> one cotangent per tensor input (None where there is none); None:
+    # not differentiable
     # or, for an elementwise op, derived from the formula.
     vjp: Callable[..., tuple[Any, ...]] | None = None
     differentiable: bool = True
@@ -57,9 +71,11 @@ class Op:
 
 @dataclass(slots=True, eq=False)
 class Elementwise(Op):
-    """A scalar formula over broadcast tensors. `tensors` and `numbers` name the formula's parameters in order.
+    """A scalar formula over broadcast tensors. `tensors` and `numbers` name the formula's
+    parameters in order.
 
-    Any tensor operand but one may be a Python number; numbers (and such operands) are runtime arguments, so that
+    Any tensor operand but one may be a Python number; numbers (and such operands) are runtime
+    arguments, so that
     another value compiles nothing.
     """
 
@@ -72,7 +88,9 @@ class Elementwise(Op):
     _used: frozenset[str] | None = None
 
     def build(self, inputs: tuple[Expr, ...]) -> Expr:
-        """Return the formula applied to `inputs` (tensors first, then numbers), all of one compute type."""
+        """Return the formula applied to `inputs` (tensors first, then numbers), all of one compute
+        type.
+        """
         types = tuple([x.dtype for x in inputs])
         order = self._order.get(types)
         if order is None:
@@ -90,7 +108,9 @@ class Elementwise(Op):
         return values[order[-1]]
 
     def used_by_vjp(self) -> frozenset[str]:
-        """Return which of "g", "out" and the tensor names the given rule reads: only these are saved."""
+        """Return which of "g", "out" and the tensor names the given rule reads: only these are
+        saved.
+        """
         if self._used is None:
             assert self.vjp is not None
             self._used = used_arguments(self.vjp, ("g", "out", *self.tensors))
@@ -98,14 +118,20 @@ class Elementwise(Op):
 
 
 def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
-    """Return which of `names`, given in the order of the rule's positional parameters, the rule's code reads."""
+    """Return which of `names`, given in the order of the rule's positional parameters, the rule's
+    code reads.
+    """
     code = rule.__code__
     parameters = code.co_varnames[: code.co_argcount]
     loaded: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname.startswith("LOAD_"):
             # Newer Pythons load two variables in one instruction.
-            names_loaded = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            names_loaded = (
+                instruction.argval
+                if isinstance(instruction.argval, tuple)
+                else (instruction.argval,)
+            )
             loaded.update(n for n in names_loaded if isinstance(n, str))
     used = {name for name, parameter in zip(names, parameters, strict=False) if parameter in loaded}
     if code.co_flags & inspect.CO_VARARGS:
@@ -154,7 +180,9 @@ def elementwise(
     inplace: bool = True,
     **fields: Any,
 ) -> Elementwise:
-    """Declare an elementwise op. Parameter names of the lambda are the op's, unless `tensors` and `numbers` say so."""
+    """Declare an elementwise op. Parameter names of the lambda are the op's, unless `tensors` and
+    `numbers` say so.
+    """
     if tensors is None:
         code = expr.__code__
         arity = code.co_argcount - len(numbers)
@@ -164,8 +192,10 @@ def elementwise(
         parts = [*tensors, *(f"{n}={defaults[n]!r}" if n in defaults else n for n in numbers)]
         signature = f"({', '.join(parts)})"
     op = Elementwise(
-        name=name, family="elementwise", signature=signature, doc=doc, expr=expr, tensors=tuple(tensors), numbers=numbers,
-        torch=name if torch is None else torch, inplace=inplace and fields.get("promotion", "same") != "bool", **fields,
+        name=name, family="elementwise", signature=signature, doc=doc, expr=expr,
+        tensors=tuple(tensors), numbers=numbers,
+        torch=name if torch is None else torch, inplace=inplace and fields.get("promotion",
+        "same") != "bool", **fields,
     )  # fmt: skip
     register(op)
     return op
@@ -192,14 +222,17 @@ def composite(
     family: Family = "composite",
     **fields: Any,
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare an op written with other ops: decorate the function. Its derivative follows from its parts."""
+    """Declare an op written with other ops: decorate the function. Its derivative follows from its
+    parts.
+    """
 
     def declare(function: Callable[..., Any]) -> Op:
         title = name or function.__name__.rstrip("_")
         plain = inspect.signature(function)
         signature = str(
             plain.replace(
-                parameters=[p.replace(annotation=p.empty) for p in plain.parameters.values()], return_annotation=plain.empty
+                parameters=[p.replace(annotation=p.empty) for p in plain.parameters.values()],
+                return_annotation=plain.empty,
             )
         )
         op = Op(
@@ -213,9 +246,11 @@ def composite(
 
 
 def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
-    """Return the derived op (g, *tensors, *numbers) -> cotangent of tensor `slot`; None when it is zero everywhere.
+    """Return the derived op (g, *tensors, *numbers) -> cotangent of tensor `slot`; None when it is
+    zero everywhere.
 
-    The derived op is itself an elementwise op of the same kind, so second derivatives are derived the same way.
+    The derived op is itself an elementwise op of the same kind, so second derivatives are derived
+    the same way.
     """
     if slot in op._gradients:
         return op._gradients[slot]
@@ -237,7 +272,8 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
         return g * ex.substitute(slope, values)
 
     derived = Elementwise(
-        name=f"{op.name}_grad{slot}", family="elementwise", signature="", doc=f"Cotangent of {op.name} for {op.tensors[slot]}.",
+        name=f"{op.name}_grad{slot}", family="elementwise", signature="",
+        doc=f"Cotangent of {op.name} for {op.tensors[slot]}.",
         expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, torch="", function_in=(), dtypes=FLOATS,
     )  # fmt: skip
     op._gradients[slot] = derived
@@ -270,10 +306,13 @@ def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """How the cotangent of one tensor of an elementwise op is computed from the cotangent g of the result."""
+    """How the cotangent of one tensor of an elementwise op is computed from the cotangent g of the
+    result.
+    """
 
     kind: Literal["zero", "one", "minus_one", "formula"]
-    # For "formula": the derived op over (g, the tensors in `tensors`, the numbers in `numbers`), by position in the original op.
+    # For "formula": the derived op over (g, the tensors in `tensors`, the numbers in `numbers`), by
+    # position in the original op.
     op: Elementwise | None = None
     tensors: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
@@ -283,7 +322,9 @@ _SLOPES: dict[tuple[Elementwise, int], Slope] = {}
 
 
 def slope(op: Elementwise, slot: int) -> Slope:
-    """Return the derived rule for tensor `slot`; the derived op reads only what the derivative needs."""
+    """Return the derived rule for tensor `slot`; the derived op reads only what the derivative
+    needs.
+    """
     found = _SLOPES.get((op, slot))
     if found is None:
         found = _SLOPES[op, slot] = _derive_slope(op, slot)
@@ -310,7 +351,8 @@ def _derive_slope(op: Elementwise, slot: int) -> Slope:
 
     derived = Elementwise(
         name=full.name, family="elementwise", signature="", doc=full.doc, expr=expr,
-        tensors=("grad", *(op.tensors[i] for i in tensors)), numbers=tuple(op.numbers[i] for i in numbers), torch="", function_in=(),
+        tensors=("grad", *(op.tensors[i] for i in tensors)),
+        numbers=tuple(op.numbers[i] for i in numbers), torch="", function_in=(),
         dtypes=FLOATS,
     )  # fmt: skip
     return Slope("formula", derived, tensors, numbers)

@@ -29,9 +29,11 @@ class Limits:
     max_workgroups_per_dim: int
     workgroup_memory_bytes: int
     has_f16: bool
-    # Whether the device gains from one kernel with many parallel points (a GPU) or from few long ones (CPU threads).
+    # Whether the device gains from one kernel with many parallel points (a GPU) or from few long
+    # ones (CPU threads).
     is_gpu: bool
-    # Whether a Convolution or Matmul template exists here (else the compiler lowers them to generic kernels).
+    # Whether a Convolution or Matmul template exists here (else the compiler lowers them to generic
+    # kernels).
     has_matmul: bool = True
     has_convolution: bool = True
     has_scan: bool = True
@@ -51,7 +53,9 @@ class Executable(Protocol):
 
 
 class Backend(Protocol):
-    """One device. Found by name through `webtorch.runtime.backends`; nothing above imports one directly."""
+    """One device. Found by name through `webtorch.runtime.backends`; nothing above imports one
+    directly.
+    """
 
     name: str
     index: int
@@ -63,18 +67,22 @@ class Backend(Protocol):
         ...
 
     def allocate(self, dtype: DType, elements: int) -> Buffer:
-        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in `unsupported`."""
+        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in
+        `unsupported`.
+        """
         ...
 
     def upload(self, data: bytes | bytearray | memoryview, dtype: DType, elements: int) -> Buffer:
-        """Return a new buffer that holds `data` (contiguous, little-endian, in the type's PyTorch size).
+        """Return a new buffer that holds `data` (contiguous, little-endian, in the type's PyTorch
+        size).
 
         Raises OverflowError for int64 values that a device with 32-bit integers cannot hold.
         """
         ...
 
     def download(self, buffer: Buffer) -> bytes | bytearray | memoryview:
-        """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch size.
+        """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch
+        size.
 
         Raises IndexOutOfRangeError when a kernel since the last read reported a bad index.
         """

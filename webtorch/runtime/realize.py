@@ -1,7 +1,10 @@
-"""Realizing: the pending graph of a device becomes a cached program, and runs. Floor 3; may import floors 0 to 2.
+"""Realizing: the pending graph of a device becomes a cached program, and runs. Floor 3; may import
+floors 0 to 2.
 
-Everything that is alive and pending is computed together, so nothing is ever computed twice; what only served as an
-intermediate step never reaches memory. The key of the cache is the structure of the graph without its numbers: another
+Everything that is alive and pending is computed together, so nothing is ever computed twice; what
+only served as an
+intermediate step never reaches memory. The key of the cache is the structure of the graph without
+its numbers: another
 learning rate, constant or offset binds other runtime arguments to the same program.
 """
 
@@ -97,7 +100,15 @@ def freeze(owners: list[Owner]) -> Frozen:
             else:
                 if node.scalars:
                     args.extend(node.scalars)
-                parts.append((node.kind, node.attrs, node.shape, node.dtype, tuple([number[s] for s in node.srcs])))
+                parts.append(
+                    (
+                        node.kind,
+                        node.attrs,
+                        node.shape,
+                        node.dtype,
+                        tuple([number[s] for s in node.srcs]),
+                    )
+                )
     donors: list[Node | None] = []
     for owner in owners:
         donor = owner.donor
@@ -108,7 +119,14 @@ def freeze(owners: list[Owner]) -> Frozen:
             inputs.append(donor)
             parts.append((donor.dtype, donor.shape))
         donors.append(donor)
-    parts.append(tuple([(number[o.node], None if d is None else number[d]) for o, d in zip(owners, donors, strict=True)]))
+    parts.append(
+        tuple(
+            [
+                (number[o.node], None if d is None else number[d])
+                for o, d in zip(owners, donors, strict=True)
+            ]
+        )
+    )
     return Frozen(tuple(parts), order, inputs, args, owners, donors)
 
 
@@ -122,9 +140,20 @@ def to_graph(frozen: Frozen) -> Graph:
         if node.kind != "buffer":
             dtypes.extend(argument_dtypes(node))
         args = tuple(range(first, len(dtypes)))
-        nodes.append(GraphNode(node.kind, tuple(number[s] for s in node.srcs), node.attrs, args, node.shape, node.dtype, node.line))
+        nodes.append(
+            GraphNode(
+                node.kind,
+                tuple(number[s] for s in node.srcs),
+                node.attrs,
+                args,
+                node.shape,
+                node.dtype,
+                node.line,
+            )
+        )
     outputs = tuple(
-        Output(number[o.node], None if d is None else number[d]) for o, d in zip(frozen.owners, frozen.donors, strict=True)
+        Output(number[o.node], None if d is None else number[d])
+        for o, d in zip(frozen.owners, frozen.donors, strict=True)
     )
     return Graph(tuple(nodes), outputs, tuple(dtypes))
 
@@ -153,7 +182,9 @@ class Runtime:
             self.realize()
 
     def live_owners(self) -> list[Owner]:
-        """Return the owners whose values are still wanted and not computed, in the order they were recorded."""
+        """Return the owners whose values are still wanted and not computed, in the order they were
+        recorded.
+        """
         found: dict[int, Owner] = {}
         for reference in self.pending:
             owner = reference()
@@ -162,11 +193,15 @@ class Runtime:
         return list(found.values())
 
     def realize(self) -> None:
-        """Compute everything that is pending on this device. Raises CaptureError while a function is being captured."""
+        """Compute everything that is pending on this device. Raises CaptureError while a function
+        is being captured.
+        """
         if self.capturing:
             raise CaptureError(
-                "a captured function cannot read values: the program is recorded once and replayed without Python, so nothing is "
-                "computed yet. Return the tensor and read it outside, or use webtorch.where instead of a Python `if`."
+                "a captured function cannot read values: the program is recorded once and "
+                "replayed without Python, so nothing is "
+                "computed yet. Return the tensor and read it outside, or use webtorch.where "
+                "instead of a Python `if`."
             )
         with self.lock:
             owners = self.live_owners()
@@ -180,7 +215,8 @@ class Runtime:
                 raise
 
     def _run_apart(self, owners: list[Owner]) -> None:
-        """After a failure, compute what can be computed: one bad operation must not block everything else.
+        """After a failure, compute what can be computed: one bad operation must not block
+        everything else.
 
         What fails again stays as it is; reading it raises its error.
         """
@@ -194,7 +230,9 @@ class Runtime:
                     continue
 
     def flush(self) -> None:
-        """Compute what is pending, at a point where that is useful but not needed (the end of an optimizer step)."""
+        """Compute what is pending, at a point where that is useful but not needed (the end of an
+        optimizer step).
+        """
         if not self.capturing:
             self.realize()
 
@@ -207,7 +245,9 @@ class Runtime:
             started = time.perf_counter()
             executable = self.backend.compile(compile_graph(to_graph(frozen), self.backend.limits))
             if self.debug:
-                show_program(executable.program, self.backend, time.perf_counter() - started, self.debug)
+                show_program(
+                    executable.program, self.backend, time.perf_counter() - started, self.debug
+                )
             self.programs[frozen.key] = executable
             if len(self.programs) > _MAX_PROGRAMS:
                 self.programs.popitem(last=False)

@@ -1,6 +1,8 @@
-"""What WEBTORCH_DEBUG=1..4 shows: programs, kernels, source text, timings. Floor 3; may import floors 0 to 2.
+"""What WEBTORCH_DEBUG=1..4 shows: programs, kernels, source text, timings. Floor 3; may import
+floors 0 to 2.
 
-1: each program when it is compiled. 2: also its kernels. 3: also their source text on the device. 4: also how long each run takes to
+1: each program when it is compiled. 2: also its kernels. 3: also their source text on the device.
+4: also how long each run takes to
 enqueue. Everything goes to standard error.
 """
 
@@ -21,7 +23,10 @@ def debug_level() -> int:
 
 def show_program(program: Program, backend: Backend, seconds: float, level: int) -> None:
     """Write a newly compiled program to standard error, as detailed as the level says."""
-    parts = [f"webtorch: compiled for {backend.name}:{backend.index} in {seconds * 1e3:.1f} ms\n{program}"]
+    parts = [
+        f"webtorch: compiled for {backend.name}:{backend.index} in {seconds * 1e3:.1f} "
+        f"ms\n{program}"
+    ]
     if level >= 2:
         parts += [str(routine) for routine in program.routines]
     if level >= 3:

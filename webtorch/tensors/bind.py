@@ -1,4 +1,6 @@
-"""Turns the op table into functions and methods. Floor 4: the one place where entries meet the Tensor class."""
+"""Turns the op table into functions and methods. Floor 4: the one place where entries meet the
+Tensor class.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,18 @@ from webtorch.tensors.tensor import Tensor
 
 # The files of the table. A new file of entries is named here once.
 _FILES = (
-    "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random", "assign", "contract", "convolution", "pooling", "resize",
+    "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random",
+    "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "optimize",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
-NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {"torch": {}, "nn.functional": {}, "linalg": {}, "special": {}, "fft": {}}
+NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
+    "torch": {},
+    "nn.functional": {},
+    "linalg": {},
+    "special": {},
+    "fft": {},
+}
 
 
 def load_table() -> None:
@@ -53,10 +62,17 @@ def _publish(op: Op) -> None:
                 method = _as_method(op.function)
                 setattr(Tensor, name, property(method) if name in PROPERTIES else method)
             else:
-                # An entry whose public name is taken carries its namespace: linalg_cross, functional_unfold.
+                # An entry whose public name is taken carries its namespace: linalg_cross,
+                # functional_unfold.
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
-                takes_inplace = place == "nn.functional" and inplace is not None and "inplace" not in op.signature
-                NAMESPACES.setdefault(place, {})[public] = calls.accept_inplace(op, inplace) if takes_inplace else op.function
+                takes_inplace = (
+                    place == "nn.functional"
+                    and inplace is not None
+                    and "inplace" not in op.signature
+                )
+                NAMESPACES.setdefault(place, {})[public] = (
+                    calls.accept_inplace(op, inplace) if takes_inplace else op.function
+                )
         if inplace is not None:
             if "Tensor" in op.function_in:
                 setattr(Tensor, f"{name}_", inplace)
@@ -67,9 +83,55 @@ def _publish(op: Op) -> None:
 
 # The in-place forms that PyTorch has as functions too.
 _INPLACE_FUNCTIONS = frozenset(
-    "abs acos asin atan ceil clamp cos cosh elu erf erfc exp exp2 expm1 fill floor frac leaky_relu log log10 log1p log2 logit "
-    "nan_to_num neg reciprocal relu round rsqrt selu celu hardtanh threshold rrelu sigmoid sin sinc sinh sqrt square tan tanh trunc "
-    "deg2rad rad2deg xlogy zero".split()
+    [
+        "abs",
+        "acos",
+        "asin",
+        "atan",
+        "ceil",
+        "clamp",
+        "cos",
+        "cosh",
+        "elu",
+        "erf",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "fill",
+        "floor",
+        "frac",
+        "leaky_relu",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logit",
+        "nan_to_num",
+        "neg",
+        "reciprocal",
+        "relu",
+        "round",
+        "rsqrt",
+        "selu",
+        "celu",
+        "hardtanh",
+        "threshold",
+        "rrelu",
+        "sigmoid",
+        "sin",
+        "sinc",
+        "sinh",
+        "sqrt",
+        "square",
+        "tan",
+        "tanh",
+        "trunc",
+        "deg2rad",
+        "rad2deg",
+        "xlogy",
+        "zero",
+    ]
 )
 
 
@@ -79,7 +141,8 @@ def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
 
     method.__name__ = getattr(function, "__name__", "method")
     method.__doc__ = function.__doc__
-    # A plain function is its own method; only callables without the descriptor protocol need wrapping.
+    # A plain function is its own method; only callables without the descriptor protocol need
+    # wrapping.
     return function if hasattr(function, "__get__") else method
 
 
@@ -91,7 +154,9 @@ def _operators() -> None:
 
         def operator(self: Tensor, other: Any) -> Any:
             if isinstance(other, (Tensor, float, int)):
-                return calls.apply(fast, (self, other)) if fast is not None else function(self, other)
+                return (
+                    calls.apply(fast, (self, other)) if fast is not None else function(self, other)
+                )
             return function(self, other) if _is_number_like(other) else NotImplemented
 
         operator.__name__ = name
@@ -104,20 +169,27 @@ def _operators() -> None:
 
         def operator(self: Tensor, other: Any) -> Any:
             if isinstance(other, (Tensor, float, int)):
-                return calls.apply(fast, (other, self)) if fast is not None else function(other, self)
+                return (
+                    calls.apply(fast, (other, self)) if fast is not None else function(other, self)
+                )
             return function(other, self) if _is_number_like(other) else NotImplemented
 
         operator.__name__ = name
         setattr(Tensor, name, operator)
 
     for name, entry in {
-        "add": "_add", "sub": "_sub", "mul": "mul", "truediv": "_div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
+        "add": "_add", "sub": "_sub", "mul": "mul", "truediv": "_div", "floordiv": "floor_divide",
+        "mod": "remainder", "pow": "pow",
         "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
         "rshift": "bitwise_right_shift", "matmul": "matmul",
     }.items():  # fmt: skip
         forward(f"__{name}__", entry)
         reflected(f"__r{name}__", entry)
-        setattr(Tensor, f"__i{name}__", calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")))
+        setattr(
+            Tensor,
+            f"__i{name}__",
+            calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")),
+        )
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         forward(f"__{name}__", name)
     for name, op in CONVERSIONS.items():
@@ -126,7 +198,12 @@ def _operators() -> None:
     Tensor.where = lambda self, condition, other: choose(condition, self, other)  # type: ignore[attr-defined]
     Tensor.__getitem__ = indexing.getitem  # type: ignore[method-assign, attr-defined]
     Tensor.__setitem__ = indexing.setitem  # type: ignore[method-assign, attr-defined]
-    for name, entry in {"__neg__": "neg", "__abs__": "abs", "__invert__": "bitwise_not", "__pos__": "positive"}.items():
+    for name, entry in {
+        "__neg__": "neg",
+        "__abs__": "abs",
+        "__invert__": "bitwise_not",
+        "__pos__": "positive",
+    }.items():
         setattr(Tensor, name, TABLE[entry].function)
 
 

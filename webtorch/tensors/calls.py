@@ -1,4 +1,6 @@
-"""Calls of table entries on tensors: promotion, broadcasting, recording, gradients, in-place and out= forms. Floor 4."""
+"""Calls of table entries on tensors: promotion, broadcasting, recording, gradients, in-place and
+out= forms. Floor 4.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ from webtorch.tensors.tensor import Size, Tensor, _transfer, unsupported_text
 Operand = Tensor | Scalar
 _default_dtype = float32
 _NAMES = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "int16": "Short",
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
+    "int64": "Long", "int32": "Int", "int16": "Short",
     "int8": "Char", "uint8": "Byte", "bool": "Bool", "uint32": "UInt32",
 }  # fmt: skip
 
@@ -51,11 +54,14 @@ def set_default_dtype(d: DType) -> None:
     _promoted.cache_clear()
 
 
-# ---- promotion --------------------------------------------------------------------------------------------------------
+# ---- promotion
+# --------------------------------------------------------------------------------------------------------
 
 
 def _combine(higher: DType | None, lower: DType | None) -> DType | None:
-    """PyTorch's rule between a group of operands that sets the width and one that may only raise the category."""
+    """PyTorch's rule between a group of operands that sets the width and one that may only raise
+    the category.
+    """
     if higher is None or lower is None:
         return higher or lower
     if higher.kind == "float":
@@ -92,13 +98,21 @@ def can_cast(from_: DType, to: DType) -> bool:
     return order[from_.kind] <= order[to.kind]
 
 
-# ---- elementwise ------------------------------------------------------------------------------------------------------
+# ---- elementwise
+# ------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=65536)
-def _expanded(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+def _expanded(
+    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[int, ...]:
     lead = len(target) - len(shape)
-    return (0,) * lead + tuple([0 if s == 1 and t != 1 else st for s, st, t in zip(shape, strides, target[lead:], strict=True)])
+    return (0,) * lead + tuple(
+        [
+            0 if s == 1 and t != 1 else st
+            for s, st, t in zip(shape, strides, target[lead:], strict=True)
+        ]
+    )
 
 
 def _operand_node(t: Tensor, shape: tuple[int, ...]) -> Node:
@@ -112,7 +126,9 @@ def _operand_node(t: Tensor, shape: tuple[int, ...]) -> Node:
 
 
 def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()) -> Tensor:
-    """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python numbers."""
+    """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python
+    numbers.
+    """
     first: Tensor | None = None
     runtime = None
     shape: tuple[int, ...] | None = None
@@ -122,13 +138,19 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             if first is None:
                 first = o
                 runtime, shape = o._storage.runtime, o._shape
-            elif o.dtype is not first.dtype or (not o._shape) != (not shape) or o._storage.runtime is not runtime:
+            elif (
+                o.dtype is not first.dtype
+                or (not o._shape) != (not shape)
+                or o._storage.runtime is not runtime
+            ):
                 plain = False
     if first is None:
         first, runtime, shape = _from_number(operands)
         operands = [first, *operands[1:]]
     assert runtime is not None and shape is not None
-    if not plain and any(isinstance(o, Tensor) and o._storage.runtime is not runtime for o in operands):
+    if not plain and any(
+        isinstance(o, Tensor) and o._storage.runtime is not runtime for o in operands
+    ):
         operands, runtime = _to_one_device(op, operands)
     dtype = first.dtype
     if plain:
@@ -140,10 +162,15 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         dtype = result_type(*operands)
     compute = dtype
     if op.promotion == "float" and dtype.kind != "float":
-        compute = dtype = _default_dtype if float64 not in runtime.unsupported or _default_dtype is not float64 else float32
+        compute = dtype = (
+            _default_dtype
+            if float64 not in runtime.unsupported or _default_dtype is not float64
+            else float32
+        )
     if compute not in op.dtypes:
         raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{_NAMES[compute.name]}': it takes {', '.join(d.name for d in op.dtypes)}"
+            f"\"{op.name.strip('_')}\" not implemented for '{_NAMES[compute.name]}': it takes "
+            f"{', '.join(d.name for d in op.dtypes)}"
         )
     for o in operands:
         if isinstance(o, Tensor) and o._shape != shape:
@@ -163,7 +190,15 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         pattern += "s"
         scalars.append(_scalar(op, n, compute))
     out_dtype = bool_ if op.promotion == "bool" else dtype
-    node = Node("map", tuple(srcs), (op, pattern, compute.compute), tuple(scalars), shape, out_dtype, user_line())
+    node = Node(
+        "map",
+        tuple(srcs),
+        (op, pattern, compute.compute),
+        tuple(scalars),
+        shape,
+        out_dtype,
+        user_line(),
+    )
     out = Tensor._from_node(node, runtime)
     if mode.grad and op.differentiable and out_dtype.kind == "float":
         for o in operands:
@@ -185,7 +220,9 @@ def _from_number(operands: Sequence[Operand]) -> tuple[Tensor, Any, tuple[int, .
 def _to_one_device(op: Op, operands: Sequence[Operand]) -> tuple[list[Operand], Any]:
     """0-d CPU tensors join the others' device, as in PyTorch; anything else is an error."""
     tensors = [o for o in operands if isinstance(o, Tensor)]
-    main = next((t for t in tensors if t._shape), next((t for t in tensors if not t.is_cpu), tensors[0]))
+    main = next(
+        (t for t in tensors if t._shape), next((t for t in tensors if not t.is_cpu), tensors[0])
+    )
     out: list[Operand] = []
     for o in operands:
         if isinstance(o, Tensor) and o._storage.runtime is not main._storage.runtime:
@@ -199,7 +236,8 @@ def _to_one_device(op: Op, operands: Sequence[Operand]) -> tuple[list[Operand], 
 def device_mismatch(name: str, a: Tensor, b: Tensor) -> RuntimeError:
     """Return the error for tensors on two devices."""
     return RuntimeError(
-        f"{name.strip('_')}: Expected all tensors to be on the same device, but found at least two devices, {a.device} and {b.device}! "
+        f"{name.strip('_')}: Expected all tensors to be on the same device, but found at least "
+        f"two devices, {a.device} and {b.device}! "
         f"Move one of them, as in x.to('{a.device}')."
     )
 
@@ -209,7 +247,9 @@ def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
     try:
         return broadcast_shapes(*shapes)
     except ShapeError as error:
-        raise ShapeError(f"{op.name.strip('_')}: {error}. Sizes must be equal or 1, counted from the right.") from None
+        raise ShapeError(
+            f"{op.name.strip('_')}: {error}. Sizes must be equal or 1, counted from the right."
+        ) from None
 
 
 def _scalar(op: Op, value: Any, compute: DType) -> Scalar:
@@ -218,18 +258,25 @@ def _scalar(op: Op, value: Any, compute: DType) -> Scalar:
     elif not isinstance(value, (bool, int, float)):
         item = getattr(value, "item", None)
         if item is None:
-            raise TypeError(f"{op.name.strip('_')}(): expected a number or a Tensor, not {type(value).__name__}")
+            raise TypeError(
+                f"{op.name.strip('_')}(): expected a number or a Tensor, not {type(value).__name__}"
+            )
         value = item()
     if compute.kind in ("int", "uint"):
         if isinstance(value, float) and not isinstance(value, bool):
             if value != value or value in (float("inf"), float("-inf")):
-                raise RuntimeError(f"value cannot be converted to type {compute.name} without overflow")
+                raise RuntimeError(
+                    f"value cannot be converted to type {compute.name} without overflow"
+                )
             value = int(value)
         low, high = integer_limits(compute)
         if not low <= value <= high:
             if compute.kind == "uint" and -high <= value < 0:
                 return value + high + 1  # PyTorch wraps negative numbers for unsigned types
-            raise RuntimeError(f"{op.name.strip('_')}: value {value} cannot be converted to type {compute.name} without overflow")
+            raise RuntimeError(
+                f"{op.name.strip('_')}: value {value} cannot be converted to type {compute.name} "
+                "without overflow"
+            )
     return value  # type: ignore[no-any-return]
 
 
@@ -238,8 +285,16 @@ def sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
     if g._shape == shape:
         return g
     lead = g.ndim - len(shape)
-    dims = tuple([d for d, s in enumerate(g._shape) if d < lead or (shape[d - lead] == 1 and s != 1)])
-    out = reduce_dims(g, "sum", dims) if dims and g.numel() else g if g.numel() else fill(shape, 0, g.dtype, g.device)
+    dims = tuple(
+        [d for d, s in enumerate(g._shape) if d < lead or (shape[d - lead] == 1 and s != 1)]
+    )
+    out = (
+        reduce_dims(g, "sum", dims)
+        if dims and g.numel()
+        else g
+        if g.numel()
+        else fill(shape, 0, g.dtype, g.device)
+    )
     return reshape_fresh(out, shape)
 
 
@@ -248,16 +303,26 @@ def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if x._shape == shape:
         return x
     source = x._shape
-    return as_view(x, shape, contiguous_strides(shape), x._offset, lambda g: g.reshape(source), "View")
+    return as_view(
+        x, shape, contiguous_strides(shape), x._offset, lambda g: g.reshape(source), "View"
+    )
 
 
 def _title(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.strip("_").split("_"))
 
 
-def _attach(op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]) -> None:
+def _attach(
+    op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> None:
     edges = tuple(
-        [gradient_edge(o) if isinstance(o, Tensor) and o.dtype.kind == "float" and o.requires_grad else None for o in operands if isinstance(o, Tensor)]
+        [
+            gradient_edge(o)
+            if isinstance(o, Tensor) and o.dtype.kind == "float" and o.requires_grad
+            else None
+            for o in operands
+            if isinstance(o, Tensor)
+        ]
     )
     shapes = [o._shape for o in operands if isinstance(o, Tensor)]
     if op.vjp is not None:
@@ -270,12 +335,19 @@ def _attach(op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: 
     set_history(out, fn)
 
 
-def _given_rule(op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar], shapes: list[tuple[int, ...]]) -> Any:
+def _given_rule(
+    op: Elementwise,
+    out: Tensor,
+    operands: Sequence[Operand],
+    numbers: Sequence[Scalar],
+    shapes: list[tuple[int, ...]],
+) -> Any:
     used = op.used_by_vjp()
     assert op.vjp is not None
     vjp = op.vjp
     saved = [
-        (SavedTensor(o) if name in used else None) if isinstance(o, Tensor) else o for name, o in zip(op.tensors, operands, strict=True)
+        (SavedTensor(o) if name in used else None) if isinstance(o, Tensor) else o
+        for name, o in zip(op.tensors, operands, strict=True)
     ]
     saved_out = SavedTensor(out, is_output=True) if "out" in used else None
     is_tensor = [isinstance(o, Tensor) for o in operands]
@@ -283,19 +355,36 @@ def _given_rule(op: Elementwise, out: Tensor, operands: Sequence[Operand], numbe
     def rule(gs: Any, owner: list[Any] = []) -> list[Tensor | None]:  # noqa: B006  (each rule has its own list)
         g = gs[0]
         result = saved_out.unpack(owner[0]()) if saved_out is not None else None
-        found = vjp(g, result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved], *numbers)
+        found = vjp(
+            g, result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved], *numbers
+        )
         kept = [c for c, t in zip(found, is_tensor, strict=False) if t]
-        return [None if c is None else sum_to(c, shape) for c, shape in zip(kept, shapes, strict=True)]
+        return [
+            None if c is None else sum_to(c, shape) for c, shape in zip(kept, shapes, strict=True)
+        ]
 
     rule.__defaults__ = ([],)
     return rule
 
 
-def _derived_rule(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar], edges: Any, shapes: list[tuple[int, ...]]) -> Any:
+def _derived_rule(
+    op: Elementwise,
+    operands: Sequence[Operand],
+    numbers: Sequence[Scalar],
+    edges: Any,
+    shapes: list[tuple[int, ...]],
+) -> Any:
     slots = [i for i, o in enumerate(operands) if isinstance(o, Tensor)]
-    slopes = [slope(op, slot) if edge is not None else None for slot, edge in zip(slots, edges, strict=True)]
+    slopes = [
+        slope(op, slot) if edge is not None else None
+        for slot, edge in zip(slots, edges, strict=True)
+    ]
     needed = {t for s in slopes if s is not None for t in s.tensors}
-    saved = {i: SavedTensor(o) if isinstance(o, Tensor) else o for i, o in enumerate(operands) if i in needed}
+    saved = {
+        i: SavedTensor(o) if isinstance(o, Tensor) else o
+        for i, o in enumerate(operands)
+        if i in needed
+    }
 
     def rule(gs: Any) -> list[Tensor | None]:
         g = gs[0]
@@ -307,7 +396,9 @@ def _derived_rule(op: Elementwise, operands: Sequence[Operand], numbers: Sequenc
                 continue
             if s.kind == "formula":
                 assert s.op is not None
-                c = apply(s.op, [g, *[values[i] for i in s.tensors]], [numbers[i] for i in s.numbers])
+                c = apply(
+                    s.op, [g, *[values[i] for i in s.tensors]], [numbers[i] for i in s.numbers]
+                )
             else:
                 c = g if s.kind == "one" else -g
             out.append(sum_to(c, shape))
@@ -316,30 +407,43 @@ def _derived_rule(op: Elementwise, operands: Sequence[Operand], numbers: Sequenc
     return rule
 
 
-# ---- the functions users call -------------------------------------------------------------------------------------------
+# ---- the functions users call
+# -------------------------------------------------------------------------------------------
 
 
 def store_in(out: Tensor, result: Tensor, name: str) -> Tensor:
     """Write `result` to the `out=` argument, resizing it if its shape differs."""
     if not can_cast(result.dtype, out.dtype):
-        raise RuntimeError(f"result type {_NAMES[result.dtype.name]} can't be cast to the desired output type {_NAMES[out.dtype.name]}")
+        raise RuntimeError(
+            f"result type {_NAMES[result.dtype.name]} can't be cast to the desired output type "
+            f"{_NAMES[out.dtype.name]}"
+        )
     if result.requires_grad or (mode.grad and out.requires_grad):
-        raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, "
+            "but one of the arguments requires grad."
+        )
     if out._shape != result._shape:
         out.resize_(result._shape)
     return write(out, cast_to(result, out.dtype), fresh=False)
 
 
 def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
-    """Write the result of an in-place op to `x`. Raises RuntimeError where shape or dtype do not fit."""
+    """Write the result of an in-place op to `x`. Raises RuntimeError where shape or dtype do not
+    fit.
+    """
     if result._shape != x._shape:
         raise ShapeError(
-            f"{name}: output with shape {list(x._shape)} doesn't match the broadcast shape {list(result._shape)}; use the form without "
+            f"{name}: output with shape {list(x._shape)} doesn't match the broadcast shape "
+            f"{list(result._shape)}; use the form without "
             "underscore, which makes a new tensor"
         )
     if result.dtype is not x.dtype:
         if not can_cast(result.dtype, x.dtype):
-            raise RuntimeError(f"result type {_NAMES[result.dtype.name]} can't be cast to the desired output type {_NAMES[x.dtype.name]}")
+            raise RuntimeError(
+                f"result type {_NAMES[result.dtype.name]} can't be cast to the desired output "
+                f"type {_NAMES[x.dtype.name]}"
+            )
         result = cast_to(result, x.dtype)
     return write(x, result, fresh=True)
 
@@ -352,15 +456,18 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 
     if count == 1 and not op.numbers:
 
-        def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:  # noqa: A002
+        def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
             if not isinstance(input, Tensor):
-                raise TypeError(f"{op.name}(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}")
+                raise TypeError(
+                    f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
+                    f"{type(input).__name__}"
+                )
             result = apply(op, (input,))
             return result if out is None else store_in(out, result, op.name)
 
     elif count == 2 and not op.numbers and op.tensors == ("input", "other"):
 
-        def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]  # noqa: A002
+        def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
             result = apply(op, (_operand(op, input), _operand(op, other)))
             return result if out is None else store_in(out, result, op.name)
 
@@ -382,7 +489,9 @@ def _operand(op: Op, value: Any) -> Operand:
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
         return item()  # type: ignore[no-any-return]
-    raise TypeError(f"{op.name.strip('_')}(): expected a Tensor or a number, not {type(value).__name__}")
+    raise TypeError(
+        f"{op.name.strip('_')}(): expected a Tensor or a number, not {type(value).__name__}"
+    )
 
 
 def _defaults(op: Op) -> dict[str, Any]:
@@ -390,12 +499,24 @@ def _defaults(op: Op) -> dict[str, Any]:
         return {}
     scope: dict[str, Any] = {}
     exec(f"def f{op.signature}: pass", {"Tensor": Tensor}, scope)
-    return {n: p.default for n, p in inspect.signature(scope["f"]).parameters.items() if p.default is not inspect.Parameter.empty}
+    return {
+        n: p.default
+        for n, p in inspect.signature(scope["f"]).parameters.items()
+        if p.default is not inspect.Parameter.empty
+    }
 
 
-def _arguments(op: Op, names: tuple[str, ...], defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _arguments(
+    op: Op,
+    names: tuple[str, ...],
+    defaults: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[Any]:
     if len(args) > len(names):
-        raise TypeError(f"{op.name}() takes {len(names)} positional arguments but {len(args)} were given")
+        raise TypeError(
+            f"{op.name}() takes {len(names)} positional arguments but {len(args)} were given"
+        )
     values = list(args)
     for name in names[len(args) :]:
         if name in kwargs:
@@ -413,7 +534,11 @@ def _arguments(op: Op, names: tuple[str, ...], defaults: dict[str, Any], args: t
 def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
     """Return the nn.functional form of an entry, which takes `inplace` after its numbers."""
     function = op.function
-    count = len(op.numbers) + len(op.tensors) if isinstance(op, Elementwise) else len(inspect.signature(function).parameters)
+    count = (
+        len(op.numbers) + len(op.tensors)
+        if isinstance(op, Elementwise)
+        else len(inspect.signature(function).parameters)
+    )
 
     def functional(*args: Any, **kwargs: Any) -> Any:
         chosen = kwargs.pop("inplace", False)
@@ -484,15 +609,25 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             out = inner(*args)
         first = out[0] if isinstance(out, tuple) else out
         tensors = [a for a in args if isinstance(a, Tensor)]
-        edges = tuple([gradient_edge(t) if t.dtype.kind == "float" and t.requires_grad else None for t in tensors])
-        saved = [(SavedTensor(a) if n in used else None) if isinstance(a, Tensor) else a for n, a in zip(names, args, strict=False)]
+        edges = tuple(
+            [
+                gradient_edge(t) if t.dtype.kind == "float" and t.requires_grad else None
+                for t in tensors
+            ]
+        )
+        saved = [
+            (SavedTensor(a) if n in used else None) if isinstance(a, Tensor) else a
+            for n, a in zip(names, args, strict=False)
+        ]
         saved_out = SavedTensor(first, is_output=True) if "out" in used else None
         positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         owner: list[Any] = []
 
         def rule(gs: Any) -> list[Tensor | None]:
             result = saved_out.unpack(owner[0]()) if saved_out is not None else None
-            found = vjp(gs[0], result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved])
+            found = vjp(
+                gs[0], result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
+            )
             return [found[i] if i < len(found) else None for i in positions]
 
         fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
@@ -510,4 +645,15 @@ def _recorded(args: Sequence[Any]) -> bool:
     return mode.grad and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
-__all__ = ["Size", "apply", "bind_composite", "bind_elementwise", "bind_inplace", "result_type", "store_in", "sum_to", "unsupported_text", "write_result"]
+__all__ = [
+    "Size",
+    "apply",
+    "bind_composite",
+    "bind_elementwise",
+    "bind_inplace",
+    "result_type",
+    "store_in",
+    "sum_to",
+    "unsupported_text",
+    "write_result",
+]

@@ -1,4 +1,6 @@
-"""Tensors from bytes. Floor 4. (The public constructors are entries of the op table, in webtorch/ops/creation.py.)"""
+"""Tensors from bytes. Floor 4. (The public constructors are entries of the op table, in
+webtorch/ops/creation.py.)
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,31 @@ from webtorch.tensors.tensor import Tensor, unsupported_text
 Bytes = bytes | bytearray | memoryview
 
 
-def from_contents(contents: Bytes, shape: tuple[int, ...], dtype: DType, runtime: Runtime) -> Tensor:
+def from_contents(
+    contents: Bytes, shape: tuple[int, ...], dtype: DType, runtime: Runtime
+) -> Tensor:
     """Return a tensor on `runtime` with a copy of `contents` (row-major, little-endian)."""
     if dtype in runtime.unsupported:
         raise DTypeError(unsupported_text(dtype, runtime))
     node = Node("buffer", (), (), (), shape, dtype)
     elements = numel(shape)
-    node.buffer = runtime.backend.upload(memoryview(contents).cast("B")[: elements * dtype.itemsize], dtype, elements)
+    node.buffer = runtime.backend.upload(
+        memoryview(contents).cast("B")[: elements * dtype.itemsize], dtype, elements
+    )
     return Tensor._from_node(node, runtime)
 
 
-def from_bytes(buffer: Bytes, shape: tuple[int, ...], dtype: DType, device: DeviceLike = None) -> Tensor:
-    """Return a tensor with a copy of `buffer`'s elements (row-major, little-endian). Raises ValueError on a wrong length."""
+def from_bytes(
+    buffer: Bytes, shape: tuple[int, ...], dtype: DType, device: DeviceLike = None
+) -> Tensor:
+    """Return a tensor with a copy of `buffer`'s elements (row-major, little-endian). Raises
+    ValueError on a wrong length.
+    """
     data = memoryview(buffer)
     data = data.cast("B") if data.nbytes else memoryview(b"")
     if data.nbytes != numel(tuple(shape)) * dtype.itemsize:
-        raise ValueError(f"from_bytes: shape {tuple(shape)} of {dtype} needs {numel(tuple(shape)) * dtype.itemsize} bytes, got {data.nbytes}")
+        raise ValueError(
+            f"from_bytes: shape {tuple(shape)} of {dtype} needs "
+            f"{numel(tuple(shape)) * dtype.itemsize} bytes, got {data.nbytes}"
+        )
     return from_contents(data, tuple(shape), dtype, resolve(device))

@@ -13,7 +13,7 @@ from webtorch.runtime.realize import Runtime, runtime_for
 _KINDS = ("cpu", "webgpu")
 
 
-class device:  # noqa: N801  (PyTorch's name)
+class device:
     """A device: `device("cpu")`, `device("webgpu")`, `device("webgpu:1")`, `device("webgpu", 1)`.
 
     As a context manager it is the default device inside.
@@ -21,29 +21,37 @@ class device:  # noqa: N801  (PyTorch's name)
 
     __slots__ = ("_previous", "index", "type")
 
-    def __init__(self, type: str | int | device, index: int | None = None) -> None:  # noqa: A002
+    def __init__(self, type: str | int | device, index: int | None = None) -> None:
         if isinstance(type, device):
-            type, index = type.type, type.index  # noqa: A001
+            type, index = type.type, type.index
         if isinstance(type, int) and not isinstance(type, bool):
-            type, index = "webgpu", type  # noqa: A001
+            type, index = "webgpu", type
         if not isinstance(type, str):
             raise TypeError(f"device(): argument 'type' must be str, not {type.__class__.__name__}")
         if ":" in type:
             if index is not None:
-                raise RuntimeError(f"type (string) must not include an index because index was passed explicitly: {type}")
-            type, _, number = type.partition(":")  # noqa: A001
+                raise RuntimeError(
+                    "type (string) must not include an index because index was passed "
+                    f"explicitly: {type}"
+                )
+            type, _, number = type.partition(":")
             if not number.isdigit():
                 raise RuntimeError(f"Invalid device string: '{type}:{number}'")
             index = int(number)
         if type not in (*_KINDS, "meta"):
             hint = " (webtorch runs on 'webgpu' instead)" if type in ("cuda", "mps", "xpu") else ""
-            raise RuntimeError(f"Expected one of {', '.join(_KINDS)} device type at start of device string: {type}{hint}")
+            raise RuntimeError(
+                f"Expected one of {', '.join(_KINDS)} device type at start of device string: "
+                f"{type}{hint}"
+            )
         self.type = type
         self.index = index
         self._previous: list[device | None] = []
 
     def __repr__(self) -> str:
-        return f"device(type='{self.type}'" + (f", index={self.index})" if self.index is not None else ")")
+        return f"device(type='{self.type}'" + (
+            f", index={self.index})" if self.index is not None else ")"
+        )
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"
@@ -62,7 +70,12 @@ class device:  # noqa: N801  (PyTorch's name)
         _state.default = self
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         _state.default = self._previous.pop()
 
 
@@ -81,7 +94,9 @@ def device_of(runtime: Runtime) -> device:
     key = (runtime.kind, runtime.index)
     found = _BY_RUNTIME.get(key)
     if found is None:
-        found = _BY_RUNTIME[key] = device(runtime.kind) if runtime.kind == "cpu" else device(runtime.kind, runtime.index)
+        found = _BY_RUNTIME[key] = (
+            device(runtime.kind) if runtime.kind == "cpu" else device(runtime.kind, runtime.index)
+        )
     return found
 
 
@@ -92,19 +107,26 @@ def resolve(where: DeviceLike) -> Runtime:
     elif not isinstance(where, device):
         where = device(where)
     if where.type == "meta":
-        raise DeviceError("device 'meta' holds no data: it is available to webtorch.compile(..., device='meta') only")
+        raise DeviceError(
+            "device 'meta' holds no data: it is available to webtorch.compile(..., device='meta') "
+            "only"
+        )
     return runtime_for(where.type, where.index or 0)
 
 
 def set_default_device(where: DeviceLike) -> None:
-    """Set the device of new tensors. None: choose again (WEBTORCH_DEVICE, else WebGPU hardware, else CPU)."""
+    """Set the device of new tensors. None: choose again (WEBTORCH_DEVICE, else WebGPU hardware,
+    else CPU).
+    """
     global _chosen
     _state.default = None
     _chosen = None if where is None else where if isinstance(where, device) else device(where)
 
 
 def get_default_device() -> device:
-    """Return the device of new tensors: the one set, else WEBTORCH_DEVICE, else WebGPU where there is hardware, else CPU."""
+    """Return the device of new tensors: the one set, else WEBTORCH_DEVICE, else WebGPU where there
+    is hardware, else CPU.
+    """
     if _state.default is not None:
         return _state.default
     global _chosen

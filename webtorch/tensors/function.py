@@ -31,7 +31,9 @@ class FunctionCtx:
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors given to save_for_backward. Raises RuntimeError if one has been overwritten since."""
+        """The tensors given to save_for_backward. Raises RuntimeError if one has been overwritten
+        since.
+        """
         owner = self._owner() if self._owner is not None else None
         return tuple(None if s is None else s.unpack(owner) for s in self._saved)
 
@@ -49,21 +51,26 @@ class FunctionCtx:
 
 
 class Function:
-    """Base of custom operations: define static methods forward(ctx, *args) and backward(ctx, *grads), then call apply.
+    """Base of custom operations: define static methods forward(ctx, *args) and backward(ctx,
+    *grads), then call apply.
 
-    As in PyTorch, forward may also be written without ctx, beside setup_context(ctx, inputs, output).
+    As in PyTorch, forward may also be written without ctx, beside setup_context(ctx, inputs,
+    output).
     """
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Compute the result."""
-        raise NotImplementedError("You must implement the forward function for custom autograd.Function.")
+        raise NotImplementedError(
+            "You must implement the forward function for custom autograd.Function."
+        )
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Return one gradient per argument of forward."""
         raise NotImplementedError(
-            "You must implement either the backward or vjp method for your custom autograd.Function to use it with backward mode AD."
+            "You must implement either the backward or vjp method for your custom "
+            "autograd.Function to use it with backward mode AD."
         )
 
     @classmethod
@@ -75,14 +82,24 @@ class Function:
         separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
         edges = [gradient_edge(t) if t.requires_grad else None for t in tensors] if recorded else []
         with no_grad():
-            inputs = [a.detach() if isinstance(a, Tensor) and not _is_dirty_candidate(a) else a for a in args]
+            inputs = [
+                a.detach() if isinstance(a, Tensor) and not _is_dirty_candidate(a) else a
+                for a in args
+            ]
             back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
-            result = cls.forward(*inputs, **kwargs) if separate else cls.forward(ctx, *inputs, **kwargs)
+            result = (
+                cls.forward(*inputs, **kwargs) if separate else cls.forward(ctx, *inputs, **kwargs)
+            )
             if separate:
                 cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
         outputs = result if isinstance(result, tuple) else (result,)
         # What forward returns of its own inputs is a new tensor to the graph.
-        outputs = tuple(o.view_as(o) if isinstance(o, Tensor) and id(o) in back and not any(o is d for d in ctx._dirty) else o for o in outputs)
+        outputs = tuple(
+            o.view_as(o)
+            if isinstance(o, Tensor) and id(o) in back and not any(o is d for d in ctx._dirty)
+            else o
+            for o in outputs
+        )
         if recorded:
             _record(cls, ctx, outputs, tensors, edges, args, back)
         return outputs if isinstance(result, tuple) else outputs[0]
@@ -93,11 +110,22 @@ def _is_dirty_candidate(a: Tensor) -> bool:
 
 
 def _record(
-    cls: type[Function], ctx: FunctionCtx, outputs: Sequence[Any], tensors: list[Tensor], edges: list[Any], args: Sequence[Any], back: dict[int, Tensor]
+    cls: type[Function],
+    ctx: FunctionCtx,
+    outputs: Sequence[Any],
+    tensors: list[Tensor],
+    edges: list[Any],
+    args: Sequence[Any],
+    back: dict[int, Tensor],
 ) -> None:
     out_ids = {id(o) for o in outputs}
     ctx._saved = [
-        None if t is None else SavedTensor(t, is_output=True) if id(t) in out_ids else SavedTensor(back.get(id(t), t)) for t in ctx._to_save
+        None
+        if t is None
+        else SavedTensor(t, is_output=True)
+        if id(t) in out_ids
+        else SavedTensor(back.get(id(t), t))
+        for t in ctx._to_save
     ]
     positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     shapes = [(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]
@@ -108,17 +136,22 @@ def _record(
             from webtorch.tensors.primitives import fill
 
             cotangents = [
-                fill(s[0], 0, s[1], s[2]) if g is None and s is not None else g for g, s in zip(cotangents, shapes, strict=True)
+                fill(s[0], 0, s[1], s[2]) if g is None and s is not None else g
+                for g, s in zip(cotangents, shapes, strict=True)
             ]
         found = cls.backward(ctx, *cotangents)
         found = found if isinstance(found, tuple) else (found,)
         if len(found) < len(args) or any(f is not None for f in found[len(args) :]):
-            raise RuntimeError(f"function {cls.__name__}Backward returned an incorrect number of gradients (expected {len(args)}, got {len(found)})")
+            raise RuntimeError(
+                f"function {cls.__name__}Backward returned an incorrect number of gradients "
+                f"(expected {len(args)}, got {len(found)})"
+            )
         grads = [found[p] for p in positions]
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
             if g is not None and g._shape != t:
                 raise RuntimeError(
-                    f"Function {cls.__name__}Backward returned an invalid gradient at index {i} - got {list(g._shape)} but expected shape "
+                    f"Function {cls.__name__}Backward returned an invalid gradient at index {i} - "
+                    f"got {list(g._shape)} but expected shape "
                     f"compatible with {list(t)}"
                 )
         return grads
@@ -128,7 +161,11 @@ def _record(
     fn.ctx = ctx  # type: ignore[attr-defined]
     ctx._owner = weakref.ref(fn)
     for number, o in enumerate(outputs):
-        if isinstance(o, Tensor) and o.dtype.kind == "float" and not any(o is n for n in ctx._not_differentiable):
+        if (
+            isinstance(o, Tensor)
+            and o.dtype.kind == "float"
+            and not any(o is n for n in ctx._not_differentiable)
+        ):
             set_history(o, fn, number)
     while len(fn.metas) < len(outputs):
         fn.metas.append(None)

@@ -1,6 +1,7 @@
 """Numbers that live on the host and may change between runs of a captured program. Floor 4.
 
-A captured program is replayed without Python. A number that was read through here is read again at every replay.
+A captured program is replayed without Python. A number that was read through here is read again at
+every replay.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from webtorch.ir.dtype import Scalar
 
 
 class HostScalar(float):
-    """A float that remembers where it was read. Arithmetic on it gives a plain float, which is fixed in a capture."""
+    """A float that remembers where it was read. Arithmetic on it gives a plain float, which is
+    fixed in a capture.
+    """
 
     source: Mapping[str, Any]
     key: str
@@ -25,14 +28,18 @@ class HostScalar(float):
 
 
 def host_scalar(source: Mapping[str, Any], key: str, name: str | None = None) -> HostScalar:
-    """Return `source[key]` as a number that replays read anew; `name` is what an exported program calls it."""
+    """Return `source[key]` as a number that replays read anew; `name` is what an exported program
+    calls it.
+    """
     out = HostScalar(source[key])
     out.source, out.key, out.name = source, key, name or key
     return out
 
 
 class RandomOffset(int):
-    """A random number generator's offset during a capture: `relative` to where the generator stands at each replay."""
+    """A random number generator's offset during a capture: `relative` to where the generator stands
+    at each replay.
+    """
 
     relative: int
     word: int
@@ -43,7 +50,9 @@ class RandomOffset(int):
 
 
 def random_offset_words(offset: int) -> tuple[Scalar, Scalar]:
-    """Return the low and high word of a counter, as numbers that a replay computes anew while a capture is running."""
+    """Return the low and high word of a counter, as numbers that a replay computes anew while a
+    capture is running.
+    """
     words = (offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF)
     start = tracing.random_start
     if start is None:

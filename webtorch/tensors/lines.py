@@ -13,14 +13,18 @@ _internal: dict[CodeType, bool] = {}
 
 
 def user_line() -> tuple[CodeType, int] | None:
-    """Return (code, instruction) of the innermost frame outside the package; `describe` turns it into text."""
+    """Return (code, instruction) of the innermost frame outside the package; `describe` turns it
+    into text.
+    """
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         inside = _internal.get(code)
         if inside is None:
             name = code.co_filename
-            inside = _internal[code] = (name.startswith(_PACKAGE) and not name.startswith(_USERS)) or name.startswith("<frozen")
+            inside = _internal[code] = (
+                name.startswith(_PACKAGE) and not name.startswith(_USERS)
+            ) or name.startswith("<frozen")
         if not inside:
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]

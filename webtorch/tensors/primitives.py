@@ -14,19 +14,35 @@ from webtorch.ops.primitive import IDENTITY, IOTA, RANDOM
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.host import random_offset_words
 from webtorch.tensors.lines import user_line
-from webtorch.tensors.tape import GradFn, SavedTensor, attach, gradient_edge, mode, needs_grad, set_history
+from webtorch.tensors.tape import (
+    GradFn,
+    SavedTensor,
+    attach,
+    gradient_edge,
+    mode,
+    needs_grad,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor, unsupported_text
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def record(kind: str, inputs: Sequence[Tensor], attrs: tuple[Any, ...], scalars: tuple[Scalar, ...], shape: tuple[int, ...], dtype: DType) -> Tensor:
+def record(
+    kind: str,
+    inputs: Sequence[Tensor],
+    attrs: tuple[Any, ...],
+    scalars: tuple[Scalar, ...],
+    shape: tuple[int, ...],
+    dtype: DType,
+) -> Tensor:
     """Record a node over `inputs` (all on one device) and return its tensor, outside autograd."""
     node = Node(kind, tuple([t._node() for t in inputs]), attrs, scalars, shape, dtype, user_line())
     return Tensor._from_node(node, inputs[0]._storage.runtime)
 
 
-# ---- views --------------------------------------------------------------------------------------------------------------
+# ---- views
+# --------------------------------------------------------------------------------------------------------------
 
 
 def as_view(
@@ -45,7 +61,13 @@ def as_view(
     base = x if x._base is None else x._base
     out._base, out._base_history = base, base._history
     if mode.grad and x.requires_grad:
-        rule = vjp if vjp is not None else _general_view_rule((x._shape, x._strides, x._offset), (shape, strides, offset), storage.elements)
+        rule = (
+            vjp
+            if vjp is not None
+            else _general_view_rule(
+                (x._shape, x._strides, x._offset), (shape, strides, offset), storage.elements
+            )
+        )
         fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))  # type: ignore[arg-type]
         set_history(out, fn)
     return out
@@ -54,14 +76,20 @@ def as_view(
 def strided_gradient(view: Tensor, base: Tensor) -> None:
     """Give `view` a new gradient function as a view of `base`, after an in-place write to the base."""
     rule = _general_view_rule(
-        (base._shape, base._strides, base._offset), (view._shape, view._strides, view._offset), base._storage.elements
+        (base._shape, base._strides, base._offset),
+        (view._shape, view._strides, view._offset),
+        base._storage.elements,
     )
-    set_history(view, GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),)))  # type: ignore[arg-type]
+    set_history(
+        view, GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
+    )  # type: ignore[arg-type]
     view._base_history = base._history
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether two elements of a view may share memory (exact for views whose strides nest, as all usual ones do)."""
+    """Whether two elements of a view may share memory (exact for views whose strides nest, as all
+    usual ones do).
+    """
     reach = 0
     for stride, size in sorted((abs(st), s) for s, st in zip(shape, strides, strict=True) if s > 1):
         if stride <= reach:
@@ -70,7 +98,9 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return False
 
 
-def _positions(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, like: Tensor) -> Tensor:
+def _positions(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, like: Tensor
+) -> Tensor:
     """Return the storage position of every element of a view, as an int64 tensor of that shape."""
     where = like.device
     total = fill((1,) * len(shape), offset, int64, where)
@@ -87,14 +117,22 @@ def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     if g.numel() == 0:
         return flat
     if _overlaps(shape, strides):
-        return scatter(flat, [_positions(shape, strides, offset, g).reshape(-1)], g.reshape(-1), "add", "as_strided")
+        return scatter(
+            flat,
+            [_positions(shape, strides, offset, g).reshape(-1)],
+            g.reshape(-1),
+            "add",
+            "as_strided",
+        )
     if contiguous_strides(shape) == strides and offset == 0 and numel(shape) == elements:
         return g.reshape(-1)
     write(as_view(flat, shape, strides, offset), g)
     return flat
 
 
-def _general_view_rule(source: Geometry, view: Geometry, elements: int) -> Callable[[Tensor], Tensor]:
+def _general_view_rule(
+    source: Geometry, view: Geometry, elements: int
+) -> Callable[[Tensor], Tensor]:
     """Return the cotangent rule from a view to its source, where both are any views of one storage."""
 
     def rule(g: Tensor) -> Tensor:
@@ -104,20 +142,27 @@ def _general_view_rule(source: Geometry, view: Geometry, elements: int) -> Calla
     return rule
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------------
+# ---- writing
+# ------------------------------------------------------------------------------------------------------------
 
 
 def check_writable(x: Tensor) -> None:
     """Raise RuntimeError where PyTorch refuses an in-place operation."""
     if mode.grad:
         if x.requires_grad and x.is_leaf:
-            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            raise RuntimeError(
+                "a leaf Variable that requires grad is being used in an in-place operation."
+            )
         base = x._base
         if base is not None and base.requires_grad and base.is_leaf:
-            raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+            raise RuntimeError(
+                "a view of a leaf Variable that requires grad is being used in an in-place "
+                "operation."
+            )
     if any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True)):
         raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please "
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location. Please "
             "clone() the tensor before performing the operation."
         )
 
@@ -136,7 +181,17 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         storage.replace(node)
     elif numel(x._shape):
         old = storage.node
-        storage.replace(Node("update", (old, node), (x._shape, x._strides), (x._offset,), old.shape, x.dtype, user_line()))
+        storage.replace(
+            Node(
+                "update",
+                (old, node),
+                (x._shape, x._strides),
+                (x._offset,),
+                old.shape,
+                x.dtype,
+                user_line(),
+            )
+        )
     else:
         return x
     if mode.grad and (x.requires_grad or values.requires_grad):
@@ -178,28 +233,43 @@ def _rebase(x: Tensor, values: Tensor) -> None:
     x._refresh_view()
 
 
-# ---- data ---------------------------------------------------------------------------------------------------------------
+# ---- data
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def fill(shape: Sequence[int], value: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
     """Return a tensor of one value."""
     runtime = resolve(device)
-    return Tensor._from_node(Node("map", (), (IDENTITY, "s", dtype.compute), (value,), tuple(shape), dtype, user_line()), runtime)
+    return Tensor._from_node(
+        Node("map", (), (IDENTITY, "s", dtype.compute), (value,), tuple(shape), dtype, user_line()),
+        runtime,
+    )
 
 
 def empty(shape: Sequence[int], dtype: DType, device: DeviceLike) -> Tensor:
     """Return uninitialised memory."""
-    return Tensor._from_node(Node("empty", (), (), (), tuple(shape), dtype, user_line()), resolve(device))
+    return Tensor._from_node(
+        Node("empty", (), (), (), tuple(shape), dtype, user_line()), resolve(device)
+    )
 
 
 def iota(count: int, start: Scalar, step: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
     """Return start + i * step for i < count."""
     runtime = resolve(device)
-    return Tensor._from_node(Node("map", (), (IOTA, "pss", dtype.compute), (start, step), (count,), dtype, user_line()), runtime)
+    return Tensor._from_node(
+        Node("map", (), (IOTA, "pss", dtype.compute), (start, step), (count,), dtype, user_line()),
+        runtime,
+    )
 
 
 def philox(
-    shape: Sequence[int], seed: int, offset: int, dtype: DType, device: DeviceLike, kind: str = "uniform", low: Scalar = 0
+    shape: Sequence[int],
+    seed: int,
+    offset: int,
+    dtype: DType,
+    device: DeviceLike,
+    kind: str = "uniform",
+    low: Scalar = 0,
 ) -> Tensor:
     """Return counter-based random numbers."""
     op = RANDOM[kind, dtype.name]
@@ -232,13 +302,20 @@ def copy(x: Tensor) -> Tensor:
     return attach(out, "Clone", (x,), lambda g: (g,))
 
 
-# ---- reductions, scans ------------------------------------------------------------------------------------------------
+# ---- reductions, scans
+# ------------------------------------------------------------------------------------------------
 
 
 def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
     """Combine over `dims`, which stay as size 1."""
     shape = tuple([1 if d in dims else s for d, s in enumerate(x._shape)])
-    dtype = bool_ if combine in ("any", "all") else int64 if combine in ("argmax", "argmin") else x.dtype
+    dtype = (
+        bool_
+        if combine in ("any", "all")
+        else int64
+        if combine in ("argmax", "argmin")
+        else x.dtype
+    )
     out = record("reduce", (x,), (combine, dims), (), shape, dtype)
     if not x.dtype.is_floating_point or not needs_grad((x,)):
         return out
@@ -266,7 +343,8 @@ def scan(x: Tensor, combine: str, dim: int) -> Tensor:
     return out
 
 
-# ---- indexing ---------------------------------------------------------------------------------------------------------
+# ---- indexing
+# ---------------------------------------------------------------------------------------------------------
 
 
 def take(x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False) -> Tensor:
@@ -281,23 +359,45 @@ def take(x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False) ->
     full = x._shape
 
     def rule(g: Tensor) -> tuple[Tensor]:
-        return (scatter(fill(full, 0, g.dtype, g.device), [s.unpack() for s in saved], g, "add", name, wrap),)
+        return (
+            scatter(
+                fill(full, 0, g.dtype, g.device), [s.unpack() for s in saved], g, "add", name, wrap
+            ),
+        )
 
     return attach(out, "Index", (x,), rule)
 
 
-def scatter(base: Tensor, indices: Sequence[Tensor], values: Tensor, combine: str, name: str, wrap: bool = False) -> Tensor:
+def scatter(
+    base: Tensor,
+    indices: Sequence[Tensor],
+    values: Tensor,
+    combine: str,
+    name: str,
+    wrap: bool = False,
+) -> Tensor:
     """Return base with rows combined at index tensors."""
     count = len(indices)
     _check_not_empty(base._shape, indices, name)
-    out = record("scatter", (base, *indices, values), (count, combine, name, wrap), (), base._shape, base.dtype)
+    out = record(
+        "scatter",
+        (base, *indices, values),
+        (count, combine, name, wrap),
+        (),
+        base._shape,
+        base.dtype,
+    )
     if combine not in ("set", "add") or not needs_grad((base, values)):
         return out
     saved = [SavedTensor(i) for i in indices]
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         where = [s.unpack() for s in saved]
-        kept = g if combine == "add" else scatter(g, where, fill(values_shape, 0, g.dtype, g.device), "set", name, wrap)
+        kept = (
+            g
+            if combine == "add"
+            else scatter(g, where, fill(values_shape, 0, g.dtype, g.device), "set", name, wrap)
+        )
         return kept, take(g, where, name, wrap)
 
     values_shape = values._shape
@@ -310,7 +410,8 @@ def _check_not_empty(shape: tuple[int, ...], indices: Sequence[Tensor], name: st
             raise IndexError(f"{name}: index is out of bounds for dimension {d} with size 0")
 
 
-# ---- contractions -----------------------------------------------------------------------------------------------------
+# ---- contractions
+# -----------------------------------------------------------------------------------------------------
 
 
 def _swapped(x: Tensor) -> Tensor:
@@ -326,7 +427,8 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
         return out
     left, right = SavedTensor(a), SavedTensor(b)
     need_a, need_b = a.requires_grad, b.requires_grad
-    # The cotangent of a transposed matrix, such as a Linear's weight, is made in the layout of the matrix itself: no copy.
+    # The cotangent of a transposed matrix, such as a Linear's weight, is made in the layout of the
+    # matrix itself: no copy.
     a_columns, b_columns = (t._strides[1] == 1 and t._strides[2] != 1 for t in (a, b))
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -342,8 +444,18 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
     return attach(out, "Bmm", (a, b), rule)
 
 
-def conv2d_raw(kind: str, a: Tensor, b: Tensor, input_shape: Any, weight_shape: Any, output_shape: Any, *geometry: Any) -> Tensor:
-    """A convolution or one of its gradients; each is linear in both inputs, and the three are each other's derivatives."""
+def conv2d_raw(
+    kind: str,
+    a: Tensor,
+    b: Tensor,
+    input_shape: Any,
+    weight_shape: Any,
+    output_shape: Any,
+    *geometry: Any,
+) -> Tensor:
+    """A convolution or one of its gradients; each is linear in both inputs, and the three are each
+    other's derivatives.
+    """
     shapes = (tuple(input_shape), tuple(weight_shape), tuple(output_shape))
     shape = {"forward": shapes[2], "input": shapes[0], "weight": shapes[1]}[kind]
     out = record("conv", (a, b), (kind, *shapes, *geometry), (), shape, a.dtype)
@@ -359,11 +471,17 @@ def conv2d_raw(kind: str, a: Tensor, b: Tensor, input_shape: Any, weight_shape: 
         x, y = first.unpack(), second.unpack()
         match kind:
             case "forward":  # (input, weight)
-                return (run("input", g, y) if need_a else None), (run("weight", x, g) if need_b else None)
+                return (run("input", g, y) if need_a else None), (
+                    run("weight", x, g) if need_b else None
+                )
             case "input":  # (grad_output, weight)
-                return (run("forward", g, y) if need_a else None), (run("weight", g, x) if need_b else None)
+                return (run("forward", g, y) if need_a else None), (
+                    run("weight", g, x) if need_b else None
+                )
             case _:  # (input, grad_output)
-                return (run("input", y, g) if need_a else None), (run("forward", x, g) if need_b else None)
+                return (run("input", y, g) if need_a else None), (
+                    run("forward", x, g) if need_b else None
+                )
 
     return attach(out, "Convolution", (a, b), rule)
 
@@ -376,17 +494,23 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
 
     def rule(g: Tensor) -> tuple[Tensor]:
         start = g._offset + sum(a * s for a, s in zip(inner, g._strides, strict=True))
-        crop = lambda h: pad_with(h, inner, tuple(s - a - n for s, a, n in zip(shape, inner, full, strict=True)), 0)  # noqa: E731
+        after = tuple(s - a - n for s, a, n in zip(shape, inner, full, strict=True))
+
+        def crop(h: Tensor) -> Tensor:
+            return pad_with(h, inner, after, 0)
+
         return (as_view(g, full, g._strides, start, crop, "Slice"),)
 
     return attach(out, "ConstantPadNd", (x,), rule)
 
 
-
 for entry, function in (
-    (primitive.as_view, as_view), (primitive.pad_with, pad_with), (primitive.reduce_dims, reduce_dims), (primitive.take, take),
-    (primitive.scatter, scatter), (primitive.matmul3, matmul3), (primitive.conv2d_raw, conv2d_raw), (primitive.scan, scan),
-    (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.cast_to, cast_to), (primitive.copy, copy),
+    (primitive.as_view, as_view), (primitive.pad_with, pad_with), (primitive.reduce_dims,
+    reduce_dims), (primitive.take, take),
+    (primitive.scatter, scatter), (primitive.matmul3, matmul3), (primitive.conv2d_raw, conv2d_raw),
+    (primitive.scan, scan),
+    (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.cast_to,
+    cast_to), (primitive.copy, copy),
     (primitive.write, write), (primitive.empty, empty),
 ):  # fmt: skip
     entry.function = function

@@ -1,4 +1,6 @@
-"""Storages: what tensors and their views share. A storage's value is a graph node, computed or not. Floor 4."""
+"""Storages: what tensors and their views share. A storage's value is a graph node, computed or not.
+Floor 4.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from webtorch.runtime.realize import Runtime
 
 
 class Storage:
-    """Flat memory of one device and element type. Writing replaces the value; the version counts writes."""
+    """Flat memory of one device and element type. Writing replaces the value; the version counts
+    writes.
+    """
 
     __slots__ = ("__weakref__", "donor", "dtype", "elements", "node", "runtime", "version")
 

@@ -1,7 +1,9 @@
 """Autograd: gradient functions, saved tensors, modes and the backward pass. Floor 4.
 
-Every differentiable operation attaches a `GradFn` to its result, with an edge to each input's. The backward pass walks them in
-topological order, once each, without recursion; cotangents are ordinary tensors, so with create_graph they are differentiable too.
+Every differentiable operation attaches a `GradFn` to its result, with an edge to each input's. The
+backward pass walks them in
+topological order, once each, without recursion; cotangents are ordinary tensors, so with
+create_graph they are differentiable too.
 """
 
 from __future__ import annotations
@@ -35,11 +37,28 @@ mode = _Mode()
 
 
 class GradFn:
-    """One node of the autograd graph. `rule(cotangents of the outputs)` gives one cotangent per edge."""
+    """One node of the autograd graph. `rule(cotangents of the outputs)` gives one cotangent per
+    edge.
+    """
 
-    __slots__ = ("__dict__", "__weakref__", "edges", "metas", "name", "post_hooks", "pre_hooks", "rule", "sequence")
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "edges",
+        "metas",
+        "name",
+        "post_hooks",
+        "pre_hooks",
+        "rule",
+        "sequence",
+    )
 
-    def __init__(self, name: str, edges: tuple[Edge | None, ...], rule: Callable[[Cotangents], Cotangents] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        edges: tuple[Edge | None, ...],
+        rule: Callable[[Cotangents], Cotangents] | None,
+    ) -> None:
         self.name = name
         self.edges = edges
         self.rule = rule
@@ -100,12 +119,19 @@ class RemovableHandle:
     def __enter__(self) -> RemovableHandle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.remove()
 
 
 class SavedTensor:
-    """A tensor that a gradient rule needs, kept without keeping the tensor's own graph node alive in a cycle."""
+    """A tensor that a gradient rule needs, kept without keeping the tensor's own graph node alive
+    in a cycle.
+    """
 
     __slots__ = ("edge", "geometry", "is_output", "leaf", "needs_grad", "storage", "version")
 
@@ -129,9 +155,12 @@ class SavedTensor:
         storage = self.storage
         if storage.version != self.version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[torch.{storage.dtype.name} {list(self.geometry[0])}] is at version {storage.version}; expected version "
-                f"{self.version} instead. Hint: use an out-of-place operation, or clone() the tensor before it is overwritten."
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: "
+                f"[torch.{storage.dtype.name} {list(self.geometry[0])}] is at version "
+                f"{storage.version}; expected version "
+                f"{self.version} instead. Hint: use an out-of-place operation, or clone() the "
+                "tensor before it is overwritten."
             )
         if self.leaf is not None:
             return self.leaf
@@ -172,15 +201,26 @@ def needs_grad(tensors: Iterable[Tensor]) -> bool:
     return mode.grad and any(t.requires_grad for t in tensors)
 
 
-def attach(out: Tensor, name: str, inputs: Sequence[Tensor], rule: Callable[[Tensor], Cotangents], save_version: bool = False) -> Tensor:
-    """Give a fresh tensor one gradient function: `rule(cotangent of out)` returns one cotangent per input, or None.
+def attach(
+    out: Tensor,
+    name: str,
+    inputs: Sequence[Tensor],
+    rule: Callable[[Tensor], Cotangents],
+    save_version: bool = False,
+) -> Tensor:
+    """Give a fresh tensor one gradient function: `rule(cotangent of out)` returns one cotangent per
+    input, or None.
 
     Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
     """
     if not needs_grad(inputs):
         return out
     edges = tuple(gradient_edge(t) if t.dtype.is_floating_point else None for t in inputs)
-    fn = GradFn(f"{name}Backward0", edges, lambda gs: rule(gs[0]) if gs[0] is not None else (None,) * len(edges))  # type: ignore[arg-type]
+    fn = GradFn(
+        f"{name}Backward0",
+        edges,
+        lambda gs: rule(gs[0]) if gs[0] is not None else (None,) * len(edges),
+    )  # type: ignore[arg-type]
     set_history(out, fn)
     return out
 
@@ -195,11 +235,14 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
     fn.metas[number] = (out._shape, out.dtype, out._storage.runtime)
 
 
-# ---- modes ------------------------------------------------------------------------------------------------------------
+# ---- modes
+# ------------------------------------------------------------------------------------------------------------
 
 
 class _ModeContext(contextlib.ContextDecorator):
-    """A context manager and decorator that sets the gradient mode; generators are driven in the mode too."""
+    """A context manager and decorator that sets the gradient mode; generators are driven in the
+    mode too.
+    """
 
     _grad: bool
 
@@ -214,7 +257,12 @@ class _ModeContext(contextlib.ContextDecorator):
         self._enter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         mode.grad, mode.inference = self._previous.pop()
 
     def _recreate_cm(self) -> Any:
@@ -249,7 +297,7 @@ class _ModeContext(contextlib.ContextDecorator):
         return super().__call__(func)
 
 
-class no_grad(_ModeContext):  # noqa: N801
+class no_grad(_ModeContext):
     """Operations inside are not recorded for backward."""
 
     _grad = False
@@ -265,16 +313,16 @@ class no_grad(_ModeContext):  # noqa: N801
         super().__init__()
 
 
-class enable_grad(no_grad):  # noqa: N801
+class enable_grad(no_grad):
     """Operations inside are recorded, even within no_grad."""
 
     _grad = True
 
 
-class set_grad_enabled(_ModeContext):  # noqa: N801
+class set_grad_enabled(_ModeContext):
     """Set the gradient mode, at once and for a `with` block."""
 
-    def __init__(self, mode: bool) -> None:  # noqa: A002
+    def __init__(self, mode: bool) -> None:
         super().__init__()
         self._grad = bool(mode)
         self._first = globals()["mode"].grad
@@ -294,7 +342,7 @@ class set_grad_enabled(_ModeContext):  # noqa: N801
         return self.__class__(self._grad)
 
 
-class inference_mode(_ModeContext):  # noqa: N801
+class inference_mode(_ModeContext):
     """Like no_grad; tensors made inside can never require gradients."""
 
     def __init__(self, mode: bool = True) -> None:
@@ -328,7 +376,8 @@ def is_inference_mode_enabled() -> bool:
     return mode.inference
 
 
-# ---- the backward pass ------------------------------------------------------------------------------------------------
+# ---- the backward pass
+# ------------------------------------------------------------------------------------------------
 
 
 def run_backward(
@@ -340,7 +389,9 @@ def run_backward(
     inputs: Sequence[Tensor] | None = None,
     accumulate: bool = True,
 ) -> list[Tensor | None]:
-    """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only into them)."""
+    """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only
+    into them).
+    """
     targets: dict[tuple[GradFn, int], int] = {}
     if inputs is not None:
         for i, t in enumerate(inputs):
@@ -376,7 +427,9 @@ def run_backward(
         while heap:
             fn = heapq.heappop(heap)[2]
             parts = waiting.pop(fn)
-            grads: list[Tensor | None] = [parts.get(i) for i in range(max(len(fn.metas), max(parts) + 1))]
+            grads: list[Tensor | None] = [
+                parts.get(i) for i in range(max(len(fn.metas), max(parts) + 1))
+            ]
             if fn.pre_hooks:
                 for hook in list(fn.pre_hooks.values()):
                     new = hook(tuple(grads))
@@ -389,15 +442,22 @@ def run_backward(
                     found[i] = _leaf_hooks(fn.variable, grads[0])  # type: ignore[attr-defined,arg-type]
             if isinstance(fn, AccumulateGrad):
                 if accumulate and (wanted is None or fn in wanted) and grads[0] is not None:
-                    _accumulate(fn.variable, grads[0] if wanted is None else found[targets[fn, 0]], create_graph)  # type: ignore[arg-type]
+                    _accumulate(
+                        fn.variable,
+                        grads[0] if wanted is None else found[targets[fn, 0]],
+                        create_graph,
+                    )  # type: ignore[arg-type]
                 continue
             if wanted is not None and not any(e is not None and e[0] in needed for e in fn.edges):
                 continue
             if fn.rule is None:
                 raise RuntimeError(
-                    "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-                    "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
-                    "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if you "
+                    "Trying to backward through the graph a second time (or directly access saved "
+                    "tensors after they have "
+                    "already been freed). Saved intermediate values of the graph are freed when "
+                    "you call .backward() or "
+                    "autograd.grad(). Specify retain_graph=True if you need to backward through "
+                    "the graph a second time or if you "
                     "need to access saved tensors after calling backward."
                 )
             result = fn.rule(grads)
@@ -477,14 +537,20 @@ def backward(
     create_graph: bool = False,
     inputs: Tensor | Sequence[Tensor] | None = None,
 ) -> None:
-    """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs` only)."""
+    """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
+    only).
+    """
     roots = _listed(tensors)
-    cotangents = _cotangents(roots, _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots))
+    cotangents = _cotangents(
+        roots, _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots)
+    )
     targets = None if inputs is None else _listed(inputs)
     if targets is not None and not targets:
         raise RuntimeError("'inputs' argument to backward() cannot be empty.")
     keep = create_graph if retain_graph is None else retain_graph
-    found = run_backward(roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets)
+    found = run_backward(
+        roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
+    )
     for t, g in zip(targets or (), found, strict=False):
         if g is not None and not t.is_leaf:
             _accumulate(t, g, create_graph)
@@ -502,16 +568,31 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of `outputs` for `inputs`, without touching any `.grad`."""
     if is_grads_batched:
-        raise NotImplementedError("autograd.grad: is_grads_batched is not available; call grad once per cotangent")
+        raise NotImplementedError(
+            "autograd.grad: is_grads_batched is not available; call grad once per cotangent"
+        )
     roots, targets = _listed(outputs), _listed(inputs)
-    cotangents = _cotangents(roots, _listed(grad_outputs) if grad_outputs is not None else [None] * len(roots))
+    cotangents = _cotangents(
+        roots, _listed(grad_outputs) if grad_outputs is not None else [None] * len(roots)
+    )
     keep = create_graph if retain_graph is None else retain_graph
-    found = run_backward(roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets, accumulate=False)
+    found = run_backward(
+        roots,
+        cotangents,
+        retain_graph=keep,
+        create_graph=create_graph,
+        inputs=targets,
+        accumulate=False,
+    )
     if materialize_grads:
-        found = [primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g for t, g in zip(targets, found, strict=True)]
+        found = [
+            primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g
+            for t, g in zip(targets, found, strict=True)
+        ]
     elif not allow_unused and any(g is None for g in found):
         raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the "
+            "One of the differentiated Tensors appears to not have been used in the graph. Set "
+            "allow_unused=True if this is the "
             "desired behavior."
         )
     return tuple(found)
@@ -523,18 +604,23 @@ def _listed(x: Any) -> list[Any]:
 
 def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]:
     if len(given) != len(roots):
-        raise RuntimeError(f"Mismatch in number of outputs: got {len(roots)} outputs and {len(given)} gradients")
+        raise RuntimeError(
+            f"Mismatch in number of outputs: got {len(roots)} outputs and {len(given)} gradients"
+        )
     out: list[Tensor] = []
     for root, g in zip(roots, given, strict=True):
         if not root.requires_grad:
-            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+            raise RuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn"
+            )
         if g is None:
             if root.numel() != 1:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
             g = primitive.fill(root._shape, 1, root.dtype, root.device)
         elif g._shape != root._shape:
             raise RuntimeError(
-                f"Mismatch in shape: grad_output[0] has a shape of torch.Size({list(g._shape)}) and output[0] has a shape of "
+                f"Mismatch in shape: grad_output[0] has a shape of torch.Size({list(g._shape)}) "
+                "and output[0] has a shape of "
                 f"torch.Size({list(root._shape)})."
             )
         out.append(g)

@@ -1,13 +1,14 @@
 """The Tensor: a view on a storage, with its place in the autograd graph. Floor 4.
 
-Operations are not written here: `webtorch.tensors.bind` adds a method for every entry of the op table.
+Operations are not written here: `webtorch.tensors.bind` adds a method for every entry of the op
+table.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import DeviceError, DTypeError
@@ -46,11 +47,15 @@ class Size(tuple[int, ...]):
 
 
 class Tensor:
-    """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of `webtorch` to make one."""
+    """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
+    `webtorch` to make one.
+    """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_grad", "_grad_fn", "_history", "_hooks", "_inference", "_offset",
-        "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage", "_strides", "_whole", "dtype",
+        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_grad", "_grad_fn",
+        "_history", "_hooks", "_inference", "_offset",
+        "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
+        "_strides", "_whole", "dtype",
     )  # fmt: skip
     __array_priority__ = 1000
     dtype: DType
@@ -70,7 +75,14 @@ class Tensor:
             made = made if made.dtype.is_floating_point else made.float()
         self._adopt(made._storage, made._shape, made._strides, made._offset, made._whole)
 
-    def _adopt(self, storage: Storage, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, whole: bool) -> None:
+    def _adopt(
+        self,
+        storage: Storage,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        whole: bool,
+    ) -> None:
         self._storage = storage
         self._shape = shape
         self._strides = strides
@@ -82,7 +94,8 @@ class Tensor:
         self._grad_fn: GradFn | None = None
         self._output_nr = 0
         self._grad: Tensor | None = None
-        # For a differentiable view: the tensor it is a view of, and the history of that tensor when this view was made.
+        # For a differentiable view: the tensor it is a view of, and the history of that tensor when
+        # this view was made.
         self._base: Tensor | None = None
         self._base_history = 0
         # Counts how often an in-place operation gave this tensor a new gradient function.
@@ -94,7 +107,14 @@ class Tensor:
         self._inference = mode.inference
 
     @classmethod
-    def _from_storage(cls, storage: Storage, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, whole: bool) -> Tensor:
+    def _from_storage(
+        cls,
+        storage: Storage,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        whole: bool,
+    ) -> Tensor:
         self = object.__new__(Tensor)
         self._adopt(storage, shape, strides, offset, whole)
         return self
@@ -129,7 +149,8 @@ class Tensor:
             return Node("view", (node,), (self._strides,), (self._offset,), self._shape, self.dtype)
         return Node("view", (node,), (self._strides, self._offset), (), self._shape, self.dtype)
 
-    # ---- what a tensor is ----------------------------------------------------------------------------------------
+    # ---- what a tensor is
+    # ----------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Size:
@@ -142,7 +163,10 @@ class Tensor:
             return Size(self._shape)
         rank = len(self._shape)
         if not -max(rank, 1) <= dim < max(rank, 1) or rank == 0:
-            raise IndexError(f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, {max(rank, 1) - 1}], but got {dim})")
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, "
+                f"{max(rank, 1) - 1}], but got {dim})"
+            )
         return self._shape[dim]
 
     def stride(self, dim: int | None = None) -> Any:
@@ -223,7 +247,9 @@ class Tensor:
     layout = "torch.strided"
 
     def data_ptr(self) -> int:
-        """Return a number that is equal for tensors with the same first element in the same storage."""
+        """Return a number that is equal for tensors with the same first element in the same
+        storage.
+        """
         return id(self._storage) + self._offset * self.dtype.itemsize
 
     def untyped_storage(self) -> Storage:
@@ -232,7 +258,12 @@ class Tensor:
 
     def is_set_to(self, tensor: Tensor) -> bool:
         """Return whether both tensors are the same view of the same storage."""
-        return (self._storage, self._shape, self._strides, self._offset) == (tensor._storage, tensor._shape, tensor._strides, tensor._offset)
+        return (self._storage, self._shape, self._strides, self._offset) == (
+            tensor._storage,
+            tensor._shape,
+            tensor._strides,
+            tensor._offset,
+        )
 
     @property
     def _version(self) -> int:
@@ -254,12 +285,17 @@ class Tensor:
     def __contains__(self, element: Any) -> bool:
         return bool((self == element).any().item())
 
-    # ---- autograd ------------------------------------------------------------------------------------------------
+    # ---- autograd
+    # ------------------------------------------------------------------------------------------------
 
     @property
     def requires_grad(self) -> bool:
         """Whether gradients are recorded for this tensor."""
-        return self._requires_grad or (self._base is not None and self._base._requires_grad and self._base._history != self._base_history)
+        return self._requires_grad or (
+            self._base is not None
+            and self._base._requires_grad
+            and self._base._history != self._base_history
+        )
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -271,13 +307,17 @@ class Tensor:
             if requires_grad:
                 return self
             raise RuntimeError(
-                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a subgraph "
+                "you can only change requires_grad flags of leaf variables. If you want to use a "
+                "computed variable in a subgraph "
                 "that doesn't require differentiation use var_no_grad = var.detach()."
             )
         if requires_grad and not self.dtype.is_floating_point:
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
         if requires_grad and self._inference and not mode.inference:
-            raise RuntimeError("Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.")
+            raise RuntimeError(
+                "Setting requires_grad=True on inference tensor outside InferenceMode is not "
+                "allowed."
+            )
         self._requires_grad = bool(requires_grad)
         return self
 
@@ -311,11 +351,20 @@ class Tensor:
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             if not isinstance(value, Tensor):
-                raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}")
+                raise TypeError(
+                    "assigned grad expected to be a Tensor or None but got grad of type "
+                    f"{type(value).__name__}"
+                )
             if value._shape != self._shape:
-                raise RuntimeError(f"assigned grad has data of a different size: expected {list(self._shape)}, got {list(value._shape)}")
+                raise RuntimeError(
+                    f"assigned grad has data of a different size: expected {list(self._shape)}, "
+                    f"got {list(value._shape)}"
+                )
             if value._storage.runtime is not self._storage.runtime:
-                raise RuntimeError(f"assigned grad has data located on a different device: {value.device}, expected {self.device}")
+                raise RuntimeError(
+                    f"assigned grad has data located on a different device: {value.device}, "
+                    f"expected {self.device}"
+                )
         self._grad = value
 
     @property
@@ -326,7 +375,12 @@ class Tensor:
     @data.setter
     def data(self, value: Tensor) -> None:
         self._storage = value._storage
-        self._shape, self._strides, self._offset, self._whole = value._shape, value._strides, value._offset, value._whole
+        self._shape, self._strides, self._offset, self._whole = (
+            value._shape,
+            value._strides,
+            value._offset,
+            value._whole,
+        )
         self.dtype = value.dtype
 
     @property
@@ -352,7 +406,9 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
-        return Tensor._from_storage(self._storage, self._shape, self._strides, self._offset, self._whole)
+        return Tensor._from_storage(
+            self._storage, self._shape, self._strides, self._offset, self._whole
+        )
 
     def detach_(self) -> Tensor:
         """Cut this tensor from the graph."""
@@ -362,9 +418,15 @@ class Tensor:
         return self
 
     def backward(
-        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
     ) -> None:
-        """Compute the gradients of this tensor for the leaves of its graph and add them to their `.grad`."""
+        """Compute the gradients of this tensor for the leaves of its graph and add them to their
+        `.grad`.
+        """
         backward(self, gradient, retain_graph, create_graph, inputs)
 
     def retain_grad(self) -> None:
@@ -389,7 +451,9 @@ class Tensor:
         return self._retains
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-        """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces the gradient."""
+        """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces
+        the gradient.
+        """
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         fn = self.grad_fn
@@ -409,7 +473,9 @@ class Tensor:
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call `hook(self)` after `.grad` of this leaf has been added to."""
         if not self.is_leaf:
-            raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+            raise RuntimeError(
+                "post accumulate grad hooks cannot be registered on non-leaf tensors"
+            )
         if self._post_accumulate is None:
             self._post_accumulate = {}
         return RemovableHandle(self._post_accumulate, hook)
@@ -417,10 +483,13 @@ class Tensor:
     def _set_history(self, fn: GradFn) -> None:
         set_history(self, fn)
 
-    # ---- reading -------------------------------------------------------------------------------------------------
+    # ---- reading
+    # -------------------------------------------------------------------------------------------------
 
     def _contents(self) -> bytes | bytearray | memoryview:
-        """Return this tensor's elements, row-major and little-endian, in the dtype's size. Waits for the device."""
+        """Return this tensor's elements, row-major and little-endian, in the dtype's size. Waits
+        for the device.
+        """
         whole = self if self._whole else _materialize(self)
         if not numel(self._shape):
             return b""
@@ -449,7 +518,9 @@ class Tensor:
 
     def _check_one_element(self) -> None:
         if self.numel() != 1:
-            raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
+            raise RuntimeError(
+                f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+            )
 
     def tolist(self) -> Any:
         """Return the values as nested lists (a number for a 0-d tensor)."""
@@ -462,14 +533,19 @@ class Tensor:
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return the values as a NumPy array (a copy).
 
-        Raises RuntimeError for tensors that need gradients and TypeError for tensors that are not on the CPU, unless `force`.
+        Raises RuntimeError for tensors that need gradients and TypeError for tensors that are not
+        on the CPU, unless `force`.
         """
         if not force:
             if self.requires_grad:
-                raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+                raise RuntimeError(
+                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+                    "instead."
+                )
             if not self.is_cpu:
                 raise TypeError(
-                    f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                    f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() "
+                    "to copy the tensor to host memory first."
                 )
         return _as_numpy(self._contents(), self)
 
@@ -521,17 +597,24 @@ class Tensor:
             return format(self.item(), spec)
         return object.__format__(self, spec) if spec else repr(self)
 
-    # ---- moving --------------------------------------------------------------------------------------------------
+    # ---- moving
+    # --------------------------------------------------------------------------------------------------
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the tensor with another dtype and/or device: to(dtype), to(device, dtype), to(other)."""
+        """Return the tensor with another dtype and/or device: to(dtype), to(device, dtype),
+        to(other).
+        """
         target, dtype, copy = _parse_to(args, kwargs)
         out = self
         if target is not None:
             runtime = resolve(target)
             if runtime is not self._storage.runtime:
                 # Convert on the side where both types exist.
-                if dtype is not None and self.dtype in runtime.unsupported and dtype is not self.dtype:
+                if (
+                    dtype is not None
+                    and self.dtype in runtime.unsupported
+                    and dtype is not self.dtype
+                ):
                     out = primitive.cast_to(out, dtype)
                 out = _transfer(out, runtime)
         if dtype is not None and dtype is not out.dtype:
@@ -544,7 +627,13 @@ class Tensor:
 
     def webgpu(self, device: int | str | None = None) -> Tensor:
         """Return the tensor on a WebGPU device."""
-        return self.to("webgpu" if device is None else f"webgpu:{device}" if isinstance(device, int) else device)
+        return self.to(
+            "webgpu"
+            if device is None
+            else f"webgpu:{device}"
+            if isinstance(device, int)
+            else device
+        )
 
     def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
         """Raise: there is no CUDA here."""
@@ -553,8 +642,10 @@ class Tensor:
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
-            names = {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
-                     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool", "uint32": "UInt32"}  # fmt: skip
+            names = {"float32": "Float", "float64": "Double", "float16": "Half",
+            "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
+                     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
+                     "uint32": "UInt32"}  # fmt: skip
             return f"torch.{names[self.dtype.name]}Tensor"
         return self.to(dtype)
 
@@ -575,8 +666,10 @@ class Tensor:
             return memo[id(self)]  # type: ignore[no-any-return]
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment. If you were "
-                "attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment. If you were "
+                "attempting to deepcopy a module, this may be because of a "
+                "torch.nn.utils.weight_norm usage."
             )
         out = Tensor._make_subclass(type(self), self.detach().clone(), self.requires_grad)
         memo[id(self)] = out
@@ -589,7 +682,13 @@ class Tensor:
         return out  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (bytes(self.detach()._contents()), self._shape, self.dtype, str(self.device), self.requires_grad)
+        return _rebuild, (
+            bytes(self.detach()._contents()),
+            self._shape,
+            self.dtype,
+            str(self.device),
+            self.requires_grad,
+        )
 
     # Comparisons are elementwise; `bind` adds the operators of the table.
     def __eq__(self, other: object) -> Any:
@@ -602,8 +701,10 @@ class Tensor:
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:
     """Return the message for a dtype that a device cannot hold."""
     return (
-        f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats and integers and packed smaller types. Use "
-        f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the tensor on the CPU."
+        f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats and integers "
+        "and packed smaller types. Use "
+        f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the "
+        "tensor on the CPU."
     )
 
 
@@ -625,14 +726,21 @@ def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.nd
     import numpy
 
     if tensor.dtype.name == "bfloat16":
-        raise TypeError("Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first")
+        raise TypeError(
+            "Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first"
+        )
     data = numpy.frombuffer(contents, dtype=numpy.dtype(tensor.dtype.name), count=tensor.numel())
     return data.reshape(tensor._shape).copy()
 
 
 def _materialize(x: Tensor) -> Tensor:
     """Return a contiguous copy in its own storage, outside autograd."""
-    return Tensor._from_node(Node("map", (x._node(),), (primitive.IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype), x._storage.runtime)
+    return Tensor._from_node(
+        Node(
+            "map", (x._node(),), (primitive.IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype
+        ),
+        x._storage.runtime,
+    )
 
 
 def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
@@ -647,7 +755,9 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
     return attach(out, "ToCopy", (x,), lambda g: (_transfer(g, home),))
 
 
-def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DeviceLike, DType | None, bool]:
+def _parse_to(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[DeviceLike, DType | None, bool]:
     target: DeviceLike = kwargs.pop("device", None)
     dtype: DType | None = kwargs.pop("dtype", None)
     copy = bool(kwargs.pop("copy", False))
@@ -664,13 +774,18 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DeviceLike
         elif isinstance(a, (str, device)) or (isinstance(a, int) and not isinstance(a, bool)):
             target = a
         elif a is not None and not isinstance(a, bool):
-            raise TypeError(f"to() received an invalid combination of arguments - got {type(a).__name__}, but expected a dtype, device or Tensor")
+            raise TypeError(
+                f"to() received an invalid combination of arguments - got {type(a).__name__}, but "
+                "expected a dtype, device or Tensor"
+            )
     if other is not None:
         target, dtype = other.device, other.dtype
     return target, dtype, copy
 
 
-def _rebuild(contents: bytes, shape: tuple[int, ...], dtype: DType, where: str, requires_grad: bool) -> Tensor:
+def _rebuild(
+    contents: bytes, shape: tuple[int, ...], dtype: DType, where: str, requires_grad: bool
+) -> Tensor:
     from webtorch.tensors.creation import from_bytes
 
     return from_bytes(contents, shape, dtype, where).requires_grad_(requires_grad)

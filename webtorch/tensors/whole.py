@@ -13,13 +13,15 @@ def is_tensor(obj: Any) -> bool:
     return isinstance(obj, Tensor)
 
 
-def numel(input: Tensor) -> int:  # noqa: A002
+def numel(input: Tensor) -> int:
     """Return the number of elements."""
     return input.numel()
 
 
 def realize(*tensors: Tensor) -> None:
-    """Compute what is pending, on the devices of `tensors` or on all: a hint, no value depends on it. Does not wait."""
+    """Compute what is pending, on the devices of `tensors` or on all: a hint, no value depends on
+    it. Does not wait.
+    """
     runtimes = {t._storage.runtime for t in tensors} if tensors else open_runtimes()
     for runtime in runtimes:
         runtime.flush()
