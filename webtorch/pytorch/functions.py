@@ -363,10 +363,19 @@ def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
 # ---- filling --------------------------------------------------------------------------------------------------------------
 
 
+def filled(shape: Sequence[int], value: bool | int | float, dtype: Any, device: Any) -> Any:
+    """Return a tensor of one number, converted to the dtype as PyTorch does."""
+    if dtype is bool_:
+        value = bool(value)
+    elif not dtype.is_floating_point:
+        value = int(value)
+    return fill(tuple(shape), value, dtype, device)
+
+
 @aten("fill", "fill_")
 def _fill(x: Any, value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
-        return fill(x._shape, value, x.dtype, x.device)
+        return filled(x._shape, value, x.dtype, x.device)
     return cast_to(value, x.dtype).expand(x._shape)
 
 

@@ -44,6 +44,8 @@ _COMPOSITE = (
 _OWN = {
     "native_layer_norm", "native_group_norm", "embedding", "constant_pad_nd", "_safe_softmax", "masked_fill.Scalar", "masked_fill.Tensor",
     "_index_put_impl_",
+    "convolution_overrideable",
+    "convolution_backward_overrideable",
 }  # fmt: skip
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
