@@ -1,23 +1,25 @@
 """Order: sort, argsort, topk, kthvalue, median, quantile, unique. May import floors 0 and 1.
 
 Only the order is computed here, as an index tensor; values are gathered by it, so gradients follow. Short rows are
-ranked by counting how many elements come before each; long ones go through the bitonic network (Batcher, 1968), one
-compare-exchange over whole rows at a time. Both are exact for any length and stable: ties keep their order. NaN is the
-largest number, as in PyTorch. Nothing is read from the device, except for the length of what `unique` returns.
+ranked by counting how many elements come before each; in long ones, short runs are ranked and then merged, all pairs of
+runs at once. Both are exact for any length and stable: ties keep their order. NaN is the largest number, as in PyTorch.
+Nothing is read from the device, except for the length of what `unique` returns.
 """
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import bool_, int32, int64, uint8
+from webtorch.ir.dtype import bool_, int32, int64, integer_limits, uint8
 from webtorch.ir.view import normalize_dim, numel
 from webtorch.ops import elementwise, indexing, movement
-from webtorch.ops.primitive import as_view, cast_to, copy, fill, iota, reduce_dims
+from webtorch.ops.primitive import cast_to, copy, empty, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
+from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import composite
 
 Sort = namedtuple("sort", ("values", "indices"))
@@ -26,7 +28,7 @@ Kthvalue = namedtuple("kthvalue", ("values", "indices"))
 Median = namedtuple("median", ("values", "indices"))
 Nanmedian = namedtuple("nanmedian", ("values", "indices"))
 
-# Ranking costs rows * n * n comparisons in two kernels; the network log2(n) ** 2 kernels over rows * n.
+# Ranking costs rows * n * n comparisons in two kernels; merging a few kernels over rows * n for each doubling of a run.
 _RANKED = 64
 _FEW_COMPARISONS = 1 << 22
 
@@ -69,46 +71,71 @@ def _by_rank(x: Any, descending: bool) -> Any:
     return _scatter(fill((rows, n), 0, int64, device), [row, rank], copy(places), "set", "sort")
 
 
-def _partner(x: Any) -> Any:
-    """Return (rows, pairs, 2, stride) with the two halves of each pair exchanged."""
-    shape, strides = x._shape, x._strides
-    turned = (*strides[:2], -strides[2], strides[3])
-    return as_view(x, shape, turned, x._offset + strides[2], name="Flip")
+def _last(x: Any, descending: bool) -> float:
+    """Return a number that comes after every other in order, so that what pads a row stays behind it."""
+    if x.dtype.kind == "float":
+        return -math.inf if descending else math.nan
+    low, high = integer_limits(x.dtype)
+    if x.dtype is int64 and not x.is_cpu:
+        low, high = integer_limits(int32)
+    return low if descending else high
 
 
-def _by_network(x: Any, descending: bool) -> Any:
+def _by_merging(x: Any, descending: bool) -> Any:
     rows, n = x._shape
     device = x.device
-    width = 1 << (n - 1).bit_length()
-    keys = movement.pad_dim(x, 1, 0, width - n)
-    places = movement.broadcast_to(iota(width, 0, 1, int32, device), (rows, width))
-    side = _line(2, device, (1, 1, 2, 1))
-    size = 2
-    while size <= width:
-        stride = size // 2
-        while stride:
-            shape = (rows, width // (2 * stride), 2, stride)
-            key, at = movement.reshape(keys, shape), movement.reshape(places, shape)
-            other, other_at = _partner(key), _partner(at)
-            first = _before(key, at, other, other_at, descending)
-            if width != n:
-                # What pads the row comes after all of it.
-                inside, other_inside = elementwise.lt(at, n), elementwise.lt(other_at, n)
-                both = elementwise.logical_and(inside, other_inside)
-                by_place = elementwise.lt(at, other_at)
-                first = elementwise.where(both, first, by_place)
-            # Blocks of `size` are put in order alternately up and down; the last one, the whole row, is up.
-            pair = _line(width // (2 * stride), device, (1, width // (2 * stride), 1, 1))
-            down = elementwise.bitwise_and(
-                elementwise.bitwise_right_shift(pair, (size // (2 * stride)).bit_length() - 1), 1
-            )
-            keeps_first = elementwise.eq(side, down)
-            stay = elementwise.eq(first, keeps_first)
-            keys = movement.reshape(elementwise.where(stay, key, other), (rows, width))
-            places = movement.reshape(elementwise.where(stay, at, other_at), (rows, width))
-            stride //= 2
+    size = _RANKED
+    width = size
+    while width < n:
+        width *= 2
+    blocks = width // size
+    padded = movement.pad_dim(x, 1, 0, width - n, _last(x, descending))
+    keys = movement.reshape(padded, (rows * blocks, size))
+    order = _by_rank(keys, descending)
+    start = movement.reshape(iota(blocks, 0, size, int64, device), (1, blocks, 1))
+    places = movement.reshape(
+        movement.reshape(order, (rows, blocks, size)) + start, (rows * width,)
+    )
+    keys = movement.reshape(indexing._gather(keys, 1, order, "sort"), (rows * width,))
+    row = movement.reshape(iota(rows, 0, width, int64, device), (rows, 1, 1, 1))
+    while size < width:
+        places, keys = _merge(places, keys, row, size, descending)
         size *= 2
-    return cast_to(movement.narrow(places, 1, 0, n), int64)
+    return movement.narrow(movement.reshape(places, (rows, width)), 1, 0, n)
+
+
+def _merge(places: Any, keys: Any, row: Any, size: int, descending: bool) -> tuple[Any, Any]:
+    """Merge neighbouring sorted runs of `size`: an element moves on by how many of the other run come first.
+
+    That count is found by halving. Of equal elements the first run's come first.
+    """
+    rows, device = row._shape[0], keys.device
+    pairs = keys.numel() // (rows * 2 * size)
+    shape = (rows, pairs, 2, size)
+    pair = row + movement.reshape(iota(pairs, 0, 2 * size, int64, device), (1, pairs, 1, 1))
+    side = movement.reshape(iota(2, 0, 1, int64, device), (1, 1, 2, 1))
+    other = pair + (1 - side) * size
+    mine = movement.reshape(keys, shape)
+    low, high = fill(shape, 0, int64, device), fill(shape, size, int64, device)
+    for _ in range(size.bit_length()):
+        middle = elementwise.bitwise_right_shift(low + high, 1)
+        found = _take(keys, [elementwise.clamp_max(middle, size - 1) + other], "sort")
+        first, second = (mine, found) if descending else (found, mine)
+        further, behind = _less(first, second), elementwise.logical_not(_less(second, first))
+        right = elementwise.where(elementwise.eq(side, 0), further, behind)
+        searching = elementwise.lt(low, high)
+        moved = elementwise.where(elementwise.logical_and(searching, right), middle + 1, low)
+        high = elementwise.where(
+            elementwise.logical_or(right, elementwise.logical_not(searching)), high, middle
+        )
+        low = moved
+    within = movement.reshape(iota(size, 0, 1, int64, device), (1, 1, 1, size))
+    target = movement.reshape(low + pair + within, (keys.numel(),))
+    count = (keys.numel(),)
+    return (
+        _scatter(empty(count, int64, device), [target], places, "set", "sort"),
+        _scatter(empty(count, keys.dtype, device), [target], keys, "set", "sort"),
+    )
 
 
 def _order(x: Any, dim: int, descending: bool) -> Any:
@@ -124,7 +151,7 @@ def _order(x: Any, dim: int, descending: bool) -> Any:
     rows = movement.reshape(moved, (x.numel() // n, n))
     count = rows._shape[0]
     ranked = n <= _RANKED or count * n * n <= _FEW_COMPARISONS
-    found = (_by_rank if ranked else _by_network)(rows, descending)
+    found = (_by_rank if ranked else _by_merging)(rows, descending)
     return movement.contiguous(movement.movedim(movement.reshape(found, moved._shape), -1, dim))
 
 
