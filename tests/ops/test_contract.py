@@ -380,3 +380,12 @@ def test_a_broadcast_operand_is_not_written_out(device: str) -> None:
         stack.extend(n.srcs)
     assert all(n.kind in ("view", "matmul", "buffer") for n in seen)
     assert array(out).shape == (2, 6, 5, 3)
+
+
+def test_a_matrix_overwritten_before_backward_is_refused(device: str) -> None:
+    x = tensor(randn(2, 3).float(), device).requires_grad_()
+    w = tensor(randn(3, 4).float(), device)
+    out = WEBTORCH.t.mm(x, w).sum()
+    w.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()

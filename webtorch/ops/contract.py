@@ -12,8 +12,14 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import DType, bool_, promote_types
-from webtorch.ir.view import broadcast_shapes, normalize_dim, numel, reshape_strides
-from webtorch.ops.primitive import fill, matmul3
+from webtorch.ir.view import (
+    broadcast_shapes,
+    contiguous_strides,
+    normalize_dim,
+    numel,
+    reshape_strides,
+)
+from webtorch.ops.primitive import as_view, fill, matmul3
 from webtorch.ops.record import composite
 
 # C++ names, which PyTorch's messages use.
@@ -81,6 +87,48 @@ def product(a: Any, b: Any) -> Any:
     )
 
 
+def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
+    """Return a @ b, or a @ b.T if `transposed`, for any rows a (*, K) and a matrix b.
+
+    The leading dimensions of a are one long column of rows. All of it is one gradient function.
+    """
+    lead, k = tuple(a.shape[:-1]), a.shape[-1]
+    m, n = numel(lead), b.shape[0 if transposed else 1]
+    if not (m and k and n):
+        right = (b.transpose(0, 1) if transposed else b).unsqueeze(0)
+        return product(a.reshape((1, m, k)), right).reshape((*lead, n))
+    from webtorch.tensors.tape import SavedTensor, attach, needs_grad, no_grad
+
+    strides = reshape_strides(tuple(a.shape), tuple(a.stride()), (m, k))
+    if strides is None:
+        a, strides = a.contiguous(), (k, 1)
+    rows, columns = b.stride()
+    across = (0, columns, rows) if transposed else (0, rows, columns)
+    with no_grad():
+        out = matmul3(
+            as_view(a, (1, m, k), (0, *strides), a.storage_offset()),
+            as_view(b, (1, k, n), across, b.storage_offset()),
+        )
+        out = as_view(out, (*lead, n), contiguous_strides((*lead, n)), 0).detach()
+    if not needs_grad((a, b)):
+        return out
+    saved = SavedTensor(a), SavedTensor(b)
+    need_a, need_b = a.requires_grad, b.requires_grad
+    # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
+    turned = transposed or (rows == 1 and columns != 1)
+
+    def rule(g: Any) -> tuple[Any, Any]:
+        x, y = (s.unpack() for s in saved)
+        grad_a = rows_times(g, y, not transposed) if need_a else None
+        if not need_b:
+            return grad_a, None
+        x, g = x.reshape((m, k)), g.reshape((m, n))
+        grad_b = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
+        return grad_a, grad_b.t() if turned and not transposed else grad_b
+
+    return attach(out, "Mm", (a, b), rule)
+
+
 def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
     """Return the error for operands whose inner sizes differ."""
     x, y = tuple(a.shape), tuple(b.shape)
@@ -113,7 +161,7 @@ def mm(input: Any, mat2: Any) -> Any:
     check_types("mm", input, mat2)
     if input.shape[1] != mat2.shape[0]:
         raise _mismatch("mm", input, mat2)
-    return product(input.unsqueeze(0), mat2.unsqueeze(0)).squeeze(0)
+    return rows_times(input, mat2)
 
 
 @composite(family="contract")
@@ -235,8 +283,12 @@ def matmul(input: Any, other: Any) -> Any:
     check_types("matmul", input, other)
     if input.shape[-1] != other.shape[-2 if rank_b > 1 else 0]:
         raise _mismatch("matmul", input, other)
-    if rank_a == 2 and rank_b == 2:
-        return product(input.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
+    if (
+        rank_b == 2
+        and rank_a > 1
+        and viewable(input, (numel(tuple(input.shape[:-1])), input.shape[-1]))
+    ):
+        return rows_times(input, other)
     if rank_a == 1 and rank_b == 1:
         return dot(input, other)
     a = input if rank_a > 1 else input.unsqueeze(0)
@@ -327,7 +379,13 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
                 f"size {list(bias.shape)} of the bias: it needs one element for each of the "
                 f"weight's {wanted} outputs."
             )
-    out = matmul(input, weight.t() if weight.ndim == 2 else weight)
+    check_types("linear", input, weight)
+    if weight.ndim == 1:
+        out = matmul(input, weight)
+    elif viewable(input, (numel(tuple(input.shape[:-1])), input.shape[-1])):
+        out = rows_times(input, weight, True)
+    else:
+        out = matmul(input, weight.t())
     return out if bias is None else out + bias
 
 
