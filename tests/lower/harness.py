@@ -1,4 +1,5 @@
-"""Runs rendered passes on a real device, without the backend: buffers in, buffers out. Test code; imports wgpu lazily."""
+"""Runs rendered passes on a real device, without the backend: buffers in, buffers out. Test code;
+imports wgpu lazily."""
 
 from __future__ import annotations
 
@@ -198,7 +199,7 @@ class Result:
 def open_device(f16: bool = True) -> Device:
     """Return a device on the first Vulkan adapter; skips, visibly, where there is none."""
     wgpu = pytest.importorskip("wgpu", reason="needs the wgpu package")
-    import wgpu.backends.wgpu_native  # noqa: F401
+    pytest.importorskip("wgpu.backends.wgpu_native")
 
     adapters = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] == "Vulkan"]
     if not adapters:

@@ -1,4 +1,5 @@
-"""An independent meaning of kernels: NumPy in float64 and int64, over the whole iteration space at once. Test code."""
+"""An independent meaning of kernels: NumPy in float64 and int64, over the whole iteration space at
+once. Test code."""
 
 from __future__ import annotations
 
@@ -14,16 +15,57 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Kernel
 
 FLOAT: dict[str, Callable[..., Any]] = {
-    "neg": np.negative, "abs": np.abs, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
-    "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos,
-    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": np.vectorize(math.erf, otypes=[float]),
-    "erfc": np.vectorize(math.erfc, otypes=[float]), "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.round,
-    "isnan": np.isnan, "isinf": np.isinf, "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-    "floordiv": np.floor_divide, "truncdiv": lambda a, b: np.trunc(a / b), "mod": np.mod, "truncmod": np.fmod, "pow": np.power,
-    "atan2": np.arctan2, "hypot": np.hypot, "copysign": np.copysign, "min": np.minimum, "max": np.maximum, "lt": np.less,
-    "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "sign": lambda x: np.where(np.isnan(x), 0.0, np.sign(x)),
-}  # fmt: skip
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "erf": np.vectorize(math.erf, otypes=[float]),
+    "erfc": np.vectorize(math.erfc, otypes=[float]),
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.round,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "floordiv": np.floor_divide,
+    "truncdiv": lambda a, b: np.trunc(a / b),
+    "mod": np.mod,
+    "truncmod": np.fmod,
+    "pow": np.power,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
+    "min": np.minimum,
+    "max": np.maximum,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "sign": lambda x: np.where(np.isnan(x), 0.0, np.sign(x)),
+}
 
 
 def _int_div(a: Any, b: Any, how: str) -> Any:
@@ -37,17 +79,42 @@ def _int_div(a: Any, b: Any, how: str) -> Any:
 
 
 INT: dict[str, Callable[..., Any]] = {
-    "neg": np.negative, "abs": np.abs, "sign": np.sign, "bitnot": np.invert, "add": np.add, "sub": np.subtract, "mul": np.multiply,
-    "min": np.minimum, "max": np.maximum, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "bitnot": np.invert,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
     "shl": lambda a, b: np.where((b < 0) | (b > 31), 0, a << np.clip(b, 0, 31)),
     "shr": lambda a, b: a >> np.where((b < 0) | (b > 31), 63, np.clip(b, 0, 31)),
-    **{n: (lambda a, b, n=n: _int_div(a, b, n)) for n in ("floordiv", "mod", "truncdiv", "truncmod")},
-}  # fmt: skip
+    **{
+        n: (lambda a, b, n=n: _int_div(a, b, n))
+        for n in ("floordiv", "mod", "truncdiv", "truncmod")
+    },
+}
 BOOL: dict[str, Callable[..., Any]] = {
-    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not, "eq": np.equal, "ne": np.not_equal,
-    "lt": lambda a, b: ~a & b, "le": lambda a, b: ~a | b, "max": np.logical_or, "min": np.logical_and, "bitnot": np.logical_not,
-}  # fmt: skip
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+    "not": np.logical_not,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": lambda a, b: ~a & b,
+    "le": lambda a, b: ~a | b,
+    "max": np.logical_or,
+    "min": np.logical_and,
+    "bitnot": np.logical_not,
+}
 
 
 def wrap(x: Any, dtype: DType) -> Any:
@@ -81,7 +148,8 @@ def convert(x: Any, source: DType, target: DType) -> Any:
 
 
 def evaluate(kernel: Kernel, buffers: list[Any], args: tuple[float, ...] = ()) -> list[Any]:
-    """Run a kernel; `buffers` are float64, int64 or bool arrays, and are returned changed (copies)."""
+    """Run a kernel; `buffers` are float64, int64 or bool arrays, and are returned changed
+    (copies)."""
     buffers = [np.array(b) for b in buffers]
     shape = (*kernel.outer, *kernel.inner)
     rank, inner_axes = len(shape), tuple(range(len(kernel.outer), len(shape)))

@@ -1,4 +1,5 @@
-"""The same kernels on Dawn, the engine of Chrome, over SwiftShader: in a process of its own, since the driver is chosen by an
+"""The same kernels on Dawn, the engine of Chrome, over SwiftShader: in a process of its own, since
+the driver is chosen by an
 environment variable."""
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ for seed in range(8):
     kernels.test_random_kernels(seed)
 for gpu in (False, True):
     matmul.compare(matmul.make((2,), 33, 65, 30), limits=replace(device.limits, is_gpu=gpu))
-    matmul.compare(matmul.make((), 20, 24, 2000, matmul.TYPES["bf16"]), limits=replace(device.limits, is_gpu=gpu))
+    matmul.compare(matmul.make((), 20, 24, 2000, matmul.TYPES["bf16"]),
+    limits=replace(device.limits, is_gpu=gpu))
     scan.compare("sum", (3, 1000, 2), float32, float32, gpu)
     scan.compare("max", (1, 40000, 1), float32, float32, gpu)
     for kind in conv.KINDS:

@@ -18,16 +18,27 @@ from webtorch.runtime.backend import Limits
 
 F32 = (float32, float32, float32)
 TYPES = {
-    "f32": F32, "f16": (float16,) * 3, "bf16": (bfloat16,) * 3, "bf16 to f32": (bfloat16, float32, float32), "i32": (int32,) * 3,
+    "f32": F32,
+    "f16": (float16,) * 3,
+    "bf16": (bfloat16,) * 3,
+    "bf16 to f32": (bfloat16, float32, float32),
+    "i32": (int32,) * 3,
     "i8 to i32": (int8, int8, int32),
-}  # fmt: skip
+}
 LAYOUTS = ((False, False), (True, False), (False, True), (True, True))
 
 
 def make(
-    batch: tuple[int, ...], m: int, n: int, k: int, types: tuple[DType, DType, DType] = F32, left_transposed: bool = False,
-    right_transposed: bool = False, offset: int = 0, shared: bool = False,
-) -> Matmul:  # fmt: skip
+    batch: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    types: tuple[DType, DType, DType] = F32,
+    left_transposed: bool = False,
+    right_transposed: bool = False,
+    offset: int = 0,
+    shared: bool = False,
+) -> Matmul:
     """Return a routine; `shared` gives the right operand no batch, `offset` moves the left one."""
     count = int(np.prod(batch))
 
@@ -39,9 +50,10 @@ def make(
         return (*steps, *((1, rows) if transposed else (columns, 1)))
 
     buffers = (
-        BufferSlot(types[0], "read", count * m * k + offset), BufferSlot(types[1], "read", (1 if shared else count) * k * n),
+        BufferSlot(types[0], "read", count * m * k + offset),
+        BufferSlot(types[1], "read", (1 if shared else count) * k * n),
         BufferSlot(types[2], "write", count * m * n),
-    )  # fmt: skip
+    )
     return Matmul(
         "matmul",
         batch,

@@ -88,9 +88,16 @@ def test_scans_of_every_shape(op: str, shape: tuple[int, int, int], gpu: bool) -
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize(
     ("op", "dtype", "out"),
-    [("sum", float16, float16), ("sum", bfloat16, bfloat16), ("sum", int64, int64), ("sum", bool_, int64), ("max", bool_, bool_),
-     ("min", int64, int64), ("max", float16, float16)],
-)  # fmt: skip
+    [
+        ("sum", float16, float16),
+        ("sum", bfloat16, bfloat16),
+        ("sum", int64, int64),
+        ("sum", bool_, int64),
+        ("max", bool_, bool_),
+        ("min", int64, int64),
+        ("max", float16, float16),
+    ],
+)
 def test_scans_of_every_type(op: str, dtype: DType, out: DType, gpu: bool) -> None:
     for shape in ((5, 129, 3), (2, 3000, 1)):
         compare(op, shape, dtype, out, gpu)

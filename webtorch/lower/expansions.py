@@ -1,16 +1,22 @@
-"""Accurate float32 functions written with arithmetic, bit operations and selection. Floor 2; imports floor 0 only.
+"""Accurate float32 functions written with arithmetic, bit operations and selection. Floor 2;
+imports floor 0 only.
 
-For targets whose own functions are missing or too inexact: WGSL promises exp only to 3 + 2|x| units in the last place and sin
-only to 2^-11. Every function here is meant to be within 4 units of the true value over its whole domain, special points as in
+For targets whose own functions are missing or too inexact: WGSL promises exp only to 3 + 2|x| units
+in the last place and sin
+only to 2^-11. Every function here is meant to be within 4 units of the true value over its whole
+domain, special points as in
 PyTorch. A target renders each one once as a function, or expands it in place with `expand`.
 
 Rules that keep the formulas right on every compiler:
-* Sums may be reassociated, so no error term is computed as (a + b) - a; parts are split off by masking bits (`_head`).
+* Sums may be reassociated, so no error term is computed as (a + b) - a; parts are split off by
+masking bits (`_head`).
 * fma may or may not be used: products that must be exact have factors with few bits.
 * Division may be 2.5 units off: it only enters where that is damped.
 
-Coefficients are minimax fits (iteratively reweighted least squares on Chebyshev nodes, 40-digit arithmetic), rounded to
-float32. Methods: Cody and Waite, Software Manual for the Elementary Functions (1980); Payne and Hanek, Radian Reduction
+Coefficients are minimax fits (iteratively reweighted least squares on Chebyshev nodes, 40-digit
+arithmetic), rounded to
+float32. Methods: Cody and Waite, Software Manual for the Elementary Functions (1980); Payne and
+Hanek, Radian Reduction
 for Trigonometric Functions (1983).
 """
 
@@ -54,10 +60,12 @@ _ERFCX = (
     -0.00144873245, -0.000425751932, 0.000193118118, 0.000101099686,
 )  # fmt: skip
 
-# ln 2 and log10 2 in two parts, the first with so few bits that its product with an exponent is exact.
+# ln 2 and log10 2 in two parts, the first with so few bits that its product with an exponent is
+# exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _LG2_HIGH, _LG2_LOW = 0.30078125, 2.487456639811952e-4
-# pi/2 in parts of 9 bits (the last one has 24), so that products with a quotient below 2^15 are exact.
+# pi/2 in parts of 9 bits (the last one has 24), so that products with a quotient below 2^15 are
+# exact.
 _HALF_PI = (
     1.5703125, 0.00048351287841796875, 3.1385570764541626e-07, 6.070877134334296e-11, 6.223371969669989e-14,
 )  # fmt: skip
@@ -98,7 +106,8 @@ def _bits(x: Expr) -> Expr:
 
 
 def _head(x: Expr) -> Expr:
-    """Return `x` with its last 12 bits cleared: 12 significant bits remain, and x - head is exact."""
+    """Return `x` with its last 12 bits cleared: 12 significant bits remain, and x - head is
+    exact."""
     return ex.bitcast(_bits(x) & 0xFFFFF000, float32)
 
 
@@ -108,7 +117,8 @@ def _power_of_two(n: Expr) -> Expr:
 
 
 def _scale(p: Expr, n: Expr) -> Expr:
-    """Return p * 2^n for an int32 `n` from -252 to 254: in two steps, so that neither factor overflows."""
+    """Return p * 2^n for an int32 `n` from -252 to 254: in two steps, so that neither factor
+    overflows."""
     half = ex.shr(n, 1)
     return p * _power_of_two(half) * _power_of_two(n - half)
 
@@ -135,7 +145,8 @@ def exp2(x: Expr) -> Expr:
 
 
 def expm1(x: Expr) -> Expr:
-    """Return e^x - 1 without cancellation: 2^n (e^r - 1) + (2^n - 1), where the last term is exact."""
+    """Return e^x - 1 without cancellation: 2^n (e^r - 1) + (2^n - 1), where the last term is
+    exact."""
     y = ex.minimum(ex.maximum(x, -18.0), 18.0)
     n = ex.round_(y * math.log2(math.e))
     r = y - n * _LN2_HIGH - n * _LN2_LOW
@@ -150,7 +161,8 @@ def expm1(x: Expr) -> Expr:
 
 
 def _log_parts(x: Expr) -> tuple[Expr, Expr]:
-    """Return (f, k) with x = 2^k (1 + f) and 1 + f in [sqrt(1/2), sqrt 2), for positive finite `x`."""
+    """Return (f, k) with x = 2^k (1 + f) and 1 + f in [sqrt(1/2), sqrt 2), for positive finite
+    `x`."""
     small = ex.lt(x, 2.0**-126)
     bits = _bits(ex.where(small, x * 2.0**25, x))
     # Adding moves the cut between exponents from 1 to sqrt 2.
@@ -207,11 +219,12 @@ def log1p(x: Expr) -> Expr:
     return ex.where(ex.gt(x, -0.2925) & ex.lt(x, 0.4142), near, log(x + 1.0))
 
 
-# --- trigonometric functions ---------------------------------------------------------------------------------------
+# --- trigonometric functions ---
 
 
 def _mul_wide(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """Return the (high, low) words of a * b for uint32; 16-bit halves, since no target here has the high word."""
+    """Return the (high, low) words of a * b for uint32; 16-bit halves, since no target here has the
+    high word."""
     al, ah, bl, bh = a & 0xFFFF, ex.shr(a, 16), b & 0xFFFF, ex.shr(b, 16)
     mid = ah * bl + ex.shr(al * bl, 16)
     mid2 = al * bh + (mid & 0xFFFF)
@@ -223,7 +236,8 @@ def _carry(total: Expr, part: Expr) -> Expr:
 
 
 def _reduce_large(x: Expr) -> tuple[Expr, Expr]:
-    """Return (r, q) with |x| = q pi/2 + r, |r| <= pi/4, q modulo 4, exactly for any finite |x| >= 2 (Payne-Hanek).
+    """Return (r, q) with |x| = q pi/2 + r, |r| <= pi/4, q modulo 4, exactly for any finite |x| >= 2
+    (Payne-Hanek).
 
     Only the bits of 2/pi that reach the quadrant and 70 bits of fraction are multiplied.
     """
@@ -377,7 +391,7 @@ def acos(x: Expr) -> Expr:
     return ex.where(ex.gt(a, 1.0) | ex.isnan(x), _NAN, ex.where(far, end, middle))
 
 
-# --- hyperbolic functions ------------------------------------------------------------------------------------------
+# --- hyperbolic functions ---
 
 
 def _half_exp(x: Expr) -> Expr:
@@ -433,7 +447,7 @@ def atanh(x: Expr) -> Expr:
     return ex.where(ex.gt(a, 1.0) | ex.isnan(x), _NAN, value)
 
 
-# --- error function ------------------------------------------------------------------------------------------------
+# --- error function ---
 
 
 def erf(x: Expr) -> Expr:
@@ -459,7 +473,7 @@ def erfc(x: Expr) -> Expr:
     return ex.where(ex.lt(a, 0.45), 1.0 - erf(x), ex.where(ex.isnan(x), x, far))
 
 
-# --- powers --------------------------------------------------------------------------------------------------------
+# --- powers ---
 
 
 def hypot(x: Expr, y: Expr) -> Expr:
@@ -475,9 +489,11 @@ def hypot(x: Expr, y: Expr) -> Expr:
 
 
 def pow_(x: Expr, y: Expr) -> Expr:
-    """Return x^y with C's rules: pow(x, 0) = pow(1, y) = 1; negative bases only with integer exponents.
+    """Return x^y with C's rules: pow(x, 0) = pow(1, y) = 1; negative bases only with integer
+    exponents.
 
-    log2|x| is computed to 36 bits in two parts, so that its product with y still has an exact fraction.
+    log2|x| is computed to 36 bits in two parts, so that its product with y still has an exact
+    fraction.
     """
     ax = abs(x)
     f, k = _log_parts(ax)
@@ -541,11 +557,31 @@ def pow_(x: Expr, y: Expr) -> Expr:
 
 # op -> (formula, number of arguments)
 EXPANSIONS: dict[str, tuple[Callable[..., Expr], int]] = {
-    "exp": (exp, 1), "exp2": (exp2, 1), "expm1": (expm1, 1), "log": (log, 1), "log2": (log2, 1), "log10": (log10, 1),
-    "log1p": (log1p, 1), "sin": (sin, 1), "cos": (cos, 1), "tan": (tan, 1), "asin": (asin, 1), "acos": (acos, 1),
-    "atan": (atan, 1), "sinh": (sinh, 1), "cosh": (cosh, 1), "tanh": (tanh, 1), "asinh": (asinh, 1), "acosh": (acosh, 1),
-    "atanh": (atanh, 1), "erf": (erf, 1), "erfc": (erfc, 1), "pow": (pow_, 2), "atan2": (atan2, 2), "hypot": (hypot, 2),
-}  # fmt: skip
+    "exp": (exp, 1),
+    "exp2": (exp2, 1),
+    "expm1": (expm1, 1),
+    "log": (log, 1),
+    "log2": (log2, 1),
+    "log10": (log10, 1),
+    "log1p": (log1p, 1),
+    "sin": (sin, 1),
+    "cos": (cos, 1),
+    "tan": (tan, 1),
+    "asin": (asin, 1),
+    "acos": (acos, 1),
+    "atan": (atan, 1),
+    "sinh": (sinh, 1),
+    "cosh": (cosh, 1),
+    "tanh": (tanh, 1),
+    "asinh": (asinh, 1),
+    "acosh": (acosh, 1),
+    "atanh": (atanh, 1),
+    "erf": (erf, 1),
+    "erfc": (erfc, 1),
+    "pow": (pow_, 2),
+    "atan2": (atan2, 2),
+    "hypot": (hypot, 2),
+}
 
 
 def expand(root: Expr, ops: Collection[str]) -> Expr:

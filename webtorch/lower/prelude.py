@@ -1,11 +1,16 @@
-"""WGSL helper functions, and the home of every trap of the shading language. Floor 2; standard library only.
+"""WGSL helper functions, and the home of every trap of the shading language. Floor 2; standard
+library only.
 
-A helper is text under a name; a shader gets the helpers that it names, with what those need. Facts behind the odd ones:
+A helper is text under a name; a shader gets the helpers that it names, with what those need. Facts
+behind the odd ones:
 
-* `x != x` may be folded to false, and max/min/clamp may drop NaN: NaN is found by bits and propagated by hand.
-* Infinity and NaN cannot be written as constant expressions (gpuweb/gpuweb#2311; Chromium refuses the bitcast of a
+* `x != x` may be folded to false, and max/min/clamp may drop NaN: NaN is found by bits and
+propagated by hand.
+* Infinity and NaN cannot be written as constant expressions (gpuweb/gpuweb#2311; Chromium refuses
+the bitcast of a
   constant), so they come from private variables, which no front end may treat as constants.
-* Compilers reassociate float arithmetic: (a + b) - a may become b. Error terms are therefore split off by masking bits.
+* Compilers reassociate float arithmetic: (a + b) - a may become b. Error terms are therefore split
+off by masking bits.
 * float to int conversion and integer division by zero are engine-defined: both are guarded.
 """
 
@@ -30,10 +35,12 @@ fn wt_isnan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f80000
 fn wt_isinf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
 """,
     "wt_max": """
-fn wt_max(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, wt_isnan(b)), a, wt_isnan(a)); }
+fn wt_max(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, wt_isnan(b)), a, wt_isnan(a));
+}
 """,
     "wt_min": """
-fn wt_min(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, wt_isnan(b)), a, wt_isnan(a)); }
+fn wt_min(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, wt_isnan(b)), a, wt_isnan(a));
+}
 """,
     # The second operand is known to be a number.
     "wt_max_number": """
@@ -42,7 +49,8 @@ fn wt_max_number(x: f32, c: f32) -> f32 { return select(max(x, c), x, wt_isnan(x
     "wt_min_number": """
 fn wt_min_number(x: f32, c: f32) -> f32 { return select(min(x, c), x, wt_isnan(x)); }
 """,
-    # A comparison with NaN must be false and its negation true, also after the compiler has flipped it.
+    # A comparison with NaN must be false and its negation true, also after the compiler has flipped
+    # it.
     "wt_ne": """
 fn wt_ne(a: f32, b: f32) -> bool { return a != b || wt_isnan(a) || wt_isnan(b); }
 """,
@@ -136,8 +144,9 @@ fn wt_i32_pow(a: i32, b: i32) -> i32 {
   return bitcast<i32>(wt_u32_pow(bitcast<u32>(a), u32(b)));
 }
 """,
-    # Exact remainder with the dividend's sign: long division on the significands, eight quotient bits at a time.
-    # `a - b * trunc(a / b)`, what `%` does, is wrong once the quotient needs rounding.
+    # Exact remainder with the dividend's sign: long division on the significands, eight quotient
+    # bits at a time. `a - b * trunc(a / b)`, what `%` does, is wrong once the quotient needs
+    # rounding.
     "wt_fmod": """
 fn wt_fmod(x: f32, y: f32) -> f32 {
   let ux = bitcast<u32>(x) & 0x7fffffffu;
@@ -201,8 +210,8 @@ fn wt_shr_u32(a: u32, b: u32) -> u32 { return select(a >> (b & 31u), 0u, b > 31u
     "wt_shr_i32": """
 fn wt_shr_i32(a: i32, b: i32) -> i32 { return a >> min(bitcast<u32>(b), 31u); }
 """,
-    # Storage formats. Round to nearest even; NaN stays NaN. Written with bits, since pack2x16float may round otherwise and
-    # adapters may flush subnormal halves.
+    # Storage formats. Round to nearest even; NaN stays NaN. Written with bits, since pack2x16float
+    # may round otherwise and adapters may flush subnormal halves.
     "wt_to_bf16": """
 fn wt_to_bf16(x: f32) -> u32 {
   let b = bitcast<u32>(x);
@@ -245,8 +254,9 @@ fn wt_argmin_f32(a: f32, ap: i32, b: f32, bp: i32) -> bool {
   return b < a || (b == a && bp < ap);
 }
 """,
-    # Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). WGSL has no
-    # 32x32 -> 64 bit product, so the high word is put together from 16-bit halves.
+    # Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC
+    # 2011). WGSL has no 32x32 -> 64 bit product, so the high word is put together from 16-bit
+    # halves.
     "wt_mulhi": """
 fn wt_mulhi(a: u32, b: u32) -> u32 {
   let al = a & 0xffffu;

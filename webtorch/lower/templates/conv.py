@@ -1,14 +1,20 @@
-"""Convolutions and their gradients on WebGPU, as products of tiles whose operands compute their positions. Floor 2;
+"""Convolutions and their gradients on WebGPU, as products of tiles whose operands compute their
+positions. Floor 2;
 imports floor 0, the renderer and the product kernels.
 
 With row i and column j of the product of one group:
     forward  rows: output channels   columns: (image, y, x) of the output   k: (channel, ky, kx)
-    input    rows: input channels    columns: (image, y, x) of the input    k: (output channel, ky, kx)
-    weight   rows: output channels   columns: (channel, ky, kx)             k: (image, y, x) of the output
-Groups are the batch of the product. Depthwise convolutions share nothing between outputs, and stay generic reductions.
+    input    rows: input channels    columns: (image, y, x) of the input    k: (output channel, ky,
+    kx)
+    weight   rows: output channels   columns: (channel, ky, kx)             k: (image, y, x) of the
+    output
+Groups are the batch of the product. Depthwise convolutions share nothing between outputs, and stay
+generic reductions.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
@@ -16,7 +22,8 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Convolution
 from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
 from webtorch.lower.templates.generic import conv_kernel, guarded, within
-from webtorch.lower.wgsl import Engine, WgslPass, render_kernel
+from webtorch.lower.wgsl_kernel import render_kernel
+from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
 __all__ = ["conv_kernel", "product", "render"]
@@ -45,8 +52,9 @@ def product(r: Convolution) -> tuple[Product, int]:
     def variables(*sizes: int) -> list[Expr]:
         return [ex.index(d, s) for d, s in enumerate(sizes)]
 
-    def made(sizes: tuple[int, ...], left: Expr, right: Expr, place: Expr) -> Product:
-        return Product(r.name, *sizes, left, right, place, r.buffers, r.args)  # type: ignore[arg-type]
+    def made(sizes: tuple[int, int, int, int], left: Expr, right: Expr, place: Expr) -> Product:
+        batch, rows, columns, k = sizes
+        return Product(r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args)
 
     def gather(slot: int, dtype: DType, image: Expr, channel: Expr, y: Expr, x: Expr) -> Expr:
         """Return an element of the input, 0 on the border."""
@@ -116,7 +124,7 @@ def product(r: Convolution) -> tuple[Product, int]:
         0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
     )
     place = (v[BATCH] * og + v[ROW]) * (cg * taps) + v[COLUMN]
-    return made(sizes, left, right, place), 1
+    return replace(made(sizes, left, right, place), k_fastest=True), 1
 
 
 def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:

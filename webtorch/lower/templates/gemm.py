@@ -1,14 +1,21 @@
-"""Products of tiles: the one kernel behind matrix products and convolutions. Floor 2; imports floor 0 and the renderer.
+"""Products of tiles: the one kernel behind matrix products and convolutions. Floor 2; imports floor
+0 and the renderer.
 
-A product is given as expressions: `left` over (batch, row, k), `right` over (batch, k, column), and the output's position over
-(batch, row, column). A convolution is a product whose operands compute their positions, so nothing is unrolled in memory.
+A product is given as expressions: `left` over (batch, row, k), `right` over (batch, k, column), and
+the output's position over
+(batch, row, column). A convolution is a product whose operands compute their positions, so nothing
+is unrolled in memory.
 
 Two kernels:
-* `blocks`: each invocation computes 4 x 4 outputs in registers and reads its operands itself. The best on adapters that run
+* `blocks`: each invocation computes 4 x 4 outputs in registers and reads its operands itself. The
+best on adapters that run
   on a CPU, where barriers cost more than reading again.
-* `tiles`: a workgroup copies tiles of both operands to workgroup memory as four-element vectors along the row (the column)
-  dimension, one row of vectors for each k; the next tiles are fetched into registers while these are multiplied.
-Products with few outputs and a long k are split along k over workgroups, with a second pass that adds the parts.
+* `tiles`: a workgroup copies tiles of both operands to workgroup memory as four-element vectors
+along the row (the column)
+  dimension, one row of vectors for each k; the next tiles are fetched into registers while these
+  are multiplied.
+Products with few outputs and a long k are split along k over workgroups, with a second pass that
+adds the parts.
 """
 
 from __future__ import annotations
@@ -20,18 +27,10 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Kernel
-from webtorch.lower.wgsl import (
-    KernelWriter,
-    Scope,
-    Slot,
-    WgslPass,
-    affine,
-    encode,
-    finish,
-    fold_grid,
-    group_number,
-    wgsl_type,
-)
+from webtorch.lower.wgsl_facts import affine
+from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
+from webtorch.lower.wgsl_table import encode, wgsl_type
+from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
 from webtorch.runtime.backend import Limits
 
 # Loop variables of a product, in order.
@@ -40,7 +39,8 @@ BATCH, ROW, COLUMN, K = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """out[position(b, m, n)] = sum over k of left(b, m, k) * right(b, k, n), in the type that the output computes in."""
+    """out[position(b, m, n)] = sum over k of left(b, m, k) * right(b, k, n), in the type that the
+    output computes in."""
 
     name: str
     batch: int
@@ -52,6 +52,9 @@ class Product:
     position: Expr
     buffers: tuple[BufferSlot, ...]
     args: tuple[DType, ...] = ()
+    # Whether operands whose positions are not linear have neighbouring k, rather than rows or
+    # columns, next to one another.
+    k_fastest: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -84,10 +87,11 @@ class Tile:
         return 16 * self.depth * (self.rows // 4 + 1 + self.columns // 4 + 1)
 
 
-# Measured on an H200, f32, in TFLOP/s (Dawn, wgpu-native): 256x128 42.6, 34.6 at 4096^3; 128x128 in four parts of k 31, 25 and
-# 64x64 32, 19 at 1024^3; 64x64 in four parts 17.4, 9.9 at 512^3.
+# Measured on an H200, f32, in TFLOP/s (Dawn, wgpu-native): 256x128 42.6, 34.6 at 4096^3; 128x128 in
+# four parts of k 31, 25 and 64x64 32, 19 at 1024^3; 64x64 in four parts 17.4, 9.9 at 512^3.
 TILES: tuple[Tile, ...] = (
     Tile(256, 128, 16, 16, 8),
+    Tile(128, 256, 16, 8, 16),
     Tile(128, 128, 16, 8, 8),
     Tile(64, 64, 16, 8, 4),
     Tile(32, 32, 16, 4, 4),
@@ -97,7 +101,8 @@ _ENOUGH, _ENOUGH_PARTS = 128, 200
 
 
 def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
-    """Return the tile (None for the kernel without workgroup memory) and how many workgroups share the k of an output."""
+    """Return the tile (None for the kernel without workgroup memory) and how many workgroups share
+    the k of an output."""
     if not limits.is_gpu:
         groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
         return None, max(1, min(8 // groups, p.k // 2048)) if groups < 4 else 1
@@ -120,11 +125,12 @@ def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
             return tile, 1
         if groups * most >= _ENOUGH_PARTS:
             return tile, -(-2 * _ENOUGH // groups)
-    return fitting[-1], max(1, min(most, p.k // 512))
+    return fitting[-1], max(1, min(most, p.k // 256))
 
 
 class _Places(Scope):
-    """A scope that also sees the values of others: what depends on k alone, or on the row alone, is computed once."""
+    """A scope that also sees the values of others: what depends on k alone, or on the row alone, is
+    computed once."""
 
     def __init__(self, lines: list[str], sees: tuple[Scope, ...] = (), variables: int = 0) -> None:
         super().__init__(lines=lines)
@@ -143,7 +149,8 @@ class _Places(Scope):
 
 
 class ProductWriter(KernelWriter):
-    """Writes the loads of a product: values are computed in the outermost place where their variables are known."""
+    """Writes the loads of a product: values are computed in the outermost place where their
+    variables are known."""
 
     def __init__(self, p: Product, limits: Limits) -> None:
         super().__init__(Kernel(p.name, p.sizes, (), p.buffers, p.args, (), ()), limits)
@@ -174,11 +181,12 @@ class ProductWriter(KernelWriter):
         return scope
 
     def is_wide(self, load: Expr, variable: int) -> bool:
-        """Whether four values of `variable` from a multiple of 4 on are one aligned vector in memory."""
+        """Whether four values of `variable` from a multiple of 4 on are one aligned vector in
+        memory."""
         source = load.args[0] if load.op == "cast" else load
         if source.op != "load" or len(source.args) > 1 or self.p.sizes[variable] % 4:
             return False
-        slot = self.p.buffers[source.value]  # type: ignore[index]
+        slot = self.p.buffers[cast(int, source.value)]
         if slot.elements % 4 or slot.access != "read" or (self.is_packed(slot.dtype)):
             return False
         form = affine(source.args[0], self.affine_memo)
@@ -190,7 +198,8 @@ class ProductWriter(KernelWriter):
         )
 
     def declare(self, wide: dict[int, bool]) -> None:
-        """Choose how the buffers are declared; `wide` names the operands that are read as vectors."""
+        """Choose how the buffers are declared; `wide` names the operands that are read as
+        vectors."""
         for number, slot in enumerate(self.p.buffers):
             packed = self.is_packed(slot.dtype)
             s = Slot(
@@ -208,7 +217,8 @@ class ProductWriter(KernelWriter):
             out.width = 4 if self.is_row_of(4) else 1
 
     def is_row_of(self, width: int) -> bool:
-        """Whether `width` columns from a multiple of `width` on are consecutive and aligned in the output."""
+        """Whether `width` columns from a multiple of `width` on are consecutive and aligned in the
+        output."""
         p = self.p
         form = affine(p.position, self.affine_memo)
         if form is not None:
@@ -231,7 +241,7 @@ class ProductWriter(KernelWriter):
     def wide_load(self, load: Expr, scope: Scope) -> str:
         """Return the text of a four-element load in the compute type."""
         source = load.args[0] if load.op == "cast" else load
-        slot = self.slots[source.value]  # type: ignore[index]
+        slot = self.slots[cast(int, source.value)]
         text = f"{slot.name}[{self.value(source.args[0], scope)} >> 2u]"
         return text if slot.declared == f"vec4<{self.kind}>" else f"vec4<{self.kind}>({text})"
 
@@ -292,7 +302,8 @@ class _Operand:
     load: Expr
     variable: int
     wide: bool
-    # Whether neighbouring k are neighbours in memory: then neighbouring invocations take neighbouring k.
+    # Whether neighbouring k are neighbours in memory: then neighbouring invocations take
+    # neighbouring k.
     along_k: bool
 
     @property
@@ -310,13 +321,14 @@ def _operands(w: ProductWriter) -> tuple[_Operand, _Operand]:
         load = ex.cast(load, dtype)
         source = load.args[0] if load.op == "cast" else load
         form = affine(source.args[0], w.affine_memo) if source.op == "load" else None
-        along_k = form is not None and form[1].get(K, 0) == 1
+        along_k = p.k_fastest if form is None else form[1].get(K, 0) == 1
         out.append(_Operand(load, variable, w.is_wide(load, variable), along_k))
     return out[0], out[1]
 
 
 def _vector(w: ProductWriter, operand: _Operand, scope_of: list[_Places]) -> str:
-    """Return the text of four values along the operand's variable; `scope_of` places each of them."""
+    """Return the text of four values along the operand's variable; `scope_of` places each of
+    them."""
     if operand.wide:
         return w.wide_load(operand.load, scope_of[0])
     parts = ", ".join(w.value(operand.load, s) for s in scope_of)
@@ -341,11 +353,12 @@ def _row_scopes(
 def _lane_scopes(rows: list[_Places], k: _Places, variable: int, lines: list[str]) -> list[_Places]:
     return [
         _Places(lines, (r.sees[0], r, k), (1 << BATCH) | (1 << variable) | (1 << K)) for r in rows
-    ]  # type: ignore[arg-type]
+    ]
 
 
 def render_product(p: Product, limits: Limits, image_columns: int = 0) -> list[WgslPass]:
-    """Return the dispatches of a product. `image_columns`: how many columns in a row are consecutive in the output, where the
+    """Return the dispatches of a product. `image_columns`: how many columns in a row are
+    consecutive in the output, where the
     output's position is not linear."""
     tile, split = choose(p, limits)
     return product_passes(p, limits, tile, split, image_columns)
@@ -396,7 +409,7 @@ def _add_parts(
         f"var sum = vec4<{w.kind}>();",
         f"for (var s: i32 = 0; s < {split}; s = s + 1) {{",
         f"  let at = s * {words} + i * 4;",
-        f"  let part = vec4<u32>(scratch0[at], scratch0[at + 1], scratch0[at + 2], scratch0[at + 3]);",
+        "  let part = vec4<u32>(scratch0[at], scratch0[at + 1], scratch0[at + 2], scratch0[at + 3]);",
         f"  sum = sum + bitcast<vec4<{w.kind}>>(part);",
         "}",
     ]

@@ -1,4 +1,5 @@
-"""The templates as generic kernels: the fallback on every device, and the reference of the templates' tests. Floor 2;
+"""The templates as generic kernels: the fallback on every device, and the reference of the
+templates' tests. Floor 2;
 imports floor 0 only."""
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def conv_kernel(routine: Convolution) -> Kernel:
 
 
 def scan_kernel(routine: Scan) -> Kernel:
-    """Return a scan as a generic kernel: every element reduces its whole prefix, so only for short rows."""
+    """Return a scan as a generic kernel: every element reduces its whole prefix, so only for short
+    rows."""
     r = routine
     out = r.buffers[1].dtype
     dtype = out.compute

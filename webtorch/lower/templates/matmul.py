@@ -9,7 +9,8 @@ from webtorch.ir.kernel import Matmul
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
 from webtorch.lower.templates.generic import matmul_kernel
-from webtorch.lower.wgsl import Engine, WgslPass, render_kernel
+from webtorch.lower.wgsl_kernel import render_kernel
+from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
 __all__ = ["matmul_kernel", "product", "render"]
@@ -43,7 +44,8 @@ def product(r: Matmul) -> Product:
 
 
 def _scale(batch: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
-    """Return s if the batch strides are s times row-major ones (0 for a shared operand), else None."""
+    """Return s if the batch strides are s times row-major ones (0 for a shared operand), else
+    None."""
     found: int | None = None
     for size, step, stride in zip(batch, contiguous_strides(batch), strides, strict=True):
         if size == 1:

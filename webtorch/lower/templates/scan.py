@@ -1,8 +1,12 @@
-"""Running sums, products, maxima and minima on WebGPU. Floor 2; imports floor 0, the renderer and the generic forms.
+"""Running sums, products, maxima and minima on WebGPU. Floor 2; imports floor 0, the renderer and
+the generic forms.
 
-A workgroup has `tx` rows side by side and `ty` invocations along each of them. It walks the rows in tiles of ty * 4 elements:
-every invocation scans its four elements, the totals of a tile are scanned in workgroup memory, and the running total is carried
-on. Few long rows are cut into parts: one pass reduces each part, and the scanning pass starts from the parts before its own.
+A workgroup has `tx` rows side by side and `ty` invocations along each of them. It walks the rows in
+tiles of ty * 4 elements:
+every invocation scans its four elements, the totals of a tile are scanned in workgroup memory, and
+the running total is carried
+on. Few long rows are cut into parts: one pass reduces each part, and the scanning pass starts from
+the parts before its own.
 """
 
 from __future__ import annotations
@@ -12,21 +16,10 @@ from dataclasses import dataclass
 from webtorch.ir.dtype import DType, bool_
 from webtorch.ir.kernel import Kernel, Scan
 from webtorch.lower.templates.generic import scan_kernel
-from webtorch.lower.wgsl import (
-    Engine,
-    KernelWriter,
-    Slot,
-    WgslPass,
-    combine,
-    convert,
-    finish,
-    fold_grid,
-    from_bits,
-    group_number,
-    identity,
-    to_bits,
-    wgsl_type,
-)
+from webtorch.lower.wgsl_reduce import from_bits, to_bits
+from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
+from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type
+from webtorch.lower.wgsl_writer import KernelWriter, Slot
 from webtorch.runtime.backend import Limits
 
 __all__ = ["render", "scan_kernel"]
@@ -85,7 +78,8 @@ class _ScanWriter:
             self.w.slots[number] = s
         self.rows = r.outer * r.inner
         self.tile = plan.ty * _OWN
-        self.chunk = -(-(-(-r.length // plan.parts)) // self.tile) * self.tile
+        per_part = -(-r.length // plan.parts)
+        self.chunk = -(-per_part // self.tile) * self.tile
         self.parts = -(-r.length // self.chunk)
         self.scratch = (4 * self.rows * self.parts,) if self.parts > 1 else ()
 
@@ -138,15 +132,16 @@ class _ScanWriter:
             lines.append(f"let x{i} = select({self.neutral}, {value}, at{i} < stop);")
 
     def share(self, lines: list[str], value: str) -> str:
-        """Write the inclusive scan of `value` over ty; returns the name of what lies before this invocation, and leaves the
+        """Write the inclusive scan of `value` over ty; returns the name of what lies before this
+        invocation, and leaves the
         total of all in `total`."""
         plan = self.plan
         word = f"select(0u, 1u, {value})" if self.kind == "bool" else value
-        index = (
-            (lambda y: f"u32(({y}) * {plan.tx} + tx)")
-            if self.r.inner > 1
-            else (lambda y: f"u32(tx * {plan.ty} + {y})")
-        )
+
+        def index(y: str) -> str:
+            if self.r.inner > 1:
+                return f"u32(({y}) * {plan.tx} + tx)"
+            return f"u32(tx * {plan.ty} + {y})"
 
         def read(y: str) -> str:
             return (

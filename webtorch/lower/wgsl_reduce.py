@@ -1,0 +1,623 @@
+"""Kernels with reductions: the launch geometry and the passes. Floor 2; imports floor 0 and the
+writer.
+
+A workgroup has `tx` x `ty` invocations: `tx` outer points side by side, and for each of them `ty`
+invocations that share its
+inner points and combine through workgroup memory. ty = 1 is "one thread per outer point", tx = 1
+"one workgroup per outer
+point". Rows that fit into the registers of a workgroup are read once, whatever the number of
+stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    bool_,
+    int32,
+)
+from webtorch.ir.kernel import (
+    Check,
+    Kernel,
+    Reduce,
+    Store,
+)
+from webtorch.lower.wgsl_facts import affine
+from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
+from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type, wrap
+from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
+from webtorch.runtime.backend import Limits
+
+# Most points that one invocation takes without a loop, and most expression nodes that this may
+# multiply to.
+_STATIC_POINTS = 16
+
+
+_STATIC_NODES = 1500
+
+
+# Terms that one running float sum may take before a fresh partial sum is started.
+_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """tx outer points and ty invocations for each of them in a workgroup; `columns` puts
+    neighbouring outer points in
+    neighbouring invocations. `split` workgroups share one outer point in a first pass."""
+
+    tx: int
+    ty: int
+    columns: bool
+    split: int = 1
+
+
+def power_below(n: int) -> int:
+    """Return the largest power of two that is at most `n` (1 for less)."""
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def choose_geometry(writer: KernelWriter) -> Geometry:
+    """Choose how a reduction is spread over invocations."""
+    k, limits = writer.kernel, writer.limits
+    m, n = k.outer_count, k.inner_count
+    most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
+    columns = _reads_columns(writer)
+    if n <= 16 or (not limits.is_gpu and (m >= 32 or n <= 128)):
+        return Geometry(64 if m >= 64 else power_below(m), 1, True)
+    if columns:
+        tx = min(32, power_below(m))
+        ty = 1 if m >= 1 << 18 else min(power_below(n // 4), max(most // 4, 1) // tx or 1, 16)
+        groups = -(-m // tx)
+        return Geometry(tx, max(ty, 1), True, _split(writer, groups, n, 2048, 32 * max(ty, 1)))
+    per = max(writer.lanes, 1)
+    ty = min(power_below(max(n // per, 1) * 2 - 1), 256, most)
+    # Long rows that one workgroup can still keep in registers.
+    while ty < most and n > ty * 8 * per and n <= most * 8 * per:
+        ty *= 2
+    # Short rows, and many: several vectors for each invocation, so that fewer have to be combined.
+    while limits.is_gpu and m >= 1 << 14 and ty > 4 and ty * 4 * per > n:
+        ty //= 2
+    tx = max(1, min((256 if limits.is_gpu else 64) // ty, most // ty, power_below(m)))
+    return Geometry(tx, ty, False, _split(writer, -(-m // tx), n, 528, 4096))
+
+
+def _split(writer: KernelWriter, groups: int, n: int, target: int, least: int) -> int:
+    """Return how many workgroups share an outer point: more than 1 where there are few points with
+    long rows.
+
+    A GPU should get about `target` workgroups, and each of them at least `least` inner points.
+    """
+    k = writer.kernel
+    if not writer.limits.is_gpu:
+        target, least = 4, 16384
+    if any(s.level == "inner" for s in k.stores) or groups * 2 > target:
+        return 1
+    if any(c.level == "inner" for c in k.checks) or any(
+        node.op == "reduced" for r in k.reduces for node in ex.walk(r.value)
+    ):
+        return 1
+    return max(1, min(target // groups, n // least))
+
+
+def _reads_columns(writer: KernelWriter) -> bool:
+    """Whether neighbouring outer points read neighbouring elements while the inner points are
+    apart."""
+    k = writer.kernel
+    if not k.outer:
+        return False
+    last_outer = max((d for d, s in enumerate(k.outer) if s > 1), default=-1)
+    last_inner = max((d for d, s in enumerate(k.inner) if s > 1), default=-1)
+    if last_outer < 0 or last_inner < 0:
+        return False
+    score = 0
+    for node in writer.loads():
+        form = affine(node.args[0], writer.affine_memo)
+        if form is None or not writer.mask(node) & writer.inner_mask:
+            continue
+        # The larger buffer decides.
+        weight = k.buffers[cast(int, node.value)].elements
+        if form[1].get(writer.rank + last_inner, 0) == 1:
+            score -= weight
+        elif form[1].get(last_outer, 0) == 1:
+            score += weight
+    return score > 0
+
+
+@dataclass(slots=True)
+class _Accumulator:
+    """The running state of one stage in one invocation: a value, and a position for argmax and
+    argmin."""
+
+    stage: int
+    reduce: Reduce
+    kind: str
+    value: str = ""
+    position: str = ""
+
+    @property
+    def is_arg(self) -> bool:
+        return self.reduce.op.startswith("arg")
+
+    def better(self, value: str, position: str) -> str:
+        """Return the test whether another (value, position) wins."""
+        mine, at = self.value, self.position
+        op = self.reduce.op
+        if self.kind == "f32":
+            return f"wt_{op}_f32({mine}, {at}, {value}, {position})"
+        sign = ">" if op == "argmax" else "<"
+        return f"({value} {sign} {mine} || ({value} == {mine} && {position} < {at}))"
+
+
+def _stage_kind(reduce: Reduce) -> str:
+    kind = wgsl_type(reduce.value.dtype)
+    if reduce.op in ("any", "all"):
+        return "bool"
+    # Booleans are compared as numbers: false < true.
+    return "u32" if kind == "bool" and reduce.op.startswith("arg") else kind
+
+
+def _stage_value(writer: KernelWriter, reduce: Reduce, scope: Scope) -> str:
+    text = writer.value(reduce.value, scope)
+    if reduce.op in ("any", "all"):
+        return convert(text, reduce.value.dtype, bool_)
+    if _stage_kind(reduce) != wgsl_type(reduce.value.dtype):
+        return f"select(0u, 1u, {text})"
+    return text
+
+
+def _batches(kernel: Kernel) -> list[list[int]]:
+    """Group consecutive stages that do not need one another's results: they share one pass over the
+    inner points."""
+    out: list[list[int]] = []
+    for i, reduce in enumerate(kernel.reduces):
+        needs = {cast(int, n.value) for n in ex.walk(reduce.value) if n.op == "reduced"}
+        if out and not needs & set(out[-1]):
+            out[-1].append(i)
+        else:
+            out.append([i])
+    return out
+
+
+class ReductionWriter:
+    """Writes the passes of a kernel with reductions."""
+
+    def __init__(self, writer: KernelWriter, geometry: Geometry) -> None:
+        self.w = writer
+        self.k = writer.kernel
+        self.g = geometry
+        self.body = writer.top.lines
+        self.shared: dict[str, str] = {}
+        self.lanes: list[list[Scope]] = []
+        self.size = geometry.tx * geometry.ty
+        n = self.k.inner_count
+        self.begin, self.end = "", str(n)
+        self.per_block = geometry.ty * writer.lanes
+        self.blocks = -(-n // self.per_block)
+        nodes = sum(1 for _ in ex.walk(*self.k.expressions()))
+        points = self.blocks * writer.lanes
+        self.static = (
+            geometry.split == 1
+            and points <= _STATIC_POINTS
+            and (points == 1 or points * nodes <= _STATIC_NODES)
+            and not (not writer.limits.is_gpu and geometry.ty == 1 and points > 4)
+        )
+
+    def prologue(self, groups_per_point: int) -> tuple[int, int, int]:
+        """Write the numbers that every pass starts with; returns the grid."""
+        g, m = self.g, self.k.outer_count
+        groups = -(-m // g.tx) * groups_per_point
+        grid = fold_grid(groups, self.w.limits)
+        add = self.body.append
+        add(f"let group = i32({group_number(grid)});")
+        point_group = "group"
+        if groups_per_point > 1:
+            add(f"let part = group % {groups_per_point};")
+            point_group = f"(group / {groups_per_point})"
+        if g.ty == 1:
+            tx, ty = "i32(lid)", "0"
+        elif g.tx == 1:
+            tx, ty = "0", "i32(lid)"
+        elif g.columns:
+            tx, ty = f"i32(lid % {g.tx}u)", f"i32(lid / {g.tx}u)"
+        else:
+            tx, ty = f"i32(lid / {g.ty}u)", f"i32(lid % {g.ty}u)"
+        add(f"let tx = {tx};")
+        add(f"let ty = {ty};")
+        add(f"let point = {point_group} * {g.tx} + tx;")
+        exact = m % g.tx == 0 and grid[0] * grid[1] * grid[2] == groups
+        if exact:
+            add("let o = point;")
+            self.active = ""
+        else:
+            # Barriers need every invocation, so a surplus one computes the last point again and
+            # writes nothing.
+            add(f"let active_point = point < {m};")
+            add(f"let o = min(point, {m - 1});")
+            self.active = "active_point"
+        self.w.top.linear = "o"
+        return grid
+
+    def make_static_lanes(self) -> None:
+        """Name the inner points that this invocation keeps for all stages."""
+        n, w = self.k.inner_count, self.w
+        for block in range(self.blocks):
+            whole = (block + 1) * self.per_block <= n
+            start = f"ty * {w.lanes}" if w.lanes > 1 else "ty"
+            if self.g.ty == 1:
+                start = "0"
+            text = f"{start} + {block * self.per_block}" if block else start
+            name = f"k{block}"
+            if whole:
+                self.body.append(f"let {name} = {text};")
+            else:
+                self.body.append(f"let in{block} = {text} < {n};")
+                self.body.append(f"let {name} = min({text}, {n - w.lanes});")
+            self.lanes.append(self.lane_scopes(name, self.body))
+
+    def lane_scopes(self, base: str, lines: list[str]) -> list[Scope]:
+        scopes: list[Scope] = []
+        for lane in range(self.w.lanes):
+            scope = Scope(parent=self.w.top, lines=lines, lane=lane)
+            scope.linear = base if lane == 0 else f"({base} + {lane})"
+            scope.base = scopes[0] if scopes else scope
+            scopes.append(scope)
+        return scopes
+
+    def is_whole(self, block: int) -> bool:
+        return (block + 1) * self.per_block <= self.k.inner_count
+
+    # -- one stage batch --
+
+    def accumulators(self, stages: list[int]) -> list[_Accumulator]:
+        out = []
+        for stage in stages:
+            reduce = self.k.reduces[stage]
+            acc = _Accumulator(stage, reduce, _stage_kind(reduce), f"acc{stage}", f"at{stage}")
+            self.body.append(f"var {acc.value}: {acc.kind} = {identity(reduce.op, acc.kind)};")
+            if acc.is_arg:
+                self.body.append(f"var {acc.position}: i32 = 2147483647;")
+            out.append(acc)
+        return out
+
+    def merge(self, acc: _Accumulator, value: str, position: str, lines: list[str]) -> None:
+        """Combine one more value into an accumulator."""
+        if acc.is_arg:
+            value = self.w.bind(value, lines)
+            lines.append(
+                f"if ({acc.better(value, position)}) {{ {acc.value} = {value}; {acc.position} = {position}; }}"
+            )
+        else:
+            lines.append(f"{acc.value} = {combine(acc.reduce.op, acc.kind, acc.value, value)};")
+
+    def block_values(
+        self, acc: _Accumulator, scopes: list[Scope], inside: str, lines: list[str]
+    ) -> None:
+        """Combine the lanes of one block, as a tree, into an accumulator."""
+        if acc.is_arg:
+            target: list[str] = []
+            for scope in scopes:
+                value = _stage_value(self.w, acc.reduce, scope)
+                self.merge(acc, value, scope.linear, target if inside else lines)
+            if inside:
+                # The names in `target` are used nowhere else.
+                lines += [f"if ({inside}) {{", *("  " + t for t in target), "}"]
+            return
+        texts = [_stage_value(self.w, acc.reduce, s) for s in scopes]
+        text = _tree(acc.reduce.op, acc.kind, texts)
+        if inside:
+            text = f"select({identity(acc.reduce.op, acc.kind)}, {text}, {inside})"
+        self.merge(acc, text, "", lines)
+
+    def run_batch(self, stages: list[int]) -> list[_Accumulator]:
+        if self.static:
+            return self._static_batch(stages)
+        accs = self.accumulators(stages)
+        self.inner_loop(lambda scopes, lines: self._loop_body(accs, scopes, lines), accs)
+        return accs
+
+    def _static_batch(self, stages: list[int]) -> list[_Accumulator]:
+        # All terms first, then one balanced tree: no running sum at all.
+        out = []
+        for stage in stages:
+            reduce = self.k.reduces[stage]
+            acc = _Accumulator(stage, reduce, _stage_kind(reduce), f"acc{stage}", f"at{stage}")
+            if acc.is_arg:
+                self.body.append(f"var {acc.value}: {acc.kind} = {identity(reduce.op, acc.kind)};")
+                self.body.append(f"var {acc.position}: i32 = 2147483647;")
+                for block, scopes in enumerate(self.lanes):
+                    self.block_values(
+                        acc, scopes, "" if self.is_whole(block) else f"in{block}", self.body
+                    )
+            else:
+                texts = []
+                for block, scopes in enumerate(self.lanes):
+                    parts = [_stage_value(self.w, reduce, s) for s in scopes]
+                    text = _tree(reduce.op, acc.kind, parts)
+                    if not self.is_whole(block):
+                        text = f"select({identity(reduce.op, acc.kind)}, {text}, in{block})"
+                    texts.append(text)
+                self.body.append(
+                    f"var {acc.value}: {acc.kind} = {_tree(reduce.op, acc.kind, texts)};"
+                )
+            out.append(acc)
+        return out
+
+    def _loop_body(self, accs: list[_Accumulator], scopes: list[Scope], lines: list[str]) -> None:
+        for acc in accs:
+            self.block_values(acc, scopes, "", lines)
+
+    def inner_loop(
+        self, write: Callable[[list[Scope], list[str]], None], accs: list[_Accumulator]
+    ) -> None:
+        """Write a loop over this invocation's inner points."""
+        w = self.w
+        start = f"ty * {w.lanes}" if self.g.ty > 1 else "0"
+        if self.begin:
+            start = f"{self.begin} + {start}"
+        lines: list[str] = []
+        scopes = self.lane_scopes("k", lines)
+        sums = [a for a in accs if a.reduce.op == "sum" and a.kind == "f32"]
+        blocked = bool(sums) and self.blocks // self.g.split > 2 * _BLOCK
+        renamed = {a.stage: a.value for a in sums}
+        if blocked:
+            for a in sums:
+                a.value = f"part{a.stage}"
+        write(scopes, lines)
+        for a in sums:
+            a.value = renamed[a.stage]
+        step = self.per_block
+        if not blocked:
+            self.body.append(f"for (var k: i32 = {start}; k < {self.end}; k = k + {step}) {{")
+            self.body += ["  " + x for x in lines]
+            self.body.append("}")
+            return
+        # A long running sum loses digits: each block of terms gets its own partial sum.
+        self.body.append(
+            f"for (var kb: i32 = {start}; kb < {self.end}; kb = kb + {step * _BLOCK}) {{"
+        )
+        self.body += [f"  var part{a.stage}: f32 = 0f;" for a in sums]
+        self.body.append(f"  let stop = min(kb + {step * _BLOCK}, {self.end});")
+        self.body.append(f"  for (var k: i32 = kb; k < stop; k = k + {step}) {{")
+        self.body += ["    " + x for x in lines]
+        self.body.append("  }")
+        self.body += [f"  {a.value} = {a.value} + part{a.stage};" for a in sums]
+        self.body.append("}")
+
+    def gather(self, accs: list[_Accumulator]) -> None:
+        """Combine the accumulators of the invocations that share a point; all of them get the
+        result."""
+        g = self.g
+        if g.ty == 1:
+            return
+        add = self.body.append
+        for acc in accs:
+            kind = "u32" if acc.kind == "bool" else acc.kind
+            self.shared[f"s{acc.stage}"] = (
+                f"var<workgroup> s{acc.stage}: array<{kind}, {self.size}>;"
+            )
+            add(f"s{acc.stage}[lid] = {_as_word(acc)};")
+            if acc.is_arg:
+                self.shared[f"p{acc.stage}"] = (
+                    f"var<workgroup> p{acc.stage}: array<i32, {self.size}>;"
+                )
+                add(f"p{acc.stage}[lid] = {acc.position};")
+        add("workgroupBarrier();")
+        half = g.ty // 2
+        step = g.tx if g.columns else 1
+        while half >= 1:
+            add(f"if (ty < {half}) {{")
+            for acc in accs:
+                other = f"lid + {half * step}u"
+                if acc.is_arg:
+                    theirs = self.w.fresh()
+                    add(f"  let {theirs} = s{acc.stage}[{other}];")
+                    at = self.w.fresh()
+                    add(f"  let {at} = p{acc.stage}[{other}];")
+                    add(
+                        f"  if ({acc.better(theirs, at)}) {{ {acc.value} = {theirs}; {acc.position} = {at}; "
+                        f"s{acc.stage}[lid] = {theirs}; p{acc.stage}[lid] = {at}; }}"
+                    )
+                else:
+                    theirs = f"s{acc.stage}[{other}]" + (" != 0u" if acc.kind == "bool" else "")
+                    if acc.kind == "bool":
+                        theirs = f"({theirs})"
+                    add(f"  {acc.value} = {combine(acc.reduce.op, acc.kind, acc.value, theirs)};")
+                    add(f"  s{acc.stage}[lid] = {_as_word(acc)};")
+            add("}")
+            add("workgroupBarrier();")
+            half //= 2
+        first = "u32(tx)" if g.columns else (f"u32(tx) * {g.ty}u" if g.tx > 1 else "0u")
+        for acc in accs:
+            name = f"all{acc.stage}"
+            text = f"s{acc.stage}[{first}]" if not acc.is_arg else f"p{acc.stage}[{first}]"
+            add(f"let {name} = {text}{' != 0u' if acc.kind == 'bool' else ''};")
+            if acc.is_arg:
+                acc.position = name
+            else:
+                acc.value = name
+        # Nobody may overwrite the shared words before everybody has read them.
+        add("workgroupBarrier();")
+
+    def publish(self, accs: list[_Accumulator]) -> None:
+        """Make the results known to the expressions of later stages and stores."""
+        for acc in accs:
+            reduce = acc.reduce
+            node = ex.reduced(acc.stage, reduce.dtype)
+            if acc.is_arg:
+                text = convert(acc.position, int32, reduce.dtype)
+            elif reduce.op in ("any", "all"):
+                text = convert(acc.value, bool_, reduce.dtype)
+            else:
+                text = convert(acc.value, reduce.value.dtype, reduce.dtype)
+                if reduce.op in ("sum", "prod"):
+                    text = wrap(reduce.dtype, text)
+            self.w.top.env[node] = self.w.bind(text, self.body)
+
+    def epilogue(self) -> None:
+        """Write the stores and checks that follow the last stage."""
+        writer, k = self.w, self.k
+        inner = [s for s in k.stores if s.level == "inner"]
+        checks = [c for c in k.checks if c.level == "inner"]
+        writer.read_before_writing([s for s in k.stores if s.level == "outer"], [writer.top])
+        if inner or checks:
+            if self.static:
+                for block, scopes in enumerate(self.lanes):
+                    tests = [
+                        t for t in (self.active, "" if self.is_whole(block) else f"in{block}") if t
+                    ]
+                    self.inner_stores(inner, checks, scopes, " && ".join(tests))
+            else:
+                self.inner_loop(
+                    lambda scopes, _: self.inner_stores(inner, checks, scopes, self.active), []
+                )
+        guard = " && ".join(t for t in (self.active, "ty == 0" if self.g.ty > 1 else "") if t)
+        for check in k.checks:
+            if check.level == "outer":
+                writer.check(check, writer.top, guard)
+        for store in k.stores:
+            if store.level == "outer":
+                writer.store(store, writer.top, guard)
+
+    def inner_stores(
+        self, stores: list[Store], checks: list[Check], scopes: list[Scope], guard: str
+    ) -> None:
+        writer = self.w
+        for check in checks:
+            for scope in scopes:
+                writer.check(check, scope, guard)
+        writer.read_before_writing(stores, scopes)
+        for store in stores:
+            slot = writer.slots[store.buffer]
+            if slot.width > 1 and not slot.atomic:
+                value = rounded_by_store(store.value, slot.slot.dtype)
+                lines = scopes[0].lines
+                writer.value(store.position, scopes[0])
+                before = len(lines)
+                writer.store_word(Store(store.buffer, store.position, value), scopes, "")
+                if guard:
+                    block = lines[before:]
+                    del lines[before:]
+                    lines += [f"if ({guard}) {{", *("  " + x for x in block), "}"]
+            else:
+                for scope in scopes:
+                    writer.store(store, scope, guard)
+
+
+def _as_word(acc: _Accumulator) -> str:
+    return f"select(0u, 1u, {acc.value})" if acc.kind == "bool" else acc.value
+
+
+def _tree(op: str, kind: str, texts: list[str]) -> str:
+    while len(texts) > 1:
+        pairs = [
+            combine(op, kind, texts[i], texts[i + 1]) if i + 1 < len(texts) else texts[i]
+            for i in range(0, len(texts), 2)
+        ]
+        texts = pairs
+    return texts[0]
+
+
+def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
+    writer = KernelWriter(kernel, limits)
+    writer.choose_lanes(kernel.outer_count * kernel.inner_count)
+    if _reads_columns(writer) and not any(s.level == "inner" for s in kernel.stores):
+        writer.lanes = 1
+        for i, slot in enumerate(kernel.buffers):
+            writer.slots[i] = writer._declare(i, slot)
+    geometry = choose_geometry(writer)
+    if geometry.split > 1:
+        return _split_reduction(kernel, limits, writer, geometry)
+    r = ReductionWriter(writer, geometry)
+    grid = r.prologue(1)
+    if r.static:
+        r.make_static_lanes()
+    for stages in _batches(kernel):
+        accs = r.run_batch(stages)
+        r.gather(accs)
+        r.publish(accs)
+    r.epilogue()
+    shared = list(r.shared.values())
+    return [finish(writer, r.body, shared, r.size, grid, (), bool(kernel.checks))]
+
+
+def _split_reduction(
+    kernel: Kernel, limits: Limits, writer: KernelWriter, geometry: Geometry
+) -> list[WgslPass]:
+    """Few points with long rows: the workgroups of a first pass leave partial results, a second
+    pass combines them."""
+    m, n, parts = kernel.outer_count, kernel.inner_count, geometry.split
+    stages = list(range(len(kernel.reduces)))
+    # Words of scratch: one per stage, point and part, and one more for a position.
+    offsets: list[tuple[int, int]] = []
+    words = 0
+    for reduce in kernel.reduces:
+        at = words + m * parts
+        offsets.append((words, at))
+        words = at + (m * parts if reduce.op.startswith("arg") else 0)
+    scratch = (4 * words,)
+    r = ReductionWriter(writer, geometry)
+    grid = r.prologue(parts)
+    per_part = -(-n // parts)
+    chunk = -(-per_part // r.per_block) * r.per_block
+    r.body.append(f"let first = part * {chunk};")
+    r.body.append(f"let last = min(first + {chunk}, {n});")
+    r.begin, r.end = "first", "last"
+    accs = r.accumulators(stages)
+    r.inner_loop(lambda scopes, lines: r._loop_body(accs, scopes, lines), accs)
+    r.gather(accs)
+    lines = []
+    for acc in accs:
+        base, at = offsets[acc.stage]
+        if acc.is_arg:
+            source = (
+                f"s{acc.stage}[{'u32(tx)' if geometry.columns else f'u32(tx) * {geometry.ty}u'}]"
+            )
+            value = source if geometry.ty > 1 else acc.value
+            name = writer.bind(value, r.body)
+            lines.append(f"scratch0[{base} + o * {parts} + part] = {to_bits(name, acc.kind)};")
+            lines.append(f"scratch0[{at} + o * {parts} + part] = bitcast<u32>({acc.position});")
+        else:
+            lines.append(f"scratch0[{base} + o * {parts} + part] = {to_bits(acc.value, acc.kind)};")
+    guard = " && ".join(t for t in (r.active, "ty == 0" if geometry.ty > 1 else "") if t)
+    r.body += [f"if ({guard}) {{", *("  " + x for x in lines), "}"] if guard else lines
+    first_pass = finish(writer, r.body, list(r.shared.values()), r.size, grid, scratch, False)
+
+    final = KernelWriter(kernel, limits)
+    final.choose_lanes(0)
+    most = min(limits.max_workgroup_invocations, 256 if limits.is_gpu else 64)
+    ty = min(most, power_below(parts)) if parts > 4 else 1
+    tx = max(1, min(64 // ty, power_below(m)))
+    f = ReductionWriter(final, Geometry(tx, ty, False))
+    grid = f.prologue(1)
+    accs = f.accumulators(stages)
+    f.body.append(f"for (var k: i32 = ty; k < {parts}; k = k + {ty}) {{")
+    inside: list[str] = []
+    for acc in accs:
+        base, at = offsets[acc.stage]
+        value = from_bits(f"scratch0[{base} + o * {parts} + k]", acc.kind)
+        position = ""
+        if acc.is_arg:
+            position = final.bind(f"bitcast<i32>(scratch0[{at} + o * {parts} + k])", inside)
+        f.merge(acc, value, position, inside)
+    f.body += ["  " + x for x in inside]
+    f.body.append("}")
+    f.gather(accs)
+    f.publish(accs)
+    f.epilogue()
+    second_pass = finish(
+        final, f.body, list(f.shared.values()), f.size, grid, scratch, bool(kernel.checks)
+    )
+    return [first_pass, second_pass]
+
+
+def to_bits(text: str, kind: str) -> str:
+    return {"bool": f"select(0u, 1u, {text})", "u32": text}.get(kind, f"bitcast<u32>({text})")
+
+
+def from_bits(text: str, kind: str) -> str:
+    return {"bool": f"({text} != 0u)", "u32": text}.get(kind, f"bitcast<{kind}>({text})")

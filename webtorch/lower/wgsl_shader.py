@@ -1,0 +1,195 @@
+"""A whole shader: bindings, helpers, entry point, and the grid that runs it. Floor 2; imports floor
+0 and the writer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    DType,
+    bool_,
+    float32,
+    int32,
+    uint32,
+)
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import (
+    Kernel,
+    Store,
+)
+from webtorch.lower import prelude
+from webtorch.lower.expansions import EXPANSIONS
+from webtorch.lower.wgsl_table import wgsl_type
+from webtorch.lower.wgsl_writer import KernelWriter, Scope
+from webtorch.runtime.backend import Limits
+
+Engine = Literal["naga", "dawn"]
+
+
+Binding = Literal["read", "read_write", "uniform"]
+
+
+@dataclass(frozen=True, slots=True)
+class WgslPass:
+    """One compute dispatch.
+
+    Bindings of group 0, in order: the routine's buffers named in `slots`, one scratch buffer for
+    each entry of `scratch`
+    (its size in bytes; the passes of a routine share them by number), the uniform struct if
+    `args_bytes` is not 0, and the
+    two status words if `has_status`. `bindings` says how each is used. `args` places the routine's
+    arguments in the struct:
+    (offset in bytes, type to write, argument number).
+    """
+
+    source: str
+    grid: tuple[int, int, int]
+    workgroup_size: tuple[int, int, int]
+    slots: tuple[int, ...]
+    scratch: tuple[int, ...] = ()
+    args: tuple[tuple[int, DType, int], ...] = ()
+    args_bytes: int = 0
+    has_status: bool = False
+    bindings: tuple[Binding, ...] = ()
+
+
+def fold_grid(groups: int, limits: Limits) -> tuple[int, int, int]:
+    """Return a grid of at least `groups` workgroups within the device's limit for each
+    dimension."""
+    most = limits.max_workgroups_per_dim
+    if groups <= most:
+        return (max(groups, 1), 1, 1)
+    rows = -(-groups // most)
+    if rows <= most:
+        return (-(-groups // rows), rows, 1)
+    layers = -(-groups // (most * most))
+    return (most, -(-groups // (most * layers)), layers)
+
+
+def group_number(grid: tuple[int, int, int]) -> str:
+    """Return the text of the workgroup's number, as u32, in a folded grid."""
+    if grid[1] == 1:
+        return "wid.x"
+    if grid[2] == 1:
+        return f"(wid.y * {grid[0]}u + wid.x)"
+    return f"((wid.z * {grid[1]}u + wid.y) * {grid[0]}u + wid.x)"
+
+
+def declarations(
+    writer: KernelWriter, body: list[str], scratch: tuple[int, ...], has_status: bool
+) -> tuple[list[str], tuple[int, ...], list[Binding], tuple[tuple[int, DType, int], ...], int]:
+    """Return the binding lines for what `body` uses: (lines, slots, bindings, args, args_bytes)."""
+    text = "\n".join(body)
+    lines: list[str] = []
+    slots: list[int] = []
+    bindings: list[Binding] = []
+    for number, slot in sorted(writer.slots.items()):
+        if f"{slot.name}[" not in text:
+            continue
+        access: Binding = "read" if slot.slot.access == "read" and not slot.atomic else "read_write"
+        lines.append(
+            f"@group(0) @binding({len(bindings)}) var<storage, {access}> {slot.name}: array<{slot.declared}>;"
+        )
+        slots.append(number)
+        bindings.append(access)
+    for i in range(len(scratch)):
+        lines.append(
+            f"@group(0) @binding({len(bindings)}) var<storage, read_write> scratch{i}: array<u32>;"
+        )
+        bindings.append("read_write")
+    args: list[tuple[int, DType, int]] = []
+    used = [a for a in sorted(writer.args) if f"args.a{a}" in text]
+    if used:
+        members = []
+        for i, number in enumerate(used):
+            dtype = writer.kernel.args[number]
+            kind = "u32" if dtype is bool_ else wgsl_type(dtype)
+            members.append(f"a{number}: {kind}")
+            stored = {"f32": float32, "i32": int32, "u32": uint32}[kind]
+            args.append((4 * i, stored, number))
+        lines.insert(0, f"struct Args {{ {', '.join(members)} }}")
+        lines.append(f"@group(0) @binding({len(bindings)}) var<uniform> args: Args;")
+        bindings.append("uniform")
+    if has_status:
+        lines.append(
+            f"@group(0) @binding({len(bindings)}) var<storage, read_write> status: array<atomic<u32>, 2>;"
+        )
+        bindings.append("read_write")
+    return lines, tuple(slots), bindings, tuple(args), -(-4 * len(used) // 16) * 16
+
+
+def function_source(name: str) -> str:
+    """Return an accurate function of the expansion table as a WGSL function `wt_NAME`."""
+    found = _FUNCTIONS.get(name)
+    if found is None:
+        build, count = EXPANSIONS[name]
+        inputs = tuple(ex.input_(i, float32) for i in range(count))
+        root = build(*inputs)
+        limits = Limits(0, 8, 64, 65535, 16384, False, False)
+        kernel = Kernel(name, (1,), (), (), (), (), (Store(0, ex.const(0, int32), root),))
+        writer = KernelWriter(kernel, limits)
+        scope = writer.top
+        parameters = "xyz"[:count]
+        for node, letter in zip(inputs, parameters, strict=True):
+            scope.env[node] = letter
+        signature = ", ".join(f"{p}: f32" for p in parameters)
+        _write_returns(writer, root, scope)
+        lines = "\n".join("  " + x for x in scope.lines)
+        found = f"fn wt_{name}({signature}) -> f32 {{\n{lines}\n}}"
+        _FUNCTIONS[name] = found
+    return found
+
+
+_FUNCTIONS: dict[str, str] = {}
+
+
+def _write_returns(writer: KernelWriter, root: Expr, scope: Scope) -> None:
+    """Write `return root`; a choice at the root becomes a branch, so that only the chosen side is
+    computed."""
+    while root.op == "where":
+        condition, chosen, root = root.args
+        test = writer.value(condition, scope)
+        branch = Scope(env=dict(scope.env))
+        _write_returns(writer, chosen, branch)
+        scope.lines += [f"if ({test}) {{", *("  " + x for x in branch.lines), "}"]
+    scope.lines.append(f"return {writer.value(root, scope)};")
+
+
+def assemble(declared: list[str], shared: list[str], body: list[str], size: int, f16: bool) -> str:
+    """Return the whole shader text."""
+    functions = {f"wt_{n}": function_source(n) for n in EXPANSIONS}
+    helpers = prelude.needed(["\n".join([*declared, *shared, *body])], functions)
+    head = ["enable f16;"] if f16 else []
+    return "\n".join(
+        [
+            *head,
+            *declared,
+            *shared,
+            helpers,
+            f"@compute @workgroup_size({size})",
+            "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
+            *("  " + line for line in body),
+            "}",
+            "",
+        ]
+    )
+
+
+def finish(
+    writer: KernelWriter,
+    body: list[str],
+    shared: list[str],
+    size: int,
+    grid: tuple[int, int, int],
+    scratch: tuple[int, ...],
+    has_status: bool,
+) -> WgslPass:
+    """Put declarations, helpers and body together."""
+    lines, slots, bindings, args, args_bytes = declarations(writer, body, scratch, has_status)
+    f16 = any(writer.slots[n].native_f16 for n in slots)
+    source = assemble(lines, shared, body, size, f16)
+    return WgslPass(
+        source, grid, (size, 1, 1), slots, scratch, args, args_bytes, has_status, tuple(bindings)
+    )

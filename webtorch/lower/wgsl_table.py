@@ -1,0 +1,323 @@
+"""WGSL as a table: types, constants, operators and conversions. Floor 2; imports floor 0.
+
+Everything with a trap in it is a helper of `webtorch.lower.prelude`; here are only the names of the
+helpers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import cast
+
+from webtorch.errors import DTypeError
+from webtorch.ir.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    int8,
+    int16,
+    uint8,
+)
+
+# Elements per 32-bit word of the types that WGSL cannot address on their own.
+PER_WORD: dict[DType, int] = {bool_: 4, int8: 4, uint8: 4, float16: 2, bfloat16: 2}
+
+
+def wgsl_type(dtype: DType) -> str:
+    """Return the WGSL type in which values of `dtype` are computed."""
+    if dtype.name == "float64":
+        raise DTypeError(
+            "float64 does not exist on WebGPU: WGSL has no 64-bit floats. Use float32, or device='cpu'"
+        )
+    match dtype.kind:
+        case "bool":
+            return "bool"
+        case "float":
+            return "f32"
+        case "int":
+            return "i32"
+        case "uint":
+            return "u32"
+
+
+def float_literal(value: float) -> str:
+    """Return `value`, rounded to float32, as WGSL text."""
+    if value != value:
+        return "wt_nan()"
+    try:
+        value = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        value = math.copysign(math.inf, value)
+    if math.isinf(value):
+        return "wt_inf()" if value > 0 else "(-wt_inf())"
+    if value == 0:
+        # "-0f" may lose its sign in a front end that folds the negation.
+        return "0f" if math.copysign(1.0, value) > 0 else "bitcast<f32>(0x80000000u)"
+    # Subnormal numbers, and the largest ones, whose shortest decimal form front ends take for an
+    # overflow: by their bits.
+    if abs(value) < 2.0**-126 or abs(value) >= 2.0**127:
+        return f"bitcast<f32>(0x{struct.unpack('<I', struct.pack('<f', value))[0]:08x}u)"
+    text = f"{value:.9g}f"
+    return f"({text})" if value < 0 else text
+
+
+def literal(value: object, dtype: DType) -> str:
+    """Return a constant of `dtype` as WGSL text. Raises OverflowError for an integer that needs
+    more than 32 bits."""
+    match wgsl_type(dtype):
+        case "bool":
+            return "true" if value else "false"
+        case "f32":
+            return float_literal(float(cast(float, value)))
+        case "u32":
+            return f"{int(cast(int, value)) & 0xFFFFFFFF}u"
+        case _:
+            number = int(cast(int, value))
+            if not -(1 << 31) <= number < 1 << 31:
+                raise OverflowError(
+                    f"the constant {number} does not fit 32 bits: WebGPU holds {dtype} as 32-bit integers. "
+                    f"Use device='cpu' for larger values"
+                )
+            if number == -(1 << 31):
+                return "bitcast<i32>(0x80000000u)"
+            return f"({number})" if number < 0 else f"{number}"
+
+
+_IDENTITY: dict[str, dict[str, str]] = {
+    "sum": {"f32": "0f", "i32": "0", "u32": "0u"},
+    "prod": {"f32": "1f", "i32": "1", "u32": "1u"},
+    "max": {"f32": "(-wt_inf())", "i32": "bitcast<i32>(0x80000000u)", "u32": "0u", "bool": "false"},
+    "min": {"f32": "wt_inf()", "i32": "2147483647", "u32": "0xffffffffu", "bool": "true"},
+    "any": {"bool": "false"},
+    "all": {"bool": "true"},
+}
+
+
+def identity(op: str, kind: str) -> str:
+    """Return the neutral value of reduction `op` in WGSL type `kind`."""
+    return _IDENTITY[op.removeprefix("arg")][kind]
+
+
+def combine(op: str, kind: str, a: str, b: str) -> str:
+    """Return the text that combines `a` and `b` under reduction `op` (not argmax or argmin)."""
+    match op, kind:
+        case "sum" | "add", _:
+            return f"({a} + {b})"
+        case "prod" | "mul", _:
+            return f"({a} * {b})"
+        case "max" | "min", "f32":
+            return f"wt_{op}({a}, {b})"
+        case ("any", _) | ("max", "bool"):
+            return f"({a} || {b})"
+        case ("all", _) | ("min", "bool"):
+            return f"({a} && {b})"
+        case _:
+            return f"{op}({a}, {b})"
+
+
+FLOAT_UNARY: dict[str, str] = {
+    "neg": "(-{0})",
+    "abs": "abs({0})",
+    "sign": "wt_sign({0})",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "inverseSqrt({0})",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "trunc": "trunc({0})",
+    "round": "round({0})",
+    "isnan": "wt_isnan({0})",
+    "isinf": "wt_isinf({0})",
+}
+
+
+_FLOAT_BINARY: dict[str, str] = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "floordiv": "wt_floordiv({0}, {1})",
+    "truncdiv": "wt_truncdiv({0}, {1})",
+    "mod": "wt_mod({0}, {1})",
+    "truncmod": "wt_fmod({0}, {1})",
+    "copysign": "wt_copysign({0}, {1})",
+    "min": "wt_min({0}, {1})",
+    "max": "wt_max({0}, {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "eq": "({0} == {1})",
+    "ne": "wt_ne({0}, {1})",
+}
+
+
+_INT_UNARY: dict[str, str] = {
+    "neg": "(0 - {0})",
+    "abs": "abs({0})",
+    "sign": "sign({0})",
+    "bitnot": "(~{0})",
+    "floor": "{0}",
+    "ceil": "{0}",
+    "trunc": "{0}",
+    "round": "{0}",
+}
+
+
+_INT_BINARY: dict[str, str] = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "floordiv": "wt_i32_floordiv({0}, {1})",
+    "truncdiv": "wt_i32_div({0}, {1})",
+    "mod": "wt_i32_mod({0}, {1})",
+    "truncmod": "wt_i32_rem({0}, {1})",
+    "pow": "wt_i32_pow({0}, {1})",
+    "min": "min({0}, {1})",
+    "max": "max({0}, {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "and": "({0} & {1})",
+    "or": "({0} | {1})",
+    "xor": "({0} ^ {1})",
+    "shl": "bitcast<i32>(wt_shl(bitcast<u32>({0}), bitcast<u32>({1})))",
+    "shr": "wt_shr_i32({0}, {1})",
+}
+
+
+_UINT_UNARY: dict[str, str] = {
+    **_INT_UNARY,
+    "neg": "(0u - {0})",
+    "abs": "{0}",
+    "sign": "min({0}, 1u)",
+}
+
+
+_UINT_BINARY: dict[str, str] = {
+    **_INT_BINARY,
+    "floordiv": "wt_u32_div({0}, {1})",
+    "truncdiv": "wt_u32_div({0}, {1})",
+    "mod": "wt_u32_rem({0}, {1})",
+    "truncmod": "wt_u32_rem({0}, {1})",
+    "pow": "wt_u32_pow({0}, {1})",
+    "shl": "wt_shl({0}, {1})",
+    "shr": "wt_shr_u32({0}, {1})",
+}
+
+
+_BOOL: dict[str, str] = {
+    "and": "({0} && {1})",
+    "or": "({0} || {1})",
+    "xor": "({0} != {1})",
+    "ne": "({0} != {1})",
+    "eq": "({0} == {1})",
+    "lt": "(!{0} && {1})",
+    "le": "(!{0} || {1})",
+    "max": "({0} || {1})",
+    "min": "({0} && {1})",
+    "add": "({0} || {1})",
+    "mul": "({0} && {1})",
+    "abs": "{0}",
+    "not": "(!{0})",
+    "bitnot": "(!{0})",
+}
+
+
+TABLES: dict[str, dict[str, str]] = {
+    "f32": {**FLOAT_UNARY, **_FLOAT_BINARY},
+    "i32": {**_INT_UNARY, **_INT_BINARY},
+    "u32": {**_UINT_UNARY, **_UINT_BINARY},
+    "bool": _BOOL,
+}
+
+
+# Arithmetic whose result may leave an 8- or 16-bit type, and the text that brings it back.
+WRAPPING = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "shl", "pow", "bitnot", "floordiv", "truncdiv"}
+)
+
+
+def wrap(dtype: DType, text: str) -> str:
+    if dtype is int8:
+        return f"(({text} << 24u) >> 24u)"
+    if dtype is int16:
+        return f"(({text} << 16u) >> 16u)"
+    if dtype is uint8:
+        return f"({text} & 0xffu)"
+    return text
+
+
+def convert(text: str, source: DType, target: DType) -> str:
+    """Return the text that converts a value of `source` to `target` as PyTorch does."""
+    if source is target:
+        return text
+    a, b = wgsl_type(source), wgsl_type(target)
+    if target in (float16, bfloat16):
+        # Through the bits: the value itself must be rounded, not only its stored form.
+        return decode(encode(convert(text, source, float32), target), target)
+    if b == "bool":
+        if a == "f32":
+            # Bits, since an adapter may take a subnormal for zero.
+            return f"((bitcast<u32>({text}) & 0x7fffffffu) != 0u)"
+        return f"({text} != {'0u' if a == 'u32' else '0'})"
+    if a == "bool":
+        one = {
+            "f32": "select(0f, 1f, {0})",
+            "i32": "select(0, 1, {0})",
+            "u32": "select(0u, 1u, {0})",
+        }
+        return one[b].format(text)
+    if b == "f32":
+        return text if a == "f32" else f"f32({text})"
+    if a == "f32":
+        if target in (int8, int16):
+            return wrap(target, f"wt_f32_to_i32({text})")
+        if target is uint8:
+            return f"(bitcast<u32>(wt_f32_to_i32({text})) & 0xffu)"
+        return f"wt_f32_to_{b}({text})"
+    return wrap(target, text if a == b else f"bitcast<{b}>({text})")
+
+
+def encode(value: str, dtype: DType) -> str:
+    """Return the stored bits (u32, in the low end) of a value of a packed type."""
+    if dtype is bool_:
+        return f"select(0u, 1u, {value})"
+    if dtype is float16:
+        return f"wt_to_f16({value})"
+    if dtype is bfloat16:
+        return f"wt_to_bf16({value})"
+    return f"({value} & 0xffu)" if dtype is uint8 else f"(bitcast<u32>({value}) & 0xffu)"
+
+
+def decode(bits: str, dtype: DType) -> str:
+    """Return the value of stored bits that are alone in their word."""
+    if dtype is bool_:
+        return f"({bits} != 0u)"
+    if dtype is float16:
+        return f"wt_from_f16({bits})"
+    if dtype is bfloat16:
+        return f"bitcast<f32>({bits} << 16u)"
+    return bits if dtype is uint8 else f"((bitcast<i32>({bits}) << 24u) >> 24u)"
+
+
+def extract(word: str, position: str | int, dtype: DType) -> str:
+    """Return element `position` (modulo the elements in a word) of a packed word, as a value."""
+    per = PER_WORD[dtype]
+    bits = 32 // per
+    mask = (1 << bits) - 1
+    if isinstance(position, int):
+        shift = (position % per) * bits
+        if dtype is bfloat16:
+            return (
+                f"bitcast<f32>({word} << 16u)"
+                if shift == 0
+                else f"bitcast<f32>({word} & 0xffff0000u)"
+            )
+        if dtype is int8:
+            return f"((bitcast<i32>({word}) << {24 - shift}u) >> 24u)"
+        return decode(
+            f"(({word} >> {shift}u) & {mask}u)" if shift else f"({word} & {mask}u)", dtype
+        )
+    return decode(f"(({word} >> ((u32({position}) & {per - 1}u) * {bits}u)) & {mask}u)", dtype)

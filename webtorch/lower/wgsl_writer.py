@@ -1,0 +1,766 @@
+"""Writes the values, loads and stores of one kernel as WGSL lines. Floor 2; imports floor 0 and the
+table."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import cast
+
+from webtorch.errors import DTypeError
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    int32,
+    uint32,
+)
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import (
+    BufferSlot,
+    Check,
+    Kernel,
+    Store,
+)
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.expansions import EXPANSIONS
+from webtorch.lower.wgsl_facts import Affine, Range, affine, bounds, fits_int
+from webtorch.lower.wgsl_table import (
+    FLOAT_UNARY,
+    PER_WORD,
+    TABLES,
+    WRAPPING,
+    combine,
+    convert,
+    decode,
+    encode,
+    extract,
+    float_literal,
+    literal,
+    wgsl_type,
+    wrap,
+)
+from webtorch.runtime.backend import Limits
+
+# Below this many points, parallelism is worth more than four-element loads.
+VECTOR_POINTS = 1 << 15
+
+
+@dataclass(slots=True)
+class Slot:
+    """How one buffer appears in the shader."""
+
+    number: int
+    slot: BufferSlot
+    atomic: bool = False
+    # Elements in one array element: 4 for vec4, 2 or 4 for packed words, else 1.
+    width: int = 1
+    packed: bool = False
+    native_f16: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"b{self.number}"
+
+    @property
+    def declared(self) -> str:
+        if self.packed:
+            base = "u32"
+        elif self.native_f16:
+            base = "f16"
+        else:
+            base = wgsl_type(self.slot.dtype)
+        if self.atomic:
+            # A float is changed atomically through its bits.
+            return f"atomic<{'u32' if base == 'f32' else base}>"
+        return f"vec4<{base}>" if self.width == 4 and not self.packed else base
+
+
+@dataclass(slots=True)
+class Scope:
+    """Where a value is known: the whole invocation, or one point (lane) of it."""
+
+    parent: Scope | None = None
+    env: dict[Expr, str] = field(default_factory=dict)
+    # Lines go to the scope that owns a list; a lane shares the list of the block it stands in.
+    lines: list[str] = field(default_factory=list)
+    # The linear number of the lane's point in the fast space, and the same number for lane 0 of its
+    # block.
+    lane: int = 0
+    linear: str = ""
+    base: Scope | None = None
+    vectors: dict[tuple[int, Expr], str] = field(default_factory=dict)
+
+    def find(self, x: Expr) -> str | None:
+        scope: Scope | None = self
+        while scope is not None:
+            text = scope.env.get(x)
+            if text is not None:
+                return text
+            scope = scope.parent
+        return None
+
+
+class KernelWriter:
+    """Writes one generic kernel. Templates use the same class for their loads and epilogues."""
+
+    def __init__(self, kernel: Kernel, limits: Limits) -> None:
+        self.kernel = kernel
+        self.limits = limits
+        self.rank = len(kernel.outer)
+        self.names = 0
+        self.affine_memo: dict[Expr, Affine | None] = {}
+        self.bounds_memo: dict[Expr, Range | None] = {}
+        self.mask_memo: dict[Expr, int] = {}
+        self.uses: dict[Expr, int] = {}
+        self.args: list[int] = []
+        self.lanes = 1
+        # Whether the lanes run along the outer points (no reduction) or along the inner ones.
+        self.fast_inner = bool(kernel.reduces)
+        self.fast_count = kernel.inner_count if self.fast_inner else kernel.outer_count
+        self.slots: dict[int, Slot] = {}
+        self.top = Scope()
+        self._count_uses()
+
+    # -- facts --
+
+    def _count_uses(self) -> None:
+        for node in ex.walk(*self.kernel.expressions()):
+            for a in node.args:
+                self.uses[a] = self.uses.get(a, 0) + 1
+        for root in self.kernel.expressions():
+            self.uses[root] = self.uses.get(root, 0) + 1
+
+    def mask(self, x: Expr) -> int:
+        """Return the set of loop variables in `x`, as bits."""
+        if x not in self.mask_memo:
+            for node in ex.walk(x):
+                if node in self.mask_memo:
+                    continue
+                m = 0
+                if node.op == "index":
+                    m = 1 << cast("tuple[int, int]", node.value)[0]
+                for a in node.args:
+                    m |= self.mask_memo[a]
+                self.mask_memo[node] = m
+        return self.mask_memo[x]
+
+    @property
+    def inner_mask(self) -> int:
+        return ((1 << len(self.kernel.inner)) - 1) << self.rank
+
+    def varies(self, x: Expr) -> bool:
+        """Whether `x` differs between the points of one invocation."""
+        if self.fast_inner:
+            return bool(self.mask(x) & self.inner_mask)
+        if self.lanes == 1:
+            return False
+        if self.splits_last:
+            return bool(self.mask(x) & (1 << (self.rank - 1)))
+        return bool(self.mask(x))
+
+    @property
+    def fast_dims(self) -> tuple[int, ...]:
+        k = self.kernel
+        return k.inner if self.fast_inner else k.outer
+
+    @property
+    def splits_last(self) -> bool:
+        """Whether the lanes of a block differ in the last fast dimension only."""
+        dims = self.fast_dims
+        return bool(dims) and (len(dims) == 1 or dims[-1] % self.lanes == 0)
+
+    def _strides_of(self, terms: dict[int, int], first: int, dims: tuple[int, ...]) -> int | None:
+        """Return s if the terms of `dims` are s times the linear number of the point, None if they
+        are not."""
+        strides = contiguous_strides(dims)
+        scale: int | None = None
+        for i, size in enumerate(dims):
+            if size == 1:
+                continue
+            c = terms.get(first + i, 0)
+            if c % strides[i]:
+                return None
+            s = c // strides[i]
+            if scale is None:
+                scale = s
+            elif s != scale:
+                return None
+        return scale or 0
+
+    def is_vector(self, position: Expr, width: int, lanes: int) -> bool:
+        """Whether `lanes` consecutive points access consecutive elements that start at a multiple
+        of `width`."""
+        form = affine(position, self.affine_memo)
+        if form is None or lanes % width:
+            return False
+        constant, terms = form
+        if constant % width:
+            return False
+        dims = self.fast_dims
+        if not dims:
+            return False
+        first = self.rank if self.fast_inner else 0
+        rest = {d: c for d, c in terms.items() if not first <= d < first + len(dims)}
+        if any(c % width for c in rest.values()):
+            return False
+        if self._strides_of(terms, first, dims) == 1 and numel(dims) > 1:
+            return True
+        last = first + len(dims) - 1
+        return (
+            dims[-1] % lanes == 0
+            and terms.get(last, 0) == 1
+            and all(c % width == 0 for d, c in terms.items() if d != last)
+        )
+
+    def in_range(self, position: Expr, elements: int) -> bool:
+        known = bounds(position, self.bounds_memo)
+        return known is not None and known[0] >= 0 and known[1] < elements
+
+    # -- choices --
+
+    def loads(self, roots: Iterable[Expr] | None = None) -> list[Expr]:
+        """Return every load under `roots` (of the whole kernel if None)."""
+        return [n for n in ex.walk(*(roots or self.kernel.expressions())) if n.op == "load"]
+
+    def choose_lanes(self, vector_points: int) -> None:
+        """Choose how many consecutive points an invocation takes, and how each buffer is
+        declared."""
+        k = self.kernel
+        fast: list[Store] = []
+        if self.fast_inner:
+            fast = [s for s in k.stores if s.level == "inner"]
+        else:
+            fast = list(k.stores)
+        plain = [s for s in fast if s.combine == "set" and s.valid is None]
+        packed = [s for s in plain if self.is_packed(k.buffers[s.buffer].dtype)]
+        self.lanes = 1
+        for lanes in (4, 2):
+            if any(self.is_word_store(s, lanes) for s in packed):
+                self.lanes = lanes
+                break
+        wide = [
+            n
+            for n in self.loads()
+            if len(n.args) == 1
+            and not self.is_packed(k.buffers[cast(int, n.value)].dtype)
+            and self.is_vector(n.args[0], 4, 4)
+        ]
+        if (
+            self.lanes < 4
+            and self.fast_count % 4 == 0
+            and vector_points >= VECTOR_POINTS
+            and all(s.combine == "set" for s in fast)
+            and (wide or any(self.is_vector(s.position, 4, 4) for s in plain))
+        ):
+            self.lanes = 4
+        for i, slot in enumerate(k.buffers):
+            self.slots[i] = self._declare(i, slot)
+
+    def is_packed(self, dtype: DType) -> bool:
+        return dtype in PER_WORD and not (dtype is float16 and self.limits.has_f16)
+
+    def is_word_store(self, store: Store, lanes: int) -> bool:
+        """Whether each block of `lanes` points writes whole words that no other invocation
+        writes."""
+        slot = self.kernel.buffers[store.buffer]
+        per = PER_WORD[slot.dtype]
+        if (
+            store.combine != "set"
+            or store.valid is not None
+            or not self.is_vector(store.position, per, lanes)
+        ):
+            return False
+        if self.fast_count % lanes == 0:
+            return True
+        # A last, partial word: allowed where the rest of it is the buffer's padding.
+        form = affine(store.position, self.affine_memo)
+        return (
+            not self.fast_inner
+            and form is not None
+            and form[0] == 0
+            and self._strides_of(form[1], 0, self.kernel.outer) == 1
+            and slot.elements == self.fast_count
+        )
+
+    def _declare(self, number: int, slot: BufferSlot) -> Slot:
+        k = self.kernel
+        stores = [s for s in k.stores if s.buffer == number]
+        combines = any(s.combine != "set" for s in stores)
+        packed = slot.dtype in PER_WORD and not (
+            slot.dtype is float16 and self.limits.has_f16 and not combines
+        )
+        declared = Slot(number, slot, packed=packed)
+        if packed:
+            declared.width = PER_WORD[slot.dtype]
+            fast_level = "inner" if self.fast_inner else None
+            declared.atomic = any(
+                not self.is_word_store(s, self.lanes)
+                or (fast_level is not None and s.level != fast_level)
+                for s in stores
+            )
+            return declared
+        declared.native_f16 = slot.dtype is float16
+        if combines:
+            declared.atomic = True
+            return declared
+        if (
+            self.lanes == 4
+            and self.fast_count % 4 == 0
+            and slot.elements % 4 == 0
+            and stores_fit(self, stores)
+        ):
+            loads = [n for n in self.loads() if n.value == number]
+            fits = [n for n in loads if len(n.args) == 1 and self.is_vector(n.args[0], 4, 4)]
+            others = [n for n in loads if n not in fits]
+            if (fits or stores) and not any(
+                self.varies(n.args[0]) or len(n.args) > 1 for n in others
+            ):
+                declared.width = 4
+        return declared
+
+    # -- values --
+
+    def fresh(self) -> str:
+        self.names += 1
+        return f"v{self.names}"
+
+    def bind(self, text: str, lines: list[str]) -> str:
+        """Give `text` a name in `lines`."""
+        name = self.fresh()
+        lines.append(f"let {name} = {text};")
+        return name
+
+    def value(self, root: Expr, scope: Scope) -> str:
+        """Return the text of `root` at the point of `scope`, writing what it needs before."""
+        found = scope.find(root)
+        if found is not None:
+            return found
+        pending: list[tuple[Expr, bool]] = [(root, False)]
+        while pending:
+            node, ready = pending.pop()
+            if scope.find(node) is not None:
+                continue
+            if not ready:
+                pending.append((node, True))
+                pending.extend((a, False) for a in reversed(self._needs(node)))
+                continue
+            home = self._home(node, scope)
+            text = self._text(node, scope, home)
+            trivial = node.op in ("const", "arg")
+            keep = (
+                trivial
+                or text.isidentifier()
+                or (
+                    self.uses.get(node, 0) <= 1
+                    and home is scope
+                    and len(text) < 72
+                    and node.op != "load"
+                )
+            )
+            home.env[node] = text if keep else self.bind(text, home.lines)
+        text_found = scope.find(root)
+        assert text_found is not None
+        return text_found
+
+    def _home(self, node: Expr, scope: Scope) -> Scope:
+        return scope if self.varies(node) else self._root(scope)
+
+    def _root(self, scope: Scope) -> Scope:
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+    def _needs(self, node: Expr) -> tuple[Expr, ...]:
+        # A linear position is written from the loop variables as a whole, not from its parts.
+        if node.op == "index" or (node.dtype is int32 and node.args and self._linear(node)):
+            return ()
+        if node.op == "not":
+            inner = node.args[0]
+            if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
+                return inner.args
+        if node.op == "load" and len(node.args) == 1 and self._vector_load(node):
+            return ()
+        return node.args
+
+    def _linear(self, node: Expr) -> bool:
+        return node.op in ("add", "sub", "mul") and affine(node, self.affine_memo) is not None
+
+    def _vector_load(self, node: Expr) -> bool:
+        slot = self.slots[cast(int, node.value)]
+        if self.lanes == 1 or slot.width == 1 or slot.atomic:
+            return False
+        if self.fast_count % self.lanes and slot.width != self.lanes:
+            return False
+        return self.varies(node) and self.is_vector(node.args[0], slot.width, self.lanes)
+
+    def _text(self, node: Expr, scope: Scope, home: Scope) -> str:
+        match node.op:
+            case "const":
+                return literal(node.value, node.dtype)
+            case "arg":
+                return self._arg(node)
+            case "index":
+                return self._index(node, scope)
+            case "load":
+                return self._load(node, scope)
+            case "philox":
+                lane = "xyzw"[cast(int, node.value)]
+                return f"{self._philox(node, scope, home)}.{lane}"
+            case "reduced" | "input":
+                raise AssertionError(
+                    f"{node.op} {node.value} is used before it is known in {self.kernel.name}"
+                )
+            case _:
+                if node.dtype is int32 and node.args and self._linear(node):
+                    return self._affine_text(node, scope)
+                return self._operation(node, [scope.find(a) or "" for a in self._needs(node)], home)
+
+    def _philox(self, node: Expr, scope: Scope, home: Scope) -> str:
+        # The four lanes of one counter share one evaluation.
+        key = ex.make("philox", uint32, node.args, -1)
+        found = scope.find(key)
+        if found is None:
+            parts = ", ".join(scope.find(a) or "" for a in node.args)
+            found = home.env[key] = self.bind(f"wt_philox({parts})", home.lines)
+        return found
+
+    def _arg(self, node: Expr) -> str:
+        number = cast(int, node.value)
+        if number not in self.args:
+            self.args.append(number)
+        wgsl_type(node.dtype)
+        text = f"args.a{number}"
+        return f"({text} != 0u)" if node.dtype is bool_ else text
+
+    def _index(self, node: Expr, scope: Scope) -> str:
+        dim, size = cast("tuple[int, int]", node.value)
+        if size == 1:
+            return "0"
+        k = self.kernel
+        if dim >= self.rank:
+            dims, position, linear = (
+                k.inner,
+                dim - self.rank,
+                scope.linear if self.fast_inner else "0",
+            )
+            base = scope.base
+        else:
+            dims, position = k.outer, dim
+            linear = self.top.linear if self.fast_inner or self.lanes == 1 else scope.linear
+            base = None if self.fast_inner else scope.base
+        if (
+            base is not None
+            and base is not scope
+            and position == len(dims) - 1
+            and self.splits_last
+            and self.fast_count % self.lanes == 0
+        ):
+            return f"({self.value(node, base)} + {scope.lane})"
+        if not self.varies(node) and not self.fast_inner and scope.base is not None:
+            # Equal for all lanes of a block: from the block's first point.
+            linear = scope.base.linear
+        stride = contiguous_strides(dims)[position]
+        text = linear if stride == 1 else f"({linear} / {stride})"
+        if position == 0 or numel(dims[:position]) == 1:
+            return text
+        return f"({text} % {size})"
+
+    def _affine_text(self, node: Expr, scope: Scope) -> str:
+        form = affine(node, self.affine_memo)
+        assert form is not None
+        constant, terms = form
+        parts: list[str] = []
+        for first, dims, inner in (
+            (0, self.kernel.outer, False),
+            (self.rank, self.kernel.inner, True),
+        ):
+            mine = {d: c for d, c in terms.items() if first <= d < first + len(dims)}
+            if not mine:
+                continue
+            scale = self._strides_of(mine, first, dims)
+            if scale and len(dims) > 1:
+                if inner:
+                    linear = scope.linear if self.fast_inner else "0"
+                else:
+                    linear = self.top.linear if self.fast_inner or self.lanes == 1 else scope.linear
+                parts.append(linear if scale == 1 else f"{linear} * {scale}")
+            else:
+                for d, c in sorted(mine.items()):
+                    name = self.value(ex.index(d, dims[d - first]), scope)
+                    parts.append(name if c == 1 else f"{name} * {literal(c, int32)}")
+        if constant or not parts:
+            parts.append(literal(constant, int32))
+        return parts[0] if len(parts) == 1 and " " not in parts[0] else f"({' + '.join(parts)})"
+
+    def _load(self, node: Expr, scope: Scope) -> str:
+        slot = self.slots[cast(int, node.value)]
+        if len(node.args) == 1 and self._vector_load(node):
+            base = scope.base or scope
+            first = scope.lane - scope.lane % slot.width
+            key = (slot.number, ex.make("add", int32, (node.args[0], ex.const(first, int32))))
+            name = base.vectors.get(key)
+            if name is None:
+                at = self.value(node.args[0], base)
+                shift = slot.width.bit_length() - 1
+                step = f" + {first // slot.width}" if first else ""
+                name = base.vectors[key] = self.bind(
+                    f"{slot.name}[({at} >> {shift}u){step}]", base.lines
+                )
+            if slot.packed:
+                return extract(name, scope.lane % slot.width, slot.slot.dtype)
+            text = f"{name}.{'xyzw'[scope.lane % 4]}"
+            return f"f32({text})" if slot.native_f16 else text
+        lines = self._home(node, scope).lines
+        position = scope.find(node.args[0]) or ""
+        if len(node.args) == 3:
+            valid, other = (scope.find(a) or "" for a in node.args[1:])
+            valid = self.named(valid, lines)
+            position = self.bind(f"select(0, {position}, {valid})", lines)
+            # Where it is valid, a position that is computed is right; one that was read may be
+            # anything.
+            if any(n.op in ("load", "arg") for n in ex.walk(node.args[0])):
+                position = self.named(self._clamp(node.args[0], position, slot), lines)
+            value = self.element(slot, position)
+            return f"select({other}, {value}, {valid})"
+        position = self._clamp(node.args[0], position, slot)
+        if slot.packed or slot.width > 1:
+            position = self.named(position, lines)
+        return self.element(slot, position)
+
+    def named(self, text: str, lines: list[str]) -> str:
+        """Return a name for `text`, which is going to be written more than once."""
+        return text if text.isidentifier() else self.bind(text, lines)
+
+    def _clamp(self, position: Expr, text: str, slot: Slot) -> str:
+        if self.in_range(position, slot.slot.elements):
+            return text
+        return f"clamp({text}, 0, {max(slot.slot.elements - 1, 0)})"
+
+    def element(self, slot: Slot, position: str) -> str:
+        """Return the text of element `position` of a buffer, widened to its compute type."""
+        dtype = slot.slot.dtype
+        if slot.packed:
+            word = f"{slot.name}[{position} >> {slot.width.bit_length() - 1}u]"
+            if slot.atomic:
+                word = f"atomicLoad(&{word})"
+            return extract(word, position, dtype)
+        if slot.atomic:
+            text = f"atomicLoad(&{slot.name}[{position}])"
+            return f"bitcast<f32>({text})" if wgsl_type(dtype) == "f32" else text
+        if slot.width == 4:
+            text = f"{slot.name}[{position} >> 2u][{position} & 3]"
+        else:
+            text = f"{slot.name}[{position}]"
+        return f"f32({text})" if slot.native_f16 else text
+
+    def _operation(self, node: Expr, args: list[str], home: Scope) -> str:
+        op = node.op
+        if op == "where":
+            return f"select({args[2]}, {args[1]}, {args[0]})"
+        if op == "cast":
+            if (
+                wgsl_type(node.dtype) == "i32"
+                and node.dtype.itemsize >= 4
+                and fits_int(node.args[0])
+            ):
+                return f"i32({args[0]})"
+            return convert(args[0], node.args[0].dtype, node.dtype)
+        if op == "bitcast":
+            if node.args[0].op == "const" and wgsl_type(node.dtype) == "f32":
+                bits = int(cast(int, node.args[0].value)) & 0xFFFFFFFF
+                return float_literal(struct.unpack("<f", struct.pack("<I", bits))[0])
+            return f"bitcast<{wgsl_type(node.dtype)}>({args[0]})"
+        source = node.args[0].dtype
+        kind = wgsl_type(source)
+        if op == "not":
+            inner = node.args[0]
+            if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
+                return f"wt_not_{inner.op}({args[0]}, {args[1]})"
+            return f"(!{args[0]})" if kind == "bool" else f"({args[0]} == {literal(0, source)})"
+        if all(a.op == "const" for a in node.args):
+            # A front end refuses a constant expression that overflows; a variable is never one.
+            name = self.fresh()
+            home.lines.append(f"var {name} = {args[0]};")
+            args = [name, *args[1:]]
+        if kind == "f32" and op in EXPANSIONS:
+            return f"wt_{op}({', '.join(args)})"
+        if kind == "i32" and op in ("floordiv", "mod", "truncdiv", "truncmod"):
+            fast = self._fast_division(node, args)
+            if fast is not None:
+                return fast
+        if op in ("isnan", "isinf"):
+            return FLOAT_UNARY[op].format(*args) if kind == "f32" else "false"
+        if op in ("max", "min") and kind == "f32":
+            # The side that is a number for sure needs no test.
+            for i, a in enumerate(node.args):
+                if a.op == "const" and a.value == a.value:
+                    return f"wt_{op}_number({args[1 - i]}, {args[i]})"
+        if op in ("shl", "shr") and node.args[1].op == "const":
+            count = cast(int, node.args[1].value)
+            if 0 <= count < 32:
+                sign = "<<" if op == "shl" else ">>"
+                return wrap(node.dtype, f"({args[0]} {sign} {count}u)")
+        text = TABLES[kind].get(op)
+        if text is None:
+            raise DTypeError(
+                f"{op}: no WGSL form for {source}. Convert the operand to float32 first"
+            )
+        text = text.format(*args)
+        return wrap(node.dtype, text) if op in WRAPPING else text
+
+    def _fast_division(self, node: Expr, args: list[str]) -> str | None:
+        divisor = node.args[1]
+        if divisor.op != "const" or cast(int, divisor.value) <= 0:
+            return None
+        known = bounds(node.args[0], self.bounds_memo)
+        if known is None or known[0] < 0:
+            return None
+        sign = "/" if node.op in ("floordiv", "truncdiv") else "%"
+        return f"({args[0]} {sign} {divisor.value})"
+
+    # -- stores and checks --
+
+    def check(self, check: Check, scope: Scope, guard: str) -> None:
+        """Write a check of an index."""
+        value = self.value(check.value, scope)
+        test = f"{value} < {literal(check.low, int32)} || {value} >= {literal(check.high, int32)}"
+        if guard:
+            test = f"{guard} && ({test})"
+        scope.lines += [
+            f"if ({test}) {{",
+            "  loop {",
+            f"    let seen = atomicCompareExchangeWeak(&status[0], 0u, {1 + check.site}u);",
+            f"    if (seen.exchanged) {{ atomicStore(&status[1], bitcast<u32>(i32({value}))); }}",
+            "    if (seen.exchanged || seen.old_value != 0u) { break; }",
+            "  }",
+            "}",
+        ]
+
+    def read_before_writing(self, stores: Iterable[Store], scopes: list[Scope]) -> None:
+        """Write all values of `stores`: a later one may need what an earlier one overwrites in
+        place."""
+        for store in stores:
+            value = rounded_by_store(store.value, self.kernel.buffers[store.buffer].dtype)
+            for scope in scopes:
+                self.value(value, scope)
+                if store.valid is not None:
+                    self.value(store.valid, scope)
+
+    def store_word(self, store: Store, lanes: list[Scope], count: str) -> None:
+        """Write one block of a store that fills whole words or whole vectors."""
+        slot = self.slots[store.buffer]
+        base = lanes[0]
+        texts = [self.value(store.value, s) for s in lanes]
+        at = self.value(store.position, base)
+        shift = slot.width.bit_length() - 1
+        for first in range(0, len(lanes), slot.width):
+            group = texts[first : first + slot.width]
+            if slot.packed:
+                bits = 32 // slot.width
+                pieces = [
+                    f"({encode(t, slot.slot.dtype)} << {i * bits}u)"
+                    if i
+                    else encode(t, slot.slot.dtype)
+                    for i, t in enumerate(group)
+                ]
+                new = " | ".join(pieces)
+            else:
+                base_type = "f16" if slot.native_f16 else wgsl_type(slot.slot.dtype)
+                if slot.native_f16:
+                    group = [f"f16({t})" for t in group]
+                new = f"vec4<{base_type}>({', '.join(group)})"
+            step = f" + {first // slot.width}" if first else ""
+            line = f"{slot.name}[({at} >> {shift}u){step}] = {new};"
+            if count and first:
+                line = f"if ({base.linear} + {first} < {count}) {{ {line} }}"
+            base.lines.append(line)
+
+    def store(self, store: Store, scope: Scope, guard: str) -> None:
+        """Write a store at one point."""
+        slot = self.slots[store.buffer]
+        value = self.value(rounded_by_store(store.value, slot.slot.dtype), scope)
+        position = self.named(self.value(store.position, scope), scope.lines)
+        value = self.named(value, scope.lines)
+        tests = [guard] if guard else []
+        if store.valid is not None:
+            tests.append(self.value(store.valid, scope))
+        if not self.in_range(store.position, slot.slot.elements):
+            tests.append(f"{position} >= 0 && {position} < {slot.slot.elements}")
+        lines = self.store_lines(slot, position, value, store.combine)
+        if tests:
+            lines = [f"if ({' && '.join(tests)}) {{", *("  " + x for x in lines), "}"]
+        scope.lines += lines
+
+    def store_lines(self, slot: Slot, position: str, value: str, how: str) -> list[str]:
+        """Return the lines that write `value`, of the buffer's type, to element `position`."""
+        dtype = slot.slot.dtype
+        kind = wgsl_type(dtype)
+        if not slot.atomic:
+            stored = f"f16({value})" if slot.native_f16 else value
+            if slot.width == 4:
+                return [f"{slot.name}[{position} >> 2u][{position} & 3] = {stored};"]
+            return [f"{slot.name}[{position}] = {stored};"]
+        if not slot.packed:
+            place = f"&{slot.name}[{position}]"
+            if how == "set":
+                return [
+                    f"atomicStore({place}, {f'bitcast<u32>({value})' if kind == 'f32' else value});"
+                ]
+            if kind != "f32" and how in ("add", "max", "min"):
+                return [f"atomic{how.capitalize()}({place}, {value});"]
+            old = "bitcast<f32>(old)" if kind == "f32" else "old"
+            new = combine(how, kind, old, value)
+            return _exchange_loop(place, f"bitcast<u32>({new})" if kind == "f32" else new)
+        bits = 32 // slot.width
+        mask = (1 << bits) - 1
+        place = f"&{slot.name}[{position} >> {slot.width.bit_length() - 1}u]"
+        shift = f"((u32({position}) & {slot.width - 1}u) * {bits}u)"
+        if how == "set":
+            new_bits = encode(value, dtype)
+        else:
+            old = decode(f"((old >> {shift}) & {mask}u)", dtype)
+            if dtype is bool_:
+                new_bits = encode(
+                    combine({"add": "any", "mul": "all"}.get(how, how), kind, old, value), dtype
+                )
+            else:
+                new_bits = encode(combine(how, kind, old, value), dtype)
+        return _exchange_loop(place, f"(old & ~({mask}u << {shift})) | ({new_bits} << {shift})")
+
+
+def stores_fit(writer: KernelWriter, stores: list[Store]) -> bool:
+    """Whether every store to a buffer can be written as whole vectors."""
+    return all(
+        s.combine == "set"
+        and s.valid is None
+        and (s.level == "inner") == writer.fast_inner
+        and writer.is_vector(s.position, 4, 4)
+        for s in stores
+    )
+
+
+def rounded_by_store(value: Expr, dtype: DType) -> Expr:
+    """Return `value` without the rounding to 16 bits that the store does anyway."""
+    if (
+        value.op == "cast"
+        and value.dtype is dtype
+        and dtype in (float16, bfloat16)
+        and value.args[0].dtype is float32
+    ):
+        return value.args[0]
+    return value
+
+
+def _exchange_loop(place: str, new: str) -> list[str]:
+    return [
+        "loop {",
+        f"  let old = atomicLoad({place});",
+        f"  let swap = atomicCompareExchangeWeak({place}, old, {new});",
+        "  if (swap.exchanged) { break; }",
+        "}",
+    ]
