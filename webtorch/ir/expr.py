@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 from weakref import WeakValueDictionary
 
 from webtorch.ir.dtype import DType, Scalar, bool_, float32, int32, uint32
@@ -55,7 +56,8 @@ class Expr:
     op: str
     dtype: DType
     args: tuple[Expr, ...]
-    value: object
+    # What a leaf holds: the constant, the slot, the loop's (dim, size), the lane.
+    value: Any
 
     def __reduce__(self) -> tuple[object, ...]:
         return (make, (self.op, self.dtype, self.args, self.value))
@@ -198,13 +200,13 @@ def _is_const(x: Expr, value: Scalar) -> bool:
         x.op == "const"
         and x.value == value
         and (value != 0 or math.copysign(1.0, float(x.value)) == 1.0)
-    )  # type: ignore[arg-type]
+    )
 
 
 def unary(op: str, x: Expr, value: object = None) -> Expr:
     """Return `op(x)`, folded where it is safe."""
     if op == "neg" and x.op == "const" and x.dtype.kind == "float":
-        return const(-x.value, x.dtype)  # type: ignore[operator]
+        return const(-x.value, x.dtype)
     if op == "neg" and x.op == "neg":
         return x.args[0]
     if op == "not" and x.op == "const":
@@ -220,7 +222,7 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
     """
     x, y = _coerce(a, b)
     if x.op == "const" and y.op == "const" and op in _FOLD:
-        folded = _FOLD[op](x.value, y.value)  # type: ignore[arg-type]
+        folded = _FOLD[op](x.value, y.value)
         if folded is not None and (
             x.dtype.kind != "float"
             or op not in ("add", "sub", "mul")
@@ -293,7 +295,7 @@ def cast(x: Expr, dtype: DType) -> Expr:
     if x.dtype is dtype:
         return x
     if x.op == "const" and not (dtype.kind in ("int", "uint") and x.dtype.kind == "float"):
-        return const(x.value, dtype)  # type: ignore[arg-type]
+        return const(x.value, dtype)
     return make("cast", dtype, (x,))
 
 
@@ -404,7 +406,7 @@ def rebuild(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def substitute(root: Expr, inputs: tuple[Expr, ...]) -> Expr:
     """Replace formula inputs by expressions."""
-    return rewrite(root, lambda node, _: inputs[node.value] if node.op == "input" else None)  # type: ignore[call-overload]
+    return rewrite(root, lambda node, _: inputs[node.value] if node.op == "input" else None)
 
 
 _INFIX = {
@@ -427,7 +429,7 @@ def show(x: Expr) -> str:
             case "input":
                 text = f"x{node.value}"
             case "index":
-                text = f"i{node.value[0]}"  # type: ignore[index]
+                text = f"i{node.value[0]}"
             case "reduced":
                 text = f"r{node.value}"
             case "load":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import gcd
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import int32
@@ -25,6 +26,10 @@ class Atom:
     kind: str
     low: int
     high: int
+    # The loop's (dim, size) or the run-time value's expression; what a quotient or remainder is of.
+    value: Any
+    base: Index | None
+    divisor: int
 
     def __repr__(self) -> str:
         if self.kind == "loop":
@@ -179,7 +184,7 @@ class Index:
 
 def _atom_expr(atom: Atom) -> Expr:
     if atom.kind == "loop":
-        dim, size = atom.value  # type: ignore[misc]
+        dim, size = atom.value
         return ex.index(dim, size)
     if atom.kind == "value":
         assert isinstance(atom.value, Expr)
@@ -249,7 +254,7 @@ def _collect(factors: dict[Atom, int], offset: int) -> Index:
 def _order(term: tuple[Atom, int]) -> tuple[int, int, str]:
     atom, factor = term
     if atom.kind == "loop":
-        return (0, atom.value[0], "")  # type: ignore[index]
+        return (0, atom.value[0], "")
     return (1, -abs(factor), repr(atom))
 
 
@@ -299,7 +304,7 @@ def replace_loops(target: Index, mapping: Callable[[int, int], Index]) -> Index:
     total = constant(target.constant)
     for atom, factor in target.terms:
         if atom.kind == "loop":
-            new = mapping(*atom.value)  # type: ignore[misc]
+            new = mapping(*atom.value)
         elif atom.kind == "value":
             new = Index(((atom, 1),), 0)
         else:
@@ -325,7 +330,7 @@ def split_points(target: Index) -> dict[int, int]:
         for part, factor in atom.base.terms:
             if part.kind != "loop" or factor < 0:
                 continue
-            dim, size = part.value  # type: ignore[misc]
+            dim, size = part.value
             step = atom.divisor // gcd(atom.divisor, factor)
             if 1 < step < size and size % step == 0:
                 found[dim] = max(found.get(dim, 0), step)

@@ -249,12 +249,10 @@ class Body:
         ):
             moved = coordinate - below
             lowest, highest = moved.range
-            for needed, test in (
-                (lowest < 0, lambda e: e >= 0),
-                (highest >= size, lambda e, size=size: e < size),
-            ):
-                if needed:
-                    holds = test(self.position(moved))
+            at = self.position(moved) if lowest < 0 or highest >= size else None
+            for needed, bound in ((lowest < 0, None), (highest >= size, size)):
+                if needed and at is not None:
+                    holds = at >= 0 if bound is None else at < bound
                     inside = holds if inside is None else inside & holds
             coordinates.append(moved)
         flat_source = ix.linearize(tuple(coordinates), contiguous_strides(source.shape))
@@ -313,7 +311,7 @@ class Body:
         if key not in self.checks:
             inner = any(
                 e.op == "index" and e.value[0] >= len(self.loops.outer) for e in ex.walk(checked)
-            )  # type: ignore[index]
+            )
             self.checks[key] = Check(
                 checked, size, len(self.sites), "inner" if inner else "outer", -size if wrap else 0
             )

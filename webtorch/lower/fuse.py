@@ -21,7 +21,7 @@ from webtorch.ir.dtype import bool_, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
-from webtorch.ir.kernel import BufferSlot, Check, Combine, Kernel, Level, Reduce, Store
+from webtorch.ir.kernel import Access, BufferSlot, Check, Combine, Kernel, Level, Reduce, Store
 from webtorch.ir.program import Site
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import (
@@ -394,7 +394,7 @@ class Fuser:
         last = len(loops.outer) + len(loops.inner) - 1
         contiguous = any(
             a.kind == "loop" and a.value[0] == last and f == 1 for a, f in loops.inner_flat.terms
-        )  # type: ignore[index]
+        )
         return contiguous and bool(loops.inner) and (self.limits.is_gpu or loops.outer_count >= 8)
 
     def _convert(self, group: Group, loops: Loops) -> bool:
@@ -586,7 +586,7 @@ def matrix_operand(
         number = node.srcs[0]
     if not flat.is_affine:
         return None
-    by_dim = {a.value[0]: f for a, f in flat.terms}  # type: ignore[index]
+    by_dim = {a.value[0]: f for a, f in flat.terms}
     strides = tuple(by_dim.get(d, 0) for d in range(len(shape)))
     return (number, strides, flat.constant) if all(s >= 0 for s in strides) else None
 
@@ -616,7 +616,7 @@ def build_kernel(
     loops, body, reduces, stores = _merge_loops(
         graph, group, needed, stored, loops, body, reduces, stores
     )
-    accesses: dict[int, str] = {}
+    accesses: dict[int, Access] = {}
     for s in stores:
         accesses[s.buffer] = "write" if s.combine == "set" else "read_write"
     for root in [
@@ -636,7 +636,7 @@ def build_kernel(
     slots = tuple(
         BufferSlot(graph.nodes[n].dtype, accesses.get(i, "read"), graph.nodes[n].elements)
         for i, n in enumerate(nodes)
-    )  # type: ignore[arg-type]
+    )
     kernel = Kernel(
         name,
         loops.outer,
@@ -757,16 +757,12 @@ def _merge_loops(
 
 def _walks_as_one(position: Index, left: int, right: int, size: int) -> bool:
     """Whether a position treats loops `left` and `right` (of `size`) like one longer loop."""
-    factors = {a.value[0]: f for a, f in position.terms if a.kind == "loop"}  # type: ignore[index]
+    factors = {a.value[0]: f for a, f in position.terms if a.kind == "loop"}
     if factors.get(left, 0) != factors.get(right, 0) * size:
         return False
     return all(
         _free_of(a.base, left, right) for a, _ in position.terms if a.kind in ("div", "mod")
-    ) and all(
-        _expr_free_of(a.value, left, right)
-        for a, _ in position.terms
-        if a.kind == "value"  # type: ignore[arg-type]
-    )
+    ) and all(_expr_free_of(a.value, left, right) for a, _ in position.terms if a.kind == "value")
 
 
 def _free_of(base: Index | None, left: int, right: int) -> bool:
@@ -776,13 +772,13 @@ def _free_of(base: Index | None, left: int, right: int) -> bool:
         if a.kind == "loop"
         else _free_of(a.base, left, right)
         if a.kind in ("div", "mod")
-        else True  # type: ignore[index]
+        else True
         for a, _ in base.terms
     )
 
 
 def _expr_free_of(expression: Expr, left: int, right: int) -> bool:
-    return all(e.op != "index" or e.value[0] not in (left, right) for e in ex.walk(expression))  # type: ignore[index]
+    return all(e.op != "index" or e.value[0] not in (left, right) for e in ex.walk(expression))
 
 
 __all__ = [

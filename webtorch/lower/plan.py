@@ -146,9 +146,9 @@ def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
         assert left is not None and right is not None
         batch, m, n = node.shape
         k = graph.nodes[node.srcs[0]].shape[2]
-        slots = (slot(left[0]), slot(right[0]), slot(number, "write"))
+        three = (slot(left[0]), slot(right[0]), slot(number, "write"))
         routine: Routine = Matmul(
-            f"matmul_{batch}x{m}x{n}x{k}", (batch,), m, n, k, left[1], right[1], left[2], right[2], slots
+            f"matmul_{batch}x{m}x{n}x{k}", (batch,), m, n, k, left[1], right[1], left[2], right[2], three
         )  # fmt: skip
         return Task(routine, (left[0], right[0], number), (), (number,), line)
     sources = tuple(plain_operand(graph, s, stored) for s in node.srcs)
@@ -356,7 +356,7 @@ class _Planner:
                 lambda n, args: (
                     ex.make("load", n.dtype, args, mapping[n.value]) if n.op == "load" else None
                 ),
-            )  # type: ignore[index]
+            )
 
         return (
             replace(

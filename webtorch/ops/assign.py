@@ -10,7 +10,7 @@ from typing import Any
 from webtorch.errors import ShapeError
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
-from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ir.view import contiguous_strides, numel
 from webtorch.ops.elementwise import isclose
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, write
 from webtorch.ops.record import Op, composite
@@ -149,32 +149,6 @@ def set_(self: Any, source: Any = None) -> Any:
         source = empty((0,), self.dtype, self.device)
     self.data = source.detach()
     return self
-
-
-def _in_place_view(name: str) -> None:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        view = getattr(self, name)(*args, **kwargs)
-        if self.requires_grad and self.is_leaf:
-            raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation."
-            )
-        self._shape, self._strides, self._offset = view._shape, view._strides, view._offset
-        self._whole = (
-            view._offset == 0
-            and numel(view._shape) == self._storage.elements
-            and is_contiguous(view._shape, view._strides)
-        )
-        if view.requires_grad:
-            self._grad_fn, self._output_nr, self._requires_grad = view._grad_fn, 0, True
-        self._base, self._base_history = None, 0
-        return self
-
-    method.__doc__ = f"Turn the tensor itself into its {name}."
-    composite(name=f"{name}_", function_in=METHOD, torch="")(method)
-
-
-for _name in ("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapdims"):
-    _in_place_view(_name)
 
 
 # ---- comparisons of whole tensors

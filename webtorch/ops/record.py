@@ -100,7 +100,7 @@ class Elementwise(Op):
         values: dict[Expr, Expr] = {}
         for node in order:
             if node.op == "input":
-                values[node] = inputs[node.value]  # type: ignore[call-overload]
+                values[node] = inputs[node.value]
             elif node.args:
                 values[node] = ex.rebuild(node, tuple([values[a] for a in node.args]))
             else:
@@ -289,7 +289,7 @@ def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one"
     if slope is None:
         return "zero"
     if slope.op == "const":
-        return {1.0: "one", -1.0: "minus_one"}.get(slope.value, "formula")  # type: ignore[call-overload,no-any-return]
+        return {1.0: "one", -1.0: "minus_one"}.get(slope.value, "formula")
     return "formula"
 
 
@@ -301,7 +301,7 @@ def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
     slope = derivative(op.build(inputs), inputs[slot])
     if slope is None:
         return frozenset()
-    return frozenset(node.value for node in ex.walk(slope) if node.op == "input")  # type: ignore[misc]
+    return frozenset(node.value for node in ex.walk(slope) if node.op == "input")
 
 
 @dataclass(frozen=True, slots=True)

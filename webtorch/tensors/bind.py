@@ -65,14 +65,10 @@ def _publish(op: Op) -> None:
                 # An entry whose public name is taken carries its namespace: linalg_cross,
                 # functional_unfold.
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
-                takes_inplace = (
-                    place == "nn.functional"
-                    and inplace is not None
-                    and "inplace" not in op.signature
-                )
-                NAMESPACES.setdefault(place, {})[public] = (
-                    calls.accept_inplace(op, inplace) if takes_inplace else op.function
-                )
+                function = op.function
+                if place == "nn.functional" and inplace and "inplace" not in op.signature:
+                    function = calls.accept_inplace(op, inplace)
+                NAMESPACES.setdefault(place, {})[public] = function
         if inplace is not None:
             if "Tensor" in op.function_in:
                 setattr(Tensor, f"{name}_", inplace)
@@ -195,9 +191,12 @@ def _operators() -> None:
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function
-    Tensor.where = lambda self, condition, other: choose(condition, self, other)  # type: ignore[attr-defined]
-    Tensor.__getitem__ = indexing.getitem  # type: ignore[method-assign, attr-defined]
-    Tensor.__setitem__ = indexing.setitem  # type: ignore[method-assign, attr-defined]
+    for name, method in {
+        "where": lambda self, condition, other: choose(condition, self, other),
+        "__getitem__": indexing.getitem,
+        "__setitem__": indexing.setitem,
+    }.items():
+        setattr(Tensor, name, method)
     for name, entry in {
         "__neg__": "neg",
         "__abs__": "abs",

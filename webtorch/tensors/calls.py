@@ -277,7 +277,7 @@ def _scalar(op: Op, value: Any, compute: DType) -> Scalar:
                 f"{op.name.strip('_')}: value {value} cannot be converted to type {compute.name} "
                 "without overflow"
             )
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -331,7 +331,7 @@ def _attach(
         rule = _derived_rule(op, operands, numbers, edges, shapes)
     fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
     if op.vjp is not None and "out" in op.used_by_vjp():
-        rule.__defaults__[0].append(weakref.ref(fn))  # type: ignore[attr-defined]
+        rule.__defaults__[0].append(weakref.ref(fn))
     set_history(out, fn)
 
 
@@ -488,7 +488,7 @@ def _operand(op: Op, value: Any) -> Operand:
         return value
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
-        return item()  # type: ignore[no-any-return]
+        return item()
     raise TypeError(
         f"{op.name.strip('_')}(): expected a Tensor or a number, not {type(value).__name__}"
     )

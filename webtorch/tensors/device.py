@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 from types import TracebackType
+from typing import Any
 
 from webtorch.errors import DeviceError
 from webtorch.runtime.realize import Runtime, runtime_for
@@ -20,8 +21,10 @@ class device:
     """
 
     __slots__ = ("_previous", "index", "type")
+    type: str
+    index: int | None
 
-    def __init__(self, type: str | int | device, index: int | None = None) -> None:
+    def __init__(self, type: Any, index: int | None = None) -> None:
         if isinstance(type, device):
             type, index = type.type, type.index
         if isinstance(type, int) and not isinstance(type, bool):

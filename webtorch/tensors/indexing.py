@@ -26,8 +26,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         return _pick(x, 0, index)
     view, tensors, single = _parse(x, index)
     if tensors:
-        return indexing.take_at(view, tensors, single)  # type: ignore[no-any-return]
-    return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view  # type: ignore[no-any-return]
+        return indexing.take_at(view, tensors, single)
+    return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
@@ -62,12 +62,12 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
                     f"{x.device} and {value.device}! Move the value with .to('{x.device}')."
                 )
             value = value.to(x.device)
-        return cast_to(value, x.dtype)  # type: ignore[no-any-return]
+        return cast_to(value, x.dtype)
     if isinstance(value, (bool, int, float)) or (
         hasattr(value, "item") and getattr(value, "ndim", 1) == 0
     ):
         number = creation._fits(creation._number(value), x.dtype)
-        return fill((), number, x.dtype, x.device)  # type: ignore[no-any-return]
+        return fill((), number, x.dtype, x.device)
     raise TypeError(
         f"can't assign a {type(value).__name__} to a {x.type()}: use webtorch.tensor(value)"
     )
@@ -96,7 +96,7 @@ def _pick(x: Tensor, dim: int, index: int) -> Tensor:
     size = shape[dim]
     if not -size <= index < size:
         raise IndexError(f"index {index} is out of bounds for dimension {dim} with size {size}")
-    return pick(x, dim, index + size if index < 0 else index)  # type: ignore[no-any-return]
+    return pick(x, dim, index + size if index < 0 else index)
 
 
 def _dims_used(item: Any) -> int:

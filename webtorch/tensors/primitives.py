@@ -68,7 +68,7 @@ def as_view(
                 (x._shape, x._strides, x._offset), (shape, strides, offset), storage.elements
             )
         )
-        fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))  # type: ignore[arg-type]
+        fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))
         set_history(out, fn)
     return out
 
@@ -82,7 +82,7 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
     )
     set_history(
         view, GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
-    )  # type: ignore[arg-type]
+    )
     view._base_history = base._history
 
 

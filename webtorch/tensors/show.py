@@ -34,4 +34,4 @@ def show_tensor(x: Tensor) -> str:
 def _ends(x: Tensor, dim: int, count: int) -> Tensor:
     from webtorch.ops.movement import cat
 
-    return cat([x.narrow(dim, 0, count), x.narrow(dim, x._shape[dim] - count, count)], dim)  # type: ignore[no-any-return]
+    return cat([x.narrow(dim, 0, count), x.narrow(dim, x._shape[dim] - count, count)], dim)

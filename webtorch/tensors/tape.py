@@ -23,7 +23,8 @@ from webtorch.ops import primitive
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
 
-Cotangents = Sequence["Tensor | None"]
+# Tensors, with None where there is no cotangent.
+Cotangents = Sequence[Any]
 Edge = tuple["GradFn", int]
 _sequence = itertools.count()
 
@@ -31,6 +32,10 @@ _sequence = itertools.count()
 class _Mode(threading.local):
     grad = True
     inference = False
+    # (pack, unpack) of the innermost saved_tensors_hooks last.
+    saved_hooks: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = ()
+    # Whether the running backward pass accumulates into every leaf (it was not given inputs).
+    whole_backward = True
 
 
 mode = _Mode()
@@ -133,11 +138,23 @@ class SavedTensor:
     in a cycle.
     """
 
-    __slots__ = ("edge", "geometry", "is_output", "leaf", "needs_grad", "storage", "version")
+    __slots__ = (
+        "edge",
+        "geometry",
+        "is_output",
+        "leaf",
+        "needs_grad",
+        "packed",
+        "storage",
+        "unpack_hook",
+        "version",
+    )
 
     def __init__(self, tensor: Tensor, *, is_output: bool = False) -> None:
         storage = tensor._storage
-        self.storage = storage
+        self.storage: Any = storage
+        self.packed: Any = None
+        self.unpack_hook: Callable[[Any], Any] | None = None
         self.version = storage.version
         self.geometry = (tensor._shape, tensor._strides, tensor._offset, tensor._whole)
         self.is_output = is_output
@@ -145,13 +162,26 @@ class SavedTensor:
         self.leaf = None
         self.edge = None
         if not is_output and self.needs_grad:
-            if tensor._grad_fn is None and tensor._base is None:
+            if tensor._grad_fn is None and tensor._base is None and not mode.saved_hooks:
                 self.leaf = tensor
             else:
                 self.edge = gradient_edge(tensor)
+        if mode.saved_hooks:
+            pack, self.unpack_hook = mode.saved_hooks[-1]
+            with no_grad():
+                self.packed = pack(tensor.detach())
+            self.storage = None
 
     def unpack(self, owner: GradFn | None = None) -> Tensor:
         """Return the tensor. Raises RuntimeError if it has been overwritten since."""
+        if self.unpack_hook is not None:
+            tensor = self.unpack_hook(self.packed)
+            if not hasattr(tensor, "_storage"):
+                raise TypeError(
+                    "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
+                    f"{type(tensor).__name__}"
+                )
+            return self._with_history(tensor.detach(), owner)
         storage = self.storage
         if storage.version != self.version:
             raise RuntimeError(
@@ -166,7 +196,9 @@ class SavedTensor:
             return self.leaf
         from webtorch.tensors.tensor import Tensor
 
-        tensor = Tensor._from_storage(storage, *self.geometry)
+        return self._with_history(Tensor._from_storage(storage, *self.geometry), owner)
+
+    def _with_history(self, tensor: Tensor, owner: GradFn | None) -> Tensor:
         if self.is_output:
             if owner is not None and self.needs_grad_of(owner):
                 tensor._grad_fn, tensor._requires_grad = owner, True
@@ -220,7 +252,7 @@ def attach(
         f"{name}Backward0",
         edges,
         lambda gs: rule(gs[0]) if gs[0] is not None else (None,) * len(edges),
-    )  # type: ignore[arg-type]
+    )
     set_history(out, fn)
     return out
 
@@ -392,14 +424,15 @@ def run_backward(
     """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only
     into them).
     """
-    targets: dict[tuple[GradFn, int], int] = {}
+    # function -> (which of its outputs, which of the inputs): one tensor may be asked for twice.
+    targets: dict[GradFn, list[tuple[int, int]]] = {}
     if inputs is not None:
         for i, t in enumerate(inputs):
             edge = gradient_edge(t)
             if edge is None:
                 raise RuntimeError("One of the differentiated Tensors does not require grad")
-            targets[edge] = i
-    wanted: set[GradFn] | None = {fn for fn, _ in targets} if inputs is not None else None
+            targets.setdefault(edge[0], []).append((edge[1], i))
+    wanted: set[GradFn] | None = set(targets) if inputs is not None else None
     found: list[Tensor | None] = [None] * len(inputs or ())
     edges = [gradient_edge(t) for t in roots]
     needed = _reachable([e[0] for e in edges if e is not None], wanted)
@@ -418,8 +451,8 @@ def run_backward(
         previous = parts.get(number)
         parts[number] = g if previous is None else previous + g
 
-    previous_mode = mode.grad
-    mode.grad = create_graph
+    previous_mode = mode.grad, mode.whole_backward
+    mode.grad, mode.whole_backward = create_graph, inputs is None
     try:
         for edge, g in zip(edges, cotangents, strict=True):
             if edge is not None:
@@ -435,19 +468,16 @@ def run_backward(
                     new = hook(tuple(grads))
                     if new is not None:
                         grads = list(new) if isinstance(new, tuple) else [new]
-            for (target, number), i in targets.items():
-                if target is fn and not isinstance(fn, AccumulateGrad):
-                    found[i] = grads[number]
-                elif target is fn:
-                    found[i] = _leaf_hooks(fn.variable, grads[0])  # type: ignore[attr-defined,arg-type]
             if isinstance(fn, AccumulateGrad):
-                if accumulate and (wanted is None or fn in wanted) and grads[0] is not None:
-                    _accumulate(
-                        fn.variable,
-                        grads[0] if wanted is None else found[targets[fn, 0]],
-                        create_graph,
-                    )  # type: ignore[arg-type]
+                if grads[0] is not None:
+                    g = _leaf_hooks(fn.variable, grads[0])
+                    for _, i in targets.get(fn, ()):
+                        found[i] = g
+                    if accumulate:
+                        _accumulate(fn.variable, g, create_graph)
                 continue
+            for number, i in targets.get(fn, ()):
+                found[i] = grads[number]
             if wanted is not None and not any(e is not None and e[0] in needed for e in fn.edges):
                 continue
             if fn.rule is None:
@@ -472,7 +502,7 @@ def run_backward(
                 if next_edge is not None and g is not None:
                     send(next_edge, _fit(g, next_edge))
     finally:
-        mode.grad = previous_mode
+        mode.grad, mode.whole_backward = previous_mode
     return found
 
 
@@ -514,7 +544,6 @@ def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
 
 
 def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
-    g = _leaf_hooks(variable, g)
     old = variable._grad
     if old is None:
         if create_graph:
@@ -608,10 +637,10 @@ def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]
             f"Mismatch in number of outputs: got {len(roots)} outputs and {len(given)} gradients"
         )
     out: list[Tensor] = []
-    for root, g in zip(roots, given, strict=True):
+    for i, (root, g) in enumerate(zip(roots, given, strict=True)):
         if not root.requires_grad:
             raise RuntimeError(
-                "element 0 of tensors does not require grad and does not have a grad_fn"
+                f"element {i} of tensors does not require grad and does not have a grad_fn"
             )
         if g is None:
             if root.numel() != 1:
@@ -619,9 +648,8 @@ def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]
             g = primitive.fill(root._shape, 1, root.dtype, root.device)
         elif g._shape != root._shape:
             raise RuntimeError(
-                f"Mismatch in shape: grad_output[0] has a shape of torch.Size({list(g._shape)}) "
-                "and output[0] has a shape of "
-                f"torch.Size({list(root._shape)})."
+                f"Mismatch in shape: grad_output[{i}] has a shape of torch.Size({list(g._shape)}) "
+                f"and output[{i}] has a shape of torch.Size({list(root._shape)})."
             )
         out.append(g)
     return out

@@ -18,6 +18,7 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
+from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, RemovableHandle, backward, mode, set_history
@@ -46,7 +47,7 @@ class Size(tuple[int, ...]):
         return Size(tuple.__add__(self, tuple(other)))
 
 
-class Tensor:
+class Tensor(TensorMethods):
     """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
     `webtorch` to make one.
     """
@@ -663,7 +664,7 @@ class Tensor:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) in memo:
-            return memo[id(self)]  # type: ignore[no-any-return]
+            return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -679,7 +680,7 @@ class Tensor:
             import copy
 
             out.__dict__[name] = copy.deepcopy(value, memo)
-        return out  # type: ignore[no-any-return]
+        return out
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (

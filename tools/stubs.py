@@ -1,0 +1,259 @@
+"""Writes the stub files that tell editors and the type checker what the op table adds.
+
+    python tools/stubs.py            write them
+    python tools/stubs.py --check    fail if they are not what the table says now
+
+Nobody edits the stubs: they follow from the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import webtorch
+from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.tensors.bind import NAMESPACES, PROPERTIES
+
+ROOT = Path(__file__).resolve().parent.parent / "webtorch"
+HEADER = '"""{title} Written by tools/stubs.py from the op table; not edited by hand."""\n\n'
+# What the entries' annotations may name, and what stubs write for it.
+_KNOWN = {"int", "float", "bool", "str", "None", "Any", "Tensor"}
+_OPERATORS = {
+    "binary": """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand
+        or ror xor rxor lshift rlshift rshift rrshift matmul rmatmul iadd isub imul itruediv
+        ifloordiv imod ipow iand ior ixor ilshift irshift lt le gt ge""",
+    "unary": "neg pos abs invert",
+}
+
+
+def _annotation(text: Any) -> str:
+    """Return an annotation in terms that a stub knows, or Any."""
+    if not isinstance(text, str):
+        text = getattr(text, "__name__", "Any")
+    names = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+    return text if names <= _KNOWN else "Any"
+
+
+def _parameters(signature: inspect.Signature, *, method: bool) -> str:
+    parts: list[str] = []
+    star = False
+    for i, p in enumerate(signature.parameters.values()):
+        if method and i == 0:
+            parts.append("self")
+            continue
+        if p.kind is p.VAR_POSITIONAL:
+            parts.append(f"*{p.name}: Any")
+            star = True
+            continue
+        if p.kind is p.VAR_KEYWORD:
+            parts.append(f"**{p.name}: Any")
+            continue
+        if p.kind is p.KEYWORD_ONLY and not star:
+            parts.append("*")
+            star = True
+        default = "" if p.default is p.empty else " = ..."
+        kind = _annotation(p.annotation) if p.annotation is not p.empty else "Any"
+        parts.append(f"{p.name}: {kind}{default}")
+    return ", ".join(parts)
+
+
+def _signature(op: Op) -> inspect.Signature:
+    if isinstance(op, Elementwise):
+        scope: dict[str, Any] = {}
+        exec(f"def f{op.signature}: pass", {}, scope)
+        plain = inspect.signature(scope["f"])
+        if any(p.kind is p.KEYWORD_ONLY for p in plain.parameters.values()):
+            return plain
+        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
+        return plain.replace(parameters=[*plain.parameters.values(), out])
+    return inspect.signature(op.function)
+
+
+def _returns(op: Op) -> str:
+    if isinstance(op, Elementwise):
+        return "Tensor"
+    found = _annotation(inspect.signature(op.function).return_annotation)
+    return "Any" if found == "_empty" else found
+
+
+def _function(name: str, op: Op, *, method: bool) -> str:
+    """Return one line of a stub."""
+    text = f"def {name}({_parameters(_signature(op), method=method)}) -> {_returns(op)}: ..."
+    return (
+        f"@property\n    def {name}(self) -> {_returns(op)}: ..."
+        if method and name in PROPERTIES
+        else text
+    )
+
+
+def _by_function() -> dict[int, Op]:
+    return {id(op.function): op for op in TABLE.values()}
+
+
+def methods() -> str:
+    """Return the stub of the Tensor's methods."""
+    from webtorch.tensors.tensor import Tensor
+
+    lines = [
+        HEADER.format(title="The methods that the op table gives to tensors."),
+        "from typing import Any\n\n",
+    ]
+    lines.append("from webtorch.tensors.tensor import Tensor\n\nclass TensorMethods:\n")
+    (body,) = (
+        n for n in ast.walk(ast.parse(inspect.getsource(Tensor))) if isinstance(n, ast.ClassDef)
+    )
+    own = {n.name for n in body.body if isinstance(n, ast.FunctionDef)}
+    found: dict[str, str] = {}
+    for op in TABLE.values():
+        for name in (op.name, *op.aliases):
+            if "Tensor" in op.function_in and name.isidentifier():
+                found[name] = _function(name, op, method=True)
+                if op.inplace and hasattr(Tensor, f"{name}_"):
+                    found[f"{name}_"] = (
+                        f"def {name}_(self, *args: Any, **kwargs: Any) -> Tensor: ..."
+                    )
+    for name in (
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "long",
+        "int",
+        "short",
+        "char",
+        "byte",
+        "bool",
+        "where",
+    ):
+        found[name] = f"def {name}(self, *args: Any) -> Tensor: ..."
+    for name in _OPERATORS["binary"].split():
+        found[f"__{name}__"] = f"def __{name}__(self, other: Any) -> Tensor: ..."
+    for name in _OPERATORS["unary"].split():
+        found[f"__{name}__"] = f"def __{name}__(self) -> Tensor: ..."
+    found["__getitem__"] = "def __getitem__(self, index: Any) -> Tensor: ..."
+    found["__setitem__"] = "def __setitem__(self, index: Any, value: Any) -> None: ..."
+    lines += [
+        f"    {found[name]}\n" for name in sorted(found) if name not in own or name.startswith("__")
+    ]
+    return "".join(lines)
+
+
+def namespace(place: str, title: str, head: str) -> str:
+    """Return the stub of a module whose functions come from the table."""
+    by_function = _by_function()
+    lines = [HEADER.format(title=title), head]
+    for name, function in sorted(NAMESPACES[place].items()):
+        op = by_function.get(id(function))
+        if op is None:
+            lines.append(f"def {name}(*args: Any, **kwargs: Any) -> Any: ...\n")
+        else:
+            lines.append(_function(name, op, method=False) + "\n")
+    return "".join(lines)
+
+
+def top() -> str:
+    """Return the stub of the package itself: what __init__.py imports, then the table's functions."""
+    source = (ROOT / "__init__.py").read_text()
+    head = ["from typing import Any\n"]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module not in (
+            "__future__",
+            "webtorch.tensors.bind",
+        ):
+            for alias in node.names:
+                head.append(
+                    f"from {node.module} import {alias.name} as {alias.asname or alias.name}\n"
+                )
+    names = "float double half long short int"
+    head += [f"{n}: dtype\n" for n in names.split()]
+    head += [
+        f"{n}: str\n"
+        for n in ("__version__", "strided", "contiguous_format", "preserve_format", "channels_last")
+    ]
+    head += ["inf: Any\nnan: Any\npi: Any\ne: Any\nnewaxis: None\n\n"]
+    text = namespace("torch", "PyTorch's names on webtorch's engine.", "".join(head))
+    # Inside this file the names float, int and bool are dtypes, as in PyTorch.
+    body_at = text.index("\ndef ")
+    body = text[body_at:]
+    for name in ("float", "int", "bool"):
+        body = (
+            body.replace(f": {name}", f": _{name}")
+            .replace(f"-> {name}", f"-> _{name}")
+            .replace(f"| {name}", f"| _{name}")
+        )
+    return text[:body_at].replace(
+        "from typing import Any\n", "import builtins\nfrom typing import Any\n", 1
+    ) + ("\n_float = builtins.float\n_int = builtins.int\n_bool = builtins.bool\n" + body)
+
+
+def functional() -> str:
+    """Return the stub of nn.functional: the table's functions and those that the package writes itself."""
+    names = NAMESPACES["nn.functional"]
+    extra = sorted(
+        n
+        for n, f in vars(webtorch.nn.functional).items()
+        if callable(f) and not n.startswith("_") and n not in names
+    )
+    text = namespace(
+        "nn.functional",
+        "PyTorch's functions of neural networks.",
+        "from typing import Any\n\nfrom webtorch import Tensor\n\n",
+    )
+    return text + "".join(f"def {n}(*args: Any, **kwargs: Any) -> Any: ...\n" for n in extra)
+
+
+def simple(place: str) -> str:
+    """Return the stub of webtorch.linalg and the like."""
+    return namespace(
+        place,
+        f"torch.{place}'s names.",
+        "from typing import Any\n\nfrom webtorch import Tensor\n\n",
+    )
+
+
+def stubs() -> dict[Path, str]:
+    """Return every stub file with its text, formatted."""
+    made = {
+        ROOT / "tensors" / "methods.pyi": methods(),
+        ROOT / "__init__.pyi": top(),
+        ROOT / "nn" / "functional" / "__init__.pyi": functional(),
+        ROOT / "linalg.pyi": simple("linalg"),
+        ROOT / "special.pyi": simple("special"),
+    }
+    return {path: _formatted(text) for path, text in made.items()}
+
+
+def _formatted(text: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", "stub.pyi", "-"],
+        input=text,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def main() -> int:
+    """Write or check the stubs; return the exit code."""
+    stale = []
+    for path, text in stubs().items():
+        if not path.exists() or path.read_text() != text:
+            stale.append(path)
+            if "--check" not in sys.argv:
+                path.write_text(text)
+    for path in stale:
+        print(
+            ("stale: " if "--check" in sys.argv else "written: ")
+            + str(path.relative_to(ROOT.parent))
+        )
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
