@@ -12,7 +12,8 @@ from tests.lower.harness import from_bf16, open_device, to_bf16
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
 from webtorch.ir.kernel import BufferSlot, Convolution
 from webtorch.lower.templates import gemm
-from webtorch.lower.templates.conv import conv_kernel, product
+from webtorch.lower.templates.conv import _phases, conv_kernel, product
+from webtorch.lower.wgsl import render
 
 torch = pytest.importorskip("torch")
 
@@ -26,6 +27,8 @@ CASES = {
     "1x1 strided": ((2, 16, 5, 5), 8, (1, 1), (2, 2), (0, 0), (1, 1), 1),
     "wide padding": ((1, 4, 3, 3), 4, (3, 3), (1, 1), (4, 3), (1, 1), 1),
     "groups": ((2, 32, 6, 6), 48, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    "skips": ((1, 4, 9, 9), 8, (2, 2), (3, 2), (0, 1), (3, 2), 1),
+    "larger strided": ((2, 16, 17, 16), 32, (3, 3), (2, 2), (1, 1), (1, 1), 1),
     "larger": ((4, 16, 16, 16), 40, (3, 3), (1, 1), (1, 1), (1, 1), 1),
 }
 KINDS = ("forward", "input", "weight")
@@ -121,6 +124,25 @@ def test_every_tile_and_split_agrees(kind: str) -> None:
         ):
             passes = gemm.product_passes(p, device.limits, tile, split, columns)
             close(device.run(r, inputs, passes=passes)[2], expected, float32)
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("case", ["odd", "strided", "1x1 strided", "larger strided", "skips"])
+def test_the_input_gradient_of_a_strided_convolution_by_phases(case: str, dtype: DType) -> None:
+    device = open_device()
+    for gpu in (False, True):
+        limits = replace(device.limits, is_gpu=gpu)
+        r, inputs, expected = make(case, "input", dtype)
+        passes = _phases(r, limits, "naga")
+        assert len(passes) == r.stride[0] * r.stride[1]
+        close(device.run(r, inputs, passes=passes)[2], expected, dtype)
+
+
+def test_a_large_strided_input_gradient_is_done_by_phases() -> None:
+    device = open_device()
+    r, inputs, expected = make("larger strided", "input", float32)
+    assert len(render(r, device.limits, "naga")) == 4
+    close(device.run(r, inputs)[2], expected, float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)

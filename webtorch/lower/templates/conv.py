@@ -14,19 +14,29 @@ generic reductions.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Convolution
-from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
+from webtorch.ir.kernel import Convolution, Kernel, Store
+from webtorch.lower.templates.gemm import (
+    BATCH,
+    COLUMN,
+    ROW,
+    K,
+    Product,
+    choose,
+    product_passes,
+    render_product,
+)
 from webtorch.lower.templates.generic import conv_kernel, guarded, within
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
-__all__ = ["conv_kernel", "product", "render"]
+__all__ = ["conv_kernel", "phase_products", "product", "render"]
 
 
 def _split(x: Expr, *sizes: int) -> list[Expr]:
@@ -127,9 +137,93 @@ def product(r: Convolution) -> tuple[Product, int]:
     return replace(made(sizes, left, right, place), k_fastest=True), 1
 
 
+def _phase(size: int, kernel: int, step: int, pad: int, dilation: int, phase: int) -> _Phase:
+    """Return which taps reach the input places phase, phase + step, ... of one dimension."""
+    taps = [k for k in range(kernel) if (phase + pad - k * dilation) % step == 0]
+    if not taps:
+        return _Phase(-(-(size - phase) // step), 0, 0, 0, 0, 0)
+    stride = step // math.gcd(step, dilation)
+    start = (phase + pad - taps[0] * dilation) // step
+    return _Phase(
+        -(-(size - phase) // step), len(taps), taps[0], stride, start, stride * dilation // step
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """One phase of a strided dimension: `places` of the input, and `taps` kernel places first,
+    first + stride, ...; tap j
+    meets output place start + (place number) - j * back."""
+
+    places: int
+    taps: int
+    first: int
+    stride: int
+    start: int
+    back: int
+
+
+def phase_products(r: Convolution) -> list[Product | Kernel]:
+    """Return the input gradient of a strided convolution as one product for each phase of the
+    stride.
+
+    An input place meets only the taps of its own phase: nothing is multiplied with the zeros in
+    between.
+    """
+    n, c, h, w = r.input_shape
+    o, cg, kh, kw = r.weight_shape
+    _, _, oh, ow = r.output_shape
+    og = o // r.groups
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    out: list[Product | Kernel] = []
+    for ry in range(min(sy, h)):
+        for rx in range(min(sx, w)):
+            a, b = _phase(h, kh, sy, py, dy, ry), _phase(w, kw, sx, px, dx, rx)
+            if not a.taps * b.taps:
+                # No tap reaches these places.
+                i = [ex.index(d, s) for d, s in enumerate((n * c, a.places, b.places))]
+                place = (i[0] * h + i[1] * sy + ry) * w + i[2] * sx + rx
+                zero = Store(2, place, ex.const(0, r.buffers[2].dtype))
+                sizes = (n * c, a.places, b.places)
+                out.append(Kernel(r.name, sizes, (), r.buffers, r.args, (), (zero,)))
+                continue
+            batch, rows, columns, k = (
+                r.groups, cg, n * a.places * b.places, og * a.taps * b.taps
+            )  # fmt: skip
+            v = [ex.index(d, s) for d, s in enumerate((batch, rows, columns, k))]
+            channel, jy, jx = _split(v[K], a.taps, b.taps)
+            image, y, x = _split(v[COLUMN], a.places, b.places)
+            tap = (jy * a.stride + a.first) * kw + jx * b.stride + b.first
+            row = v[BATCH] * og + channel
+            left = ex.load(1, r.buffers[1].dtype, (row * cg + v[ROW]) * (kh * kw) + tap)
+            oy, ox = y + a.start - jy * a.back, x + b.start - jx * b.back
+            valid = within(oy, oh) & within(ox, ow)
+            position = ((image * o + row) * oh + oy) * ow + ox
+            right = guarded(0, r.buffers[0].dtype, position, valid)
+            plane = image * c + v[BATCH] * cg + v[ROW]
+            place = (plane * h + y * sy + ry) * w + x * sx + rx
+            out.append(
+                Product(r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args)
+            )
+    return out
+
+
+def _phases(r: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
+    passes: list[WgslPass] = []
+    for part in phase_products(r):
+        if isinstance(part, Kernel):
+            passes += render_kernel(part, limits, engine)
+        else:
+            # The passes of a routine share their scratch, so none of these is split along k.
+            passes += product_passes(part, limits, choose(part, limits)[0], 1)
+    return passes
+
+
 def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a convolution or of one of its gradients."""
     p, columns = product(routine)
     if p.m < 4 or p.n < 4 or p.k == 0:
         return render_kernel(conv_kernel(routine), limits, engine)
+    if routine.kind == "input" and max(routine.stride) > 1 and p.m * p.n * p.k > 1 << 20:
+        return _phases(routine, limits, engine)
     return render_product(p, limits, columns)
