@@ -4,7 +4,8 @@
     >>> webtorch.debug.step(kernel, 3, [x, y])          # doctest: +SKIP
     {1: {3: 0.25}}
 
-Put `breakpoint()` before the call and step in, or set a breakpoint with `stop=True`: the kernel's text is known to debuggers.
+Put `breakpoint()` before the call and step in, or set a breakpoint with `stop=True`: the kernel's
+text is known to debuggers.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ def step(
 ) -> Written:
     """Run one invocation (one outer point) of a kernel as plain Python, and return what it wrote.
 
-    `buffers` are one flat array, CPU buffer or sequence for each slot of the kernel, and None for one of zeros; arrays and
-    buffers are written in place. `args` are the runtime arguments (zeros where missing). The result maps slot to {position:
-    value}. With `stop`, the debugger opens on the kernel's first line. Raises IndexError for an invocation or a position
-    out of range; the text, the names and the line numbers are those of `source(routine)`.
+    `buffers` are one flat array, CPU buffer or sequence for each slot of the kernel, and None for
+    one of zeros; arrays and buffers are written in place. `args` are the runtime arguments (zeros
+    where missing). The result maps slot to {position: value}. With `stop`, the debugger opens on
+    the kernel's first line. Raises IndexError for an invocation or a position out of range; the
+    text, the names and the line numbers are those of `source(routine)`.
     """
     import numpy as np
 

@@ -39,7 +39,9 @@ def run(
     execution: str = "numpy",
     threads: int = 1,
 ) -> list[Any]:
-    """Return the buffers that the kernel writes, as arrays. `arrays` has an entry for every slot; None starts as zeros."""
+    """Return the buffers that the kernel writes, as arrays. `arrays` has an entry for every slot;
+    None starts as zeros.
+    """
     from webtorch.debug import step
 
     buffers = [

@@ -67,7 +67,7 @@ def chain_reference(a: np.ndarray, b: np.ndarray, c: float) -> np.ndarray:
     return x / (1 + abs(x))
 
 
-# -- memory ---------------------------------------------------------------------------------------------------------
+# -- memory ---------------------------
 
 
 def test_upload_and_download_keep_every_byte() -> None:
@@ -111,7 +111,7 @@ def test_memory_that_an_array_still_shows_is_not_used_again() -> None:
     assert array.size == 1 << 16
 
 
-# -- programs -------------------------------------------------------------------------------------------------------
+# -- programs ---------------------------
 
 
 def test_program_with_temporaries_copies_and_an_alias() -> None:
@@ -138,12 +138,24 @@ def test_program_with_temporaries_copies_and_an_alias() -> None:
     program = Program(
         (first, second),
         (
-            BufferDecl("input", float32, count), BufferDecl("temporary", float32, count, alias=0), BufferDecl("temporary", float32, count, alias=0),
-            BufferDecl("input", float32, count), BufferDecl("output", float32, count), BufferDecl("output", float32, count, alias=3),
+            BufferDecl("input", float32, count),
+            BufferDecl("temporary", float32, count, alias=0),
+            BufferDecl("temporary", float32, count, alias=0),
+            BufferDecl("input", float32, count),
+            BufferDecl("output", float32, count),
+            BufferDecl("output", float32, count, alias=3),
         ),
-        (Dispatch(0, (0, 1), ()), Dispatch(0, (1, 4), ()), Dispatch(0, (4, 2), ()), Copy(2, 3), Dispatch(1, (3,), ())),
-        (), (0, 3), (4, 5),
-    )  # fmt: skip
+        (
+            Dispatch(0, (0, 1), ()),
+            Dispatch(0, (1, 4), ()),
+            Dispatch(0, (4, 2), ()),
+            Copy(2, 3),
+            Dispatch(1, (3,), ()),
+        ),
+        (),
+        (0, 3),
+        (4, 5),
+    )
     executable = BACKEND.compile(program)
     for value in (0.0, 5.0):
         x = harness.buffer(float32, np.full(count, value))
@@ -232,7 +244,7 @@ def test_unsigned_and_negative_arguments() -> None:
         np.testing.assert_array_equal(actual, -5 - 2**31)
 
 
-# -- threads and tiers ----------------------------------------------------------------------------------------------
+# -- threads and tiers ---------------------------
 
 
 def test_split_covers_the_range_once() -> None:
@@ -392,7 +404,7 @@ def test_without_the_compiler_numpy_does_everything(monkeypatch: pytest.MonkeyPa
     )
 
 
-# -- templates ------------------------------------------------------------------------------------------------------
+# -- templates ---------------------------
 
 
 def matmul(
@@ -501,8 +513,10 @@ def test_convolution(kind: str, shape: tuple, dtype: DType) -> None:
     }[kind]
     assert expected is not None
     slots = (
-        BufferSlot(dtype, "read", inputs[0].numel()), BufferSlot(dtype, "read", inputs[1].numel()), BufferSlot(dtype, "write", expected.numel()),
-    )  # fmt: skip
+        BufferSlot(dtype, "read", inputs[0].numel()),
+        BufferSlot(dtype, "read", inputs[1].numel()),
+        BufferSlot(dtype, "write", expected.numel()),
+    )
     routine = Convolution(
         "conv", kind, image, filters, tuple(y.shape), stride, padding, dilation, groups, slots
     )  # type: ignore[arg-type]
@@ -528,12 +542,15 @@ def test_scan(op: str, source: DType) -> None:
     )  # type: ignore[arg-type]
     wide = torch.tensor(x).to(torch.float64)
     expected = {
-        "sum": lambda: wide.cumsum(1), "prod": lambda: wide.cumprod(1), "max": lambda: wide.cummax(1).values, "min": lambda: wide.cummin(1).values,
-    }[op]()  # fmt: skip
+        "sum": lambda: wide.cumsum(1),
+        "prod": lambda: wide.cumprod(1),
+        "max": lambda: wide.cummax(1).values,
+        "min": lambda: wide.cummin(1).values,
+    }[op]()
     np.testing.assert_array_equal(execute(routine, x).astype("float64"), expected.numpy().ravel())
 
 
-# -- random kernels: the three executions agree ---------------------------------------------------------------------
+# -- random kernels: the three executions agree ---------------------------
 
 _LEAVES = ["x", "y", "const", "index", "arg"]
 _UNARY = ["neg", "abs", "floor", "exp", "tanh", "sqrt", "sign", "erf", "log1p"]
@@ -630,7 +647,7 @@ def test_random_kernels_agree_in_all_executions(kernel: Kernel, seed: int) -> No
                 np.testing.assert_array_equal(np.isnan(expected), np.isnan(actual))
 
 
-# -- debug.step -----------------------------------------------------------------------------------------------------
+# -- debug.step ---------------------------
 
 
 def test_step_returns_what_one_invocation_wrote() -> None:

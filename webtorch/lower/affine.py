@@ -28,6 +28,12 @@ def affine(position: Expr) -> Affine | None:
     return Affine(offset, {d: s for d, s in strides.items() if s})
 
 
+def index_of(x: Expr) -> tuple[int, int]:
+    """Return the dim and the size of a loop variable."""
+    dim, size = x.value
+    return dim, size
+
+
 _Sum = tuple[int, dict[int, int]]
 
 
@@ -41,7 +47,7 @@ def _affine_of(x: Expr, memo: dict[Expr, _Sum | None]) -> _Sum | None:
     if x.op == "const" and isinstance(x.value, int):
         return int(x.value), {}
     if x.op == "index":
-        dim, size = x.value  # type: ignore[misc]
+        dim, size = x.value
         return 0, ({dim: 1} if size > 1 else {})
     if (
         x.op == "cast"

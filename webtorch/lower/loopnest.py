@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, int32
+from webtorch.ir.dtype import DType, bool_, int32, integer_limits
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import BufferSlot, Kernel, Reduce, Store
+from webtorch.ir.kernel import Access, BufferSlot, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import affine
 
@@ -99,7 +99,7 @@ def _transposed(kernel: Kernel, last: int) -> int | None:
 
 def _renumbered(x: Expr, new: dict[int, Expr], memo: dict[Expr, Expr]) -> Expr:
     """Replace loop variables."""
-    return ex.rewrite(x, lambda node, _: new[node.value[0]] if node.op == "index" else None, memo)  # type: ignore[index]
+    return ex.rewrite(x, lambda node, _: new[node.value[0]] if node.op == "index" else None, memo)
 
 
 def split(
@@ -175,12 +175,12 @@ class _Splitter:
         self.kernels.append(kernel)
         self.bindings.append((*range(self.own), *extra))
 
-    def slots(self, extra: list[tuple[int, str]]) -> tuple[BufferSlot, ...]:
+    def slots(self, extra: list[tuple[int, Access]]) -> tuple[BufferSlot, ...]:
         own = tuple(replace(b, access="read") for b in self.kernel.buffers)
+        scratch = [(*self.scratch[number - self.own], access) for number, access in extra]
         return own + tuple(
-            BufferSlot(*self.scratch[n - self.own][:1], access, self.scratch[n - self.own][1])
-            for n, access in extra
-        )  # type: ignore[arg-type]
+            BufferSlot(dtype, access, elements) for dtype, elements, access in scratch
+        )
 
     def stage(self, group: list[int]) -> None:
         """Reduce each part, then the parts."""
@@ -206,9 +206,9 @@ class _Splitter:
 
         def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
             if node.op == "index":
-                return new[node.value[0]]  # type: ignore[index]
+                return new[node.value[0]]
             if node.op == "reduced":
-                return ex.load(local[self.finished[node.value]], node.dtype, number)  # type: ignore[index]
+                return ex.load(local[self.finished[node.value]], node.dtype, number)
             if node.op == "load" and valid is not None:
                 if len(args) == 1:
                     return ex.make(
@@ -283,8 +283,14 @@ class _Splitter:
 
         def moved(x: Expr) -> Expr:
             return ex.rewrite(
-                x, lambda n, _: ex.load(local[self.finished[n.value]], n.dtype, number) if n.op == "reduced" else None, memo  # type: ignore[index]
-            )  # fmt: skip
+                x,
+                lambda n, _: (
+                    ex.load(local[self.finished[n.value]], n.dtype, number)
+                    if n.op == "reduced"
+                    else None
+                ),
+                memo,
+            )
 
         stores = tuple(
             replace(
@@ -307,8 +313,6 @@ class _Splitter:
 
 def _identity(r: Reduce) -> Expr:
     """Return the value that a reduction ignores."""
-    from webtorch.ir.dtype import integer_limits
-
     dtype = r.value.dtype
     if dtype is bool_:
         return ex.const(r.op in ("all", "min", "prod"), dtype)

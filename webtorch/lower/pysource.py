@@ -1,16 +1,17 @@
 """Kernel -> Python source over loops: compiled to vector code where llvmlite is, run as plain Python under a debugger.
 
-The text defines one function, `name(begin, end, b0, ..., a0, ..., status)`, that does the outer points begin..end-1 (row-major).
-It is a small language with Python's meaning: annotations say what buffers hold, `b0[i]` reads and writes an element, integers
-are positions, and every other value is typed by a call such as `float32(0.5)`. `x += y` marks a sum whose order is free.
-The names that it calls are in `runtime/backends/cpu/plain.py` (Python) and `runtime/backends/cpu/jit.py` (machine code).
-Imports floors 0-2.
+The text defines one function, `name(begin, end, b0, ..., a0, ..., status)`, that does the outer
+points begin..end-1 (row-major). It is a small language with Python's meaning: annotations say what
+buffers hold, `b0[i]` reads and writes an element, integers are positions, and every other value is
+typed by a call such as `float32(0.5)`. `x += y` marks a sum whose order is free. The names that it
+calls are in `runtime/backends/cpu/plain.py` (Python) and `runtime/backends/cpu/jit.py` (machine
+code). Imports floors 0-2.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
@@ -30,16 +31,45 @@ _ROW_BYTES = 1 << 16
 _KEEP_COST = 12
 
 _INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^",
-}  # fmt: skip
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "lt": "<",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
 _CALLS = {"not": "logical_not", "min": "minimum", "max": "maximum", "bitnot": "invert"}
 COSTS: dict[str, int] = {
     **dict.fromkeys(("exp", "exp2", "log", "log2", "log10", "sin", "cos", "tanh"), 15),
-    **dict.fromkeys(("expm1", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "atan2"), 25),
+    **dict.fromkeys(
+        (
+            "expm1",
+            "log1p",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "sinh",
+            "cosh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+            "erfc",
+            "atan2",
+        ),
+        25,
+    ),
     **dict.fromkeys(("pow", "philox"), 50),
-    **dict.fromkeys(("div", "sqrt", "rsqrt", "hypot", "floordiv", "truncdiv", "mod", "truncmod"), 5),
+    **dict.fromkeys(
+        ("div", "sqrt", "rsqrt", "hypot", "floordiv", "truncdiv", "mod", "truncmod"), 5
+    ),
     **dict.fromkeys(("const", "arg", "index", "reduced"), 0),
-}  # fmt: skip
+}
 
 Dep = int | tuple[str, int]
 
@@ -74,8 +104,13 @@ class _Writer:
         # Values kept in a row between stages: expression -> array, and those already written.
         self.rows: dict[Expr, str] = {}
         self.written: set[Expr] = set()
+        # Whether values are being kept at the moment, and which ones the current sweep has kept.
+        self.keeping = False
+        self.kept: set[Expr] = set()
+        # Expressions are interned weakly: those made here must outlive their entries in the scopes.
+        self.alive: list[Expr] = []
 
-    # -- text -----------------------------------------------------------------------------------------------------
+    # -- text ---------------------------
 
     def fresh(self, prefix: str = "t") -> str:
         self.count += 1
@@ -96,7 +131,7 @@ class _Writer:
     def know(self, *deps: Dep) -> None:
         self.scopes[-1].known |= set(deps)
 
-    # -- expressions ----------------------------------------------------------------------------------------------
+    # -- expressions ---------------------------
 
     def deps(self, root: Expr) -> frozenset[Dep]:
         """Return the loop variables and reductions that `root` needs."""
@@ -105,9 +140,9 @@ class _Writer:
                 continue
             found: frozenset[Dep] = frozenset().union(*[self.dep_memo[a] for a in node.args])
             if node.op == "index":
-                found = frozenset({node.value[0]})  # type: ignore[index]
+                found = frozenset({node.value[0]})
             elif node.op == "reduced":
-                found = frozenset({("reduced", node.value)})  # type: ignore[arg-type]
+                found = frozenset({("reduced", node.value)})
             self.dep_memo[node] = found
         return self.dep_memo[root]
 
@@ -144,7 +179,7 @@ class _Writer:
                 return f"a{node.value}"
             case "reduced":
                 return f"r{node.value}"
-            case "index" if node.value[1] == 1:  # type: ignore[index]
+            case "index" if node.value[1] == 1:
                 return "int32(0)"
         for scope in self.scopes:
             if node in scope.names:
@@ -165,18 +200,13 @@ class _Writer:
                 other = ex.make("philox", node.dtype, node.args, lane)
                 self.dep_memo[other] = deps
                 scope.names[other] = f"{name}[{lane}]"
-                self.keep_alive(other)
+                self.alive.append(other)
         else:
             scope.names[node] = name
         scope.lines.append(f"{name} = {text}")
         if node in self.rows and node not in self.written and self.keeping:
             scope.lines.append(f"{self.rows[node]}[{self.inner_number()}] = {name}")
             self.kept.add(node)
-
-    keeping = False
-
-    def keep_alive(self, node: Expr) -> None:
-        self.alive = [*getattr(self, "alive", []), node]
 
     def text(self, node: Expr) -> str:
         if node.op == "load":
@@ -188,7 +218,7 @@ class _Writer:
         args = [self.ready(a) for a in node.args]
         match node.op:
             case "index":
-                return f"int32(i{node.value[0]})"  # type: ignore[index]
+                return f"int32(i{node.value[0]})"
             case "cast":
                 return self.cast(node, args[0])
             case "bitcast":
@@ -219,7 +249,7 @@ class _Writer:
             x = f"float32({x})"
         return f"{target.name}({x})"
 
-    # -- positions: integers without wraparound -------------------------------------------------------------------
+    # -- positions: integers without wraparound ---------------------------
 
     def position(self, x: Expr) -> str:
         """Return the integer text of a position."""
@@ -257,7 +287,7 @@ class _Writer:
         ):
             return False
         low, high = bounds(x.args[0])
-        return low >= 0 and high < 2**31 and x.args[1].value > 0  # type: ignore[operator]
+        return low >= 0 and high < 2**31 and x.args[1].value > 0
 
     def widens(self, x: Expr) -> bool:
         source = x.args[0].dtype if x.args else x.dtype
@@ -268,11 +298,13 @@ class _Writer:
             and bounds(x.args[0]) != _UNKNOWN
         )
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements ---------------------------
 
-    def checks(self, level: str) -> None:
+    def checks(self, level: str, late: bool = False) -> None:
+        """Test the indices of one level: those that are results of reductions are `late`."""
         for check in self.kernel.checks:
-            if check.level == level:
+            reduced = any(isinstance(d, tuple) for d in self.deps(check.value))
+            if check.level == level and (reduced and level == "outer") == late:
                 value, name = self.value(check.value), check.value.dtype.name
                 self.line(
                     f"if ({value} < {name}({check.low})) | ({value} >= {name}({check.high})):"
@@ -323,7 +355,7 @@ class _Writer:
             stride *= self.dims[d]
         return text or "0"
 
-    # -- the kernel -----------------------------------------------------------------------------------------------
+    # -- the kernel ---------------------------
 
     def render(self) -> str:
         kernel = self.kernel
@@ -398,13 +430,14 @@ class _Writer:
     def body(self) -> None:
         """The inside of an elementwise kernel."""
         self.checks("outer")
-        self.checks("inner")
         for k, reduce in enumerate(self.kernel.reduces):
             if reduce.op in ("argmax", "argmin"):
                 self.line(f"r{k} = {reduce.dtype.name}(0)")
             else:
                 self.line(f"r{k} = {self.value(reduce.value)}")
             self.know(("reduced", k))
+        self.checks("outer", late=True)
+        self.checks("inner")
         self.write(self.prepare(self.kernel.stores))
 
     def stages(self) -> list[list[int]]:
@@ -420,7 +453,9 @@ class _Writer:
         return groups
 
     def by_columns(self) -> bool:
-        """Whether to work on many outer points at once: where they are neighbours in memory, or the inner loop is short."""
+        """Whether to work on many outer points at once: where they are neighbours in memory, or the
+        inner loop is short.
+        """
         outer, inner = self.kernel.outer, self.kernel.inner
         live = [d for d, size in enumerate(outer) if size > 1]
         if not live or outer[live[-1]] < 8:
@@ -437,12 +472,9 @@ class _Writer:
                     along_column += where.stride(last) == 1 and any(where.stride(d) for d in steps)
         if along_column > along_row:
             return True
-        return numel(inner) <= 16 and outer[last] >= 32 and not self.big_rows()
+        return numel(inner) <= 64 and outer[last] >= 8
 
-    def big_rows(self) -> bool:
-        return False
-
-    # -- one outer point after another ----------------------------------------------------------------------------
+    # -- one outer point after another ---------------------------
 
     def row_kernel(self) -> None:
         outer = self.kernel.outer
@@ -453,11 +485,12 @@ class _Writer:
         self.plan_rows()
         for group in self.stages():
             self.row_stage(group)
+        self.checks("outer", late=True)
         outside = [s for s in self.kernel.stores if s.level == "outer"]
         inside = [s for s in self.kernel.stores if s.level == "inner"]
         ready = self.prepare(outside)
         if inside or any(c.level == "inner" for c in self.kernel.checks):
-            self.inner_loops(lambda: (self.checks("inner"), self.write(self.prepare(inside))))
+            self.inner_loops(lambda: self.inner_body(inside))
         self.write(ready)
         self.close("for i in range(begin, end):")
         arrays = [
@@ -466,13 +499,17 @@ class _Writer:
         ]
         self.scopes[-1].lines[:0] = arrays
 
+    def inner_body(self, inside: list[Store]) -> None:
+        """The checks and stores of one inner point."""
+        self.checks("inner")
+        self.write(self.prepare(inside))
+
     def plan_rows(self) -> None:
         """Choose the values that are kept between stages: dear ones that a later sweep needs again."""
         sweeps = [[self.kernel.reduces[k].value for k in group] for group in self.stages()]
         sweeps.append([s.value for s in self.kernel.stores if s.level == "inner"])
         inner = {d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1}
         seen: list[set[Expr]] = [set(ex.walk(*roots)) for roots in sweeps if roots]
-        self.kept: set[Expr] = set()
         wanted: list[Expr] = []
         for i, nodes in enumerate(seen):
             later = set().union(*seen[i + 1 :])
@@ -496,7 +533,7 @@ class _Writer:
                 budget -= size
                 self.rows[e] = f"row{len(self.rows)}"
 
-    def inner_loops(self, body: object, head: str = "") -> None:
+    def inner_loops(self, body: Callable[[], None], head: str = "") -> None:
         """Nest the inner loops around `body`; `head` replaces the range of the outermost."""
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         for d in live:
@@ -505,7 +542,7 @@ class _Writer:
             self.open()
         self.keeping = True
         self.kept = set()
-        body()  # type: ignore[operator]
+        body()
         self.keeping = False
         if not live:
             self.close("if True:")
@@ -589,7 +626,7 @@ class _Writer:
             return f"unorder(acc{k}, {r.value.dtype.name})"
         return f"acc{k} != int32(0)" if r.value.dtype is bool_ else f"acc{k}"
 
-    # -- many outer points at once --------------------------------------------------------------------------------
+    # -- many outer points at once ---------------------------
 
     def column_kernel(self) -> None:
         outer = self.kernel.outer
@@ -602,6 +639,8 @@ class _Writer:
             self.columns(last, lambda: self.checks("outer"))
         for group in self.stages():
             self.column_stage(group, last)
+        if any(c.level == "outer" for c in self.kernel.checks):
+            self.columns(last, lambda: self.checks("outer", late=True))
         outside = [s for s in self.kernel.stores if s.level == "outer"]
         inside = [s for s in self.kernel.stores if s.level == "inner"]
         saved: list[tuple[Store, str]] = []
@@ -609,15 +648,14 @@ class _Writer:
             # Values of outer stores are computed before inner stores write.
             for s in outside:
                 saved.append((s, self.array(s.value.dtype)))
-            self.columns(
-                last, lambda: [self.line(f"{name}[c] = {self.value(s.value)}") for s, name in saved]
-            )
+
+            def save() -> None:
+                for s, name in saved:
+                    self.line(f"{name}[c] = {self.value(s.value)}")
+
+            self.columns(last, save)
         if inside or any(c.level == "inner" for c in self.kernel.checks):
-            self.inner_loops(
-                lambda: self.columns(
-                    last, lambda: (self.checks("inner"), self.write(self.prepare(inside)))
-                )
-            )
+            self.inner_loops(lambda: self.columns(last, lambda: self.inner_body(inside)))
 
         def epilogue() -> None:
             if saved:
@@ -648,14 +686,14 @@ class _Writer:
         self.arrays.append(f"{name} = local({dtype.name}, {count})")
         return name
 
-    def columns(self, last: int, body: object) -> None:
+    def columns(self, last: int, body: Callable[[], None]) -> None:
         """Loop over the columns; finished reductions are read from their arrays."""
         finished = [d for d in self.scopes[-1].known if isinstance(d, tuple) and d[0] == "column"]
         self.open(last, *[("reduced", d[1]) for d in finished])
         self.line(f"i{last} = start + c")
         for _, k in sorted(finished):
             self.line(f"r{k} = result{k}[c]")
-        body()  # type: ignore[operator]
+        body()
         self.close("for c in range(n):")
 
     def column_stage(self, group: list[int], last: int) -> None:
@@ -775,7 +813,7 @@ def column_start(r: Reduce) -> str:
 def constant(node: Expr) -> str:
     """Return the text of a constant."""
     if node.dtype is bfloat16:
-        return f"bfloat16({int.from_bytes(node.dtype.to_bytes([node.value]), 'little')})"  # type: ignore[list-item]
+        return f"bfloat16({int.from_bytes(node.dtype.to_bytes([node.value]), 'little')})"
     if isinstance(node.value, float) and not math.isfinite(node.value):
         return f"{node.dtype.name}({str(node.value).lower()})"
     return f"{node.dtype.name}({node.value!r})"
@@ -802,9 +840,9 @@ def bounds(x: Expr) -> tuple[float, float]:
     """Return the least and largest value of an integer expression of loop variables; infinite where unknown."""
     match x.op:
         case "const":
-            return float(x.value), float(x.value)  # type: ignore[arg-type]
+            return float(x.value), float(x.value)
         case "index":
-            return 0.0, x.value[1] - 1.0  # type: ignore[index]
+            return 0.0, x.value[1] - 1.0
         case "cast" if x.dtype.is_integral and x.args[0].dtype.is_integral:
             return bounds(x.args[0]) if x.dtype.itemsize >= 4 else _UNKNOWN
         case "add" | "sub" | "mul" | "floordiv" | "mod" | "min" | "max":

@@ -60,9 +60,11 @@ class CpuBackend:
         return buffer
 
     def download(self, buffer: CpuBuffer) -> memoryview:
-        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last read met a bad index."""
+        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last
+        read met a bad index.
+        """
         self.synchronize()
-        return memoryview(buffer.array.view(np.uint8).copy())
+        return memoryview(buffer.array.view(np.uint8).copy().data)
 
     async def download_async(self, buffer: CpuBuffer) -> memoryview:
         """Return what `download` returns."""
@@ -102,7 +104,8 @@ class CpuBackend:
         if self.failure is None:
             site = program.sites[number]
             self.failure = IndexOutOfRangeError(
-                f"{site.op}: index {value} is out of bounds for dimension {site.dim} with size {site.size} ({site.line})"
+                f"{site.op}: index {value} is out of bounds for dimension {site.dim} "
+                f"with size {site.size} ({site.line})"
             )
 
 

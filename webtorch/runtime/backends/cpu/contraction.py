@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from webtorch.ir.dtype import DType, bfloat16, float16
+from webtorch.ir.dtype import DType, bfloat16, float16, uint8
 from webtorch.ir.kernel import Convolution, Matmul, Scan
-from webtorch.runtime.backends.cpu.memory import array_type
+from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, view
 
 Array = npt.NDArray[Any]
@@ -32,7 +33,7 @@ def narrow(x: Array, dtype: DType) -> Array:
     return to_bfloat16(x) if dtype is bfloat16 else x.astype(array_type(dtype), copy=False)
 
 
-# -- matrix products ------------------------------------------------------------------------------------------------------
+# -- matrix products ---------------------------
 
 
 def matmul(routine: Matmul) -> Run:
@@ -83,7 +84,30 @@ def _merge_batch(routine: Matmul) -> tuple[tuple[int, ...], tuple[int, ...], tup
     )
 
 
-# -- convolutions ---------------------------------------------------------------------------------------------------------
+# -- convolutions ---------------------------
+
+
+class _Scratch:
+    """Arrays for one call, from the backend's pool: fresh pages would cost more than what is written to them."""
+
+    def __init__(self) -> None:
+        self.held: list[CpuBuffer] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an uninitialised array; it lasts as long as this object."""
+        buffer = CpuBuffer(uint8, math.prod(shape) * np.dtype(dtype).itemsize)
+        self.held.append(buffer)
+        return buffer.array.view(dtype).reshape(shape)
+
+    def copy(self, x: Array) -> Array:
+        """Return a contiguous copy."""
+        out = self.empty(x.shape, x.dtype)
+        np.copyto(out, x)
+        return out
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return a matrix product of two stacks of equal length."""
+        return np.matmul(a, b, out=self.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype))
 
 
 class _Conv:
@@ -102,67 +126,84 @@ class _Conv:
         self.spots = self.oh * self.ow
         self.types = [b.dtype for b in routine.buffers[:3]]
         self.work = array_type(self.types[0].compute)
-        # What the windows touch: an input may have rows that no window reaches, and padding on the right that none needs.
+        # What the windows touch: an input may have rows that no window reaches, and padding on the
+        # right that none needs.
         self.reach_h = (self.oh - 1) * self.sh + (self.kh - 1) * self.dh + 1
         self.reach_w = (self.ow - 1) * self.sw + (self.kw - 1) * self.dw + 1
         self.pointwise = self.kh == self.kw == self.sh == self.sw == 1 and self.ph == self.pw == 0
+        # Short rows of small images make short copies; rows of whole batches are long.
+        self.batch_last = not self.pointwise and self.ow < 32 and self.n >= 8
         per_image = self.c * self.kh * self.kw * self.spots * self.work.itemsize
         self.images = max(1, min(self.n, _SCRATCH // max(per_image, 1)))
 
-    def padded(self, x: Array) -> Array:
-        """Return images (b, c, h, w) with the zeros around them that windows reach."""
-        if self.ph == self.pw == 0 and self.reach_h <= self.h and self.reach_w <= self.w:
-            return x
+    def padded(self, x: Array, scratch: _Scratch) -> Array:
+        """Return images (b, c, h, w), seen as (c, b, h, w), with the zeros around them that windows reach."""
         height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
-        out = np.zeros((x.shape[0], self.c, height, width), x.dtype)
-        out[:, :, self.ph : self.ph + self.h, self.pw : self.pw + self.w] = x
+        view = x.transpose(1, 0, 2, 3)
+        if height == self.h and width == self.w and not self.batch_last:
+            return view
+        out = self.blank(x.shape[0], x.dtype, scratch)
+        out[:, :, self.ph : self.ph + self.h, self.pw : self.pw + self.w] = view
         return out
 
-    def windows(self, padded: Array) -> Array:
-        """Return the view (g, cg, kh, kw, b, oh, ow) of padded images."""
-        sn, sc, sh, sw = padded.strides
-        return np.lib.stride_tricks.as_strided(
-            padded,
-            (self.g, self.cg, self.kh, self.kw, padded.shape[0], self.oh, self.ow),
-            (sc * self.cg, sc, sh * self.dh, sw * self.dw, sn, sh * self.sh, sw * self.sw),
-            writeable=False,
+    def blank(self, count: int, dtype: Any, scratch: _Scratch) -> Array:
+        """Return zeros (c, b, h, w) with room for the padding, in the order that makes windows long runs of memory."""
+        height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
+        shape = (
+            (self.c, height, width, count) if self.batch_last else (self.c, count, height, width)
         )
+        out = scratch.empty(shape, dtype)
+        out.fill(0)
+        return out.transpose(0, 3, 1, 2) if self.batch_last else out
 
-    def columns(self, x: Array) -> Array:
-        """Unfold images into (g, depth, b * spots)."""
+    def columns(self, x: Array, scratch: _Scratch) -> Array:
+        """Unfold images into (g, depth, columns); a column is an image and a spot, in the order of `split`."""
         if self.pointwise:
             images = x.reshape(x.shape[0], self.g, self.cg, self.spots)
-            return np.ascontiguousarray(images.transpose(1, 2, 0, 3)).reshape(
-                self.g, self.depth, -1
-            )
-        return np.ascontiguousarray(self.windows(self.padded(x))).reshape(self.g, self.depth, -1)
+            return scratch.copy(images.transpose(1, 2, 0, 3)).reshape(self.g, self.depth, -1)
+        padded = self.padded(x, scratch)
+        sc, sn, sh, sw = padded.strides
+        shape = (self.g, self.cg, self.kh, self.kw, padded.shape[1], self.oh, self.ow)
+        strides = (sc * self.cg, sc, sh * self.dh, sw * self.dw, sn, sh * self.sh, sw * self.sw)
+        if self.batch_last:
+            shape = (*shape[:4], *shape[5:], shape[4])
+            strides = (*strides[:4], *strides[5:], strides[4])
+        windows = np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
+        return scratch.copy(windows).reshape(self.g, self.depth, -1)
 
     def blocks(self) -> list[slice]:
+        """Cut the batch so that the columns of a block fit the scratch."""
         return [slice(i, min(i + self.images, self.n)) for i in range(0, self.n, self.images)]
 
-    def by_group(self, y: Array) -> Array:
-        """Return output images (b, o, oh, ow) as (g, o / g, b * spots)."""
+    def by_group(self, y: Array, scratch: _Scratch) -> Array:
+        """Return output images (b, o, oh, ow) as (g, o / g, columns)."""
         images = y.reshape(y.shape[0], self.g, self.o // self.g, self.spots)
-        return np.ascontiguousarray(images.transpose(1, 2, 0, 3)).reshape(
-            self.g, self.o // self.g, -1
-        )
+        order = (1, 2, 3, 0) if self.batch_last else (1, 2, 0, 3)
+        return scratch.copy(images.transpose(order)).reshape(self.g, self.o // self.g, -1)
 
-    # -- the three kinds: flat arrays in, flat array out ----------------------------------------------------------
+    def split(self, columns: Array, count: int) -> Array:
+        """Return (..., columns) as (..., b, spots)."""
+        if self.batch_last:
+            return columns.reshape(*columns.shape[:-1], self.spots, count).swapaxes(-1, -2)
+        return columns.reshape(*columns.shape[:-1], count, self.spots)
+
+    # -- the three kinds: flat arrays in, flat array out ---------------------------
 
     def forward(self, x: Array, weight: Array, out: Array) -> None:
         x = x.reshape(self.n, self.c, self.h, self.w)
         filters = widen(weight, self.types[1]).reshape(self.g, self.o // self.g, self.depth)
         y = out.reshape(self.n, self.g, self.o // self.g, self.spots)
         for block in self.blocks():
+            scratch = _Scratch()
             images = widen(x[block], self.types[0])
             if self.pointwise:
                 spots = images.reshape(images.shape[0], self.g, self.cg, self.spots)
                 y[block] = narrow(np.matmul(filters, spots), self.types[2])
             else:
-                product = np.matmul(filters, self.columns(images)).reshape(
-                    self.g, self.o // self.g, -1, self.spots
+                product = scratch.matmul(filters, self.columns(images, scratch))
+                y[block] = self.split(narrow(product, self.types[2]), len(images)).transpose(
+                    2, 0, 1, 3
                 )
-                y[block] = narrow(product, self.types[2]).transpose(2, 0, 1, 3)
 
     def input(self, grad: Array, weight: Array, out: Array) -> None:
         grad = grad.reshape(self.n, self.o, self.oh, self.ow)
@@ -173,6 +214,7 @@ class _Conv:
         )
         result = out.reshape(self.n, self.c, self.h, self.w)
         for block in self.blocks():
+            scratch = _Scratch()
             g = widen(grad[block], self.types[0])
             count = g.shape[0]
             if self.pointwise:
@@ -181,10 +223,13 @@ class _Conv:
                     count, self.c, self.h, self.w
                 )
                 continue
-            columns = np.matmul(filters, self.by_group(g))
-            columns = columns.reshape(self.c, self.kh, self.kw, count, self.oh, self.ow)
-            height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
-            image = np.zeros((self.c, count, height, width), columns.dtype)
+            columns = scratch.matmul(filters, self.by_group(g, scratch)).reshape(
+                self.c, self.kh, self.kw, -1
+            )
+            columns = self.split(columns, count).reshape(
+                self.c, self.kh, self.kw, count, self.oh, self.ow
+            )
+            image = self.blank(count, columns.dtype, scratch)
             for i in range(self.kh):
                 for j in range(self.kw):
                     top, left = i * self.dh, j * self.dw
@@ -201,9 +246,11 @@ class _Conv:
         grad = grad.reshape(self.n, self.o, self.oh, self.ow)
         total: Array | None = None
         for block in self.blocks():
-            columns = self.columns(widen(x[block], self.types[0]))
+            scratch = _Scratch()
+            columns = self.columns(widen(x[block], self.types[0]), scratch)
             product = np.matmul(
-                self.by_group(widen(grad[block], self.types[1])), columns.transpose(0, 2, 1)
+                self.by_group(widen(grad[block], self.types[1]), scratch),
+                columns.transpose(0, 2, 1),
             )
             total = product if total is None else np.add(total, product, out=total)
         out[...] = 0 if total is None else narrow(total, self.types[2]).reshape(-1)
@@ -215,7 +262,7 @@ def convolution(routine: Convolution) -> Run:
     return {"forward": conv.forward, "input": conv.input, "weight": conv.weight}[routine.kind]
 
 
-# -- scans ----------------------------------------------------------------------------------------------------------------
+# -- scans ---------------------------
 
 _SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 

@@ -1,8 +1,10 @@
-"""Elementary functions, each written once for every machine that runs them. Standard library, and NumPy inside one class.
+"""Elementary functions, each written once for every machine that runs them. Standard library, and
+NumPy inside one class.
 
-A function takes a machine and values. The machine says how to select, to reinterpret bits and to convert; arithmetic is the
-values' own operators. `NumpyMachine` works on arrays and scalars (NumPy source, debug.step); the compiler's machine in
-`jit.py` writes LLVM instructions, so that whole loops become vector code without a mathematics library.
+A function takes a machine and values. The machine says how to select, to reinterpret bits and to
+convert; arithmetic is the values' own operators. `NumpyMachine` works on arrays and scalars (NumPy
+source, debug.step); the compiler's machine in `jit.py` writes LLVM instructions, so that whole
+loops become vector code without a mathematics library.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class NumpyMachine:
 def philox(
     m: Machine, seed_low: Value, seed_high: Value, counter_low: Value, counter_high: Value
 ) -> list[Value]:
-    """Return the four uint32 lanes of Philox4x32-10 (Salmon et al., 2011) for counter (counter_low, counter_high, 0, 0)."""
+    """Return the four uint32 lanes of Philox4x32-10 (Salmon et al., 2011) for counter (counter_low,
+    counter_high, 0, 0).
+    """
     zero = m.constant(0, "uint32")
     return philox4x32(m, (seed_low, seed_high), (counter_low, counter_high, zero, zero))
 
@@ -106,7 +110,7 @@ def philox4x32(
     return [c0, c1, c2, c3]
 
 
-# -- building blocks ------------------------------------------------------------------------------------------------------
+# -- building blocks ---------------------------
 # Polynomials are our own fits: weighted least squares, reweighted towards equal error, computed in float64.
 
 
@@ -286,7 +290,7 @@ def _through64(function: Any) -> Any:
     return apply
 
 
-# -- float32 functions ----------------------------------------------------------------------------------------------------
+# -- float32 functions ---------------------------
 
 
 @_through64
@@ -352,11 +356,24 @@ _ERF_LOG = (
     -0.004408321228887555, 0.0002844743490340635,
 )  # fmt: skip
 _ERFCX = (
-    0.25539567631062166, -0.42718584741434024, 0.24165819421766924, -0.07897858096928083, 0.003732893278600433,
-    0.006997460599212588, -0.0008471552847669786, -0.0009819669282805797, 4.363991231814122e-05, 0.00017432650517240666,
-    2.7192214668148864e-05, -2.757395314040498e-05, -1.321279912709807e-05, 1.647281267791012e-06, 2.8703206424928055e-06,
-    5.774808871676096e-07, -5.556958284142693e-08,
-)  # fmt: skip
+    0.25539567631062166,
+    -0.42718584741434024,
+    0.24165819421766924,
+    -0.07897858096928083,
+    0.003732893278600433,
+    0.006997460599212588,
+    -0.0008471552847669786,
+    -0.0009819669282805797,
+    4.363991231814122e-05,
+    0.00017432650517240666,
+    2.7192214668148864e-05,
+    -2.757395314040498e-05,
+    -1.321279912709807e-05,
+    1.647281267791012e-06,
+    2.8703206424928055e-06,
+    5.774808871676096e-07,
+    -5.556958284142693e-08,
+)
 
 
 def erf(m: Machine, x: Value) -> Value:
@@ -477,7 +494,9 @@ _ATAN = (
 
 
 def _angle(m: Machine, y: Value, x: Value) -> Value:
-    """Return the angle of the point (x, y) for float64, with the signs of zeros and infinities as C's atan2 has them."""
+    """Return the angle of the point (x, y) for float64, with the signs of zeros and infinities as
+    C's atan2 has them.
+    """
     f, i = "float64", "int64"
     tall, wide = _absolute(m, y), _absolute(m, x)
     zero, one, inf = m.constant(0.0, f), m.constant(1.0, f), m.constant(float("inf"), f)
@@ -605,11 +624,26 @@ def pow(m: Machine, x: Value, y: Value) -> Value:
     return m.select((x == one) | (y == zero), one, result)
 
 
-FUNCTIONS = {
-    f.__name__: f for f in (exp, log, tanh, erf)
-} | {
-    "exp2": exp2, "expm1": expm1, "log2": log2, "log10": log10, "log1p": log1p, "erfc": erfc, "sin": sin, "cos": cos, "tan": tan,
-    "asin": asin, "acos": acos, "atan": atan, "atan2": atan2, "sinh": sinh, "cosh": cosh, "asinh": asinh, "acosh": acosh,
-    "atanh": atanh, "hypot": hypot, "pow": pow,
-}  # fmt: skip
+FUNCTIONS = {f.__name__: f for f in (exp, log, tanh, erf)} | {
+    "exp2": exp2,
+    "expm1": expm1,
+    "log2": log2,
+    "log10": log10,
+    "log1p": log1p,
+    "erfc": erfc,
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
+    "atan2": atan2,
+    "sinh": sinh,
+    "cosh": cosh,
+    "asinh": asinh,
+    "acosh": acosh,
+    "atanh": atanh,
+    "hypot": hypot,
+    "pow": pow,
+}
 """The float32 functions by the name of their Expr op."""

@@ -23,6 +23,7 @@ from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.templates.generic import conv_kernel
 from webtorch.runtime.backends.cpu import contraction, jit, native_threads, numpy_math
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
@@ -32,8 +33,8 @@ Scalar = bool | int | float
 
 # Elements that one block of NumPy work covers: some temporaries of this size fit a core's second-level cache.
 _BLOCK = 1 << 15
-# Work is counted in operations on one element. Compiling pays from about here on (some 30 ms), and calling NumPy for one
-# operation costs as much as this many elements.
+# Work is counted in operations on one element. Compiling pays from about here on (some 30 ms), and
+# calling NumPy for one operation costs as much as this many elements.
 _COMPILE_WORK = 20_000_000
 _CALL_COST = 1000
 # Waking threads pays from this much work in one kernel.
@@ -149,7 +150,7 @@ def _converter(dtype: DType) -> Callable[[Scalar], Any]:
     """Return what makes a typed NumPy scalar; integers wrap around."""
     kind = array_type(dtype).type
     if not dtype.is_integral:
-        return kind  # type: ignore[no-any-return]
+        return kind
     return lambda value: np.uint64(int(value) & _ALL_BITS).astype(kind)
 
 
@@ -211,6 +212,11 @@ def runner(routine: Routine) -> Runner:
                 found = KernelRunner(routine) if parts is None else SplitRunner(routine, *parts)
             case Matmul():
                 found = ArrayRunner(routine, contraction.matmul(routine))
+            case Convolution() if (
+                routine.groups == routine.input_shape[1] > 1 and routine.kind != "weight"
+            ):
+                # Depthwise: no matrix product to speak of, so the loop nest itself is best.
+                found = KernelRunner(conv_kernel(routine))
             case Convolution():
                 found = ArrayRunner(routine, contraction.convolution(routine))
             case Scan():

@@ -1,11 +1,13 @@
-"""Machine code from the loop text of `lower/pysource.py`, through llvmlite (which numba installs). Imports llvmlite lazily.
+"""Machine code from the loop text of `lower/pysource.py`, through llvmlite (which numba installs).
+Imports llvmlite lazily.
 
-One pass over the text's syntax tree writes LLVM instructions; LLVM's own passes then keep variables in registers and turn the
-inner loops into vector code. Compared with numba this skips type inference and Python's boxing: a kernel takes some 20 ms
-instead of 200, and machine code kept on disk loads in under a millisecond without importing numba at all.
+One pass over the text's syntax tree writes LLVM instructions; LLVM's own passes then keep variables
+in registers and turn the inner loops into vector code. Compared with numba this skips type
+inference and Python's boxing: a kernel takes some 20 ms instead of 200, and machine code kept on
+disk loads in under a millisecond without importing numba at all.
 
-Every function has the form `void f(int64 begin, int64 end, int64 *block)`; `block` holds the buffers' addresses, then the
-arguments (integers, or float64), then the address of the status words.
+Every function has the form `void f(int64 begin, int64 end, int64 *block)`; `block` holds the
+buffers' addresses, then the arguments (integers, or float64), then the address of the status words.
 """
 
 from __future__ import annotations
@@ -35,9 +37,20 @@ _CACHE_BYTES = 64 << 20
 _FLOATS = {"float32", "float64"}
 _HALVES = {"float16", "bfloat16"}
 _BITS = {
-    "bool": 1, "int8": 8, "uint8": 8, "int16": 16, "float16": 16, "bfloat16": 16, "int32": 32, "uint32": 32, "float32": 32,
-    "int64": 64, "uint64": 64, "float64": 64, "int": 64,
-}  # fmt: skip
+    "bool": 1,
+    "int8": 8,
+    "uint8": 8,
+    "int16": 16,
+    "float16": 16,
+    "bfloat16": 16,
+    "int32": 32,
+    "uint32": 32,
+    "float32": 32,
+    "int64": 64,
+    "uint64": 64,
+    "float64": 64,
+    "int": 64,
+}
 _UNSIGNED = {"bool", "uint8", "uint32", "uint64", "float16", "bfloat16"}
 _BYTES = {name: max(bits // 8, 1) for name, bits in _BITS.items()}
 
@@ -51,7 +64,9 @@ def available() -> bool:
 
 
 class _Value:
-    """A value while code is written: LLVM's value and the name of its type ("int" is a position, without wraparound)."""
+    """A value while code is written: LLVM's value and the name of its type ("int" is a position,
+    without wraparound).
+    """
 
     __slots__ = ("kind", "machine", "value")
 
@@ -138,7 +153,7 @@ class LlvmMachine:
         if kind == "float16":
             number = int.from_bytes(float16.to_bytes([number]), "little")
         number = float(number) if kind in _FLOATS else int(number)
-        if kind not in _FLOATS and kind != "bool":
+        if isinstance(number, int) and kind != "bool":
             number &= (1 << _BITS[kind]) - 1
         if kind == "float32" and math.isfinite(number):
             number = ctypes.c_float(number).value
@@ -158,7 +173,7 @@ class LlvmMachine:
                 _known_symbol(full)
         return self.wrap(self.builder.call(function, [a.value for a in args]), kind)
 
-    # -- elementary.Machine -----------------------------------------------------------------------------------------
+    # -- elementary.Machine ---------------------------
 
     def select(self, condition: _Value, a: _Value, b: _Value) -> _Value:
         """Return `a` where the condition holds, else `b`."""
@@ -224,7 +239,7 @@ class LlvmMachine:
         x = self.cast(x, "float32")
         return self.to_bfloat16(x) if kind == "bfloat16" else self.to_float16(x)
 
-    # -- arithmetic -------------------------------------------------------------------------------------------------
+    # -- arithmetic ---------------------------
 
     def arithmetic(self, op: str, a: _Value, b: _Value) -> _Value:
         """Add, subtract or multiply; typed integers wrap around."""
@@ -376,7 +391,7 @@ class LlvmMachine:
     def power(self, a: _Value, b: _Value) -> _Value:
         """Raise to a power."""
         if a.kind == "float32":
-            return elementary.pow(self, a, b)  # type: ignore[no-any-return]
+            return elementary.pow(self, a, b)
         if a.kind == "float64":
             return self.intrinsic("pow", a.kind, a, b)
         if a.kind == "bool":
@@ -396,7 +411,7 @@ class LlvmMachine:
         )
         return self.select(b < zero, small, result)
 
-    # -- 16-bit floats ----------------------------------------------------------------------------------------------
+    # -- 16-bit floats ---------------------------
 
     def from_bfloat16(self, x: _Value) -> _Value:
         """Widen to float32."""
@@ -486,10 +501,30 @@ class LlvmMachine:
 
 # Functions of the C library for float64.
 _LIBM = {
-    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p", "sin": "sin",
-    "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
-    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "erfc": "erfc", "atan2": "atan2", "hypot": "hypot",
-}  # fmt: skip
+    "exp": "exp",
+    "exp2": "exp2",
+    "expm1": "expm1",
+    "log": "log",
+    "log2": "log2",
+    "log10": "log10",
+    "log1p": "log1p",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "erf": "erf",
+    "erfc": "erfc",
+    "atan2": "atan2",
+    "hypot": "hypot",
+}
 _ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"}
 
 
@@ -556,7 +591,7 @@ class _Compiler:
         self.let("begin", self.m.wrap(begin, "int"))
         self.let("end", self.m.wrap(end, "int"))
 
-    # -- statements -------------------------------------------------------------------------------------------------
+    # -- statements ---------------------------
 
     def let(self, name: str, value: _Value) -> None:
         if name not in self.variables:
@@ -611,7 +646,7 @@ class _Compiler:
                 with self.b.if_then(self.value(test).value):
                     self.block(body)
             case ast.Expr(value=ast.Call(func=ast.Name(id="report"), args=[_, site, value])):
-                assert isinstance(site, ast.Constant)
+                assert isinstance(site, ast.Constant) and isinstance(site.value, int)
                 self.report(site.value, self.value(value))
             case ast.Pass():
                 pass
@@ -677,7 +712,7 @@ class _Compiler:
             place = b.gep(self.status, [self.ir.Constant(self.ir.IntType(64), 1)], source_etype=i32)
             b.store(self.m.cast(value, "int32").value, place)
 
-    # -- memory -----------------------------------------------------------------------------------------------------
+    # -- memory ---------------------------
 
     def place(self, node: ast.Subscript) -> tuple[Any, str, Any, Any]:
         assert isinstance(node.value, ast.Name)
@@ -719,7 +754,7 @@ class _Compiler:
         stored = value.value if kind != "bool" else self.b.zext(value.value, self.ir.IntType(8))
         self.mark(self.b.store(stored, pointer, align=_BYTES[kind]), mine, others)
 
-    # -- expressions ------------------------------------------------------------------------------------------------
+    # -- expressions ---------------------------
 
     def variable(self, name: str) -> _Value:
         place, kind = self.variables[name]
@@ -820,9 +855,9 @@ class _Compiler:
                 | "copysign"
                 | "sqrt"
             ):
-                return getattr(m, name)(*values)  # type: ignore[no-any-return]
+                return getattr(m, name)(*values)
             case "from_bfloat16" | "to_bfloat16" | "order_position":
-                return getattr(m, name)(*values)  # type: ignore[no-any-return]
+                return getattr(m, name)(*values)
             case "order_max" | "order_min":
                 return m.order(values[0], 1 if name == "order_max" else -1)
             case "order_argmax" | "order_argmin":
@@ -837,7 +872,7 @@ class _Compiler:
                 return m.power(*values)
         if name in elementary.FUNCTIONS:
             if values[0].kind == "float32":
-                return elementary.FUNCTIONS[name](m, *values)  # type: ignore[no-any-return]
+                return elementary.FUNCTIONS[name](m, *values)
             return m.intrinsic(_LIBM[name], "float64", *values)
         raise TypeError(f"no such function in kernels: {name}")
 
@@ -868,7 +903,7 @@ def _literal(node: ast.expr) -> float | int | None:
     return None
 
 
-# -- LLVM -----------------------------------------------------------------------------------------------------------------
+# -- LLVM ---------------------------
 
 
 def _known_symbol(name: str) -> None:
@@ -991,7 +1026,7 @@ def llvm_text(source: str, name: str, fused: bool) -> str:
 def function(source: str) -> Native:
     """Return the compiled form of a loop text."""
     # The name is no part of what the text does.
-    head, rest = source.split("(", 1)
+    _, rest = source.split("(", 1)
     with _LOCK:
         found = _FUNCTIONS.get(rest)
         if found is None:
@@ -1031,7 +1066,7 @@ def _llvmlite_version() -> str:
     return str(llvmlite.__version__)
 
 
-# -- code on disk ---------------------------------------------------------------------------------------------------------
+# -- code on disk ---------------------------
 
 
 @cache

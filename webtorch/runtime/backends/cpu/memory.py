@@ -1,11 +1,12 @@
 """Memory of the CPU backend: NumPy arrays that go back to a pool. Imports NumPy and floors 0 and 3's protocol.
 
-Fresh pages from the system cost more than most kernels, so large blocks are kept and given out again; a block whose array
-is still seen by somebody (a view, a memoryview) is left alone.
+Fresh pages from the system cost more than most kernels, so large blocks are kept and given out
+again; a block whose array is still seen by somebody (a view, a memoryview) is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import Any
@@ -100,7 +101,9 @@ class Memory:
 
 
 def _block_size(nbytes: int) -> int:
-    """Round up so that blocks of like sizes are interchangeable: to 64 bytes, large ones to 1/8 of the power of two below."""
+    """Round up so that blocks of like sizes are interchangeable: to 64 bytes, large ones to 1/8 of
+    the power of two below.
+    """
     if nbytes < _LARGE:
         return max((nbytes + 63) & -64, 64)
     step = 1 << (nbytes.bit_length() - 4)
@@ -115,6 +118,7 @@ class CpuBuffer:
 
     __slots__ = ("__weakref__", "address", "array", "block", "dtype", "elements", "nbytes", "owner")
     array: Array
+    block: Block
 
     def __init__(self, dtype: DType, elements: int, owner: CpuBuffer | None = None) -> None:
         self.dtype = dtype
@@ -142,9 +146,7 @@ class CpuBuffer:
         except AttributeError:
             return
         if self.owner is None:
-            try:
-                # The view must go first, or the block would look used.
+            # The view must go first, or the block would look used.
+            with contextlib.suppress(AttributeError):
                 object.__delattr__(self, "array")
-            except AttributeError:
-                pass
             MEMORY.give(block)

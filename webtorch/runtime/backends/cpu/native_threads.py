@@ -1,8 +1,10 @@
-"""The thread pool for compiled kernels, itself machine code: handing out work takes microseconds and no interpreter lock.
+"""The thread pool for compiled kernels, itself machine code: handing out work takes microseconds
+and no interpreter lock.
 
-Threads are Python's, but each stays inside one native call, where it spins for a moment and then sleeps on a futex. So this
-works on Linux (x86-64 and ARM64); `available` is False elsewhere, and `threads.run_parallel` does the work.
-Imports the compiler beside it; ctypes and llvmlite when the pool starts.
+Threads are Python's, but each stays inside one native call, where it spins for a moment and then
+sleeps on a futex. So this works on Linux (x86-64 and ARM64); `available` is False elsewhere, and
+`threads.run_parallel` does the work. Imports the compiler beside it; ctypes and llvmlite when the
+pool starts.
 """
 
 from __future__ import annotations
@@ -245,7 +247,9 @@ _LOCK = threading.Lock()
 
 
 def run(function: int, begin: int, end: int, step: int, block: bytes, count: int) -> bool:
-    """Run a kernel's points begin..end-1 on `count` threads, `step` points at a time; False where the pool is in use."""
+    """Run a kernel's points begin..end-1 on `count` threads, `step` points at a time; False where
+    the pool is in use.
+    """
     global _POOL
     if _POOL is None:
         with _LOCK:

@@ -1,4 +1,6 @@
-"""The names that generated NumPy source uses: NumPy's own functions, and what NumPy lacks. Imports NumPy and floors 0-2."""
+"""The names that generated NumPy source uses: NumPy's own functions, and what NumPy lacks. Imports
+NumPy and floors 0-2.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +56,14 @@ def scatter(
         position, value = position[chosen], value[chosen]
     if combine == "set":
         flat[position] = value
+    elif flat.dtype in (np.uint16, np.float16):
+        # 16-bit floats (bfloat16 as its bits) are combined in float32.
+        bits = flat.dtype == np.uint16
+        places, number = np.unique(position, return_inverse=True)
+        total = from_bfloat16(flat[places]) if bits else flat[places].astype(np.float32)
+        terms = from_bfloat16(value) if bits else value.astype(np.float32)
+        _AT[combine].at(total, number.reshape(position.shape), terms)
+        flat[places] = to_bfloat16(total) if bits else total.astype(np.float16)
     else:
         _AT[combine].at(flat, position, value)
 
@@ -66,7 +76,7 @@ def check(status: Array, site: int, value: Array, low: int, high: int) -> None:
         status[0] = site + 1
 
 
-# -- reductions over the inner dims ---------------------------------------------------------------------------------------
+# -- reductions over the inner dims ---------------------------
 
 
 def _reducer(ufunc: np.ufunc) -> Any:
@@ -97,7 +107,7 @@ def _position_reducer(find: Any) -> Any:
 reduce_argmax, reduce_argmin = _position_reducer(np.argmax), _position_reducer(np.argmin)
 
 
-# -- types ----------------------------------------------------------------------------------------------------------------
+# -- types ---------------------------
 
 
 def convert(x: Array, target: type) -> Array:
@@ -124,7 +134,7 @@ def to_bfloat16(x: Array) -> Array:
     return np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
-# -- functions that NumPy lacks -------------------------------------------------------------------------------------------
+# -- functions that NumPy lacks ---------------------------
 
 
 def sign(x: Array) -> Array:
@@ -193,13 +203,35 @@ def philox(
     return elementary.philox(_MACHINE, seed_low, seed_high, counter_low, counter_high)
 
 
-NAMESPACE: dict[str, Any] = {
-    name: getattr(np, name)
-    for name in ["negative", "absolute", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "trunc", "rint", "logical_not", "invert", "isnan", "isinf", "add", "subtract", "multiply", "divide", "floor_divide", "fmod", "remainder", "arctan2", "hypot", "copysign", "minimum", "maximum", "less", "less_equal", "equal", "not_equal", "left_shift", "right_shift", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "where", "arange", "float32", "float64", "float16", "uint16", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool_"]
-} | {
+_NAMES = """
+negative absolute exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan arcsin arccos arctan sinh
+cosh tanh arcsinh arccosh arctanh floor ceil trunc rint logical_not invert isnan isinf add
+subtract multiply divide floor_divide fmod remainder arctan2 hypot copysign minimum maximum less
+less_equal equal not_equal left_shift right_shift logical_and logical_or logical_xor bitwise_and
+bitwise_or bitwise_xor where arange float32 float64 float16 uint16 int8 int16 int32 int64 uint8
+uint32 bool_
+"""
+
+NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _NAMES.split()} | {
     f.__name__: f
-    for f in (view, guarded, put, scatter, check, convert, from_bfloat16, to_bfloat16, sign, rsqrt, pow, truncdiv, never, positive, philox)
-}  # fmt: skip
+    for f in (
+        view,
+        guarded,
+        put,
+        scatter,
+        check,
+        convert,
+        from_bfloat16,
+        to_bfloat16,
+        sign,
+        rsqrt,
+        pow,
+        truncdiv,
+        never,
+        positive,
+        philox,
+    )
+}
 NAMESPACE |= {
     "erf": erf, "erfc": erfc, "reduce_sum": reduce_sum, "reduce_prod": reduce_prod, "reduce_max": reduce_max,
     "reduce_min": reduce_min, "reduce_any": reduce_any, "reduce_all": reduce_all, "reduce_argmax": reduce_argmax,

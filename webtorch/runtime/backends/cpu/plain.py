@@ -1,4 +1,5 @@
-"""What the loop text of `lower/pysource.py` means in plain Python, on NumPy scalars. Imports NumPy and this backend's modules.
+"""What the loop text of `lower/pysource.py` means in plain Python, on NumPy scalars. Imports NumPy
+and this backend's modules.
 
 Used by `webtorch.debug.step`: slow, exact about types, and every line can carry a breakpoint.
 """
@@ -150,15 +151,44 @@ def _math(name: str) -> Callable[..., Any]:
 
 
 NAMESPACE: dict[str, Any] = {
-    "inf": math.inf, "nan": math.nan, "local": local, "bitcast": bitcast, "where": where, "div": div, "rem": rem, "report": report,
-    "logical_not": logical_not, "order_max": order_max, "order_min": order_min, "unorder": unorder, "order_argmax": order_argmax,
-    "order_argmin": order_argmin, "order_position": order_position, "floor": _scalar(np.floor), "ceil": _scalar(np.ceil),
-    "trunc": _scalar(np.trunc), "round": _scalar(np.rint), "isnan": np.isnan, "isinf": np.isinf, "sqrt": np.sqrt,
-    "copysign": np.copysign, "maximum": np.maximum, "minimum": np.minimum, "invert": np.invert, "sign": _scalar(numpy_math.sign),
-    "rsqrt": _scalar(numpy_math.rsqrt), "floordiv": np.floor_divide, "mod": np.remainder, "truncmod": np.fmod,
-    "truncdiv": _scalar(numpy_math.truncdiv), "shl": np.left_shift, "shr": np.right_shift,
-    "from_bfloat16": _scalar(numpy_math.from_bfloat16), "to_bfloat16": _scalar(numpy_math.to_bfloat16), "philox": numpy_math.philox,
-}  # fmt: skip
+    "inf": math.inf,
+    "nan": math.nan,
+    "local": local,
+    "bitcast": bitcast,
+    "where": where,
+    "div": div,
+    "rem": rem,
+    "report": report,
+    "logical_not": logical_not,
+    "order_max": order_max,
+    "order_min": order_min,
+    "unorder": unorder,
+    "order_argmax": order_argmax,
+    "order_argmin": order_argmin,
+    "order_position": order_position,
+    "floor": _scalar(np.floor),
+    "ceil": _scalar(np.ceil),
+    "trunc": _scalar(np.trunc),
+    "round": _scalar(np.rint),
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "sqrt": np.sqrt,
+    "copysign": np.copysign,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "invert": np.invert,
+    "sign": _scalar(numpy_math.sign),
+    "rsqrt": _scalar(numpy_math.rsqrt),
+    "floordiv": np.floor_divide,
+    "mod": np.remainder,
+    "truncmod": np.fmod,
+    "truncdiv": _scalar(numpy_math.truncdiv),
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "from_bfloat16": _scalar(numpy_math.from_bfloat16),
+    "to_bfloat16": _scalar(numpy_math.to_bfloat16),
+    "philox": numpy_math.philox,
+}
 NAMESPACE |= {name: _math(name) for name in elementary.FUNCTIONS}
 NAMESPACE |= {
     kind: _typed(kind)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 Task = Callable[[], object]
 
@@ -118,4 +119,4 @@ def split(begin: int, end: int, parts: int, multiple: int = 1) -> list[tuple[int
     units = -(-(end - begin) // multiple)
     parts = max(1, min(parts, units))
     cuts = [begin + units * i // parts * multiple for i in range(parts)] + [end]
-    return [(a, b) for a, b in zip(cuts, cuts[1:]) if b > a]
+    return [(a, b) for a, b in pairwise(cuts) if b > a]
