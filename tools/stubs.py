@@ -140,7 +140,9 @@ def methods() -> str:
     lines += [
         f"    {found[name]}\n" for name in sorted(found) if name not in own or name.startswith("__")
     ]
-    return "".join(lines)
+    text = "".join(lines)
+    at = text.index("\nclass ")
+    return _with_builtins(text[:at], text[at:])
 
 
 def namespace(place: str, title: str, head: str) -> str:
@@ -160,15 +162,21 @@ def top() -> str:
     """Return the stub of the package itself: what __init__.py imports, then the table's functions."""
     source = (ROOT / "__init__.py").read_text()
     head = ["from typing import Any\n"]
+    renamed: list[str] = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.ImportFrom) and node.module not in (
             "__future__",
             "webtorch.tensors.bind",
         ):
             for alias in node.names:
-                head.append(
-                    f"from {node.module} import {alias.name} as {alias.asname or alias.name}\n"
-                )
+                public = alias.asname or alias.name
+                if public == alias.name:
+                    head.append(f"from {node.module} import {public} as {public}\n")
+                else:
+                    # A stub exports `name as name` only; another name needs an assignment.
+                    head.append(f"from {node.module} import {alias.name} as _{public}_\n")
+                    renamed.append(f"{public} = _{public}_\n")
+    head += renamed
     names = "float double half long short int"
     head += [f"{n}: dtype\n" for n in names.split()]
     head += [
@@ -177,18 +185,18 @@ def top() -> str:
     ]
     head += ["inf: Any\nnan: Any\npi: Any\ne: Any\nnewaxis: None\n\n"]
     text = namespace("torch", "PyTorch's names on webtorch's engine.", "".join(head))
-    # Inside this file the names float, int and bool are dtypes, as in PyTorch.
     body_at = text.index("\ndef ")
-    body = text[body_at:]
+    return _with_builtins(text[:body_at], text[body_at:])
+
+
+def _with_builtins(head: str, body: str) -> str:
+    """Write int, float and bool of `body` under other names: here they are dtypes or methods."""
     for name in ("float", "int", "bool"):
-        body = (
-            body.replace(f": {name}", f": _{name}")
-            .replace(f"-> {name}", f"-> _{name}")
-            .replace(f"| {name}", f"| _{name}")
-        )
-    return text[:body_at].replace(
-        "from typing import Any\n", "import builtins\nfrom typing import Any\n", 1
-    ) + ("\n_float = builtins.float\n_int = builtins.int\n_bool = builtins.bool\n" + body)
+        for before in (": ", "-> ", "| "):
+            body = body.replace(before + name, f"{before}_{name}")
+    imports = "import builtins\nfrom typing import Any\n"
+    names = "".join(f"_{name} = builtins.{name}\n" for name in ("float", "int", "bool"))
+    return head.replace("from typing import Any\n", imports, 1) + "\n" + names + body
 
 
 def functional() -> str:

@@ -36,12 +36,12 @@ _load_table()
 globals().update(_NAMESPACES["torch"])
 
 # These need the table's functions.
-from webtorch import autograd, errors, linalg, nn, optim, special, utils, webgpu  # noqa: E402
-from webtorch.capture import compile  # noqa: E402
-from webtorch.io.checkpoint import load, save  # noqa: E402
-from webtorch.ops.random import Generator, default_generator  # noqa: E402
-from webtorch.tensors.threads import get_num_threads, set_num_threads  # noqa: E402
-from webtorch.tensors.whole import is_tensor, numel, realize, synchronize  # noqa: E402
+from webtorch import autograd, errors, linalg, nn, optim, special, utils, webgpu
+from webtorch.capture import compile
+from webtorch.io.checkpoint import load, save
+from webtorch.ops.random import Generator, default_generator
+from webtorch.tensors.threads import get_num_threads, set_num_threads
+from webtorch.tensors.whole import is_tensor, numel, realize, synchronize
 
 __version__ = "0.1.0"
 float = float32

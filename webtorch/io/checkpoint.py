@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import webtorch
 from webtorch.errors import DeviceError, DTypeError
@@ -120,7 +120,8 @@ def _rebuild(record: RawTensor, ref: TensorRef, map_location: MapLocation, file:
     dtype = dtypes.by_name(record.dtype)
 
     def build(device: Place) -> Tensor:
-        return from_bytes(record.data, record.shape, dtype, webtorch.device(device))
+        data: Any = record.data
+        return from_bytes(data, record.shape, dtype, webtorch.device(device))
 
     def build_as_saved() -> Tensor:
         try:
@@ -141,7 +142,7 @@ def _rebuild(record: RawTensor, ref: TensorRef, map_location: MapLocation, file:
             moved = map_location(build("cpu"), ref.device)
             tensor = build_as_saved() if moved is None else moved
         case _:
-            tensor = build(cast(Place, map_location))
+            tensor = build(map_location)
     if ref.parameter:
         return Parameter(tensor, ref.requires_grad)
     return tensor.requires_grad_() if ref.requires_grad else tensor

@@ -278,7 +278,7 @@ class _ConvTranspose(_ConvNd):
             )
         out = []
         for i in range(rank):
-            pads = 2 * self.padding[i]
+            pads: Any = 2 * self.padding[i]
             span = self.dilation[i] * (self.kernel_size[i] - 1) + 1
             low = (spatial[i] - 1) * self.stride[i] - pads + span
             high = low + self.stride[i] - 1

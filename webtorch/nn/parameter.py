@@ -48,7 +48,7 @@ class Parameter(Tensor):
         """Pickle as the data and whether it requires a gradient; the gradient stays behind."""
         return _rebuild_parameter, (type(self), self.detach(), self.requires_grad)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the tensor's text under PyTorch's headline."""
         return "Parameter containing:\n" + super().__repr__()
 

@@ -1,1 +1,1 @@
-"""Floor 1: the op table. An operation is declared once, here; functions, methods, kernels, gradients and tests follow."""
+"""Floor 1: the op table. An operation is declared once, here; all else follows."""

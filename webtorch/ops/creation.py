@@ -87,7 +87,7 @@ def _number(value: Any) -> Scalar:
     item = getattr(value, "item", None)
     if item is None:
         raise TypeError(f"expected a number, not {type(value).__name__}")
-    return item()  # type: ignore[no-any-return]
+    return item()
 
 
 def _dtype_of_number(value: Scalar) -> DType:
@@ -771,9 +771,8 @@ def arange(
         first, last, stride = start, end, step
     if last is None:
         raise TypeError("arange() received an invalid combination of arguments: `end` is missing")
-    first = _number(0 if first is None else first)
-    last, stride = _number(last), _number(1 if stride is None else stride)
-    numbers = (first, last, stride)
+    numbers: list[Any] = [_number(0 if v is None else v) for v in (first, last)]
+    numbers.append(_number(1 if stride is None else stride))
     if dtype is None and out is None:
         wanted = default_dtype() if any(isinstance(v, float) for v in numbers) else int64
     else:
@@ -781,12 +780,12 @@ def arange(
     if wanted is bool_:
         raise NotImplementedError("\"arange\" not implemented for 'Bool'")
     if wanted is int64:
-        first, last, stride = (int(v) if math.isfinite(v) else v for v in numbers)
-    count = _range_count(first, last, stride, wanted)
-    if wanted.kind == "float":
-        first, stride = float(first), float(stride)
-    else:
-        first, stride = int(first), int(stride)
+        numbers = [int(v) if math.isfinite(v) else v for v in numbers]
+    low_end, high_end, step_by = numbers
+    count = _range_count(low_end, high_end, step_by, wanted)
+    kind: Any = float if wanted.kind == "float" else int
+    first, stride = kind(low_end), kind(step_by)
+    if wanted.kind != "float":
         low, high = integer_limits(wanted)
         if count and not (low <= first <= high and low <= first + (count - 1) * stride <= high):
             raise RuntimeError(

@@ -588,6 +588,7 @@ def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0)
     dim = _splittable("split", input, dim)
     if isinstance(split_size_or_sections, (tuple, list)):
         return _split_with_sizes(input, [operator.index(s) for s in split_size_or_sections], dim)
+    assert not isinstance(split_size_or_sections, Sequence)
     length = operator.index(split_size_or_sections)
     if length < 0:
         raise RuntimeError(f"split expects split_size be non-negative, but got split_size={length}")
@@ -657,7 +658,7 @@ def _named_split(name: str, x: Any, dim: int, rank: int, parts: Any) -> tuple[An
             f"torch.{name} attempted to split along dimension {dim}, but the size of the dimension "
             f"{x._shape[dim]} is not divisible by the split_size {parts}!"
         )
-    return tensor_split(x, parts, dim)  # type: ignore[no-any-return]
+    return tensor_split(x, parts, dim)
 
 
 @composite(family="movement")
@@ -858,6 +859,117 @@ def as_strided(
     return as_view(input, shape, strides, offset, name="AsStrided")
 
 
+# -- the same tensor, seen otherwise ----------------------------------------------------------------
+
+
+def _become(name: str, x: Any, seen: Any) -> Any:
+    """Make `x` the view `seen` of its own storage."""
+    from webtorch.tensors import tape
+
+    if tape.mode.grad and x.requires_grad and x.is_leaf:
+        raise RuntimeError(
+            f"{name}: a leaf Variable that requires grad is being used in an in-place operation."
+        )
+    x._shape, x._strides, x._offset, x._whole = (
+        seen._shape,
+        seen._strides,
+        seen._offset,
+        seen._whole,
+    )
+    if seen._grad_fn is not None:
+        tape.set_history(x, seen._grad_fn)
+    return x
+
+
+@composite(family="movement", name="t_", function_in=METHOD, torch="Tensor.t_")
+def t_(input: Any) -> Any:
+    """Transpose a matrix in place: only the strides change."""
+    return _become("t_", input, t(input))
+
+
+@composite(family="movement", name="transpose_", function_in=METHOD, torch="Tensor.transpose_")
+def transpose_(input: Any, dim0: int, dim1: int) -> Any:
+    """Exchange two dimensions in place: only the strides change."""
+    return _become("transpose_", input, _swap(input, dim0, dim1))
+
+
+@composite(family="movement", name="swapaxes_", function_in=METHOD, torch="Tensor.swapaxes_")
+def swapaxes_(input: Any, axis0: int, axis1: int) -> Any:
+    """Exchange two dimensions in place: only the strides change."""
+    return _become("swapaxes_", input, _swap(input, axis0, axis1))
+
+
+@composite(family="movement", name="swapdims_", function_in=METHOD, torch="Tensor.swapdims_")
+def swapdims_(input: Any, dim0: int, dim1: int) -> Any:
+    """Exchange two dimensions in place: only the strides change."""
+    return _become("swapdims_", input, _swap(input, dim0, dim1))
+
+
+@composite(family="movement", name="squeeze_", function_in=METHOD, torch="Tensor.squeeze_")
+def squeeze_(input: Any, dim: int | Sequence[int] | None = None) -> Any:
+    """Drop dimensions of size 1 in place."""
+    return _become("squeeze_", input, squeeze(input, dim))
+
+
+@composite(family="movement", name="unsqueeze_", function_in=METHOD, torch="Tensor.unsqueeze_")
+def unsqueeze_(input: Any, dim: int) -> Any:
+    """Add a dimension of size 1 in place."""
+    return _become("unsqueeze_", input, unsqueeze(input, dim))
+
+
+@composite(
+    family="movement",
+    name="as_strided_",
+    function_in=("torch", "Tensor"),
+    torch="Tensor.as_strided_",
+)
+def as_strided_(
+    input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """See the same storage with other sizes, strides and offset (in elements)."""
+    return _become("as_strided_", input, as_strided(input, size, stride, storage_offset))
+
+
+# -- parts replaced ---------------------------------------------------------------------------------
+
+
+def _replaced(name: str, input: Any, src: Any, part: Callable[[Any], Any]) -> Any:
+    out = clone(input)
+    target = part(out)
+    if target._shape != src._shape:
+        raise ShapeError(
+            f"{name}: expected src to have a size equal to the part of self that it replaces. src size = "
+            f"{list(src._shape)}, part size = {list(target._shape)}"
+        )
+    _write(target, cast_to(src, input.dtype))
+    return out
+
+
+@composite(family="movement")
+def select_scatter(input: Any, src: Any, dim: int, index: int) -> Any:
+    """A copy with `src` in place of input.select(dim, index)."""
+    return _replaced("select_scatter", input, src, lambda x: select(x, dim, index))
+
+
+@composite(family="movement")
+def slice_scatter(
+    input: Any,
+    src: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    """A copy with `src` in place of the slice start:end:step of `dim`."""
+    return _replaced("slice_scatter", input, src, lambda x: slice_(x, dim, start, end, step))
+
+
+@composite(family="movement")
+def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """A copy with `src` in place of input.diagonal(offset, dim1, dim2)."""
+    return _replaced("diagonal_scatter", input, src, lambda x: diagonal(x, offset, dim1, dim2))
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 
@@ -922,7 +1034,7 @@ def _joint_dtype(tensors: Sequence[Any]) -> DType:
     for other in tensors:
         if other.dtype is not dtype:
             dtype = promote_types(dtype, other.dtype)
-    return dtype  # type: ignore[no-any-return]
+    return dtype
 
 
 def _cat(tensors: Sequence[Any], dim: int) -> Any:
@@ -1135,6 +1247,17 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
     if swap:
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
+
+
+@composite(family="movement", function_in=("torch",))
+def cartesian_prod(*tensors: Any) -> Any:
+    """All combinations of the elements of 1-d tensors, one a row."""
+    for x in tensors:
+        if len(x._shape) != 1:
+            raise RuntimeError(f"Expect a 1D vector, but got shape {list(x._shape)}")
+    if len(tensors) == 1:
+        return tensors[0]
+    return stack([ravel(grid) for grid in meshgrid(*tensors)], 1)
 
 
 # -- repeating -------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import composite
 
-Sort = namedtuple("sort", ("values", "indices"))
-Topk = namedtuple("topk", ("values", "indices"))
-Kthvalue = namedtuple("kthvalue", ("values", "indices"))
-Median = namedtuple("median", ("values", "indices"))
-Nanmedian = namedtuple("nanmedian", ("values", "indices"))
+Sort: Any = namedtuple("sort", ("values", "indices"))  # type: ignore[name-match]
+Topk: Any = namedtuple("topk", ("values", "indices"))  # type: ignore[name-match]
+Kthvalue: Any = namedtuple("kthvalue", ("values", "indices"))  # type: ignore[name-match]
+Median: Any = namedtuple("median", ("values", "indices"))  # type: ignore[name-match]
+Nanmedian: Any = namedtuple("nanmedian", ("values", "indices"))  # type: ignore[name-match]
 
 # Ranking costs rows * n * n comparisons in two kernels; merging a few kernels over rows * n for each doubling of a run.
 _RANKED = 64

@@ -288,8 +288,10 @@ def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one"
     slope = derivative(op.build(inputs), inputs[slot])
     if slope is None:
         return "zero"
-    if slope.op == "const":
-        return {1.0: "one", -1.0: "minus_one"}.get(slope.value, "formula")
+    if slope.op == "const" and slope.value == 1.0:
+        return "one"
+    if slope.op == "const" and slope.value == -1.0:
+        return "minus_one"
     return "formula"
 
 

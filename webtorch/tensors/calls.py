@@ -28,7 +28,16 @@ from webtorch.ir.view import broadcast_shapes, contiguous_strides
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.primitives import as_view, cast_to, check_writable, fill, reduce_dims, write
-from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, mode, no_grad, set_history
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import (
+    GradFn,
+    SavedTensor,
+    gradient_edge,
+    mode,
+    no_grad,
+    overwriting,
+    set_history,
+)
 from webtorch.tensors.tensor import Size, Tensor, _transfer, unsupported_text
 
 Operand = Tensor | Scalar
@@ -48,7 +57,7 @@ def get_default_dtype() -> DType:
 def set_default_dtype(d: DType) -> None:
     """Set the dtype of new floating-point tensors. Raises TypeError for other types."""
     global _default_dtype
-    if not isinstance(d, DType) or not d.is_floating_point:
+    if not getattr(d, "is_floating_point", False):
         raise TypeError("only floating-point types are supported as the default type")
     _default_dtype = d
     _promoted.cache_clear()
@@ -317,9 +326,7 @@ def _attach(
 ) -> None:
     edges = tuple(
         [
-            gradient_edge(o)
-            if isinstance(o, Tensor) and o.dtype.kind == "float" and o.requires_grad
-            else None
+            gradient_edge(o) if o.dtype.kind == "float" and o.requires_grad else None
             for o in operands
             if isinstance(o, Tensor)
         ]
@@ -571,11 +578,37 @@ def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         check_writable(self)
-        return write_result(self, function(self, *args, **kwargs), name)
+        if not mode.grad:
+            return write_result(self, function(self, *args, **kwargs), name)
+        with overwriting() as saved:
+            result = function(self, *args, **kwargs)
+        return _write_and_keep(self, result, name, saved) if saved else write_result(self, result, name)
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."
     return inplace
+
+
+def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTensor]) -> Tensor:
+    """Write the result of an in-place op whose gradient needs `saved`.
+
+    A saved x is the value before the write, which is kept; a saved result is from now on x itself,
+    so that overwriting x again is an error, as in PyTorch.
+    """
+    before = x._storage
+    if any(s.storage is before for s in saved):
+        before.node.shared = True
+        kept = Storage(before.node, before.runtime)
+        for s in saved:
+            if s.storage is before:
+                s.move(kept, s.geometry)
+    same_dtype = result.dtype is x.dtype
+    made = result._storage
+    write_result(x, result, name)
+    for s in saved:
+        if same_dtype and s.storage is made and s.is_output:
+            s.move(x._storage, (x._shape, x._strides, x._offset, x._whole))
+    return x
 
 
 def bind_composite(op: Op) -> Callable[..., Any]:

@@ -65,7 +65,7 @@ class device:
     def __hash__(self) -> int:
         return hash((self.type, self.index))
 
-    def __reduce__(self) -> tuple[type[device], tuple[str, int | None]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, int | None]]:
         return (device, (self.type, self.index))
 
     def __enter__(self) -> device:
@@ -75,7 +75,7 @@ class device:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        kind: Any,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:

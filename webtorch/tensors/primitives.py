@@ -203,10 +203,14 @@ def _rebase(x: Tensor, values: Tensor) -> None:
     base = x._base
     if base is None:
         edge = gradient_edge(values) if values.requires_grad else None
+        before = gradient_edge(x)
         x._history += 1
         x._accumulate = None
         if edge is None:
-            x._grad_fn, x._requires_grad, x._output_nr = None, False, 0
+            # Nothing of the old value is left; it still has a gradient, of zeros.
+            shape, dtype, where = x._shape, x.dtype, x.device
+            rule = lambda gs: (fill(shape, 0, dtype, where),)  # noqa: E731
+            set_history(x, GradFn("CopyBackwards", (before,), rule))
         elif values._grad_fn is None:
             # A leaf was copied: the copy has a function of its own.
             set_history(x, GradFn("CopyBackwards", (edge,), lambda gs: (gs[0],)))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from webtorch.ops import primitive
 
 if TYPE_CHECKING:
+    from webtorch.tensors.storage import Storage
     from webtorch.tensors.tensor import Tensor
 
 # Tensors, with None where there is no cotangent.
@@ -36,6 +37,12 @@ class _Mode(threading.local):
     saved_hooks: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = ()
     # Whether the running backward pass accumulates into every leaf (it was not given inputs).
     whole_backward = True
+
+    def __init__(self) -> None:
+        # Saved tensors that the next gradient function will own.
+        self.unclaimed: list[SavedTensor] = []
+        # Saved tensors of the in-place operation that is being recorded.
+        self.overwriting: list[SavedTensor] | None = None
 
 
 mode = _Mode()
@@ -55,6 +62,7 @@ class GradFn:
         "post_hooks",
         "pre_hooks",
         "rule",
+        "saves",
         "sequence",
     )
 
@@ -72,6 +80,11 @@ class GradFn:
         self.metas: list[Any] = []
         self.pre_hooks: dict[int, Callable[..., Any]] | None = None
         self.post_hooks: dict[int, Callable[..., Any]] | None = None
+        # Whether the rule needs saved tensors: one that does can run only once, unless the graph is retained.
+        self.saves = False
+        if rule is not None and mode.unclaimed:
+            self.saves = True
+            mode.unclaimed = []
 
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
@@ -171,6 +184,13 @@ class SavedTensor:
             with no_grad():
                 self.packed = pack(tensor.detach())
             self.storage = None
+        mode.unclaimed.append(self)
+        if mode.overwriting is not None:
+            mode.overwriting.append(self)
+
+    def move(self, storage: Storage, geometry: tuple[Any, ...]) -> None:
+        """Find the same value in another storage."""
+        self.storage, self.version, self.geometry = storage, storage.version, geometry
 
     def unpack(self, owner: GradFn | None = None) -> Tensor:
         """Return the tensor. Raises RuntimeError if it has been overwritten since."""
@@ -226,6 +246,16 @@ def gradient_edge(tensor: Tensor) -> Edge | None:
         accumulate = AccumulateGrad(tensor)
         tensor._accumulate = weakref.ref(accumulate)
     return accumulate, 0
+
+
+@contextlib.contextmanager
+def overwriting() -> Generator[list[SavedTensor], None, None]:
+    """Collect the tensors that are saved for backward inside, while an in-place operation is recorded."""
+    previous, mode.overwriting = mode.overwriting, []
+    try:
+        yield mode.overwriting
+    finally:
+        mode.overwriting = previous
 
 
 def needs_grad(tensors: Iterable[Tensor]) -> bool:
@@ -491,7 +521,7 @@ def run_backward(
                     "need to access saved tensors after calling backward."
                 )
             result = fn.rule(grads)
-            if not retain_graph:
+            if fn.saves and not retain_graph:
                 fn.rule = None
             if fn.post_hooks:
                 for hook in list(fn.post_hooks.values()):
@@ -581,7 +611,7 @@ def backward(
         roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
     )
     for t, g in zip(targets or (), found, strict=False):
-        if g is not None and not t.is_leaf:
+        if g is not None and not t.is_leaf and not t._retains:
             _accumulate(t, g, create_graph)
 
 
@@ -600,7 +630,13 @@ def grad(
         raise NotImplementedError(
             "autograd.grad: is_grads_batched is not available; call grad once per cotangent"
         )
+    if materialize_grads and allow_unused is False:
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
     roots, targets = _listed(outputs), _listed(inputs)
+    if not targets:
+        raise RuntimeError("`inputs` argument to `grad()` cannot be empty.")
     cotangents = _cotangents(
         roots, _listed(grad_outputs) if grad_outputs is not None else [None] * len(roots)
     )
@@ -619,10 +655,10 @@ def grad(
             for t, g in zip(targets, found, strict=True)
         ]
     elif not allow_unused and any(g is None for g in found):
+        unused = next(i for i, g in enumerate(found) if g is None)
         raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set "
-            "allow_unused=True if this is the "
-            "desired behavior."
+            f"The differentiated Tensor at index {unused} appears to not have been used in the graph. "
+            "Set allow_unused=True if this is the desired behavior."
         )
     return tuple(found)
 

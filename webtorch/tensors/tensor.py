@@ -18,8 +18,8 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.lines import user_line
+from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, RemovableHandle, backward, mode, set_history
 

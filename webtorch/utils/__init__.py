@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from webtorch.utils import data
+from webtorch.utils import checkpoint, data
 
-__all__ = ["data"]
+__all__ = ["checkpoint", "data"]
