@@ -263,12 +263,14 @@ class _Planner:
             return False
         if task.routine.reduces and store.level == "outer" and task.routine.inner:
             return False
+        # A scatter's positions may repeat: another invocation may have written the element already.
+        repeats = self.graph.nodes[written].kind == "scatter"
         for root in task.routine.expressions():
             for e in ex.walk(root):
                 if (
                     e.op == "load"
                     and e.value == slot
-                    and (e.args[0] is not store.position or len(e.args) != 1)
+                    and (repeats or e.args[0] is not store.position or len(e.args) != 1)
                 ):
                     return False
         # A row kernel walks a row several times: what a later stage or store reads must not be
