@@ -90,6 +90,7 @@ def _variables(device: str, dtype: str) -> tuple[list[torch.Tensor], list[Any]]:
     return theirs, [tensor(x, device) for x in theirs]
 
 
+@pytest.mark.covers("G8", "G9", "G10", "G11")
 @pytest.mark.parametrize("name", BRACKETS)
 def test_reading_with_brackets(name: str, device: str) -> None:
     function = BRACKETS[name]
@@ -123,6 +124,7 @@ class _Reader:
         return self.x > other
 
 
+@pytest.mark.covers("G14")
 @pytest.mark.parametrize("kind", ["number", "tensor", "row"])
 @pytest.mark.parametrize("name", WRITABLE)
 def test_writing_with_brackets(name: str, kind: str, device: str) -> None:
@@ -313,6 +315,7 @@ ALONG: dict[str, tuple[list[torch.Tensor], Function]] = {
 }
 
 
+@pytest.mark.covers("G12", "G13", "G19", "G20", "C53", "D13")
 @pytest.mark.parametrize("name", ALONG)
 def test_index_op_matches_pytorch(name: str, device: str) -> None:
     inputs, function = ALONG[name]
@@ -380,6 +383,7 @@ def test_nonzero(case: str, device: str) -> None:
         compare(lambda lib, x: lib.t.where(x > 0), [x], device, gradients=False, layout=False)
 
 
+@pytest.mark.covers("B12")
 def test_one_hot(device: str) -> None:
     compare(lambda lib, i: lib.F.one_hot(i), [ints(5, 2, 3)], device, gradients=False)
     compare(lambda lib, i: lib.F.one_hot(i, 7), [ints(5, 4)], device, gradients=False)
@@ -453,6 +457,7 @@ def test_isin(device: str) -> None:
     compare(lambda lib, x: lib.t.isin(x, 3, invert=True), [ints(9, 3, 4)], device, gradients=False)
 
 
+@pytest.mark.covers("D20")
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 5, 64, 100, 1500])
 def test_sort_is_stable_for_any_length(length: int, descending: bool, device: str) -> None:

@@ -67,6 +67,7 @@ VIEWS: dict[str, tuple[tuple[int, ...], Function]] = {
 }
 
 
+@pytest.mark.covers("G1", "G2", "G3", "G4", "G5", "G6", "G7", "G10", "B16")
 @pytest.mark.parametrize("name", VIEWS)
 def test_view_matches_pytorch(name: str, device: str) -> None:
     shape, function = VIEWS[name]
@@ -75,6 +76,7 @@ def test_view_matches_pytorch(name: str, device: str) -> None:
     )
 
 
+@pytest.mark.covers("A18")
 @pytest.mark.parametrize("name", [n for n in VIEWS if "copies" not in n and n != "ravel"])
 def test_view_has_pytorch_strides_and_shares_memory(name: str) -> None:
     shape, function = VIEWS[name]
@@ -120,6 +122,16 @@ COPIES: dict[str, tuple[list[tuple[int, ...]], Function]] = {
     "rot90 twice": ([(2, 3)], lambda lib, x: x.rot90(2)),
     "tril": ([(2, 3, 4)], lambda lib, x: x.tril(1)),
     "triu": ([(4, 3)], lambda lib, x: x.triu(-1)),
+    "t_": ([(2, 3)], lambda lib, x: (x * 2).t_()),
+    "transpose_": ([(2, 3, 4)], lambda lib, x: (x * 2).transpose_(0, 2)),
+    "swapaxes_": ([(2, 3, 4)], lambda lib, x: (x * 2).swapaxes_(0, 1).swapdims_(1, 2)),
+    "squeeze_": ([(1, 3, 1)], lambda lib, x: (x * 2).squeeze_(0)),
+    "unsqueeze_": ([(2, 3)], lambda lib, x: (x * 2).unsqueeze_(1)),
+    "as_strided_": ([(2, 3)], lambda lib, x: (x * 2).as_strided_((2, 2), (3, 1), 1)),
+    "select_scatter": ([(3, 4), (4,)], lambda lib, x, y: x.select_scatter(y, 0, 1)),
+    "slice_scatter": ([(6, 2), (2, 2)], lambda lib, x, y: x.slice_scatter(y, 0, 1, 5, 2)),
+    "diagonal_scatter": ([(3, 4), (3,)], lambda lib, x, y: x.diagonal_scatter(y, 1)),
+    "cartesian_prod": ([(3,), (2,)], lambda lib, x, y: lib.t.cartesian_prod(x, y)),
     "diag of a vector": ([(3,)], lambda lib, x: x.diag(1)),
     "diag of a matrix": ([(3, 4)], lambda lib, x: x.diag(-1)),
     "diag_embed": ([(2, 3)], lambda lib, x: x.diag_embed(-1, 0, 2)),
@@ -133,6 +145,7 @@ COPIES: dict[str, tuple[list[tuple[int, ...]], Function]] = {
 }
 
 
+@pytest.mark.covers("A19", "B13", "F11", "G15", "G16", "G18")
 @pytest.mark.parametrize("name", COPIES)
 def test_copy_matches_pytorch(name: str, device: str) -> None:
     shapes, function = COPIES[name]
@@ -163,6 +176,7 @@ PARTS: dict[str, tuple[tuple[int, ...], Function]] = {
 }
 
 
+@pytest.mark.covers("G17", "B8")
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_match_pytorch(name: str, device: str) -> None:
     shape, function = PARTS[name]
