@@ -12,7 +12,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Check, Kernel, Store
-from webtorch.lower.affine import Affine, affine
+from webtorch.lower.affine import Affine, affine, index_of
 
 # Ops that one NumPy ufunc does, PyTorch's rules for NaN and infinity included.
 UFUNC: dict[str, str] = {
@@ -150,8 +150,141 @@ class _Writer:
             case "arg":
                 return f"a{node.value}"
             case "index":
-                dim, size = node.value
-                alone = self.first_inner if s.level == "outer" else self.rank
+                dim, size = index_of(node)
+                shape = ", ".join("-1" if d == dim else "1" for d in range(self.rank))
+                span = "begin, end" if dim == 0 else f"0, {size}"
+                return self.assign("i", f"arange({span}, dtype=int32).reshape({shape})")
+            case "reduced":
+                return f"r{node.value}"
+            case "load":
+                return self.assign("t", self.load(node))
+            case "cast":
+                return self.assign("t", self.cast(node))
+            case "bitcast":
+                return self.assign(
+                    "t", f"{self.value(node.args[0])}.view({array_type(node.dtype)})"
+                )
+            case "philox":
+                if node.args not in self.groups:
+                    self.groups[node.args] = self.assign(
+                        "p", f"philox({', '.join(map(self.value, node.args))})"
+                    )
+                return f"{self.groups[node.args]}[{node.value}]"
+        return self.assign("t", self.call(node))
+
+    def call(self, node: Expr, out: str = "") -> str:
+        """Return the call of an op; `out` names the array that takes the result of a ufunc."""
+        args = ", ".join(map(self.value, node.args))
+        name = self.function(node)
+        return f"{name}({args}, out={out})" if out else f"{name}({args})"
+
+    def function(self, node: Expr) -> str:
+        kind = node.args[0].dtype.kind
+        if node.op in _LOGICAL:
+            return (_LOGICAL if node.dtype is bool_ else _BITWISE)[node.op]
+        if node.op in ("isnan", "isinf") and kind != "float":
+            return "never"
+        if node.op in ("floor", "ceil", "trunc", "round") and kind != "float":
+            return "positive"
+        if node.op in HELPERS:
+            return node.op
+        return UFUNC[node.op]
+
+    def constant(self, node: Expr) -> str:
+        value = node.value
+        if node.dtype is bfloat16:
+            return f"uint16({int.from_bytes(node.dtype.to_bytes([value]), 'little')})"
+        text = (
+            f'float("{value}")'
+            if isinstance(value, float) and (value != value or value in (ex.math.inf, -ex.math.inf))
+            else repr(value)
+        )
+        return f"{array_type(node.dtype)}({text})"
+
+    def cast(self, node: Expr) -> str:
+        source, target = node.args[0].dtype, node.dtype
+        x = self.value(node.args[0])
+        if source is bfloat16:
+            x = f"from_bfloat16({x})"
+            return x if target.name == "float32" else f"convert({x}, {array_type(target)})"
+        if target is bfloat16:
+            return f"to_bfloat16({x})"
+        if target is bool_:
+            return f"not_equal({x}, {array_type(source)}(0))"
+        return f"convert({x}, {array_type(target)})"
+
+    # -- the kernel -----------------------------------------------------------------------------------------------
+
+    def render(self) -> str:
+        kernel = self.kernel
+        params = ["begin", "end"]
+        params += [f"b{i}" for i in range(len(kernel.buffers))]
+        params += [f"a{i}" for i in range(len(kernel.args))]
+        params.append("status")
+        self.wanted: set[Expr] = set()
+        roots = [r.value for r in kernel.reduces] + [c.value for c in kernel.checks]
+        for store in kernel.stores:
+            roots += [store.value, *([] if store.valid is None else [store.valid])]
+            if self.strided(store) is None:
+                roots.append(store.position)
+        for root in roots:
+            self.want(root)
+        # An index may be the result of a reduction.
+        late = {c for c in kernel.checks if any(n.op == "reduced" for n in ex.walk(c.value))}
+        self.checks([c for c in kernel.checks if c not in late])
+        inner = tuple(range(self.first_inner, self.rank))
+        full = ", ".join(["n" if d == 0 else str(s) for d, s in enumerate(self.dims)])
+        for i, reduce in enumerate(kernel.reduces):
+            value = self.value(reduce.value)
+            if inner:
+                self.emit(
+                    f"r{i} = reduce_{reduce.op}({value}, ({full},), {self.first_inner}, {array_type(reduce.dtype)})"
+                )
+            elif reduce.op in ("argmax", "argmin"):
+                self.emit(f"r{i} = {array_type(reduce.dtype)}(0)")
+            else:
+                self.emit(f"r{i} = {value}")
+        self.checks([c for c in kernel.checks if c in late])
+        self.stores(kernel.stores)
+        head = f"def kernel({', '.join(params)}):"
+        if self.rank:
+            head += "\n    n = end - begin"
+        return "\n".join([head, *self.lines]) + "\n"
+
+    def checks(self, checks: list[Check]) -> None:
+        for c in checks:
+            self.emit(f"check(status, {c.site}, {self.value(c.value)}, {c.low}, {c.high})")
+
+    def want(self, root: Expr) -> None:
+        """Mark what must be computed: everything but the positions that become views."""
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            if node in self.wanted:
+                continue
+            self.wanted.add(node)
+            if node.op == "load" and len(node.args) == 1 and affine(node.args[0]) is not None:
+                continue
+            stack.extend(node.args)
+
+    def stores(self, stores: tuple[Store, ...]) -> None:
+        # Every value is computed before the first store, for an output may be an input too.
+        direct = len(stores) == 1 and stores[0].combine == "set" and stores[0].valid is None
+        if direct and self.store_into(stores[0]):
+            return
+        values = [self.value(s.value) for s in stores]
+        targets = []
+        for s in stores:
+            where = self.strided(s)
+            targets.append(self.value(s.position) if where is None else "")
+        valids = [self.value(s.valid) if s.valid is not None else "" for s in stores]
+        for s, value, target, valid in zip(stores, values, targets, valids):
+            if not target:
+                where = self.strided(s)
+                assert where is not None
+                self.emit(f"put({self.view(s.buffer, where)}, {value})")
+                continue
+            alone = self.first_inner if s.level == "outer" else self.rank
             sizes = ["n" if d == 0 else str(size) for d, size in enumerate(self.dims)]
             shape = ", ".join(size if d < alone else "1" for d, size in enumerate(sizes))
             shape = f"({shape},)" if shape else "()"
