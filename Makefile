@@ -11,18 +11,20 @@ CACHE := $(CURDIR)/.cache
 PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3.14 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$p" && break; done)
 
-# The wheels without CUDA: tests compare with PyTorch on the CPU only. Where this index cannot be
-# reached, pip's configured one serves PyTorch.
+# Tests compare with PyTorch on the CPU only. To take the wheels without CUDA from PyTorch's own index,
+# set PIP_EXTRA_INDEX_URL as its installation page says.
 TORCH := torch==2.13.0
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Extra arguments for pytest, for example: make test PYTEST_ARGS="tests/null -x"
 PYTEST_ARGS ?=
+# One process a core; the libraries below then need no threads of their own.
+WORKERS ?= auto
 
 # Mesa's compiled shaders outlive a run: without them each new kernel costs some 20 ms again.
 # wgpu-native complains on stderr when XDG_RUNTIME_DIR names no folder.
 TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
-	XDG_RUNTIME_DIR="$${XDG_RUNTIME_DIR:-$(CACHE)/xdg}"
+	XDG_RUNTIME_DIR="$${XDG_RUNTIME_DIR:-$(CACHE)/xdg}" \
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test venv lint types format check system coverage-table clean
@@ -44,7 +46,7 @@ venv: $(VENV)/.full
 
 test: $(VENV)/.full system lint types
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.full
 	$(BIN)/ruff check .
@@ -72,11 +74,8 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[cpu,demo]"
 	@touch $@
 
-# What the tests need. PyTorch comes first and alone: its CPU index has nothing else of ours.
+# What the tests need.
 $(VENV)/.full: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -c 'import importlib.metadata as m; raise SystemExit(m.version("torch").split("+")[0] != "$(TORCH)".split("==")[1])' 2>/dev/null \
-		|| $(BIN)/python -m pip install --quiet --no-deps --timeout 10 --retries 0 --index-url "$(TORCH_INDEX)" "$(TORCH)" \
-		|| echo "no PyTorch wheel at $(TORCH_INDEX): taking the one of the default package index"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
 	@touch $@ $(VENV)/.demo
 
