@@ -15,7 +15,9 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Kernel, Routine
 from webtorch.ir.program import Program
 from webtorch.lower.numpysource import numpy_source
+from webtorch.lower.pysource import python_source
 from webtorch.runtime.backend import Limits
+from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import CpuExecutable
 from webtorch.runtime.backends.cpu.memory import MEMORY, CpuBuffer
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
@@ -75,8 +77,10 @@ class CpuBackend:
         return CpuExecutable(program, self._failed)
 
     def source(self, routine: Routine) -> str:
-        """Return the source text of a routine."""
-        return numpy_source(routine) if isinstance(routine, Kernel) else str(routine)
+        """Return the source text of a routine: loops where they are compiled, else NumPy."""
+        if not isinstance(routine, Kernel):
+            return str(routine)
+        return python_source(routine) if jit.available() else numpy_source(routine)
 
     def synchronize(self) -> None:
         """Raise what kernels reported since the last read."""
