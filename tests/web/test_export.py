@@ -1,0 +1,242 @@
+"""A captured training step runs in a real browser, and gives the numbers that Python gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.web.steps import batches, rate, training
+
+import webtorch as torch
+from webtorch.io.safetensors import load_file, loads
+from webtorch.web import export_program
+
+WARM, STEPS = 2, 20
+
+
+def _losses(device: str, start: int, count: int, step, optimizer, data) -> list[float]:
+    losses = []
+    for i in range(start, start + count):
+        optimizer.param_groups[0]["lr"] = rate(i)
+        losses.append(step(*data[i % len(data)]).item())
+    return losses
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The exported MLP step after two native steps, and the 20 losses that the lazy run gives next."""
+    folder = tmp_path_factory.mktemp("site")
+    data = batches(4, "cpu")
+    model, optimizer, step = training("cpu")
+    compiled = torch.compile(step)
+    _losses("cpu", 0, WARM, compiled, optimizer, data)
+    export_program(
+        compiled,
+        folder,
+        name="train",
+        outputs=["loss"],
+        state={"model": model, "optimizer": optimizer},
+        examples=data,
+        title="Five classes & a rule",
+    )
+    lazy_model, optimizer, step = training("cpu")
+    _losses("cpu", 0, WARM, step, optimizer, data)
+    return folder, _losses("cpu", WARM, STEPS, step, optimizer, data), lazy_model, data
+
+
+TRAIN = """async ({ data, rates }) => {
+  const { load } = await import("./runtime.js");
+  const m = globalThis.m = await load("./");
+  const losses = [];
+  for (let i = 0; i < rates.length; i++) {
+    m.set("lr", rates[i]);
+    const { loss } = await m.train(data[(i + 2) % data.length]);
+    losses.push(loss.data[0]);
+  }
+  const weights = await m.state();
+  return { losses, weights: Array.from(weights), name: m.deviceName, settings: m.settings };
+}"""
+
+
+def _plain(data):
+    return [{"x": x.tolist(), "y": y.tolist()} for x, y in data]
+
+
+@pytest.mark.covers("R1")
+def test_the_browser_trains_to_the_same_20_losses_and_weights(site, page, serve):
+    folder, expected, model, data = site
+    page.page.goto(serve(folder) + "blank")
+    rates = [rate(i) for i in range(WARM, WARM + STEPS)]
+    found = page.run(TRAIN, {"data": _plain(data), "rates": rates})
+    assert found["losses"] == pytest.approx(expected, abs=1e-4, rel=1e-4)
+    assert expected[-1] < 0.6 * expected[0], (
+        "nothing was learned: the comparison would hold for any program"
+    )
+    weights = loads(bytes(found["weights"]))
+    for name, parameter in model.named_parameters():
+        record = weights[f"model.{name}"]
+        assert record.shape == tuple(parameter.shape)
+        ours = torch.tensor(memoryview(record.data).cast("f").tolist()).reshape(record.shape)
+        assert torch.allclose(ours, parameter.detach(), rtol=1e-3, atol=2e-4), name
+    assert page.problems == []
+    assert found["settings"]["lr"] == pytest.approx(rates[-1])
+
+
+def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(site, page, serve):
+    folder, expected, _, data = site
+    page.page.goto(serve(folder) + "blank")
+    script = """async ({ data, rates }) => {
+      const { load } = await import("./runtime.js");
+      const m = await load("./");
+      const pending = rates.map((rate, i) => {
+        m.set("lr", rate);
+        return m.train(data[(i + 2) % data.length], { read: i % 2 === 1 });
+      });
+      return (await Promise.all(pending)).map((o) => (o.loss ? o.loss.data[0] : null));
+    }"""
+    rates = [rate(i) for i in range(WARM, WARM + STEPS)]
+    found = page.run(script, {"data": _plain(data), "rates": rates})
+    assert found[::2] == [None] * (STEPS // 2)
+    assert found[1::2] == pytest.approx(expected[1::2], abs=1e-4, rel=1e-4)
+
+
+def test_the_page_trains_shows_its_losses_and_breaks_no_security_rule(site, page, serve, tmp_path):
+    folder, _, _, _ = site
+    page.page.goto(serve(folder))
+    page.page.wait_for_selector("#run:not([disabled])")
+    assert page.page.title() == "Five classes & a rule · webtorch"
+    assert "swiftshader" in page.page.inner_text("#status").lower()
+    page.page.click("#once")
+    page.until("document.querySelector('#steps').textContent === '1'")
+    page.page.click("#run")
+    page.until("Number(document.querySelector('#steps').textContent) >= 60")
+    page.page.click("#run")
+    losses = [float(t) for t in page.page.locator("#values li").all_text_contents()]
+    assert losses[-1] < 0.5 * losses[0]
+    assert page.page.inner_text("#last-name") == "loss"
+    assert page.page.get_attribute("#chart .curve", "d").count("L") >= 59
+    assert page.problems == []
+
+
+def test_weights_come_back_from_the_page(site, page, serve):
+    folder, _, _, data = site
+    page.page.goto(serve(folder) + "blank")
+    script = """async (data) => {
+      const { load } = await import("./runtime.js");
+      const m = await load("./");
+      const before = await m.state();
+      const first = (await m.train(data[0])).loss.data[0];
+      for (let i = 0; i < 3; i++) await m.train(data[1], { read: false });
+      const other = (await m.train(data[0])).loss.data[0];
+      m.loadState(before);
+      const again = (await m.train(data[0])).loss.data[0];
+      return { first, other, again, same: Array.from(before) };
+    }"""
+    found = page.run(script, _plain(data))
+    assert found["again"] == found["first"] != found["other"]
+    written = load_file(folder / "weights.safetensors")
+    returned = loads(bytes(found["same"]))
+    assert {k: bytes(v.data) for k, v in returned.items()} == {
+        k: bytes(v.data) for k, v in written.items()
+    }
+
+
+def test_the_folder_says_what_it_is(site):
+    folder, _, _, _ = site
+    program = json.loads((folder / "program.json").read_text())
+    assert program["settings"]["lr"] == pytest.approx(rate(1))
+    function = program["functions"]["train"]
+    assert [(a["name"], a["dtype"], a["shape"]) for a in function["arguments"]] == [
+        ("x", "float32", [16, 12]),
+        ("y", "int64", [16]),
+    ]
+    assert [r["name"] for r in function["returns"]] == ["loss"]
+    names = [s["name"] for s in program["states"]]
+    assert "model.norm.weight" in names and "optimizer.exp_avg.model.norm.weight" in names
+    assert len(names) == 6 + 12 + 1, "gradients are not part of the state"
+    assert (folder / "runtime.js").stat().st_size < 60_000
+    assert str(Path(__file__).parent) not in (folder / "program.json").read_text()
+
+
+BAD = {
+    "a missing input": ("m.train({ x: data[0].x })", "train: input y: no value was given; it is int64[16]"),
+    "an unknown input": ("m.train({ ...data[0], z: [1] })", "train: there is no input z; the inputs are x, y"),
+    "a wrong shape": ("m.train({ x: data[0].x.slice(1), y: data[0].y })", "train: input x: expected shape [16, 12], got [15, 12]"),
+    "ragged arrays": ("m.train({ x: data[0].x.map((r, i) => r.slice(i % 2)), y: data[0].y })", "train: input x: the nested arrays do not have one shape"),
+    "a short typed array": ("m.train({ x: new Float32Array(5), y: data[0].y })", "train: input x: expected shape [16, 12], got [5]"),
+    "a float for an integer": ("m.train({ x: data[0].x, y: new Array(16).fill(0.5) })", "train: input y: element 0 is 0.5, which does not fit int64"),
+    "a wide integer": ("m.train({ x: data[0].x, y: new Array(16).fill(2 ** 31) })", "which does not fit int64 (held in 32 bits on WebGPU)"),
+    "text for a number": ("m.train({ x: data[0].x.map((r) => r.map(() => 'a')), y: data[0].y })", "train: input x: element 0 is a, not a number"),
+    "a label out of range": ("m.train({ x: data[0].x, y: new Array(16).fill(77) })", "cross_entropy: index 77 is out of bounds for dimension 0 with size 5 (steps.py:"),
+    "an unknown setting": ("m.set('rate', 1)", "set: there is no setting rate; the settings are "),
+    "a setting that is no number": ("m.set('lr', '1')", "set: lr is a number, got 1"),
+    "damaged weights": ("m.loadState(new Uint8Array([1, 0, 0, 0, 0, 0, 0, 0, 9]))", "loadState: the file is damaged or incomplete: its header is not JSON"),
+    "weights of another model": ("m.loadState(writeSafetensors({}))", "loadState: the tensor model.last.bias is missing"),
+    "a lost device": ("(async () => { m.destroy(); await m.train(data[0]); })()", "The model was destroyed."),
+}  # fmt: skip
+
+
+def test_bad_input_is_answered_in_words_and_changes_nothing(site, page, serve):
+    folder, _, _, data = site
+    page.page.goto(serve(folder) + "blank")
+    for what, (call, message) in BAD.items():
+        script = f"""async (data) => {{
+          const {{ load, writeSafetensors }} = await import("./runtime.js");
+          const m = globalThis.m ??= await load("./");
+          globalThis.before ??= Array.from(await m.state()).join();
+          await {call};
+        }}"""
+        found = page.error(script, _plain(data))
+        assert message in found, f"{what}: {found}"
+        if what == "a label out of range":
+            # The step itself ran, as in Python: the error is about what it read.
+            page.run("async () => { globalThis.before = Array.from(await m.state()).join(); }")
+        elif what != "a lost device":
+            assert page.run("async () => Array.from(await m.state()).join() === before"), what
+
+
+def test_damaged_files_and_missing_devices_are_told(site, page, serve, tmp_path):
+    import shutil
+
+    folder, _, _, _ = site
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    address = serve(broken)
+    page.page.goto(address + "blank")
+    opening = """async () => { const { load } = await import("./runtime.js"); await load("./"); }"""
+    weights = (broken / "weights.safetensors").read_bytes()
+    program = (broken / "program.json").read_text()
+    whole = json.loads(program)
+
+    def told() -> str:
+        return page.error(opening)
+
+    (broken / "weights.safetensors").write_bytes(weights[:-100])
+    assert "weights.safetensors: the file is damaged or incomplete:" in told()
+    (broken / "weights.safetensors").unlink()
+    assert "weights.safetensors: the server answered 404" in told()
+    (broken / "weights.safetensors").write_bytes(weights)
+    (broken / "program.json").write_text(program[:1000])
+    assert told().startswith("program.json: the file is damaged or incomplete")
+    (broken / "program.json").write_text(json.dumps({**whole, "version": 99}))
+    assert "it has version 99, this runtime.js reads version 1" in told()
+    (broken / "program.json").write_text(json.dumps({"a": 1}))
+    assert "not a program that webtorch exported" in told()
+    (broken / "program.json").write_text(
+        json.dumps({**whole, "limits": {"maxBufferSize": 1 << 50}})
+    )
+    assert "maxBufferSize: 1125899906842624 is needed, this device offers" in told()
+    whole["kernels"][0]["code"] = whole["kernels"][0]["code"].replace(
+        "@compute", "oops\n@compute", 1
+    )
+    (broken / "program.json").write_text(json.dumps(whole))
+    text = told()
+    assert (
+        f"kernel {whole['kernels'][0]['name']}: the browser's compiler refused it: line " in text
+        and "oops" in text
+    )
+    page.page.add_init_script("Object.defineProperty(navigator, 'gpu', { value: undefined })")
+    page.page.goto(address + "index.html")
+    assert told().startswith("WebGPU is not available: ")
+    page.until("document.querySelector('#status').className === 'bad'")
