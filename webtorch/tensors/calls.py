@@ -582,7 +582,11 @@ def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return write_result(self, function(self, *args, **kwargs), name)
         with overwriting() as saved:
             result = function(self, *args, **kwargs)
-        return _write_and_keep(self, result, name, saved) if saved else write_result(self, result, name)
+        return (
+            _write_and_keep(self, result, name, saved)
+            if saved
+            else write_result(self, result, name)
+        )
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.tensors.primitives import rebase
 from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, mode, no_grad, set_history
 from webtorch.tensors.tensor import Tensor
 
@@ -82,10 +83,7 @@ class Function:
         separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
         edges = [gradient_edge(t) if t.requires_grad else None for t in tensors] if recorded else []
         with no_grad():
-            inputs = [
-                a.detach() if isinstance(a, Tensor) and not _is_dirty_candidate(a) else a
-                for a in args
-            ]
+            inputs = [a.detach() if isinstance(a, Tensor) else a for a in args]
             back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
             result = (
                 cls.forward(*inputs, **kwargs) if separate else cls.forward(ctx, *inputs, **kwargs)
@@ -101,12 +99,22 @@ class Function:
             for o in outputs
         )
         if recorded:
+            for dirty in ctx._dirty:
+                _check_dirty(back.get(id(dirty), dirty))
             _record(cls, ctx, outputs, tensors, edges, args, back)
+            for o in outputs:
+                if isinstance(o, Tensor) and id(o) in back and o._requires_grad:
+                    rebase(back[id(o)], o)
+        # An input that was changed in place is returned as the tensor that it is.
+        outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
 
 
-def _is_dirty_candidate(a: Tensor) -> bool:
-    return False
+def _check_dirty(x: Tensor) -> None:
+    if x.requires_grad and x.is_leaf:
+        raise RuntimeError(
+            "a leaf Variable that requires grad is being used in an in-place operation."
+        )
 
 
 def _record(

@@ -21,6 +21,7 @@ from webtorch.tensors.tape import (
     gradient_edge,
     mode,
     needs_grad,
+    retain,
     set_history,
 )
 from webtorch.tensors.tensor import Tensor, unsupported_text
@@ -80,9 +81,11 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
         (view._shape, view._strides, view._offset),
         base._storage.elements,
     )
-    set_history(
-        view, GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
-    )
+    # This may happen while another operation is being recorded: what that one saved is not ours.
+    others, mode.unclaimed = mode.unclaimed, []
+    fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
+    mode.unclaimed = others
+    set_history(view, fn)
     view._base_history = base._history
 
 
@@ -195,11 +198,12 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     else:
         return x
     if mode.grad and (x.requires_grad or values.requires_grad):
-        _rebase(x, values)
+        rebase(x, values)
     return x
 
 
-def _rebase(x: Tensor, values: Tensor) -> None:
+def rebase(x: Tensor, values: Tensor) -> None:
+    """Give x, which was overwritten with `values`, their history; a view's base gets it too."""
     base = x._base
     if base is None:
         edge = gradient_edge(values) if values.requires_grad else None
@@ -209,14 +213,16 @@ def _rebase(x: Tensor, values: Tensor) -> None:
         if edge is None:
             # Nothing of the old value is left; it still has a gradient, of zeros.
             shape, dtype, where = x._shape, x.dtype, x.device
-            rule = lambda gs: (fill(shape, 0, dtype, where),)  # noqa: E731
-            set_history(x, GradFn("CopyBackwards", (before,), rule))
+            zeros = lambda gs: (fill(shape, 0, dtype, where),)  # noqa: E731
+            set_history(x, GradFn("CopyBackwards", (before,), zeros))
         elif values._grad_fn is None:
             # A leaf was copied: the copy has a function of its own.
             set_history(x, GradFn("CopyBackwards", (edge,), lambda gs: (gs[0],)))
         else:
             x._grad_fn, x._output_nr = edge
             x._requires_grad = True
+            if x._retains:
+                retain(x)
         return
     outer: Geometry = (base._shape, base._strides, base._offset)
     window: Geometry = (x._shape, x._strides, x._offset)

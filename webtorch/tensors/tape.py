@@ -61,6 +61,7 @@ class GradFn:
         "name",
         "post_hooks",
         "pre_hooks",
+        "retained",
         "rule",
         "saves",
         "sequence",
@@ -79,6 +80,8 @@ class GradFn:
         self.sequence = next(_sequence)
         self.metas: list[Any] = []
         self.pre_hooks: dict[int, Callable[..., Any]] | None = None
+        # Output number -> the tensor that keeps its gradient; served after all hooks.
+        self.retained: dict[int, weakref.ref[Tensor]] | None = None
         self.post_hooks: dict[int, Callable[..., Any]] | None = None
         # Whether the rule needs saved tensors: one that does can run only once, unless the graph is retained.
         self.saves = False
@@ -164,6 +167,12 @@ class SavedTensor:
     )
 
     def __init__(self, tensor: Tensor, *, is_output: bool = False) -> None:
+        if tensor._inference and not mode.inference:
+            raise RuntimeError(
+                "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode "
+                "in computation tracked by autograd. To work around this, you can make a clone to get a normal "
+                "tensor and use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
+            )
         storage = tensor._storage
         self.storage: Any = storage
         self.packed: Any = None
@@ -287,6 +296,23 @@ def attach(
     return out
 
 
+def retain(tensor: Tensor) -> None:
+    """Have the gradient function of `tensor` keep the gradient in `.grad`."""
+    fn = tensor._grad_fn
+    if fn is not None:
+        if fn.retained is None:
+            fn.retained = {}
+        fn.retained[tensor._output_nr] = weakref.ref(tensor)
+
+
+def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
+    for number, reference in (fn.retained or {}).items():
+        tensor, g = reference(), grads[number]
+        # An in-place operation since then gave the tensor another function, which keeps its gradient now.
+        if tensor is not None and g is not None and tensor._grad_fn is fn:
+            tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
+
+
 def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
     """Make `out` output `number` of `fn`."""
     out._grad_fn = fn
@@ -295,6 +321,8 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
     while len(fn.metas) <= number:
         fn.metas.append(None)
     fn.metas[number] = (out._shape, out.dtype, out._storage.runtime)
+    if out._retains:
+        retain(out)
 
 
 # ---- modes
@@ -342,18 +370,24 @@ class _ModeContext(contextlib.ContextDecorator):
             @functools.wraps(func)
             def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
                 running = func(*args, **kwargs)
-                with self.clone():
-                    try:
-                        item = next(running)
-                    except StopIteration as stop:
-                        return stop.value
-                while True:
-                    sent = yield item
-                    with self.clone():
+                # What the caller did at the last `yield`, to be passed on to the generator in the mode.
+                resume: Callable[[], Any] = functools.partial(next, running)
+                try:
+                    while True:
                         try:
-                            item = running.send(sent)
+                            with self.clone():
+                                item = resume()
                         except StopIteration as stop:
                             return stop.value
+                        try:
+                            resume = functools.partial(running.send, (yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            resume = functools.partial(running.throw, error)
+                finally:
+                    with self.clone():
+                        running.close()
 
             return generator
         return super().__call__(func)
@@ -418,10 +452,7 @@ class inference_mode(_ModeContext):
         return cls()(mode)
 
     def _enter(self) -> None:
-        if self._on:
-            mode.grad, mode.inference = False, True
-        else:
-            mode.inference = False
+        mode.grad, mode.inference = self._grad, self._on
 
     def clone(self) -> Any:
         """Return a fresh context with the same setting."""
@@ -498,6 +529,8 @@ def run_backward(
                     new = hook(tuple(grads))
                     if new is not None:
                         grads = list(new) if isinstance(new, tuple) else [new]
+            if fn.retained:
+                _keep_retained(fn, grads)
             if isinstance(fn, AccumulateGrad):
                 if grads[0] is not None:
                     g = _leaf_hooks(fn.variable, grads[0])
@@ -605,7 +638,7 @@ def backward(
     )
     targets = None if inputs is None else _listed(inputs)
     if targets is not None and not targets:
-        raise RuntimeError("'inputs' argument to backward() cannot be empty.")
+        raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     keep = create_graph if retain_graph is None else retain_graph
     found = run_backward(
         roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets

@@ -21,7 +21,7 @@ from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, RemovableHandle, backward, mode, set_history
+from webtorch.tensors.tape import GradFn, RemovableHandle, backward, mode, retain, set_history
 
 if TYPE_CHECKING:
     import numpy as np
@@ -437,14 +437,7 @@ class Tensor(TensorMethods):
         if self.is_leaf or self._retains:
             return
         self._retains = True
-        me = weakref.ref(self)
-
-        def keep(g: Tensor) -> None:
-            tensor = me()
-            if tensor is not None:
-                tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
-
-        self.register_hook(keep)
+        retain(self)
 
     @property
     def retains_grad(self) -> bool:

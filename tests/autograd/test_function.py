@@ -1,0 +1,278 @@
+"""Operations with a gradient of the user's own, against PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.autograd.both import error, same, tensor
+
+pytestmark = pytest.mark.covers("H6")
+
+
+def test_forward_and_backward_with_saved_tensors() -> None:
+    def program(t: Any) -> Any:
+        class Cube(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any, factor: float) -> Any:
+                ctx.save_for_backward(x)
+                ctx.factor = factor
+                return x**3 * factor
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                (x,) = ctx.saved_tensors
+                return g * 3 * x**2 * ctx.factor, None
+
+        x = tensor(t, [1.0, -2.0])
+        y = Cube.apply(x * 2, 0.5)
+        y.sum().backward()
+        return y, x.grad, Cube.apply(x.detach(), 1.0).requires_grad, "Cube" in repr(y.grad_fn)
+
+    same(program)
+
+
+def test_separate_setup_context_and_keyword_free_call() -> None:
+    def program(t: Any) -> Any:
+        class Product(t.autograd.Function):
+            @staticmethod
+            def forward(x: Any, y: Any) -> Any:
+                return x * y
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                ctx.save_for_backward(*inputs)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                x, y = ctx.saved_tensors
+                return g * y, g * x
+
+        x, y = tensor(t, [1.0, 2.0]), tensor(t, [3.0, 4.0])
+        (Product.apply(x, y) * x).sum().backward()
+        return x.grad, y.grad
+
+    same(program)
+
+
+def test_needs_input_grad_and_none_gradients() -> None:
+    def program(t: Any) -> Any:
+        seen = []
+
+        class Sum(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, a: Any, b: Any, c: Any) -> Any:
+                seen.append(ctx.needs_input_grad)
+                return a + b
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                seen.append(ctx.needs_input_grad)
+                return g, None, None
+
+        a, b = tensor(t, [1.0]), tensor(t, [2.0], False)
+        Sum.apply(a, b, "text").sum().backward()
+        Sum.apply(b, a, 3).sum().backward()
+        return seen, a.grad
+
+    same(program)
+
+
+def test_several_outputs_and_missing_cotangents() -> None:
+    def program(t: Any, materialize: bool) -> Any:
+        class Split(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.set_materialize_grads(materialize)
+                return x * 2, x * 3, x.long()
+
+            @staticmethod
+            def backward(ctx: Any, a: Any, b: Any, c: Any) -> Any:
+                seen.append([None if g is None else g.tolist() for g in (a, b, c)])
+                return a * 2 if b is None else a * 2 + b * 3
+
+        seen: list[Any] = []
+        x = tensor(t, [1.0, 2.0])
+        p, q, r = Split.apply(x)
+        p.sum().backward()
+        flags = p.requires_grad, q.requires_grad, r.requires_grad, p.grad_fn is q.grad_fn
+        p, q, r = Split.apply(x)
+        (p * q).sum().backward()
+        return seen, flags, x.grad, (p.output_nr, q.output_nr)
+
+    same(lambda t: program(t, True))
+    same(lambda t: program(t, False))
+
+
+def test_mark_non_differentiable() -> None:
+    def program(t: Any) -> Any:
+        class Sorted(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                values, order = x.sort()
+                rank = order.double()
+                ctx.mark_non_differentiable(rank)
+                ctx.save_for_backward(order)
+                return values, rank
+
+            @staticmethod
+            def backward(ctx: Any, g: Any, _: Any) -> Any:
+                (order,) = ctx.saved_tensors
+                out = t.zeros_like(g)
+                out[order] = g
+                return out
+
+        x = tensor(t, [3.0, 1.0, 2.0])
+        values, rank = Sorted.apply(x)
+        (values * tensor(t, [1.0, 10.0, 100.0], False)).sum().backward()
+        return values, rank, x.grad
+
+    same(program)
+
+
+def test_double_backward_through_a_custom_function() -> None:
+    def program(t: Any) -> Any:
+        class Exp(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                y = x.exp()
+                ctx.save_for_backward(y)
+                return y
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                (y,) = ctx.saved_tensors
+                return g * y
+
+        x = tensor(t, [0.5, 1.0])
+        y = Exp.apply(x * x)
+        (g,) = t.autograd.grad(y.sum(), x, create_graph=True)
+        (h,) = t.autograd.grad((g * g).sum(), x, create_graph=True)
+        return g, h, t.autograd.grad(h.sum(), x)
+
+    same(program)
+
+
+def test_an_input_that_is_returned_is_a_new_tensor_of_the_graph() -> None:
+    def program(t: Any) -> Any:
+        class Scale(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return x
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * 10
+
+        x = tensor(t, [1.0, 2.0])
+        y = Scale.apply(x)
+        (y * y).sum().backward()
+        return y is x, x.grad, y.requires_grad
+
+    same(program)
+
+
+def test_mark_dirty_for_an_input_changed_in_place() -> None:
+    def program(t: Any) -> Any:
+        class Double(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                x.mul_(2)
+                ctx.mark_dirty(x)
+                return x
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * 2
+
+        x = tensor(t, [1.0, 2.0])
+        h = x * 3
+        y = Double.apply(h)
+        (y * y).sum().backward()
+        return y, h, y is h, x.grad
+
+    same(program)
+
+
+def test_wrong_backwards_are_named() -> None:
+    def program(t: Any) -> Any:
+        def make(gradient: Any) -> Any:
+            class Odd(t.autograd.Function):
+                @staticmethod
+                def forward(ctx: Any, x: Any, y: Any) -> Any:
+                    return x * y
+
+                @staticmethod
+                def backward(ctx: Any, g: Any) -> Any:
+                    return gradient(g)
+
+            x, y = tensor(t, [1.0, 2.0]), tensor(t, [1.0, 2.0])
+            return error(lambda: Odd.apply(x, y).sum().backward())
+
+        class NoBackward(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return x * 2
+
+        missing = error(lambda: NoBackward.apply(tensor(t, [1.0])).sum().backward())
+        return (
+            make(lambda g: (g, g, g)),
+            make(lambda g: g),
+            make(lambda g: (g, g, None, None)),
+            make(lambda g: (t.cat([g, g]), g)),
+            missing,
+        )
+
+    same(program)
+
+
+def test_saved_tensors_are_guarded_and_freed() -> None:
+    def program(t: Any) -> Any:
+        class Square(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.save_for_backward(x, None)
+                return x * x
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                x, nothing = ctx.saved_tensors
+                assert nothing is None
+                return g * 2 * x
+
+        x = tensor(t, [1.0, 2.0])
+        h = x * 1
+        y = Square.apply(h).sum()
+        h.add_(1)
+        spoiled = error(y.backward).split(":")[:2]
+        y = Square.apply(x).sum()
+        y.backward()
+        return spoiled, error(y.backward), x.grad
+
+    same(program)
+
+
+def test_the_gradient_mode_inside() -> None:
+    def program(t: Any) -> Any:
+        seen = []
+
+        class Look(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                seen.append(t.is_grad_enabled())
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                seen.append(t.is_grad_enabled())
+                return g * 2
+
+        x = tensor(t, [1.0])
+        t.autograd.grad(Look.apply(x).sum(), x)
+        t.autograd.grad(Look.apply(x).sum(), x, create_graph=True)
+        with t.no_grad():
+            flag = Look.apply(x).requires_grad
+        return seen, flag
+
+    same(program)

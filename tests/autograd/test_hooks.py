@@ -1,0 +1,163 @@
+"""Hooks on tensors, leaves and gradient functions, against PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.autograd.both import error, same, tensor
+
+
+def test_tensor_hooks_see_and_replace_gradients() -> None:
+    def program(t: Any) -> Any:
+        x, seen = tensor(t, [1.0, 2.0]), []
+        h = x * 3
+        h.register_hook(lambda g: seen.append(("first", g.tolist())))
+        h.register_hook(lambda g: g * 2)
+        h.register_hook(lambda g: seen.append(("third", g.tolist())))
+        x.register_hook(lambda g: g + 1)
+        x.register_hook(lambda g: seen.append(("leaf", g.tolist())))
+        (h * h).sum().backward()
+        return seen, x.grad
+
+    same(program)
+
+
+def test_a_removed_hook_runs_no_more() -> None:
+    def program(t: Any) -> Any:
+        x, calls = tensor(t, [1.0]), []
+        handle = x.register_hook(lambda g: calls.append(1))
+        (x * 2).sum().backward()
+        handle.remove()
+        handle.remove()
+        (x * 2).sum().backward()
+        with x.register_hook(lambda g: calls.append(2)):
+            (x * 2).sum().backward()
+        (x * 2).sum().backward()
+        return calls
+
+    same(program)
+
+
+def test_hooks_are_refused_where_there_is_no_gradient() -> None:
+    def program(t: Any) -> Any:
+        z = tensor(t, [1.0], False)
+        y = tensor(t, [1.0]) * 2
+        return (
+            error(lambda: z.register_hook(print)),
+            error(lambda: z.retain_grad()),
+            error(lambda: y.register_post_accumulate_grad_hook(print)),
+        )
+
+    same(program)
+
+
+def test_retain_grad_keeps_the_gradient_after_all_hooks() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [1.0, 2.0])
+        h = x * 3
+        before = h.retains_grad
+        h.retain_grad()
+        h.retain_grad()
+        h.register_hook(lambda g: g * 10)
+        written = x * 1
+        written.retain_grad()
+        written.mul_(3)
+        written.sum().backward()
+        (h * h).sum().backward()
+        x.retain_grad()
+        return before, h.retains_grad, h.grad, x.grad, x.retains_grad, written.grad
+
+    same(program)
+
+
+def test_retained_gradients_accumulate() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [1.0, 2.0])
+        h = x * 3
+        h.retain_grad()
+        y = (h * h).sum()
+        y.backward(retain_graph=True)
+        y.backward()
+        return h.grad, x.grad
+
+    same(program)
+
+
+def test_post_accumulate_hooks_run_after_grad_is_there() -> None:
+    def program(t: Any) -> Any:
+        x, w, seen = tensor(t, [1.0, 2.0]), tensor(t, [5.0, 5.0]), []
+
+        def step(p: Any) -> None:
+            seen.append(p.grad.tolist())
+            with t.no_grad():
+                p.sub_(0.1 * p.grad)
+            p.grad = None
+
+        handle = x.register_post_accumulate_grad_hook(step)
+        for _ in range(2):
+            (x * w).sum().backward()
+        handle.remove()
+        (x * w).sum().backward()
+        return seen, x, x.grad, w.grad
+
+    same(program, rtol=1e-9)
+
+
+def test_hooks_of_gradient_functions() -> None:
+    def program(t: Any) -> Any:
+        x, seen = tensor(t, [1.0, 2.0]), []
+        h = x.exp()
+        y = h * 3
+        y.grad_fn.register_prehook(lambda gs: (gs[0] * 2,))
+        y.grad_fn.register_prehook(lambda gs: seen.append(gs[0].tolist()))
+        handle = h.grad_fn.register_hook(
+            lambda inputs, outputs: seen.append((inputs[0].tolist(), outputs[0].tolist()))
+        )
+        h.grad_fn.register_hook(lambda inputs, outputs: (inputs[0] * 10,))
+        y.sum().backward(retain_graph=True)
+        handle.remove()
+        y.sum().backward()
+        return seen, x.grad
+
+    same(program)
+
+
+def test_the_graph_can_be_walked() -> None:
+    def program(t: Any) -> Any:
+        x, w = tensor(t, [1.0, 2.0]), tensor(t, [1.0, 2.0], False)
+        y = (x.exp() * w).sin()
+        names = []
+        fn = y.grad_fn
+        while fn is not None:
+            names.append(type(fn).__name__ if t.__name__ == "torch" else fn.name)
+            last, fn = fn, next((f for f, _ in fn.next_functions if f is not None), None)
+        return names, last.variable is x, len(y.grad_fn.next_functions)
+
+    same(program)
+
+
+def test_a_hook_may_run_backward_itself() -> None:
+    def program(t: Any) -> Any:
+        x, w = tensor(t, [1.0, 2.0]), tensor(t, [3.0, 4.0])
+
+        def inner(g: Any) -> None:
+            with t.enable_grad():
+                (w * w).sum().backward()
+
+        h = x * 2
+        h.register_hook(inner)
+        (h * h).sum().backward()
+        return x.grad, w.grad
+
+    same(program)
+
+
+def test_hooks_see_the_gradient_once_all_parts_are_in() -> None:
+    def program(t: Any) -> Any:
+        x, seen = tensor(t, 2.0), []
+        h = x * 1
+        h.register_hook(lambda g: seen.append(g.item()))
+        (h * 3 + h * h + h.sin() * 0).backward()
+        return seen
+
+    same(program)

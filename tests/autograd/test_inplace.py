@@ -1,0 +1,256 @@
+"""In-place operations, views and saved tensors against PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import webtorch
+from tests.autograd.both import error, same, tensor
+
+pytestmark = pytest.mark.covers("A22")
+
+
+def test_in_place_on_a_leaf_or_a_view_of_it_is_refused() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [1.0, 2.0])
+        with t.no_grad():
+            x.add_(1)
+        return (
+            error(lambda: x.add_(1)),
+            error(lambda: x[0].mul_(2)),
+            error(lambda: x.__setitem__(0, 1.0)),
+            x,
+        )
+
+    same(program)
+
+
+def test_in_place_results_have_the_right_gradient() -> None:
+    def program(t: Any) -> Any:
+        x, w = tensor(t, [1.0, 2.0, -3.0]), tensor(t, [2.0, 0.5, 1.5])
+        y = x * 2
+        y.mul_(w)
+        y += w
+        y.clamp_(max=2.0)
+        y.exp_()
+        y.sum().backward()
+        return y, x.grad, w.grad, y._version, x._version
+
+    same(program)
+
+
+def test_a_saved_tensor_that_was_overwritten_raises() -> None:
+    def program(t: Any) -> Any:
+        out = []
+        for spoil in (
+            lambda y: y.add_(1),
+            lambda y: y.zero_(),
+            lambda y: y[0].fill_(5),
+            lambda y: y.detach().mul_(2),
+        ):
+            x = tensor(t, [1.0, 2.0])
+            y = x * 3
+            z = (y * y).sum()
+            spoil(y)
+            out.append((error(z.backward) or "").split(":")[:2])
+        return out
+
+    found = same(program)
+    assert "modified by an inplace operation" in found[0][1]
+
+
+def test_the_message_names_shape_and_versions() -> None:
+    x = webtorch.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match=r"\[2\].*is at version 1; expected version 0") as caught:
+        y.sum().backward()
+    assert "clone()" in str(caught.value)
+
+
+def test_what_backward_does_not_need_may_be_overwritten() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [1.0, 2.0])
+        y = x + 3
+        z = (y * 2).sum()
+        y.zero_()
+        h = x.relu()
+        h2 = h * 1
+        h2.mul_(4)
+        (z + h2.sum()).backward()
+        return x.grad, y
+
+    same(program)
+
+
+def test_a_result_saved_for_backward_may_not_be_overwritten() -> None:
+    def program(t: Any) -> Any:
+        out = []
+        for f in ("exp", "sigmoid", "tanh", "sqrt", "relu", "sin", "log", "abs"):
+            x = tensor(t, [1.0, 2.0])
+            y = getattr(x, f)()
+            y.mul_(2)
+            message = error(y.sum().backward)
+            out.append((f, message is None, x.grad))
+        return out
+
+    same(program)
+
+
+def test_writing_through_a_view_changes_the_base_and_its_gradient() -> None:
+    def program(t: Any) -> Any:
+        x, v = tensor(t, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), tensor(t, [10.0, 20.0])
+        base = x * 1
+        column = base[:, 1]
+        column.mul_(v)
+        column.add_(v)
+        base[0, 0] = v[0] * v[1]
+        (base * base).sum().backward()
+        return base, column, x.grad, v.grad, base._version, column._version
+
+    same(program)
+
+
+def test_a_view_follows_what_is_written_to_its_base() -> None:
+    def program(t: Any) -> Any:
+        x, w = tensor(t, [1.0, 2.0, 3.0, 4.0]), tensor(t, [5.0, 6.0, 7.0, 8.0])
+        base = x * 1
+        front, back = base[:2], base[2:]
+        rows = base.view(2, 2)
+        base.mul_(w)
+        first = (front * 2).sum() + (rows[1] * 3).sum()
+        back.add_(front)
+        (first + (rows.t() * back).sum()).backward()
+        return front, back, rows, x.grad, w.grad
+
+    same(program)
+
+
+def test_views_of_views_and_transposed_views() -> None:
+    def program(t: Any) -> Any:
+        x, w = tensor(t, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), tensor(t, [[2.0, 3.0], [4.0, 5.0]])
+        base = x.clone()
+        inner = base.t()[1:].unsqueeze(0)
+        inner.mul_(w)
+        inner.squeeze(0)[0].sin_()
+        (base**3).sum().backward()
+        return base, x.grad, w.grad
+
+    same(program)
+
+
+def test_assignment_of_all_kinds() -> None:
+    def program(t: Any) -> Any:
+        x, v, s = tensor(t, [[1.0, 2.0], [3.0, 4.0]]), tensor(t, [7.0, 8.0]), tensor(t, 2.0)
+        y = x * 1
+        y[0] = v
+        y[:, 1] = s
+        y[1, 0] *= s
+        z = x * 2
+        z[t.tensor([[True, False], [False, True]])] = v
+        z[t.tensor([0, 1]), t.tensor([1, 0])] = v * 3
+        z[z > 20] = s
+        (y.sum() * 2 + (z * z).sum()).backward()
+        return y, z, x.grad, v.grad, s.grad
+
+    same(program)
+
+
+def test_a_leaf_without_gradient_becomes_part_of_the_graph_by_a_write() -> None:
+    def program(t: Any) -> Any:
+        buffer, x = t.zeros(3, dtype=t.float64), tensor(t, [1.0, 2.0])
+        view = buffer[1:]
+        view.copy_(x * 2)
+        flags = (buffer.requires_grad, view.requires_grad, buffer.is_leaf, view.is_leaf)
+        buffer.mul_(3)
+        (buffer * buffer).sum().backward()
+        return flags, x.grad, buffer
+
+    same(program)
+
+
+def test_copy_from_a_leaf_and_overwriting_everything() -> None:
+    def program(t: Any) -> Any:
+        x, w = tensor(t, [1.0, 2.0]), tensor(t, [3.0, 4.0])
+        y = x * 2
+        y.copy_(w)
+        y.mul_(2)
+        y.sum().backward()
+        z = x * 5
+        z.zero_()
+        z.fill_(3.0)
+        gradient = t.zeros_like(x) if x.grad is None else x.grad
+        z.sum().backward()
+        return gradient, w.grad, z, z.requires_grad, x.grad
+
+    same(program)
+
+
+def test_writes_between_forward_and_backward_on_unrelated_parts_still_count() -> None:
+    """The version belongs to the storage: PyTorch is as strict."""
+
+    def program(t: Any) -> Any:
+        x = tensor(t, [1.0, 2.0, 3.0])
+        y = x * 1
+        z = (y[:2] ** 2).sum()
+        y[2] = 9.0
+        return (error(z.backward) or "no error").split(":")[0]
+
+    same(program)
+
+
+def test_expanded_tensors_cannot_be_written() -> None:
+    def program(t: Any) -> Any:
+        return error(lambda: t.zeros(1, dtype=t.float64).expand(3).add_(1))
+
+    same(program)
+
+
+def test_an_in_place_op_may_not_widen_shape_or_dtype() -> None:
+    def program(t: Any) -> Any:
+        x = t.zeros(2, dtype=t.int64)
+        return (
+            error(lambda: x.add_(1.5)),
+            error(lambda: x.add_(t.zeros(3, 2, dtype=t.int64))) is not None,
+            x.add_(True),
+        )
+
+    same(program)
+
+
+def test_second_derivative_through_an_in_place_op() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [0.4, 1.3])
+        y = x.sin()
+        y.mul_(x)
+        y[0] = x[1] * x[0]
+        (g,) = t.autograd.grad((y**2).sum(), x, create_graph=True)
+        return g, t.autograd.grad(g.sum(), x)
+
+    same(program)
+
+
+def test_writing_through_data_counts_too() -> None:
+    """PyTorch computes a wrong gradient here, without a word; a saved tensor stays guarded in webtorch."""
+    x = webtorch.tensor([1.0, 2.0], requires_grad=True)
+    y = (x * x).sum()
+    x.data.mul_(2)
+    assert x.tolist() == [2.0, 4.0]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_no_grad_writes_to_a_parameter_leave_it_a_leaf() -> None:
+    def program(t: Any) -> Any:
+        w = tensor(t, [1.0, 2.0])
+        for _ in range(3):
+            loss = ((w * 3 - 1) ** 2).sum()
+            loss.backward()
+            with t.no_grad():
+                w -= 0.01 * w.grad
+                w.grad = None
+        return w, w.is_leaf, w._version
+
+    same(program)

@@ -1,0 +1,315 @@
+"""`webtorch.utils.checkpoint`: compute a part of a model again in backward instead of keeping its values.
+
+The method is Chen, Xu, Zhang and Guestrin's (2016). May import floors 0 to 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from webtorch.autograd.graph import saved_tensors_hooks
+from webtorch.ops.random import Generator, default_generator
+from webtorch.tensors import tape
+from webtorch.tensors.function import Function
+from webtorch.tensors.tape import enable_grad, mode, no_grad
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["CheckpointError", "checkpoint", "checkpoint_sequential", "noop_context_fn"]
+
+ContextPair = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
+
+
+class CheckpointError(RuntimeError):
+    """The second computation of a checkpointed part does not do what the first did."""
+
+
+class _EnoughComputed(Exception):
+    """Every value that backward needs has been computed."""
+
+
+def noop_context_fn() -> ContextPair:
+    """Return two contexts that do nothing: the default of `context_fn`."""
+    return contextlib.nullcontext(), contextlib.nullcontext()
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], ContextPair] = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Return `function(*args, **kwargs)` without keeping what its gradient needs: that is computed again in backward.
+
+    The second computation draws the same random numbers unless `preserve_rng_state=False`. With
+    `use_reentrant=True` the part's inputs must be positional and one of them must require a
+    gradient; with False (recommended) anything goes. `context_fn` gives a context for each of the
+    two computations. `debug` is accepted: messages here always name the differing values.
+    Raises ValueError for other keyword arguments of the reentrant form, and CheckpointError in
+    backward when the second computation differs (unless `determinism_check="none"`).
+    """
+    if use_reentrant is None:
+        warnings.warn(
+            "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly. use_reentrant=False is "
+            "recommended, but if you need to preserve the current default behavior, you can pass use_reentrant=True.",
+            stacklevel=2,
+        )
+        use_reentrant = True
+    preserve = bool(kwargs.pop("preserve_rng_state", True))
+    if determinism_check not in ("default", "none"):
+        raise ValueError(
+            f"determinism_check should be one of ['default', 'none'], but got {determinism_check}"
+        )
+    if not use_reentrant:
+        frame = _Frame(function, args, kwargs, preserve, determinism_check, early_stop, context_fn)
+        return frame.forward()
+    if kwargs:
+        raise ValueError(f"Unexpected keyword arguments: {','.join(kwargs)}")
+    if context_fn is not noop_context_fn:
+        raise ValueError("Passing context_fn is only supported when use_reentrant=False.")
+    if mode.grad and not any(isinstance(a, Tensor) and a.requires_grad for a in args):
+        warnings.warn(
+            "None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2
+        )
+    return _Reentrant.apply(function, preserve, *args)
+
+
+def checkpoint_sequential(
+    functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any
+) -> Any:
+    """Run a Sequential (or a list of functions) in `segments` parts, all but the last one checkpointed."""
+    preserve = kwargs.pop("preserve_rng_state", True)
+    if kwargs:
+        raise ValueError(f"Unexpected keyword arguments: {','.join(kwargs)}")
+    steps: list[Callable[..., Any]] = list(
+        functions.children() if hasattr(functions, "children") else functions
+    )
+    size = len(steps) // segments
+    if size == 0:
+        raise ValueError(
+            f"checkpoint_sequential: cannot cut {len(steps)} functions into {segments} segments"
+        )
+    for part in range(segments - 1):
+        input = checkpoint(
+            _chain(steps[part * size : (part + 1) * size]),
+            input,
+            use_reentrant=use_reentrant,
+            preserve_rng_state=preserve,
+        )
+    return _chain(steps[(segments - 1) * size :])(input)
+
+
+def _chain(steps: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
+    def run(x: Any) -> Any:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return run
+
+
+# ---- random numbers -------------------------------------------------------------------------------
+
+
+def _random_state(args: Sequence[Any]) -> list[tuple[Generator, Generator]]:
+    """Return (generator, its state) for the devices that a part may draw numbers on."""
+    devices = {str(a.device): a.device for a in args if isinstance(a, Tensor)}
+    generators = {id(g): g for g in (default_generator("cpu"), default_generator())}
+    for device in devices.values():
+        generator = default_generator(device)
+        generators[id(generator)] = generator
+    return [(g, g.clone_state()) for g in generators.values()]
+
+
+@contextlib.contextmanager
+def _random_from(states: list[tuple[Generator, Generator]]) -> Iterator[None]:
+    """Draw the numbers that followed `states`, and go on where the generators stood afterwards."""
+    now = [(g, g.clone_state()) for g, _ in states]
+    _restore(states)
+    try:
+        yield
+    finally:
+        _restore(now)
+
+
+def _restore(states: list[tuple[Generator, Generator]]) -> None:
+    for generator, state in states:
+        generator._seed, generator._offset = state._seed, state._offset
+
+
+# ---- the second computation -------------------------------------------------------------------------
+
+
+def _again(args: Sequence[Any]) -> list[Any]:
+    """Return the tensors among `args` times one.
+
+    Equal values that are not the same graph nodes: the compiler computes equal nodes once, and
+    would keep the values of the first computation for the second. The one is a runtime argument,
+    so no compiler pass can see through it; it is exact, and fuses into whatever reads it.
+    """
+    return [
+        a * 1 if isinstance(a, Tensor) and a.dtype.kind != "bool" and a.numel() else a for a in args
+    ]
+
+
+class _Reentrant(Function):
+    """A part as one operation, whose backward runs the part and a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        ctx.function = function
+        ctx.state = _random_state(args) if preserve else []
+        ctx.template = [None if isinstance(a, Tensor) else a for a in args]
+        ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        ctx.save_for_backward(*[args[i] for i in ctx.places])
+        return function(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if not mode.whole_backward:
+            raise RuntimeError(
+                "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad() or passing an `inputs` "
+                "parameter to .backward(). To resolve this error, you can either set use_reentrant=False, or call "
+                ".backward() without passing the `inputs` argument."
+            )
+        args = list(ctx.template)
+        needed = ctx.needs_input_grad[2:]
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            args[place] = tensor.detach().requires_grad_(needed[place])
+        with enable_grad(), _random_from(ctx.state):
+            outputs = ctx.function(*_again(args))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [
+            (o, g)
+            for o, g in zip(outputs, grads, strict=True)
+            if isinstance(o, Tensor) and o.requires_grad
+        ]
+        if not pairs:
+            raise RuntimeError(
+                "none of output has requires_grad=True, this checkpoint() is not necessary"
+            )
+        tape.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
+
+
+class _Frame:
+    """A part whose saved tensors are forgotten in forward and computed again when backward asks for the first."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        preserve: bool,
+        check: str,
+        early_stop: bool,
+        context_fn: Callable[[], ContextPair],
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.check, self.early_stop = check == "default", early_stop
+        self.first_context, self.second_context = context_fn()
+        self.state = _random_state((*args, *kwargs.values())) if preserve else []
+        # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
+        self.handles: list[weakref.ref[_Handle]] = []
+        self.looks: list[tuple[Any, ...]] = []
+        # Saved number -> value, from the second computation until backward has used it.
+        self.values: dict[int, Tensor] = {}
+
+    def forward(self) -> Any:
+        with saved_tensors_hooks(self._forget, self._recall), self.first_context:
+            return self.function(*self.args, **self.kwargs)
+
+    def _forget(self, tensor: Tensor) -> _Handle:
+        handle = _Handle(len(self.handles))
+        self.handles.append(weakref.ref(handle))
+        self.looks.append(_look(tensor))
+        return handle
+
+    def _recall(self, handle: _Handle) -> Tensor:
+        if handle.number not in self.values:
+            self._compute_again()
+        return self.values.pop(handle.number)
+
+    def _compute_again(self) -> None:
+        values: dict[int, Tensor] = {}
+        looks: list[tuple[Any, ...]] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            number = len(looks)
+            if number == len(self.handles):
+                raise CheckpointError(
+                    "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
+                    "forward pass. The function must do the same both times it is called."
+                )
+            looks.append(_look(tensor))
+            # What no living gradient function asks for is not kept.
+            if self.handles[number]() is not None:
+                values[number] = tensor.detach()
+            if self.early_stop and number == len(self.handles) - 1:
+                raise _EnoughComputed
+            return tensor
+
+        args, kwargs = _fresh(self.args), _fresh(list(self.kwargs.values()))
+        with (
+            enable_grad(),
+            _random_from(self.state),
+            saved_tensors_hooks(keep, lambda tensor: tensor),
+            self.second_context,
+            contextlib.suppress(_EnoughComputed),
+        ):
+            self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
+        if self.check:
+            self._compare(looks)
+        self.values = values
+
+    def _compare(self, looks: list[tuple[Any, ...]]) -> None:
+        if len(looks) != len(self.looks):
+            raise CheckpointError(
+                "torch.utils.checkpoint: A different number of tensors was saved during the original forward and "
+                f"recomputation.\nNumber of tensors saved during forward: {len(self.looks)}\nNumber of tensors saved "
+                f"during recomputation: {len(looks)}.\nThe function must do the same both times it is called."
+            )
+        different = [
+            f"tensor at position {i}:\nsaved metadata: {_words(a)}\nrecomputed metadata: {_words(b)}"
+            for i, (a, b) in enumerate(zip(self.looks, looks, strict=True))
+            if a != b
+        ]
+        if different:
+            raise CheckpointError(
+                "torch.utils.checkpoint: Recomputed values for the following tensors have different metadata than "
+                "during the forward pass.\n" + "\n".join(different)
+            )
+
+
+class _Handle:
+    """Stands for one forgotten tensor."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _fresh(args: Sequence[Any]) -> list[Any]:
+    """Return arguments for a second computation, which need gradients where the first ones did."""
+    with no_grad():
+        fresh = _again(args)
+    for new, old in zip(fresh, args, strict=True):
+        if isinstance(new, Tensor) and new is not old and old.requires_grad:
+            new.requires_grad_()
+    return fresh
+
+
+def _look(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor._shape, tensor.dtype, str(tensor.device)
+
+
+def _words(look: tuple[Any, ...]) -> str:
+    return f"{{'shape': torch.Size({list(look[0])}), 'dtype': {look[1]}, 'device': {look[2]}}}"
