@@ -82,6 +82,17 @@ def _register(torch: ModuleType) -> None:
     _printing(torch)
 
 
+def hide(function: Any) -> Any:
+    """Keep Dynamo from tracing a kernel, and what it calls, when a compiled function runs one; return the function."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    return function
+
+
 def _allocation(torch: ModuleType) -> None:
     """Register the two operators that every tensor on the device starts from: the first call brings the rest."""
     library = torch.library.Library("aten", "IMPL")
@@ -106,8 +117,8 @@ def _allocation(torch: ModuleType) -> None:
     ) -> Any:
         return _engine().empty_strided(size, stride, dtype, layout, device)
 
-    library.impl("empty.memory_format", empty, "PrivateUse1")
-    library.impl("empty_strided", empty_strided, "PrivateUse1")
+    library.impl("empty.memory_format", hide(empty), "PrivateUse1")
+    library.impl("empty_strided", hide(empty_strided), "PrivateUse1")
     # Host memory is not pinned: WebGPU has its own staging buffers. DataLoader(pin_memory=True) works all the same.
     library.impl("_pin_memory", lambda x, device=None: x.clone(), "CPU")
     library.impl("is_pinned", lambda x, device=None: False, "CPU")

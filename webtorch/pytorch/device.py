@@ -196,7 +196,7 @@ def memory_of(x: torch.Tensor) -> Memory:
                 "webgpu: this tensor has no memory: its storage was made by something other than this device"
             )
         storage._webgpu = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def check_device(device: torch.device | None) -> None:
@@ -284,7 +284,7 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
         # The whole memory is overwritten, in some order of the dims: nothing of the old value is read.
         strides = out.stride()
         if not is_contiguous(shape, strides):
-            order = _memory_order(shape, strides)
+            order = memory_order(shape, strides)
             if order is None:
                 _write(memory.typed(dtype), out, result, fresh)
                 return
@@ -313,7 +313,7 @@ def _write(storage: Storage, out: torch.Tensor, result: Tensor, fresh: bool) -> 
     )
 
 
-def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """Return the dims in the order in which they lie in memory, or None if there are gaps or overlaps."""
     order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1)))
     if not is_contiguous(tuple([shape[d] for d in order]), tuple([strides[d] for d in order])):

@@ -3,7 +3,8 @@
 AOTAutograd turns the user's function into a forward and a backward graph of core aten operators, without mutations. The
 first call of each runs the graph once through `functions`, under capture: that records one program. Later calls bind
 their tensors' buffers to it and replay it, with no Python per operator. Inputs must be on "webgpu" (0-d CPU tensors are
-uploaded): for tensors on the CPU the compiler says to move them, rather than move them at every call.
+uploaded, and so are tensors that the function itself moves): for others on the CPU the compiler says to move them, rather
+than move them at every call.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GRAPH: dict[str, Function] = {}
 def compile_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **kwargs: Any) -> Function:
     """Compile a Dynamo graph: what `torch.compile(..., backend="webgpu")` calls.
 
-    Raises RuntimeError when an input is on the CPU, NotImplementedError for an operator that webtorch does not have.
+    Raises RuntimeError when an input is on the CPU and not just moved, NotImplementedError for an operator that webtorch does not have.
     """
     compiler = aot_autograd(
         fw_compiler=lower,
@@ -49,18 +50,26 @@ def compile_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, 
         inference_compiler=lower,
         decompositions=torch._decomp.core_aten_decompositions().materialize(),
     )
-    return compiler(gm, example_inputs)  # type: ignore[no-any-return]
+    return compiler(gm, example_inputs)
 
 
 def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for one graph of aten operators."""
-    for value in example_inputs:
-        if isinstance(value, torch.Tensor) and value.device.type != "webgpu" and value.dim():
+    for node, value in zip((n for n in gm.graph.nodes if n.op == "placeholder"), example_inputs, strict=True):
+        if isinstance(value, torch.Tensor) and value.device.type != "webgpu" and value.dim() and not _only_moved(node):
             raise RuntimeError(
                 f"torch.compile(backend='webgpu'): an input of shape {list(value.shape)} is on '{value.device}'. Move the model and its "
                 "inputs to the device first: model.to('webgpu'), x.to('webgpu')."
             )
     return make_boxed_func(CompiledGraph(gm))
+
+
+def _only_moved(node: torch.fx.Node) -> bool:
+    """Whether a graph does nothing with an input but move it to the device, as in `x.to('webgpu')` inside a function."""
+    users = [(u.target, u.kwargs.get("device")) for u in node.users if u.op != "output"]
+    return bool(users) and all(
+        target is torch.ops.aten._to_copy.default and where is not None and where.type == "webgpu" for target, where in users
+    )
 
 
 # ---- what the operators of a graph mean, beyond those of the eager kernels ------------------------------------------------
@@ -307,7 +316,7 @@ def _foreach(name: str) -> Function | None:
 def meaning(target: Any) -> Function:
     """Return what a node's target means on webtorch tensors. Raises NotImplementedError when it has no meaning here."""
     if not isinstance(target, torch._ops.OpOverload):
-        return target  # type: ignore[no-any-return]  # operator.getitem, arithmetic on sizes
+        return target  # operator.getitem, arithmetic on sizes
     packet, overload = target._schema.name.rpartition("::")[2], target._overloadname
     if packet in GRAPH:
         return GRAPH[packet]
@@ -421,7 +430,7 @@ class CompiledGraph:
             if not isinstance(a, torch.Tensor):
                 geometry.append(a)
                 continue
-            a = a if a.device.type == "webgpu" else _scalar_input(a)
+            a = a if a.device.type == "webgpu" else _moved_input(a)
             storage = memory_of(a).typed(TO_WEBTORCH[a.dtype])
             number = numbers.get(storage)
             if number is None:
@@ -469,12 +478,9 @@ def _constant(value: Any) -> Any:
     return upload(value, webtorch_dtype(value.dtype))
 
 
-def _scalar_input(x: torch.Tensor) -> torch.Tensor:
-    if x.dim():
-        raise RuntimeError(
-            f"torch.compile(backend='webgpu'): an input of shape {list(x.shape)} is on '{x.device}'; move it with .to('webgpu')"
-        )
-    return x.to(torch.float32 if x.dtype is torch.float64 else x.dtype).to("webgpu")
+def _moved_input(x: torch.Tensor) -> torch.Tensor:
+    """Upload an input: a number in a CPU tensor, or a tensor that the function itself moves."""
+    return x.to("webgpu", torch.float32 if x.dtype is torch.float64 else x.dtype)
 
 
 def _view_of(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:

@@ -15,11 +15,14 @@ import torch
 from webtorch.pytorch import autoload, device, fallback
 from webtorch.pytorch.device import (
     CPU,
+    TO_TORCH,
     TO_WEBTORCH,
+    allocate,
     check_device,
     copy_from,
     empty,
     empty_strided,
+    memory_order,
     new_tensor,
     resize_to,
     store,
@@ -46,6 +49,10 @@ _OWN = {
     "_index_put_impl_",
     "convolution_overrideable",
     "convolution_backward_overrideable",
+}  # fmt: skip
+# Elementwise operators without an out= form: their results lie in memory as the operand does, as channels-last images should.
+_ELEMENTWISE = {
+    "relu", "hardtanh", "hardswish", "logit", "isnan", "where", "floor_divide", "masked_fill", "angle", "_prelu_kernel", "rsub", "prelu",
 }  # fmt: skip
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
@@ -104,11 +111,18 @@ def _results(found: Any, operands: list[Any]) -> Any:
 # ---- the three kinds of kernel ----------------------------------------------------------------------------------------------
 
 
-def _functional(name: str, function: Kernel) -> Kernel:
+def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
-        return _results(function(*values, **options), values)
+        found = function(*values, **options)
+        if keeps_layout:
+            shaped = next((v for v in values if isinstance(v, Tensor) and v._shape == found._shape), None)
+            if shaped is not None and not shaped.is_contiguous() and memory_order(shaped._shape, shaped._strides):
+                out = allocate(shaped._shape, shaped._strides, TO_TORCH[found.dtype])
+                store(out, found, _is_fresh(found, values))
+                return out
+        return _results(found, values)
 
     return kernel
 
@@ -168,7 +182,7 @@ def kernel_for(overload: Any, function: Kernel) -> Kernel:
     writes_first = first is not None and first.alias_info is not None and first.alias_info.is_write
     if writes_first and len(schema.returns) == 1:
         return _inplace(name, function)
-    return _functional(name, function)
+    return _functional(name, function, name.partition(".")[0] in _ELEMENTWISE)
 
 
 def meaning(packet: str, overload: str) -> Kernel | None:
@@ -315,6 +329,42 @@ def _recurrent(name: str) -> Kernel:
     return kernel
 
 
+class _Reciprocal:
+    """A gradient scaler's scale, of which PyTorch wants 1 / scale by way of float64: here float32 does it."""
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        self.scale = scale
+        self.device = scale.device
+
+    def double(self) -> _Reciprocal:
+        return self
+
+    def reciprocal(self) -> _Reciprocal:
+        return self
+
+    def float(self) -> torch.Tensor:
+        return self.scale.reciprocal()
+
+
+def _scaling() -> None:
+    """Let `GradScaler` work without float64."""
+    scaler = torch.amp.GradScaler
+    original = scaler.unscale_
+
+    def unscale_(self: Any, optimizer: Any) -> None:
+        scale = self._scale
+        if scale is None or scale.device.type != "webgpu":
+            original(self, optimizer)
+            return
+        self._scale = _Reciprocal(scale)
+        try:
+            original(self, optimizer)
+        finally:
+            self._scale = scale
+
+    scaler.unscale_ = unscale_
+
+
 def _where() -> Any:
     return device_of(device.runtime())
 
@@ -356,7 +406,7 @@ def _register_meanings(library: Any) -> int:
             if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 f"aten::{name}", "PrivateUse1"
             ):
-                library.impl(name, kernel_for(operator, function), "PrivateUse1")
+                library.impl(name, autoload.hide(kernel_for(operator, function)), "PrivateUse1")
                 count += 1
     return count
 
@@ -367,7 +417,8 @@ def _register_own(library: Any) -> None:
     def metadata(name: str) -> None:
         packet, _, overload = name.partition(".")
         redispatch = getattr(getattr(torch.ops.aten, packet), overload or "default").redispatch
-        library.impl(name, lambda *args, **kwargs: redispatch(CPU, *args, **kwargs), "PrivateUse1")
+        kernel = autoload.hide(lambda *args, **kwargs: redispatch(CPU, *args, **kwargs))
+        library.impl(name, kernel, "PrivateUse1")
 
     # These change sizes and strides only: PyTorch's CPU kernels never look at the data.
     for name in (
@@ -385,13 +436,13 @@ def _register_own(library: Any) -> None:
         "is_pinned": lambda x, device=None: False,
     }  # fmt: skip
     for name, kernel in own.items():
-        library.impl(name, kernel, "PrivateUse1")
+        library.impl(name, autoload.hide(kernel), "PrivateUse1")
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
-        library.impl("_has_compatible_shallow_copy_type", lambda a, b: True, key)
+        library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
         library.impl("lstm_cell", _cell("lstm"), key)
         library.impl("gru_cell", _cell("gru"), key)
         for name, decomposition in (
@@ -449,9 +500,10 @@ def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     everything = torch.library.Library("_", "IMPL")
     autoload._libraries.extend((library, everything))
-    everything.fallback(fallback.fallback, "PrivateUse1")
+    everything.fallback(autoload.hide(fallback.fallback), "PrivateUse1")
     _register_own(library)
     _register_meanings(library)
+    _scaling()
     _autocast(
         ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
          "conv_transpose2d.input", "conv_transpose3d.input", "scaled_dot_product_attention"),

@@ -1,0 +1,30 @@
+"""Tests of the PyTorch face: real PyTorch on "webgpu", compared with PyTorch on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.conftest import need_device
+
+
+@pytest.fixture(scope="session")
+def _adapter() -> None:
+    need_device("webgpu")
+
+
+@pytest.fixture
+def webgpu(_adapter: None) -> str:
+    """The device's name; the test is skipped, visibly, where there is no adapter, and fails in CI."""
+    return "webgpu"
+
+
+@pytest.fixture(autouse=True)
+def _torch_state() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)

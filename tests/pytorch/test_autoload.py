@@ -1,0 +1,202 @@
+"""What `import torch` does by itself: each case in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+
+def python(program: str, **environment: str) -> str:
+    """Run a program in a new interpreter; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("first", ["import torch, webtorch", "import webtorch, torch", "import torch"])
+def test_import_torch_is_enough_in_any_order(first: str) -> None:
+    out = python(
+        f"""
+        {first}
+        print(torch.device("webgpu").type, hasattr(torch.Tensor, "webgpu"), torch.ones(2).is_webgpu)
+        """
+    )
+    assert out == "webgpu True False"
+
+
+def test_import_opens_no_device_and_loads_no_binding() -> None:
+    out = python(
+        """
+        import sys, torch
+        torch.manual_seed(0)
+        torch.ones(2) + 1
+        loaded = [m for m in sys.modules if m.split(".")[0] in ("wgpu", "wgpudawn") or m == "webtorch.pytorch.kernels"]
+        print(torch.webgpu.is_initialized(), loaded)
+        """
+    )
+    assert out == "False []"
+
+
+def test_registering_again_does_nothing() -> None:
+    out = python(
+        """
+        import torch
+        from webtorch.pytorch import autoload
+        autoload.autoload()
+        import webtorch.pytorch
+        print(len(autoload._libraries))
+        """
+    )
+    assert out == "1"
+
+
+def test_switched_off_until_asked_for() -> None:
+    out = python(
+        """
+        import torch
+        before = hasattr(torch, "webgpu")
+        import webtorch.pytorch
+        print(before, hasattr(torch, "webgpu"))
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert out == "False True"
+
+
+def test_without_an_adapter_torch_works_and_the_device_says_why() -> None:
+    out = python(
+        """
+        import torch
+        print(torch.webgpu.is_available(), torch.webgpu.device_count(), torch.accelerator.is_available())
+        print((torch.ones(2) + 1).tolist())
+        try:
+            torch.ones(2, device="webgpu")
+        except RuntimeError as error:
+            print(type(error).__name__)
+        """,
+        # No Vulkan driver to find, and no other graphics interface.
+        VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent", WGPU_BACKEND_TYPE="Vulkan",
+    )  # fmt: skip
+    lines = out.splitlines()
+    if lines[0].startswith("True"):
+        pytest.skip("this machine has an adapter that needs no Vulkan driver")
+    assert lines == ["False 0 False", "[2.0, 2.0]", "DeviceError"]
+
+
+def test_a_taken_place_is_a_warning_not_an_error() -> None:
+    out = python(
+        """
+        import warnings, torch
+        torch.utils.rename_privateuse1_backend("other")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            import webtorch.pytorch
+        print([w.category.__name__ for w in seen], (torch.ones(2) + 1).tolist())
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert out == "['RuntimeWarning'] [2.0, 2.0]"
+
+
+def test_forked_children_are_refused(webgpu: str) -> None:
+    out = python(
+        """
+        import os, sys, torch
+        torch.ones(2, device="webgpu")
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.ones(2, device="webgpu")
+            except RuntimeError as error:
+                ok = "forked" in str(error) and torch.webgpu._is_in_bad_fork()
+                os._exit(0 if ok else 1)
+            os._exit(2)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    )
+    assert out == "0"
+
+
+def test_data_loader_workers_that_fork_before_the_first_tensor(webgpu: str) -> None:
+    out = python(
+        """
+        import torch
+        data = torch.utils.data.TensorDataset(torch.arange(8.0))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, pin_memory=True)
+        print(sum(batch.to("webgpu").sum().item() for (batch,) in loader))
+        """
+    )
+    assert out == "28.0"
+
+
+def test_fallback_runs_on_the_cpu_only_when_allowed(webgpu: str) -> None:
+    program = """
+        import warnings, torch
+        x = torch.tensor([[2.0, 1.0], [1.0, 3.0]], device="webgpu")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            q, r = torch.geqrf(x)
+        expected = torch.geqrf(x.cpu())
+        assert q.is_webgpu and torch.allclose(q.cpu(), expected[0]) and torch.allclose(r.cpu(), expected[1])
+        print(len([w for w in seen if "geqrf" in str(w.message)]), torch.webgpu.fallback_counts())
+    """
+    assert python(program, WEBTORCH_FALLBACK="warn") == "1 {'aten.geqrf.default': 1}"
+    assert python(program, WEBTORCH_FALLBACK="silent") == "0 {'aten.geqrf.default': 1}"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
+def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
+    program = """
+        import sys, time, torch
+        x = torch.ones(4, 4, device="webgpu", requires_grad=True)
+        (x * 2).sum().backward()
+        print("ready", flush=True)
+        caught = 0
+        end = time.time() + 60
+        while caught < 20 and time.time() < end:
+            try:
+                while time.time() < end:
+                    x.grad = None
+                    (x * 2).sin().t().sum().backward()
+            except KeyboardInterrupt:
+                caught += 1
+                print("caught", flush=True)
+        print((torch.ones(3, device="webgpu") + 1).sum().item())
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "ready"
+    for _ in range(20):
+        time.sleep(0.03)
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline().strip() == "caught"
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert out.strip() == "6.0"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
+def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str) -> None:
+    program = """
+        import time, torch
+        torch.ones(2, device="webgpu")
+        print("ready", flush=True)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("caught", flush=True)
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "ready"
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=30)
+    assert out.strip() == "caught"
