@@ -1,0 +1,1 @@
+"""Benchmarks: one script for each claim of speed, with PyTorch measured in the same run."""

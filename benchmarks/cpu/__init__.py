@@ -1,0 +1,1 @@
+"""Claims about the CPU, against PyTorch eager on as many threads."""
