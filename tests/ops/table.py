@@ -30,7 +30,8 @@ ELSEWHERE = {
         triplet_margin_with_distance_loss""",
     "test_random.py": """dropout dropout1d dropout2d dropout3d alpha_dropout rrelu bernoulli
         feature_alpha_dropout gumbel_softmax""",
-    "test_resize.py": "interpolate upsample upsample_nearest upsample_bilinear",
+    "test_resize.py": """interpolate upsample upsample_nearest upsample_bilinear affine_grid
+        grid_sample""",
     "test_choice.py": """where masked_fill isclose prelu allclose equal fill_value is_nonzero
         is_same_size sum_to_size type_as polygamma""",
 }
