@@ -110,7 +110,7 @@ class Page:
         return self.page.evaluate(script, argument)
 
     def until(self, expression: str) -> None:
-        """Wait until a JavaScript expression is true. Playwright's own way needs eval, which the exported page forbids."""
+        """Wait until a JavaScript expression is true (Playwright's own way needs eval, which the page forbids)."""
         end = time.monotonic() + PATIENCE / 1000
         while not self.page.evaluate(f"() => Boolean({expression})"):
             assert time.monotonic() < end, f"never true: {expression}"
@@ -118,7 +118,8 @@ class Page:
 
     def error(self, script: str, argument: Any = None) -> str:
         """Run an async JavaScript function that must throw a WebtorchError, and return its message."""
-        wrapped = f"async (a) => {{ try {{ await ({script})(a); return ''; }} catch (e) {{ return e.name + ': ' + e.message; }} }}"
+        caught = "catch (e) { return e.name + ': ' + e.message; }"
+        wrapped = f"async (a) => {{ try {{ await ({script})(a); return ''; }} {caught} }}"
         text = str(self.page.evaluate(wrapped, argument))
         assert text.startswith("WebtorchError: "), text or "nothing was thrown"
         return text.removeprefix("WebtorchError: ")

@@ -1,8 +1,9 @@
-"""Writes a captured function as a static folder that a browser opens. Floor 6; may import floors 0 to 5 and `webtorch.io`.
+"""Writes a captured function as a static folder that a browser opens. Floor 6; may import what is below, and io.
 
-The graph of the capture is compiled again for the limits of browsers, whatever device it was captured on. The folder holds
-`program.json` (webtorch.web.program_json), `weights.safetensors` (what is in memory now: parameters, optimizer state),
-`examples.safetensors` (inputs to try), `runtime.js`, and a page. Any static server will do.
+The graph of the capture is compiled again for the limits of browsers, whatever device it was
+captured on. The folder holds `program.json` (webtorch.web.program_json), `weights.safetensors`
+(what is in memory now: parameters, optimizer state), `examples.safetensors` (inputs to try),
+`runtime.js`, and a page. Any static server will do.
 """
 
 from __future__ import annotations
@@ -86,14 +87,14 @@ def export_program(
 ) -> Path:
     """Write a captured function to `folder` as a page that runs it on WebGPU, and return the folder.
 
-    `step` is what `webtorch.compile` returned, called at least twice, so that there is a program. In the page it is
-    `await m.NAME({x, y})`. `inputs` name its tensors (default: the function's own argument names), `outputs` the tensors that
-    it returns (default: the keys of a returned dict, else "out", "out1", ...). `state` names modules, optimizers and tensors
-    in the weights file; those that the function itself refers to need not be given. `examples` are batches of inputs for the
-    page to run on.
+    `step` is what `webtorch.compile` returned, called at least twice, so that there is a program.
+    In the page it is `await m.NAME({x, y})`. `inputs` name its tensors (default: the function's own argument names),
+    `outputs` the tensors that it returns (default: the keys of a returned dict, else "out", "out1",
+    ...). `state` names modules, optimizers and tensors in the weights file; those that the function
+    itself refers to need not be given. `examples` are batches of inputs for the page to run on.
 
-    Raises CaptureError for a function that writes into its arguments, DTypeError for float64, OverflowError for constants
-    beyond 32 bits, RuntimeError when nothing has been captured.
+    Raises CaptureError for a function that writes into its arguments, DTypeError for float64,
+    OverflowError for constants beyond 32 bits, RuntimeError when nothing has been captured.
     """
     exported = export_json(
         step, name=name, inputs=inputs, outputs=outputs, state=state, limits=limits, title=title
@@ -284,8 +285,8 @@ class _Export:
     def _updates(self) -> dict[int, int]:
         """Return the memory entry that each state has as its value after a run.
 
-        Several states may get one value, and a state another state's old one: those are copied first, so that what follows
-        is an exchange of buffers only.
+        Several states may get one value, and a state another state's old one: those are copied
+        first, so that what follows is an exchange of buffers only.
         """
         updates: dict[int, int] = {}
         claimed: set[int] = set()
@@ -429,7 +430,7 @@ def _leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, tuple[int, ...]]], list[str]]:
-    """Return name and shape of the tensor arguments of the latest signature, in order, and the names of the float arguments."""
+    """Return name and shape of the latest signature's tensor arguments, and the names of the floats."""
     (_, positional, keywords), *_ = next(reversed(step.captures))
     tensors: list[tuple[str, tuple[int, ...]]] = []
     numbers: list[str] = []

@@ -1,8 +1,8 @@
 """A planned program as JSON data with its WGSL: what `runtime.js` replays. Floor 6; may import floors 0 to 2.
 
-Everything that can be known before the page opens is decided here: which memory each dispatch binds, how the arguments lie
-in the uniform buffer, which grid it has, which buffers share a temporary. What is left to JavaScript is to make the buffers
-and pipelines, and to walk the steps.
+Everything that can be known before the page opens is decided here: which memory each dispatch
+binds, how the arguments lie in the uniform buffer, which grid it has, which buffers share a
+temporary. What is left to JavaScript is to make the buffers and pipelines, and to walk the steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from webtorch.runtime.backend import Limits
 
 Json = dict[str, Any]
 
-# What every WebGPU implementation must offer (https://www.w3.org/TR/webgpu/#limits), so that a page runs on any adapter.
-# Of the 8 storage buffers, scratch memory and the status words of index checks take one each.
+# What every WebGPU implementation must offer (https://www.w3.org/TR/webgpu/#limits), so that a page
+# runs on any adapter. Of the 8 storage buffers, scratch memory and the status words of index checks
+# take one each.
 BROWSER_LIMITS = Limits(
     max_binding_bytes=128 << 20,
     max_buffers_per_kernel=6,
@@ -113,8 +114,8 @@ class Layout:
 def lay_out(program: Program, limits: Limits, kernels: Kernels) -> Layout:
     """Render `program` to WGSL and decide where everything lies.
 
-    Raises DTypeError for a type that WebGPU does not have, OverflowError for a constant beyond 32 bits, KernelError for a
-    grid or buffer beyond `limits`.
+    Raises DTypeError for a type that WebGPU does not have, OverflowError for a constant beyond 32
+    bits, KernelError for a grid or buffer beyond `limits`.
     """
     return _LayOut(program, limits, kernels).layout()
 

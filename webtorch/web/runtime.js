@@ -307,6 +307,19 @@ function excerpt(code, line) {
   return numbered.join("\n");
 }
 
+// Kernels and layouts by device: several exports of one model, opened on one device, are compiled once.
+const compiled = new WeakMap();
+
+/** Return the pipeline of a kernel, compiled once for each device. */
+function kernelOf(device, kernel) {
+  let cache = compiled.get(device);
+  if (!cache) compiled.set(device, (cache = { kernels: new Map(), layouts: new Map() }));
+  const key = `${kernel.bindings.join()}\n${kernel.code}`;
+  let found = cache.kernels.get(key);
+  if (!found) cache.kernels.set(key, (found = compileKernel(device, kernel, cache.layouts)));
+  return found;
+}
+
 /** Compile a kernel. Throws WebtorchError with the line that the compiler refused. */
 async function compileKernel(device, kernel, layouts) {
   const key = kernel.bindings.join();
@@ -549,8 +562,7 @@ export class Model {
   /** @internal */
   async open(weights) {
     const { device, program } = this;
-    const layouts = new Map();
-    this.kernels = await Promise.all(program.kernels.map((kernel) => compileKernel(device, kernel, layouts)));
+    this.kernels = await Promise.all(program.kernels.map((kernel) => kernelOf(device, kernel)));
     device.pushErrorScope("out-of-memory");
     const number = (buffer) => Object.assign(buffer, { webtorchId: nextBuffer++ });
     const { GPUBufferUsage: usage } = globalThis;

@@ -1,8 +1,9 @@
-"""How the numbers of a captured program follow settings that a page may change, such as "lr". Floor 6; may import floors 0 to 4.
+"""How the numbers of a captured program follow settings that a page may change. Floor 6; may import floors 0 to 4.
 
 An optimizer hands numbers to a program that are options of a group ("lr") or derived from them by a Python function
-("-lr", "1-lr*weight_decay"). The page has no Python: such a function is recovered as a polynomial, linear in each option, from
-its values at a few points, and checked at another. What is no such polynomial stays fixed at its present value.
+("-lr", "1-lr*weight_decay"). The page has no Python: such a function is recovered as a polynomial,
+linear in each option, from its values at a few points, and checked at another. What is no such
+polynomial stays fixed at its present value.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ function fail(error) {
 }
 
 function draw(at = null) {
-  const [width, height, left, right, top, bottom] = [800, 280, 52, 8, 8, 24];
+  // One unit of the drawing is one pixel, so that text has its size on a phone too.
+  const width = Math.max(280, Math.round($("chart").clientWidth || 800));
+  const [height, left, right, top, bottom] = [280, 52, 8, 8, 24];
+  $("chart").setAttribute("viewBox", `0 0 ${width} ${height}`);
   const parts = [];
   const add = (tag, attributes, content) => {
     const node = document.createElementNS(SVG, tag);
@@ -68,7 +71,7 @@ function show(value) {
   $("last").textContent = text(value);
   $("steps").textContent = values.length;
   const seconds = (performance.now() - startedAt) / 1e3;
-  if (values.length - started > 1) $("speed").textContent = text((values.length - started) / seconds);
+  if (values.length - started > 1) $("speed").textContent = ((values.length - started) / seconds).toPrecision(3);
   const item = document.createElement("li");
   item.textContent = text(value);
   $("values").append(item);
@@ -108,7 +111,7 @@ function addSettings() {
     const label = document.createElement("label");
     const output = document.createElement("output");
     const input = document.createElement("input");
-    output.textContent = text(value);
+    output.textContent = String(Number(value.toPrecision(3)));
     input.type = "range";
     input.setAttribute("aria-label", name);
     // Three decades around a positive value; zero to one for what is zero.
@@ -117,7 +120,7 @@ function addSettings() {
     input.value = log ? Math.log10(value) : value;
     input.addEventListener("input", () => {
       const chosen = log ? 10 ** Number(input.value) : Number(input.value);
-      output.textContent = text(chosen);
+      output.textContent = String(Number(chosen.toPrecision(3)));
       model.set(name, chosen);
     });
     label.append(name, output, input);
@@ -191,11 +194,12 @@ async function start() {
   $("chart").addEventListener("pointermove", (event) => {
     if (!values.length) return;
     const box = $("chart").getBoundingClientRect();
-    const share = ((event.clientX - box.left) / box.width) * 800;
-    const at = Math.round(((share - 52) / 740) * Math.max(values.length - 1, 9));
+    const share = (event.clientX - box.left - 52) / (box.width - 60);
+    const at = Math.round(share * Math.max(values.length - 1, 9));
     draw(Math.max(0, Math.min(values.length - 1, at)));
   });
   $("chart").addEventListener("pointerleave", () => draw());
+  addEventListener("resize", () => draw());
   // For the console, and for tests.
   globalThis.model = model;
 }
