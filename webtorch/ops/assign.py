@@ -11,6 +11,7 @@ from webtorch.errors import ShapeError
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, numel
+from webtorch.ops import creation
 from webtorch.ops.elementwise import isclose
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, write
 from webtorch.ops.record import Op, composite
@@ -85,6 +86,8 @@ def fill_(self: Any, value: Any) -> Any:
                 f"{len(value._shape)} dimensions."
             )
         return copy_(self, value)
+    if self.dtype.kind in ("int", "uint"):
+        value = creation._fits(value, self.dtype)
     return write(self, fill(self._shape, value, self.dtype, self.device), fresh=True)
 
 

@@ -27,7 +27,16 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
 from webtorch.tensors.lines import user_line
-from webtorch.tensors.primitives import as_view, cast_to, check_writable, fill, reduce_dims, write
+from webtorch.tensors.primitives import (
+    as_view,
+    cast_to,
+    check_int64,
+    check_writable,
+    device_mismatch,
+    fill,
+    reduce_dims,
+    write,
+)
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     GradFn,
@@ -194,7 +203,9 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             srcs.append(_operand_node(o, shape))
         else:
             pattern += "s"
-            scalars.append(_scalar(op, o, compute))
+            scalars.append(_scalar(op, o, compute, op.name.strip("_") not in _REFUSING))
+            if compute is int64:
+                check_int64(op.name, scalars[-1], runtime)
     for n in numbers:
         pattern += "s"
         scalars.append(_scalar(op, n, compute))
@@ -242,15 +253,6 @@ def _to_one_device(op: Op, operands: Sequence[Operand]) -> tuple[list[Operand], 
     return out, main._storage.runtime
 
 
-def device_mismatch(name: str, a: Tensor, b: Tensor) -> RuntimeError:
-    """Return the error for tensors on two devices."""
-    return RuntimeError(
-        f"{name.strip('_')}: Expected all tensors to be on the same device, but found at least "
-        f"two devices, {a.device} and {b.device}! "
-        f"Move one of them, as in x.to('{a.device}')."
-    )
-
-
 def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
     shapes = [o._shape for o in operands if isinstance(o, Tensor)]
     try:
@@ -261,7 +263,11 @@ def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
         ) from None
 
 
-def _scalar(op: Op, value: Any, compute: DType) -> Scalar:
+# Where a number beside an integer tensor must fit its type; arithmetic and comparisons wrap it, as in PyTorch.
+_REFUSING = frozenset(("pow", "where", "clamp", "clamp_min", "clamp_max"))
+
+
+def _scalar(op: Op, value: Any, compute: DType, wraps: bool = False) -> Scalar:
     if isinstance(value, Tensor):
         value = value.item()
     elif not isinstance(value, (bool, int, float)):
@@ -280,6 +286,8 @@ def _scalar(op: Op, value: Any, compute: DType) -> Scalar:
             value = int(value)
         low, high = integer_limits(compute)
         if not low <= value <= high:
+            if wraps and -(2**63) <= value < 2**63:
+                return (value - low) % (high - low + 1) + low
             if compute.kind == "uint" and -high <= value < 0:
                 return value + high + 1  # PyTorch wraps negative numbers for unsigned types
             raise RuntimeError(

@@ -11,6 +11,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.primitive import IDENTITY, IOTA, RANDOM
+from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.host import random_offset_words
 from webtorch.tensors.lines import user_line
@@ -37,9 +38,35 @@ def record(
     shape: tuple[int, ...],
     dtype: DType,
 ) -> Tensor:
-    """Record a node over `inputs` (all on one device) and return its tensor, outside autograd."""
+    """Record a node over `inputs` and return its tensor, outside autograd.
+
+    Raises RuntimeError if the inputs are not all on one device.
+    """
+    runtime = inputs[0]._storage.runtime
+    for t in inputs:
+        if t._storage.runtime is not runtime:
+            # Index nodes name the user's operation last among their texts.
+            name = kind if kind == "conv" else [kind, *(a for a in attrs if isinstance(a, str))][-1]
+            raise device_mismatch(name, inputs[0], t)
     node = Node(kind, tuple([t._node() for t in inputs]), attrs, scalars, shape, dtype, user_line())
-    return Tensor._from_node(node, inputs[0]._storage.runtime)
+    return Tensor._from_node(node, runtime)
+
+
+def device_mismatch(name: str, a: Tensor, b: Tensor) -> RuntimeError:
+    """Return the error for tensors on two devices."""
+    return RuntimeError(
+        f"{name.strip('_')}: Expected all tensors to be on the same device, but found at least two "
+        f"devices, {a.device} and {b.device}! Move one of them, as in x.to('{a.device}')."
+    )
+
+
+def check_int64(name: str, value: Scalar, runtime: Runtime) -> None:
+    """Raise OverflowError for an int64 number that a device with 32-bit integers cannot hold."""
+    if runtime.kind == "webgpu" and not -(2**31) <= value < 2**31:
+        raise OverflowError(
+            f"{name.strip('_')}: {value} does not fit torch.int64 on WebGPU, which holds it in 32 bits "
+            "(-2147483648 to 2147483647); use device 'cpu', or a float type"
+        )
 
 
 # ---- views
@@ -250,6 +277,8 @@ def rebase(x: Tensor, values: Tensor) -> None:
 def fill(shape: Sequence[int], value: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
     """Return a tensor of one value."""
     runtime = resolve(device)
+    if dtype is int64:
+        check_int64("fill", value, runtime)
     return Tensor._from_node(
         Node("map", (), (IDENTITY, "s", dtype.compute), (value,), tuple(shape), dtype, user_line()),
         runtime,
@@ -266,6 +295,9 @@ def empty(shape: Sequence[int], dtype: DType, device: DeviceLike) -> Tensor:
 def iota(count: int, start: Scalar, step: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
     """Return start + i * step for i < count."""
     runtime = resolve(device)
+    if dtype is int64 and count:
+        check_int64("arange", start, runtime)
+        check_int64("arange", start + step * (count - 1), runtime)
     return Tensor._from_node(
         Node("map", (), (IOTA, "pss", dtype.compute), (start, step), (count,), dtype, user_line()),
         runtime,

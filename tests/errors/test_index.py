@@ -1,0 +1,97 @@
+"""An index out of range, found on the device: raised at the next read with operation, value and line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import webtorch
+from webtorch.errors import IndexOutOfRangeError
+
+
+def _ints(values: list[Any], device: str) -> Any:
+    return webtorch.tensor(values, device=device)
+
+
+# name -> (what reads, the operation, the bad index, the size)
+CASES: dict[str, tuple[Callable[[Any, str], Any], str, int, int]] = {
+    "getitem": (lambda x, d: x[_ints([1, 7], d)], "index", 7, 5),
+    "negative": (lambda x, d: x[_ints([-6], d)], "index", -6, 5),
+    "gather": (lambda x, d: x.gather(0, _ints([9], d)), "gather", 9, 5),
+    "index_select": (lambda x, d: x.index_select(0, _ints([5], d)), "index_select", 5, 5),
+    "embedding": (
+        lambda x, d: webtorch.nn.functional.embedding(_ints([3, 12], d), x.view(5, 1)),
+        "embedding",
+        12,
+        5,
+    ),
+    "scatter": (lambda x, d: x.scatter(0, _ints([-1], d), 3.0), "scatter", -1, 5),
+    "cross_entropy": (
+        lambda x, d: webtorch.nn.functional.cross_entropy(x.view(1, 5), _ints([8], d)),
+        "cross_entropy",
+        8,
+        5,
+    ),
+}
+
+
+@pytest.mark.covers("P3")
+@pytest.mark.parametrize("name", CASES)
+def test_the_next_read_names_it_and_the_device_stays_usable(name: str, device: str) -> None:
+    call, op, value, size = CASES[name]
+    x = webtorch.arange(5.0, device=device)
+    other = x * 2
+    bad = call(x, device)
+    with pytest.raises(IndexOutOfRangeError) as caught:
+        bad.tolist()
+    text = str(caught.value)
+    assert text.startswith(f"{op}: index {value} is out of bounds for dimension 0 with size {size}")
+    assert "test_index.py:" in text, text
+    assert isinstance(caught.value, IndexError)
+    assert other.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert x[_ints([4, -5], device)].tolist() == [4.0, 0.0]
+
+
+def test_a_bad_index_in_a_scatter_write_is_reported(device: str) -> None:
+    x = webtorch.zeros(5, device=device)
+    x[_ints([6], device)] = 3.0
+    with pytest.raises(IndexOutOfRangeError, match=r"index 6.*size 5"):
+        x.tolist()
+    y = webtorch.ones(2, device=device)
+    assert (y + 1).tolist() == [2.0, 2.0]
+
+
+def test_synchronize_and_awaiting_report_it_too(device: str) -> None:
+    x = webtorch.arange(5.0, device=device)
+    bad = x[_ints([11], device)]
+    with pytest.raises(IndexOutOfRangeError, match="index 11"):
+        webtorch.synchronize()
+    again = x[_ints([12], device)]
+    with pytest.raises(IndexOutOfRangeError, match="index 12"):
+        asyncio.run(again.tolist_async())
+    assert bad.shape == (1,)
+
+
+def test_an_index_in_python_is_checked_at_once(device: str) -> None:
+    x = webtorch.zeros(2, 3, device=device)
+    for call, text in (
+        (lambda: x[2], "index 2 is out of bounds for dimension 0 with size 2"),
+        (lambda: x[0, -4], "index -4 is out of bounds for dimension 1 with size 3"),
+        (lambda: x[0, 0, 0], "too many indices"),
+        (lambda: x.select(1, 3), "3"),
+    ):
+        with pytest.raises(IndexError, match=text):
+            call()
+
+
+def test_a_bad_index_in_training_names_the_line_of_the_forward(device: str) -> None:
+    weight = webtorch.zeros(4, 2, device=device, requires_grad=True)
+    ids = _ints([1, 4], device)
+    loss = webtorch.nn.functional.embedding(ids, weight).sum()
+    loss.backward()
+    with pytest.raises(IndexOutOfRangeError, match=r"embedding: index 4 .*test_index.py:\d+"):
+        weight.grad.tolist()
