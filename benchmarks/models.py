@@ -5,6 +5,7 @@ The CNN, the GPT and the MLP are those of the GPU figures; the digits network is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ def mlp(torch: Any, *sizes: int) -> Any:
     """Return linear layers with relu between them."""
     nn = torch.nn
     layers: list[Any] = []
-    for n_in, n_out in zip(sizes, sizes[1:]):
+    for n_in, n_out in itertools.pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import webtorch
 
+import webtorch
 from benchmarks.harness import Row, compare, main
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 
 import torch
-import webtorch
 
+import webtorch
 from benchmarks.harness import Row, compare, main
 
 REACH_SECONDS = 25e-6

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import webtorch
 
+import webtorch
 from benchmarks.harness import Row, Run, compare, main
 
 

@@ -6,8 +6,8 @@ Both sides start from the same weights and see the same batches; their losses mu
 from __future__ import annotations
 
 import torch
-import webtorch
 
+import webtorch
 from benchmarks.harness import Row, compare, main
 from benchmarks.models import work
 from benchmarks.training import (

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import webtorch
-from webtorch.runtime.backends import get_backend
 
+import webtorch
 from benchmarks.harness import Run
+from webtorch.runtime.backends import get_backend
 
 OURS = "webgpu"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import webtorch
 
+import webtorch
 from benchmarks.gpu.device import OURS, device_seconds, enqueued, peer_device
 from benchmarks.harness import Row, main
 

@@ -10,7 +10,6 @@ import traceback
 from collections import defaultdict
 
 import webtorch
-
 from benchmarks.gpu.device import OURS, device_seconds, enqueued, peer_device, timeline
 from benchmarks.harness import Row, main
 from benchmarks.models import work

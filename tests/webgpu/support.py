@@ -36,6 +36,7 @@ class Pass:
     args_bytes: int = 0
     has_status: bool = False
     bindings: tuple[str, ...] = ("read_write",)
+    trusted: bool = False
 
 
 def named(name: str, *buffers: BufferSlot, args: tuple[DType, ...] = ()) -> Kernel:

@@ -41,6 +41,8 @@ class Pass(Protocol):
     def has_status(self) -> bool: ...
     @property
     def bindings(self) -> tuple[BindingKind, ...]: ...
+    @property
+    def trusted(self) -> bool: ...
 
 
 class Pipeline:
@@ -70,6 +72,7 @@ class PipelineCache:
 
     def get(self, part: Pass, name: str) -> Pipeline:
         """Return the pipeline of a pass. Raises KernelError with the source if the device refuses it."""
+        # The source decides whether it is trusted: only the products' are.
         key = part.source, part.bindings
         found = self._pipelines.get(key)
         if found is not None:
@@ -87,7 +90,7 @@ class PipelineCache:
 
         def build() -> Pipeline:
             group_layout, pipeline_layout = self._layout(part.bindings)
-            module = device.create_shader_module(code=part.source)
+            module = self._native.create_module(part.source, part.trusted)
             wrapper = device.create_compute_pipeline(
                 layout=pipeline_layout,
                 compute={"module": module, "entry_point": _entry_point(part.source)},
