@@ -1,0 +1,88 @@
+"""Capability rows E: products of matrices, against PyTorch in float64 with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import webtorch
+from tests.capabilities.same import close, ours, rows, same, values
+from webtorch.ir.kernel import Matmul
+
+PRODUCTS = {
+    "E1": (lambda t, a, b: a @ b, (5, 7), (7, 3)),
+    "E2": (lambda t, a, b: (t.bmm(a, b), a @ b), (4, 5, 6), (4, 6, 2)),
+    "E3": (lambda t, a, b: (a @ b, a @ b[0]), (3, 1, 4, 5), (2, 5, 6)),
+    "E4": (lambda t, a, b: (t.mv(a, b), t.dot(a[0], b), a @ b, b @ a.t()), (4, 6), (6,)),
+    "E5": (
+        lambda t, a, b: (
+            t.mm(a, b),
+            t.addmm(a[:, :2], a, b, beta=0.5, alpha=2),
+            t.nn.functional.linear(a, b.t(), b[0]),
+        ),
+        (4, 6),
+        (6, 2),
+    ),
+    # Weights stored either way round, no copy of the transposed one.
+    "E6": (lambda t, a, b: (a @ b.t(), a @ b.t().contiguous(), (b @ a.t()).t()), (4, 6), (3, 6)),
+}
+
+
+@pytest.mark.parametrize("entry", rows(PRODUCTS))
+def test_product(entry: tuple[Callable[..., Any], Any, Any], device: str) -> None:
+    function, left, right = entry
+    same(function, values(*left, seed=1), values(*right, seed=2), device=device)
+
+
+def _shaders(m: int, k: int, n: int) -> str:
+    """Return the WGSL of one product on the WebGPU device."""
+    a, b = webtorch.ones(m, k, device="webgpu"), webtorch.ones(k, n, device="webgpu")
+    product = webtorch.compile(lambda a, b: a @ b)
+    for _ in range(2):
+        assert product(a, b)[0, 0].item() == k
+    (routine,) = product.program().routines
+    assert isinstance(routine, Matmul)
+    return str(product.latest().runtime.backend.source(routine))
+
+
+@pytest.mark.covers("E7", "M8")
+@pytest.mark.parametrize("size", [(128, 128, 128), (130, 67, 129)])
+def test_tiles_in_workgroup_memory_at_any_size(size: tuple[int, int, int], need: Any) -> None:
+    need("webgpu")
+    m, k, n = size
+    assert "var<workgroup>" in _shaders(m, k, n)
+    a, b = values(m, k), values(k, n, seed=1)
+    close(ours(a, "webgpu") @ ours(b, "webgpu"), a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.covers("E8")
+def test_a_long_reduction_is_split(need: Any) -> None:
+    need("webgpu")
+    a, b = values(4, 20_000), values(20_000, 3, seed=1)
+    close(ours(a, "webgpu") @ ours(b, "webgpu"), a @ b, rtol=1e-4, atol=5e-3)
+    text = _shaders(4, 20_000, 3)
+    assert text.count("@compute") == 2 or "workgroupBarrier" in text
+
+
+@pytest.mark.covers("E10")
+def test_threads_share_a_product() -> None:
+    before = webtorch.get_num_threads()
+    a, b = values(150, 90), values(90, 110, seed=1)
+    try:
+        for number in (1, 2):
+            webtorch.set_num_threads(number)
+            assert webtorch.get_num_threads() == number
+            close(ours(a, "cpu") @ ours(b, "cpu"), a @ b, rtol=1e-4, atol=1e-4)
+    finally:
+        webtorch.set_num_threads(before)
+
+
+@pytest.mark.covers("E11", "M8")
+def test_a_row_times_a_matrix_has_its_own_kernel(need: Any) -> None:
+    need("webgpu")
+    x, w = values(1, 300), values(500, 300, seed=1)
+    close(ours(x, "webgpu") @ ours(w, "webgpu").t(), x @ w.t(), rtol=1e-4, atol=1e-4)
+    row, square = _shaders(1, 256, 256), _shaders(256, 256, 256)
+    assert row != square
