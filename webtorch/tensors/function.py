@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.tensors.primitives import rebase
-from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, mode, no_grad, set_history
+from webtorch.tensors.tape import (
+    FREED,
+    GradFn,
+    SavedTensor,
+    gradient_edge,
+    mode,
+    no_grad,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor
 
 
@@ -17,7 +25,8 @@ class FunctionCtx:
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self._to_save: tuple[Tensor | None, ...] = ()
-        self._saved: list[SavedTensor | None] = []
+        # None once backward has freed them.
+        self._saved: list[SavedTensor | None] | None = []
         self._not_differentiable: tuple[Tensor, ...] = ()
         self._dirty: tuple[Tensor, ...] = ()
         self._materialize = True
@@ -35,6 +44,8 @@ class FunctionCtx:
         """The tensors given to save_for_backward. Raises RuntimeError if one has been overwritten
         since.
         """
+        if self._saved is None:
+            raise RuntimeError(FREED)
         owner = self._owner() if self._owner is not None else None
         return tuple(None if s is None else s.unpack(owner) for s in self._saved)
 
@@ -135,6 +146,7 @@ def _record(
         else SavedTensor(back.get(id(t), t))
         for t in ctx._to_save
     ]
+    count = len(args)
     positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     shapes = [(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]
 
@@ -149,10 +161,10 @@ def _record(
             ]
         found = cls.backward(ctx, *cotangents)
         found = found if isinstance(found, tuple) else (found,)
-        if len(found) < len(args) or any(f is not None for f in found[len(args) :]):
+        if len(found) < count or any(f is not None for f in found[count:]):
             raise RuntimeError(
                 f"function {cls.__name__}Backward returned an incorrect number of gradients "
-                f"(expected {len(args)}, got {len(found)})"
+                f"(expected {count}, got {len(found)})"
             )
         grads = [found[p] for p in positions]
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
@@ -177,3 +189,5 @@ def _record(
             set_history(o, fn, number)
     while len(fn.metas) < len(outputs):
         fn.metas.append(None)
+    # The outputs hold the function and the function the context, which must not hold the outputs.
+    ctx._to_save = ctx._not_differentiable = ()

@@ -261,7 +261,8 @@ def rebase(x: Tensor, values: Tensor) -> None:
         flat = _spread(g, outer, elements)
         inside = as_view(flat, *window)
         rest = flat.clone()
-        write(as_view(rest, *window), fill(x._shape, 0, g.dtype, g.device), fresh=True)
+        # Not x._shape: holding x would close a cycle through its base, which holds this rule.
+        write(as_view(rest, *window), fill(window[0], 0, g.dtype, g.device), fresh=True)
         return as_view(rest, *outer), inside.clone()
 
     fn = GradFn("CopySlices", (gradient_edge(base), gradient_edge(values)), rule)

@@ -57,14 +57,15 @@ class GradFn:
         "__dict__",
         "__weakref__",
         "edges",
+        "first",
         "metas",
-        "name",
         "post_hooks",
         "pre_hooks",
         "retained",
         "rule",
         "saves",
         "sequence",
+        "title",
     )
 
     def __init__(
@@ -73,11 +74,14 @@ class GradFn:
         edges: tuple[Edge | None, ...],
         rule: Callable[[Cotangents], Cotangents] | None,
     ) -> None:
-        self.name = name
+        self.title = name
         self.edges = edges
         self.rule = rule
         # Later operations have larger numbers: the order of the backward pass.
         self.sequence = next(_sequence)
+        # The last function of a composite operation stands for all of its functions: those with
+        # larger numbers than this one.
+        self.first = self.sequence
         self.metas: list[Any] = []
         self.pre_hooks: dict[int, Callable[..., Any]] | None = None
         # Output number -> the tensor that keeps its gradient; served after all hooks.
@@ -92,10 +96,32 @@ class GradFn:
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
         """The gradient functions of the inputs, as PyTorch shows them."""
-        return tuple((None, 0) if e is None else e for e in self.edges)
+        found: dict[tuple[int, int], tuple[GradFn | None, int]] = {}
+        pending = list(reversed(self.edges))
+        whole = self.first < self.sequence
+        while pending:
+            edge = pending.pop()
+            if edge is None:
+                if not whole:
+                    found[len(found), -1] = (None, 0)
+            elif edge[0].sequence > self.first and whole:
+                pending.extend(reversed(edge[0].edges))
+            else:
+                found[id(edge[0]), edge[1] if whole else len(found)] = (shown(edge[0]), edge[1])
+        return tuple(found.values())
+
+    def name(self) -> str:
+        """Return the name, such as "MulBackward0"."""
+        return self.title
+
+    @property
+    def metadata(self) -> dict[Any, Any]:
+        """A dict for the user's own notes."""
+        notes: dict[Any, Any] = self.__dict__.setdefault("_notes", {})
+        return notes
 
     def __repr__(self) -> str:
-        return f"<{self.name} object at {hex(id(self))}>"
+        return f"<{self.title} object at {hex(id(self))}>"
 
     def register_hook(self, hook: Callable[[Any, Any], Any]) -> RemovableHandle:
         """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
@@ -110,13 +136,51 @@ class GradFn:
         return RemovableHandle(self.pre_hooks, hook)
 
 
+_SHOWN: dict[str, type[GradFn]] = {}
+
+
+def shown(fn: GradFn) -> GradFn:
+    """Give a gradient function that a user sees a class of its name, as PyTorch's have."""
+    if type(fn) is GradFn:
+        found = _SHOWN.get(fn.title)
+        if found is None:
+            found = _SHOWN[fn.title] = type(fn.title, (GradFn,), {"__slots__": ()})
+        fn.__class__ = found
+    return fn
+
+
+def composed(function: Callable[..., Any], title: str | Callable[..., str]) -> Callable[..., Any]:
+    """Return a function whose results show one gradient function, named `title`.
+
+    A callable `title` is given the arguments of the call. What is computed backward stays as it is.
+    """
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        if not mode.grad:
+            return function(*args, **kwargs)
+        first = next(_sequence)
+        out = function(*args, **kwargs)
+        for t in out if isinstance(out, tuple) else (out,):
+            fn = getattr(t, "_grad_fn", None)
+            # An older function is an input's: the operation returned its input.
+            if fn is not None and fn.sequence > first:
+                text = title if isinstance(title, str) else title(*args, **kwargs)
+                fn.title, fn.first = text, first
+                if type(fn) is not GradFn:
+                    fn.__class__ = GradFn
+        return out
+
+    return named
+
+
 class AccumulateGrad(GradFn):
     """The end of the graph at a leaf: adds to its `.grad`."""
 
     __slots__ = ("variable",)
 
     def __init__(self, variable: Tensor) -> None:
-        super().__init__("AccumulateGrad", (), None)
+        super().__init__("torch::autograd::AccumulateGrad", (), None)
         self.variable = variable
         # Leaves come last.
         self.sequence = -1
@@ -469,6 +533,14 @@ def is_inference_mode_enabled() -> bool:
     return mode.inference
 
 
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
 # ---- the backward pass
 # ------------------------------------------------------------------------------------------------
 
@@ -544,18 +616,14 @@ def run_backward(
             if wanted is not None and not any(e is not None and e[0] in needed for e in fn.edges):
                 continue
             if fn.rule is None:
-                raise RuntimeError(
-                    "Trying to backward through the graph a second time (or directly access saved "
-                    "tensors after they have "
-                    "already been freed). Saved intermediate values of the graph are freed when "
-                    "you call .backward() or "
-                    "autograd.grad(). Specify retain_graph=True if you need to backward through "
-                    "the graph a second time or if you "
-                    "need to access saved tensors after calling backward."
-                )
+                raise RuntimeError(FREED)
             result = fn.rule(grads)
             if fn.saves and not retain_graph:
                 fn.rule = None
+                # A user's function: what its context saved goes too.
+                context = getattr(fn, "ctx", None)
+                if context is not None:
+                    context._saved = None
             if fn.post_hooks:
                 for hook in list(fn.post_hooks.values()):
                     new = hook(tuple(result), tuple(grads))
