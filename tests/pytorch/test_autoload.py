@@ -15,13 +15,19 @@ import pytest
 def python(program: str, **environment: str) -> str:
     """Run a program in a new interpreter; return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("first", ["import torch, webtorch", "import webtorch, torch", "import torch"])
+@pytest.mark.parametrize(
+    "first", ["import torch, webtorch", "import webtorch, torch", "import torch"]
+)
 def test_import_torch_is_enough_in_any_order(first: str) -> None:
     out = python(
         f"""
@@ -171,7 +177,12 @@ def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
                 print("caught", flush=True)
         print((torch.ones(3, device="webgpu") + 1).sum().item())
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None
     assert child.stdout.readline().strip() == "ready"
     for _ in range(20):
@@ -194,7 +205,9 @@ def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str) -> None:
         except KeyboardInterrupt:
             print("caught", flush=True)
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     assert child.stdout.readline().strip() == "ready"
     child.send_signal(signal.SIGINT)

@@ -29,7 +29,12 @@ def test_device_module_answers(webgpu: str) -> None:
 
 def test_creation_and_the_ways_there_and_back(webgpu: str) -> None:
     x = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    for y in (x.to(webgpu), x.webgpu(), x.to(torch.device("webgpu", 0)), torch.tensor(x.tolist(), device=webgpu)):
+    for y in (
+        x.to(webgpu),
+        x.webgpu(),
+        x.to(torch.device("webgpu", 0)),
+        torch.tensor(x.tolist(), device=webgpu),
+    ):
         assert y.device == torch.device("webgpu:0")
         assert y.is_webgpu
         assert torch.equal(y.cpu(), x)
@@ -44,7 +49,16 @@ def test_creation_and_the_ways_there_and_back(webgpu: str) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool],
+    [
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    ],
     ids=str,
 )
 def test_dtypes_travel_and_convert(webgpu: str, dtype: torch.dtype) -> None:
@@ -105,7 +119,9 @@ def test_advanced_indexing(webgpu: str) -> None:
     assert torch.equal(y[..., [0, 2]].cpu(), x[..., [0, 2]])
     y[i.to(webgpu), 0] = 5.0
     x[i, 0] = 5.0
-    y.index_put_((torch.tensor([0, 0], device=webgpu),), torch.ones(3, 4, device=webgpu), accumulate=True)
+    y.index_put_(
+        (torch.tensor([0, 0], device=webgpu),), torch.ones(3, 4, device=webgpu), accumulate=True
+    )
     x.index_put_((torch.tensor([0, 0]),), torch.ones(3, 4), accumulate=True)
     assert torch.equal(y.cpu(), x)
 
@@ -163,7 +179,10 @@ def test_numbers_and_0d_tensors_of_the_cpu_mix_in(webgpu: str) -> None:
 
 
 def test_printing(webgpu: str) -> None:
-    assert repr(torch.tensor([1.5, 2.0], device=webgpu)) == "tensor([1.5000, 2.0000], device='webgpu:0')"
+    assert (
+        repr(torch.tensor([1.5, 2.0], device=webgpu))
+        == "tensor([1.5000, 2.0000], device='webgpu:0')"
+    )
     assert repr(torch.zeros(0, device=webgpu)) == "tensor([], device='webgpu:0')"
     assert "requires_grad=True" in repr(torch.ones(1, device=webgpu, requires_grad=True))
     assert "..." in repr(torch.zeros(2000, device=webgpu))
@@ -210,10 +229,14 @@ def test_untyped_storages(webgpu: str) -> None:
     x = torch.tensor([], dtype=torch.float32, device=webgpu).set_(storage, 0, (2,))
     x.fill_(1.5)
     assert storage.nbytes() == 8
-    assert torch.equal(torch.tensor([], dtype=torch.float32).set_(storage.cpu(), 0, (2,)), torch.tensor([1.5, 1.5]))
+    assert torch.equal(
+        torch.tensor([], dtype=torch.float32).set_(storage.cpu(), 0, (2,)), torch.tensor([1.5, 1.5])
+    )
     twin = x.untyped_storage().clone()
     x.zero_()
-    assert torch.tensor([], dtype=torch.float32, device=webgpu).set_(twin, 0, (2,)).cpu().tolist() == [1.5, 1.5]
+    assert torch.tensor([], dtype=torch.float32, device=webgpu).set_(
+        twin, 0, (2,)
+    ).cpu().tolist() == [1.5, 1.5]
 
 
 def test_memory_lives_as_long_as_its_last_view(webgpu: str) -> None:
@@ -277,7 +300,9 @@ class TestErrors:
         assert (torch.ones(3, device=webgpu) * 2).sum().item() == 6
 
     def test_types_that_the_device_lacks(self, webgpu: str) -> None:
-        with pytest.raises(NotImplementedError, match=r"torch.float64 is not available.*torch.float32"):
+        with pytest.raises(
+            NotImplementedError, match=r"torch.float64 is not available.*torch.float32"
+        ):
             torch.ones(2, dtype=torch.float64).to(webgpu)
         with pytest.raises(NotImplementedError, match="complex64"):
             torch.ones(2, dtype=torch.complex64, device=webgpu)
@@ -303,8 +328,12 @@ class TestErrors:
             torch.ones(2, 3, device=webgpu) @ torch.ones(2, 3, device=webgpu)
 
     def test_index_out_of_range_is_raised_at_the_next_read(self, webgpu: str) -> None:
-        with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0 with size 4"):
-            torch.nn.functional.embedding(torch.tensor([9], device=webgpu), torch.ones(4, 2, device=webgpu)).cpu()
+        with pytest.raises(
+            IndexError, match="index 9 is out of bounds for dimension 0 with size 4"
+        ):
+            torch.nn.functional.embedding(
+                torch.tensor([9], device=webgpu), torch.ones(4, 2, device=webgpu)
+            ).cpu()
 
     def test_operators_without_a_kernel(self, webgpu: str) -> None:
         with pytest.raises(NotImplementedError, match=r"aten\.geqrf.*\.cpu\(\).*WEBTORCH_FALLBACK"):
@@ -316,7 +345,12 @@ class TestErrors:
 
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:
         x = torch.ones(2, device=webgpu)
-        for export in (x.__dlpack__, x.__dlpack_device__, lambda: torch.to_dlpack(x), lambda: torch.utils.dlpack.to_dlpack(x)):
+        for export in (
+            x.__dlpack__,
+            x.__dlpack_device__,
+            lambda: torch.to_dlpack(x),
+            lambda: torch.utils.dlpack.to_dlpack(x),
+        ):
             with pytest.raises(BufferError, match=r"\.cpu\(\)"):
                 export()
         with pytest.raises(RuntimeError, match=r"\.cpu\(\)"):

@@ -28,7 +28,9 @@ def assert_same(actual: list[float], expected: list[float]) -> None:
         ("Adam", {"foreach": False}),
     ],
 )
-def test_mlp_losses_equal_the_cpus_over_20_steps(webgpu: str, optimizer: str, options: dict[str, object]) -> None:
+def test_mlp_losses_equal_the_cpus_over_20_steps(
+    webgpu: str, optimizer: str, options: dict[str, object]
+) -> None:
     expected = train(mlp(), rows(), "cpu", optimizer=optimizer, **options)
     assert_same(train(mlp(), rows(), webgpu, optimizer=optimizer, **options), expected)
 
@@ -51,11 +53,15 @@ def test_cnn_losses_and_statistics_equal_the_cpus(webgpu: str, compiled: bool) -
         torch.testing.assert_close(model.state_dict()[name].cpu(), value, rtol=1e-3, atol=1e-4)
     x = images(7)()[0]
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(x.to(webgpu)).cpu(), reference.eval()(x), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            model.eval()(x.to(webgpu)).cpu(), reference.eval()(x), rtol=1e-3, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_gpt_with_tied_weights_and_clipping_trains_as_on_the_cpu(webgpu: str, compiled: bool) -> None:
+def test_gpt_with_tied_weights_and_clipping_trains_as_on_the_cpu(
+    webgpu: str, compiled: bool
+) -> None:
     expected = train(GPT(), texts(), "cpu", steps=4, clip=1.0)
     assert_same(train(GPT(), texts(), webgpu, steps=4, clip=1.0, compiled=compiled), expected)
 
@@ -95,9 +101,9 @@ def test_recurrent_cells(webgpu: str, kind: str) -> None:
     x = torch.randn(3, 5)
     expected = cell(x)
     actual = cell.to(webgpu)(x.to(webgpu))
-    torch.testing.assert_close([t.cpu() for t in actual], list(expected)) if kind == "LSTMCell" else (
-        torch.testing.assert_close(actual.cpu(), expected)
-    )
+    torch.testing.assert_close(
+        [t.cpu() for t in actual], list(expected)
+    ) if kind == "LSTMCell" else (torch.testing.assert_close(actual.cpu(), expected))
 
 
 def test_autocast_multiplies_in_half_and_scales_gradients(webgpu: str) -> None:
@@ -115,7 +121,10 @@ def test_autocast_multiplies_in_half_and_scales_gradients(webgpu: str) -> None:
     scaler.step(opt)
     scaler.update()
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    assert any(not torch.equal(p.detach().cpu(), b) for p, b in zip(model.parameters(), before, strict=True))
+    assert any(
+        not torch.equal(p.detach().cpu(), b)
+        for p, b in zip(model.parameters(), before, strict=True)
+    )
 
 
 def test_second_derivatives_and_hooks(webgpu: str) -> None:

@@ -39,7 +39,9 @@ _MAX_CAPTURES = 16
 GRAPH: dict[str, Function] = {}
 
 
-def compile_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **kwargs: Any) -> Function:
+def compile_backend(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **kwargs: Any
+) -> Function:
     """Compile a Dynamo graph: what `torch.compile(..., backend="webgpu")` calls.
 
     Raises RuntimeError when an input is on the CPU and not just moved, NotImplementedError for an operator that webtorch does not have.
@@ -55,8 +57,15 @@ def compile_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, 
 
 def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for one graph of aten operators."""
-    for node, value in zip((n for n in gm.graph.nodes if n.op == "placeholder"), example_inputs, strict=True):
-        if isinstance(value, torch.Tensor) and value.device.type != "webgpu" and value.dim() and not _only_moved(node):
+    for node, value in zip(
+        (n for n in gm.graph.nodes if n.op == "placeholder"), example_inputs, strict=True
+    ):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.device.type != "webgpu"
+            and value.dim()
+            and not _only_moved(node)
+        ):
             raise RuntimeError(
                 f"torch.compile(backend='webgpu'): an input of shape {list(value.shape)} is on '{value.device}'. Move the model and its "
                 "inputs to the device first: model.to('webgpu'), x.to('webgpu')."
@@ -68,11 +77,12 @@ def _only_moved(node: torch.fx.Node) -> bool:
     """Whether a graph does nothing with an input but move it to the device, as in `x.to('webgpu')` inside a function."""
     users = [(u.target, u.kwargs.get("device")) for u in node.users if u.op != "output"]
     return bool(users) and all(
-        target is torch.ops.aten._to_copy.default and where is not None and where.type == "webgpu" for target, where in users
+        target is torch.ops.aten._to_copy.default and where is not None and where.type == "webgpu"
+        for target, where in users
     )
 
 
-# ---- what the operators of a graph mean, beyond those of the eager kernels ------------------------------------------------
+# ---- what the operators of a graph mean, beyond those of the eager kernels ----------------------
 
 
 def graph(*names: str) -> Callable[[Function], Function]:
@@ -120,7 +130,9 @@ def _clone(x: Any, **options: Any) -> Any:
 
 
 @graph("as_strided")
-def _as_strided(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
+def _as_strided(
+    x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Any:
     return op.as_strided(x, tuple(size), tuple(stride), offset)
 
 
@@ -157,7 +169,9 @@ def _copy_into(x: Any, src: Any, non_blocking: bool = False) -> Any:
 
 
 @graph("slice_scatter")
-def _slice_scatter(x: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+def _slice_scatter(
+    x: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
     out = copy(x)
     op.copy_(op.slice(out, dim, start, end, step), src)
     return out
@@ -178,13 +192,21 @@ def _dtype(dtype: Any) -> Any:
 def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any) -> Any:
     if dtype is None:
         default = torch.get_default_dtype()
-        dtype = webtorch_dtype(torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else default)
+        dtype = webtorch_dtype(
+            torch.bool
+            if isinstance(value, bool)
+            else torch.int64
+            if isinstance(value, int)
+            else default
+        )
     return filled(size, value, dtype, _where())
 
 
 @graph("zeros", "empty", "new_zeros", "new_empty")
 def _zeros(*args: Any, dtype: Any = None, **options: Any) -> Any:
-    like, size = (args[0], args[1]) if len(args) > 1 and isinstance(args[0], Tensor) else (None, args[0])
+    like, size = (
+        (args[0], args[1]) if len(args) > 1 and isinstance(args[0], Tensor) else (None, args[0])
+    )
     return filled(size, 0, dtype or (like.dtype if like is not None else _dtype(None)), _where())
 
 
@@ -262,7 +284,9 @@ def _randn_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
 @graph("randint")
 def _randint(*args: Any, dtype: Any = None, **options: Any) -> Any:
     low, high, size = (0, *args) if len(args) == 2 else args
-    return op.randint(low, high, tuple(size), dtype=dtype or webtorch_dtype(torch.int64), device=_where())
+    return op.randint(
+        low, high, tuple(size), dtype=dtype or webtorch_dtype(torch.int64), device=_where()
+    )
 
 
 @graph("bernoulli")
@@ -330,7 +354,7 @@ def meaning(target: Any) -> Function:
     return found
 
 
-# ---- running a graph --------------------------------------------------------------------------------------------------------
+# ---- running a graph ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -397,14 +421,20 @@ class CompiledGraph:
                 case "get_attr":
                     self.constants[i] = operator.attrgetter(node.target)(gm)
                 case "call_function":
-                    kwargs = {k: _template(v, slots) for k, v in node.kwargs.items() if k not in _IGNORED}
+                    kwargs = {
+                        k: _template(v, slots) for k, v in node.kwargs.items() if k not in _IGNORED
+                    }
                     args = _template(node.args, slots)
-                    self.steps.append(Step(i, meaning(node.target), args, kwargs, tuple(dead.get(i, ()))))
+                    self.steps.append(
+                        Step(i, meaning(node.target), args, kwargs, tuple(dead.get(i, ())))
+                    )
                 case "output":
                     self.result = _template(node.args[0], slots)
                     _check_outputs(node.args[0])
                 case _:
-                    raise NotImplementedError(f"torch.compile(backend='webgpu'): unexpected node {node.op} {node.target}")
+                    raise NotImplementedError(
+                        f"torch.compile(backend='webgpu'): unexpected node {node.op} {node.target}"
+                    )
         self.captures: OrderedDict[Any, Capture] = OrderedDict()
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
@@ -416,7 +446,9 @@ class CompiledGraph:
             values[slot] = _constant(constant)
         for step in self.steps:
             args = [_fill_in(a, values) for a in step.args]
-            values[step.slot] = step.function(*args, **{k: _fill_in(v, values) for k, v in step.kwargs.items()})
+            values[step.slot] = step.function(
+                *args, **{k: _fill_in(v, values) for k, v in step.kwargs.items()}
+            )
             for slot in step.dead:
                 values[slot] = None
         return list(_fill_in(self.result, values))
@@ -437,7 +469,9 @@ class CompiledGraph:
                 number = numbers[storage] = len(storages)
                 storages.append(storage)
                 owners.append(a)
-            geometry.append((number, tuple(a.shape), a.stride(), a.storage_offset(), storage.elements, a.dtype))
+            geometry.append(
+                (number, tuple(a.shape), a.stride(), a.storage_offset(), storage.elements, a.dtype)
+            )
         key = tuple(geometry)
         flats = [flat(s) for s in storages]
         captured = self.captures.get(key)
@@ -457,13 +491,19 @@ class CompiledGraph:
         return capture(run, tuple(flats), {}, flats)
 
 
-_IGNORED = frozenset(("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"))
+_IGNORED = frozenset(
+    ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
+)
 
 
 def _check_outputs(result: Any) -> None:
     for node in torch.utils._pytree.tree_leaves(result):
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and node.op != "placeholder":
+        if (
+            isinstance(value, torch.Tensor)
+            and value.device.type == "cpu"
+            and node.op != "placeholder"
+        ):
             raise RuntimeError(
                 f"torch.compile(backend='webgpu'): the result '{node}' is on the CPU: a program cannot read values. Return it on the device "
                 "and move it outside the compiled function."
@@ -510,7 +550,9 @@ def _to_torch(x: Any, made: dict[Storage, Any], owners: list[torch.Tensor]) -> A
     """Return a webtorch result as a PyTorch tensor; results that share storage with each other or an input still do."""
     if isinstance(x, OfInput):
         out = bridge._create((0,), x.dtype)
-        bridge._set(bridge.CPU, out, owners[x.number].untyped_storage(), x.offset, x.shape, x.strides)
+        bridge._set(
+            bridge.CPU, out, owners[x.number].untyped_storage(), x.offset, x.shape, x.strides
+        )
         return out
     if not isinstance(x, Tensor):
         return x

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.ir.dtype import bool_, float32, int64
+from webtorch.ir.dtype import bool_, float32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops import indexing
 from webtorch.ops.primitive import cast_to, copy, fill, iota
@@ -82,7 +82,7 @@ def dims_of(dim: Any) -> Any:
     return None if dim is None or (not isinstance(dim, int) and len(dim) == 0) else dim
 
 
-# ---- reductions -----------------------------------------------------------------------------------------------------------
+# ---- reductions ---------------------------------------------------------------------------------
 
 
 @aten("sum")
@@ -233,7 +233,7 @@ def _safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
     return op.where(op.eq(op.amax(x, dim, True), float("-inf")), 0.0, out)
 
 
-# ---- order and search -----------------------------------------------------------------------------------------------------
+# ---- order and search ---------------------------------------------------------------------------
 
 
 @aten("sort", "sort.values_stable")
@@ -282,7 +282,7 @@ def _unique_consecutive(
     return op.unique_consecutive(x, True, True, dim)
 
 
-# ---- indexing -------------------------------------------------------------------------------------------------------------
+# ---- indexing -----------------------------------------------------------------------------------
 
 
 def index_tensors(x: Any, indices: Sequence[Any]) -> dict[int, Any]:
@@ -354,13 +354,33 @@ def _embedding(
     return op.embedding(indices, weight)
 
 
+@aten("put", "put_")
+def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    out = copy(x).reshape(-1)
+    indexing.put_at(out, {0: index.reshape(-1)}, source.reshape(-1), accumulate=accumulate)
+    return out.reshape(x._shape)
+
+
+@aten("linalg_cross")
+def _cross(x: Any, y: Any, *, dim: int = -1) -> Any:
+    return op.linalg_cross(x, y, dim=dim)
+
+
+@aten("_efficientzerotensor")
+def _zero_tensor(size: Any, **options: Any) -> Any:
+    from webtorch.tensors.device import resolve
+
+    where = resolve("webgpu")
+    return fill(tuple(size), 0, options.get("dtype") or float32, f"{where.kind}:{where.index}")
+
+
 @aten("repeat_interleave.Tensor")
 def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
     positions = iota(repeats.numel(), 0, 1, int64, repeats.device)
     return op.repeat_interleave(positions, repeats, 0, output_size=output_size)
 
 
-# ---- filling --------------------------------------------------------------------------------------------------------------
+# ---- filling ------------------------------------------------------------------------------------
 
 
 def filled(shape: Sequence[int], value: bool | int | float, dtype: Any, device: Any) -> Any:
@@ -391,7 +411,7 @@ def _complex(*args: Any) -> Any:
     )
 
 
-# ---- activations ----------------------------------------------------------------------------------------------------------
+# ---- activations --------------------------------------------------------------------------------
 
 
 @aten("elu")
@@ -454,7 +474,7 @@ def _assert_async(
         raise RuntimeError(message)
 
 
-# ---- convolutions -----------------------------------------------------------------------------------------------------------
+# ---- convolutions -------------------------------------------------------------------------------
 
 
 @aten("convolution", "convolution_overrideable")
@@ -491,7 +511,7 @@ def convolution(
     return run(x, weight, bias, sizes(stride), sizes(padding), sizes(dilation), groups)
 
 
-# ---- pooling, padding, resizing ---------------------------------------------------------------------------------------------
+# ---- pooling, padding, resizing -----------------------------------------------------------------
 
 
 def max_pool(rank: int) -> Function:
@@ -582,6 +602,24 @@ def adaptive_max_pool3d(x: Any, output_size: Any) -> Any:
     return tuple(op.adaptive_max_pool3d(x, _sizes(output_size, 3), True))
 
 
+@aten("max_unpool2d")
+def _max_unpool2d(x: Any, indices: Any, output_size: Any) -> Any:
+    return _unpool(x, indices, output_size, 2)
+
+
+@aten("max_unpool3d")
+def _max_unpool3d(x: Any, indices: Any, output_size: Any, stride: Any, padding: Any) -> Any:
+    return _unpool(x, indices, output_size, 3)
+
+
+def _unpool(x: Any, indices: Any, output_size: Any, rank: int) -> Any:
+    """Return zeros with each value at its position in the last `rank` dims."""
+    lead, sizes = x._shape[: x.ndim - rank], tuple(output_size)
+    zeros = fill((*lead, numel(sizes)), 0, x.dtype, x.device)
+    flat = op.scatter(zeros, len(lead), indices.reshape((*lead, -1)), x.reshape((*lead, -1)))
+    return flat.reshape((*lead, *sizes))
+
+
 @aten("im2col")
 def im2col(x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     """Windows as columns."""
@@ -648,7 +686,7 @@ for _name, (_mode, _has_corners) in RESIZES.items():
     FUNCTIONS[_name] = resize(_mode, _has_corners)
 
 
-# ---- normalisations: PyTorch's operators also return the statistics ------------------------------------------------------------
+# ---- normalisations: PyTorch's operators also return the statistics -----------------------------
 
 
 def normalized(x: Any, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
@@ -799,10 +837,10 @@ def _batch_norm_with_update(
     out, mean, rstd = _native_batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps
     )
-    return out, mean, rstd, fill((0,), 0, x.dtype, x.device)
+    return out, mean, rstd, fill((0,), 0, uint8, x.device)
 
 
-# ---- losses -----------------------------------------------------------------------------------------------------------------
+# ---- losses -------------------------------------------------------------------------------------
 
 
 def class_weights(x: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any]:
@@ -857,7 +895,7 @@ def binary_cross_entropy(x: Any, y: Any, weight: Any = None, reduction: int = 1)
     return op.binary_cross_entropy(x, y, weight, reduction=REDUCTIONS[reduction])
 
 
-# ---- mixed precision ------------------------------------------------------------------------------------------------------
+# ---- mixed precision ----------------------------------------------------------------------------
 
 
 @aten("_amp_update_scale_")

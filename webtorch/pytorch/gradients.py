@@ -61,7 +61,7 @@ def elementwise_slope(
     )
 
 
-# ---- elementwise ----------------------------------------------------------------------------------------------------------
+# ---- elementwise --------------------------------------------------------------------------------
 
 
 @aten("gelu_backward")
@@ -133,7 +133,7 @@ def _glu(g: Any, x: Any, dim: int) -> Any:
     return pullback(lambda y: op.glu(y, dim), (x,), g)[0]
 
 
-# ---- softmax --------------------------------------------------------------------------------------------------------------
+# ---- softmax ------------------------------------------------------------------------------------
 
 
 @aten("_softmax_backward_data")
@@ -148,7 +148,7 @@ def _log_softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
     return cast_to(wide - op.exp(out) * op.sum(wide, dim, True), input_dtype)
 
 
-# ---- normalisations -------------------------------------------------------------------------------------------------------
+# ---- normalisations -----------------------------------------------------------------------------
 
 
 def _through(g: Any, unit: Any, rstd: Any, dims: tuple[int, ...]) -> Any:
@@ -160,9 +160,11 @@ def _sums(
     g: Any, unit: Any, dims: tuple[int, ...], shape: Any, like: Any, mask: Sequence[bool]
 ) -> tuple[Any, Any]:
     """Return the cotangents of weight and bias."""
-    gw = cast_to(op.sum(g * unit, dims, True).reshape(shape), like.dtype) if mask[1] else None
-    gb = cast_to(op.sum(g, dims, True).reshape(shape), like.dtype) if mask[2] else None
-    return gw, gb
+
+    def total(x: Any) -> Any:
+        return cast_to((op.sum(x, dims, True) if dims else x).reshape(shape), like.dtype)
+
+    return total(g * unit) if mask[1] else None, total(g) if mask[2] else None
 
 
 @aten("native_layer_norm_backward")
@@ -253,7 +255,7 @@ def _batch_norm_with_reserve(
     )
 
 
-# ---- convolutions, pooling, resizing ------------------------------------------------------------------------------------------
+# ---- convolutions, pooling, resizing ------------------------------------------------------------
 
 
 @aten("convolution_backward_overrideable")
@@ -355,7 +357,7 @@ for _name, (_mode, _has_corners) in f.RESIZES.items():
     FUNCTIONS[f"{_name}_backward"] = _resize(_mode, _has_corners)
 
 
-# ---- indexing, dropout ----------------------------------------------------------------------------------------------------
+# ---- indexing, dropout --------------------------------------------------------------------------
 
 
 @aten("embedding_dense_backward")
@@ -385,7 +387,7 @@ def _unfold(g: Any, sizes: Sequence[int], dim: int, size: int, step: int) -> Any
     return pullback(lambda y: y.unfold(dim, size, step), (x,), g)[0]
 
 
-# ---- losses ---------------------------------------------------------------------------------------------------------------
+# ---- losses -------------------------------------------------------------------------------------
 
 
 @aten("nll_loss_backward", "nll_loss2d_backward")

@@ -18,6 +18,8 @@ class Flag:
     """Whether Ctrl-C was pressed and not yet raised. Kernels read `pressed` directly: it is on their hot path."""
 
     pressed = False
+    # Which press it is: the timer of an earlier one must not raise this one.
+    count = 0
 
 
 flag = Flag()
@@ -36,10 +38,12 @@ def _handle(number: int, frame: FrameType | None) -> None:
         flag.pressed = False
         raise KeyboardInterrupt
     flag.pressed = True
+    flag.count += 1
+    count = flag.count
     main = threading.main_thread().ident
 
     def again() -> None:
-        if flag.pressed and main is not None:
+        if flag.pressed and flag.count == count and main is not None:
             if hasattr(signal, "pthread_kill"):
                 signal.pthread_kill(main, signal.SIGINT)
             else:

@@ -58,7 +58,7 @@ _ELEMENTWISE = {
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
 
-# ---- operands -------------------------------------------------------------------------------------------------------------
+# ---- operands -----------------------------------------------------------------------------------
 
 
 def operand(value: Any, name: str) -> Any:
@@ -108,7 +108,7 @@ def _results(found: Any, operands: list[Any]) -> Any:
     return found
 
 
-# ---- the three kinds of kernel ----------------------------------------------------------------------------------------------
+# ---- the three kinds of kernel ------------------------------------------------------------------
 
 
 def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
@@ -117,8 +117,14 @@ def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
         options = {k: operand(v, name) for k, v in kwargs.items()}
         found = function(*values, **options)
         if keeps_layout:
-            shaped = next((v for v in values if isinstance(v, Tensor) and v._shape == found._shape), None)
-            if shaped is not None and not shaped.is_contiguous() and memory_order(shaped._shape, shaped._strides):
+            shaped = next(
+                (v for v in values if isinstance(v, Tensor) and v._shape == found._shape), None
+            )
+            if (
+                shaped is not None
+                and not shaped.is_contiguous()
+                and memory_order(shaped._shape, shaped._strides)
+            ):
                 out = allocate(shaped._shape, shaped._strides, TO_TORCH[found.dtype])
                 store(out, found, _is_fresh(found, values))
                 return out
@@ -200,7 +206,7 @@ def meaning(packet: str, overload: str) -> Kernel | None:
     return None
 
 
-# ---- kernels with a form of their own -------------------------------------------------------------------------------------
+# ---- kernels with a form of their own -----------------------------------------------------------
 
 
 def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
@@ -369,7 +375,7 @@ def _where() -> Any:
     return device_of(device.runtime())
 
 
-# ---- registration -----------------------------------------------------------------------------------------------------------
+# ---- registration -------------------------------------------------------------------------------
 
 
 def _needs_kernel(name: str) -> bool:

@@ -151,7 +151,7 @@ def fallback_counts() -> dict[str, int]:
     return dict(fallback.counts) if fallback is not None else {}
 
 
-# ---- random numbers -----------------------------------------------------------------------------------------------------
+# ---- random numbers -----------------------------------------------------------------------------
 
 
 def manual_seed(seed: int) -> None:
@@ -185,7 +185,7 @@ def set_rng_state(new_state: Any, device: Any = None) -> None:
     importlib.import_module(_ENGINE).generator().set_state(state)
 
 
-# ---- streams: there is one queue ----------------------------------------------------------------------------------------
+# ---- streams: there is one queue ----------------------------------------------------------------
 
 
 def current_stream(device: Any = None) -> Any:
