@@ -2,21 +2,8 @@
 
 import builtins
 from typing import Any
-
-from webtorch import autograd as autograd
-from webtorch import errors as errors
-from webtorch import linalg as linalg
-from webtorch import nn as nn
-from webtorch import optim as optim
-from webtorch import special as special
-from webtorch import utils as utils
-from webtorch import webgpu as webgpu
-from webtorch.capture import compile as compile
-from webtorch.io.checkpoint import load as load
-from webtorch.io.checkpoint import save as save
 from webtorch.ir.dtype import DType as _dtype_
 from webtorch.ir.dtype import bfloat16 as bfloat16
-from webtorch.ir.dtype import bool_ as _bool_
 from webtorch.ir.dtype import float16 as float16
 from webtorch.ir.dtype import float32 as float32
 from webtorch.ir.dtype import float64 as float64
@@ -27,8 +14,7 @@ from webtorch.ir.dtype import int64 as int64
 from webtorch.ir.dtype import promote_types as promote_types
 from webtorch.ir.dtype import uint8 as uint8
 from webtorch.ir.dtype import uint32 as uint32
-from webtorch.ops.random import Generator as Generator
-from webtorch.ops.random import default_generator as default_generator
+from webtorch.ir.dtype import bool_ as _bool_
 from webtorch.tensors.calls import can_cast as can_cast
 from webtorch.tensors.calls import get_default_dtype as get_default_dtype
 from webtorch.tensors.calls import result_type as result_type
@@ -36,6 +22,10 @@ from webtorch.tensors.calls import set_default_dtype as set_default_dtype
 from webtorch.tensors.device import device as device
 from webtorch.tensors.device import get_default_device as get_default_device
 from webtorch.tensors.device import set_default_device as set_default_device
+from webtorch.tensors.legacy import CONSTRUCTORS as __CONSTRUCTORS_
+from webtorch.tensors.legacy import typename as typename
+from webtorch.tensors.limits import finfo as finfo
+from webtorch.tensors.limits import iinfo as iinfo
 from webtorch.tensors.printing import get_printoptions as get_printoptions
 from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.printing import set_printoptions as set_printoptions
@@ -47,8 +37,28 @@ from webtorch.tensors.tape import no_grad as no_grad
 from webtorch.tensors.tape import set_grad_enabled as set_grad_enabled
 from webtorch.tensors.tensor import Size as Size
 from webtorch.tensors.tensor import Tensor as Tensor
+from webtorch import autograd as autograd
+from webtorch import errors as errors
+from webtorch import linalg as linalg
+from webtorch import nn as nn
+from webtorch import optim as optim
+from webtorch import special as special
+from webtorch import utils as utils
+from webtorch import webgpu as webgpu
+from webtorch.capture import compile as compile
+from webtorch.io.checkpoint import load as load
+from webtorch.io.checkpoint import save as save
+from webtorch.ops.random import Generator as Generator
+from webtorch.ops.random import default_generator as default_generator
 from webtorch.tensors.threads import get_num_threads as get_num_threads
 from webtorch.tensors.threads import set_num_threads as set_num_threads
+from webtorch.tensors.whole import broadcast_shapes as broadcast_shapes
+from webtorch.tensors.whole import detach as detach
+from webtorch.tensors.whole import get_device as get_device
+from webtorch.tensors.whole import is_complex as is_complex
+from webtorch.tensors.whole import is_floating_point as is_floating_point
+from webtorch.tensors.whole import is_inference as is_inference
+from webtorch.tensors.whole import is_signed as is_signed
 from webtorch.tensors.whole import is_tensor as is_tensor
 from webtorch.tensors.whole import numel as numel
 from webtorch.tensors.whole import realize as realize
@@ -56,6 +66,7 @@ from webtorch.tensors.whole import synchronize as synchronize
 
 dtype = _dtype_
 bool = _bool_
+_CONSTRUCTORS = __CONSTRUCTORS_
 float: dtype
 double: dtype
 half: dtype

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ops.optimize import adam_step, square_average
 from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.tensors.calls import write_result
 
 __all__ = ["Adam", "AdamW"]
 
@@ -122,11 +124,11 @@ class Adam(Optimizer):
                 param.mul_(hyper("1-lr*weight_decay"))
         average, square = state["exp_avg"], state["exp_avg_sq"]
         average.lerp_(grad, read["1-beta1"])
-        square.mul_(read["beta2"]).addcmul_(grad, grad, value=read["1-beta2"])
+        write_result(square, square_average(square, grad, read["beta2"], read["1-beta2"]), "Adam")
         if group["amsgrad"]:
             most = state["max_exp_avg_sq"]
             square = most.copy_(webtorch.maximum(most, square))
-        param.addcdiv_(average * scale, square.sqrt() + eps)
+        write_result(param, adam_step(param, average, square, scale, eps), "Adam")
 
 
 class AdamW(Adam):

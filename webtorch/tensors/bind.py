@@ -5,7 +5,6 @@ Tensor class.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,8 @@ from webtorch.ops.assign import CONVERSIONS
 from webtorch.ops.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.tensors import calls, indexing, primitives
+from webtorch.tensors.gradient_names import GRADIENT_NAMES
+from webtorch.tensors.tape import composed
 from webtorch.tensors.tensor import Tensor
 
 # The files of the table. A new file of entries is named here once.
@@ -35,8 +36,6 @@ def load_table() -> None:
     """Import the table, bind every entry, and hang the methods on Tensor."""
     assert primitives.as_view is not None
     for name in _FILES:
-        if importlib.util.find_spec(f"webtorch.ops.{name}") is None:  # DEV ONLY
-            continue
         importlib.import_module(f"webtorch.ops.{name}")
     for op in TABLE.values():
         _bind(op)
@@ -52,6 +51,10 @@ def _bind(op: Op) -> None:
         op.function = calls.bind_composite(op)
     if "dim" in op.signature and not isinstance(op, Elementwise):
         op.function = calls.accept_numpy_names(op.function)
+    # The name is given outside the entry: operations that are made of others do not pay for it.
+    title = GRADIENT_NAMES.get(op.name)
+    if title is not None:
+        op.function = composed(op.function, title)
 
 
 def _publish(op: Op) -> None:
