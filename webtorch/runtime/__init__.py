@@ -1,1 +1,1 @@
-"""runtime."""
+"""From pending graphs to cached programs that run on a device. Floor 3."""

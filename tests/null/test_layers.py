@@ -1,0 +1,219 @@
+"""The floors: an import only points down. Read from the source text, so no device and no package is needed."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Part of the package -> floor. Names of the package itself (`from webtorch import Tensor`) are on the tensors' floor.
+FLOORS = {
+    "errors": 0, "ir": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "autograd": 4,
+    "nn": 5, "optim": 5, "data": 5, "capture": 5, "profiler": 5, "distributed": 5,
+    "linalg": 5, "special": 5, "fft": 5, "webgpu": 5, "utils": 5, "debug": 5,
+    "pytorch": 6, "web": 6, "io": 6, "cli": 6, "demo": 6, "doctor": 6, "__main__": 6,
+}  # fmt: skip
+SURFACE = 4
+# (importing part, imported module) -> why it may point up. Types only, at the top of a file.
+UPWARD = {
+    (
+        "lower",
+        "webtorch.runtime.backend",
+    ): "Limits: what a device can do is a plain value that the compiler reads",
+}
+# The same, inside functions: entries of the table whose work is about tensors rather than formulas.
+_TENSORS = (
+    "reads or makes a tensor's place (device, storage, gradient mode), which only a call can know"
+)
+UPWARD_IN_FUNCTIONS = {
+    ("ops.contract", "webtorch.tensors.tape"): _TENSORS,
+    ("ops.convolution", "webtorch.tensors.tape"): _TENSORS,
+    ("ops.creation", "webtorch.tensors.calls"): _TENSORS,
+    ("ops.creation", "webtorch.tensors.creation"): _TENSORS,
+    ("ops.creation", "webtorch.tensors.tensor"): _TENSORS,
+    ("ops.indexing", "webtorch.tensors.tape"): _TENSORS,
+    ("ops.movement", "webtorch.tensors.tape"): _TENSORS,
+    ("ops.pooling", "webtorch.tensors.tape"): _TENSORS,
+    ("ops.random", "webtorch.tensors.device"): _TENSORS,
+    ("ops.resize", "webtorch.tensors.creation"): _TENSORS,
+    ("ops.resize", "webtorch.tensors.tape"): _TENSORS,
+}
+# Where other packages than the standard library may be imported at the top of a file.
+OUTSIDE = ("runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli", "doctor", "demo")
+# Programs that talk to a person. Everything else reports through values, warnings and errors.
+TALKING = ("cli", "demo", "doctor", "__main__")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: which module imports what, and where it stands."""
+
+    module: str
+    target: str
+    line: int
+    where: str  # "top", "function" or "typing"
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target} ({self.where})"
+
+
+def _files() -> dict[str, Path]:
+    out = {}
+    for path in sorted((ROOT / "webtorch").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        out[name.removesuffix(".__init__")] = path
+    return out
+
+
+FILES = _files()
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def imports(module: str, tree: ast.Module) -> Iterator[Import]:
+    """Give every import of a file, also those inside functions and for type checkers only."""
+
+    def visit(node: ast.AST, where: str) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            inner = where
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = "function"
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                inner = "typing"
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(module, alias.name, child.lineno, where)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{module}:{child.lineno}: a relative import"
+                for alias in child.names:
+                    # `from package import module` imports the module.
+                    whole = f"{child.module}.{alias.name}"
+                    target = whole if whole in FILES else str(child.module)
+                    yield Import(module, target, child.lineno, where)
+            yield from visit(child, inner)
+
+    yield from visit(tree, "top")
+
+
+IMPORTS = [i for name, tree in TREES.items() for i in imports(name, tree)]
+
+
+def part(module: str) -> str:
+    """Return the first name below the package, or ""."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def floor(module: str) -> int:
+    """Return the floor of a module of the package."""
+    return FLOORS[part(module)] if part(module) else SURFACE
+
+
+def below(module: str, parts: tuple[str, ...]) -> bool:
+    """Return whether a module is one of some parts of the package, or inside one."""
+    name = module.removeprefix("webtorch.")
+    return any(name == p or name.startswith(f"{p}.") for p in parts)
+
+
+def upward() -> list[Import]:
+    """Return the imports that point up; the package's own surface may import everything."""
+    own = [i for i in IMPORTS if i.target.partition(".")[0] == "webtorch" and i.where != "typing"]
+    return [i for i in own if i.module != "webtorch" and floor(i.target) > floor(i.module)]
+
+
+def _is_listed(i: Import) -> bool:
+    if (part(i.module), i.target) in UPWARD:
+        return True
+    return i.where == "function" and (i.module.partition(".")[2], i.target) in UPWARD_IN_FUNCTIONS
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_part_has_a_floor(name: str) -> None:
+    assert not part(name) or part(name) in FLOORS, f"{name}: which floor is {part(name)!r} on?"
+
+
+def test_imports_point_down() -> None:
+    wrong = [str(i) for i in upward() if not _is_listed(i)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_exception_is_still_needed() -> None:
+    used = {(part(i.module), i.target) for i in upward()}
+    used_inside = {(i.module.partition(".")[2], i.target) for i in upward()}
+    assert set(UPWARD) <= used, set(UPWARD) - used
+    assert set(UPWARD_IN_FUNCTIONS) <= used_inside, set(UPWARD_IN_FUNCTIONS) - used_inside
+
+
+def test_what_lower_takes_from_the_backend_protocol_is_only_its_limits() -> None:
+    for name, tree in TREES.items():
+        if part(name) == "lower":
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.module == "webtorch.runtime.backend":
+                    assert [a.name for a in node.names] == ["Limits"], name
+
+
+def test_backends_are_imported_by_name_only() -> None:
+    inside = "webtorch.runtime.backends."
+    wrong = [
+        str(i)
+        for i in IMPORTS
+        if i.target.startswith(inside)
+        and not i.module.startswith("webtorch.runtime.backends")
+        # The self-test and the CPU bridge to PyTorch are about one backend each.
+        and not below(i.module, ("doctor", "pytorch", "debug", "demo", "cli"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_backends_bridges_and_programs_import_other_packages() -> None:
+    wrong = [
+        str(i)
+        for i in IMPORTS
+        if i.where == "top"
+        and i.target.partition(".")[0] not in {*sys.stdlib_module_names, "webtorch"}
+        and not below(i.module, OUTSIDE)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if not below(n, TALKING)])
+def test_library_code_prints_nothing(name: str) -> None:
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("print", "sys.stdout.write", "pprint.pprint"), (
+                f"{name}:{node.lineno} prints"
+            )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_says_what_it_is_for(name: str) -> None:
+    text = ast.get_docstring(TREES[name]) or ""
+    assert len(text) >= 20, f"{name} opens without saying what it is for"
+
+
+def test_the_check_itself_sees_what_it_must() -> None:
+    source = """
+import numpy
+from webtorch import runtime
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+def f():
+    from webtorch.nn import module
+    def g():
+        import wgpu.backends
+"""
+    found = [(i.target, i.where) for i in imports("webtorch.ops.sample", ast.parse(source))]
+    assert found == [
+        ("numpy", "top"),
+        ("webtorch.runtime", "top"),
+        ("typing", "top"),
+        ("webtorch.tensors.tensor", "typing"),
+        ("webtorch.nn.module", "function"),
+        ("wgpu.backends", "function"),
+    ]
+    assert floor("webtorch.nn.module") > floor("webtorch.runtime") > floor("webtorch.ops.sample")
