@@ -21,6 +21,9 @@ from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 from webtorch.tensors.bind import load_table as _load_table
 from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.device import device, get_default_device, set_default_device
+from webtorch.tensors.legacy import CONSTRUCTORS as _CONSTRUCTORS
+from webtorch.tensors.legacy import typename
+from webtorch.tensors.limits import finfo, iinfo
 from webtorch.tensors.printing import get_printoptions, printoptions, set_printoptions
 from webtorch.tensors.tape import (
     enable_grad,
@@ -34,6 +37,7 @@ from webtorch.tensors.tensor import Size, Tensor
 
 _load_table()
 globals().update(_NAMESPACES["torch"])
+globals().update(_CONSTRUCTORS)
 
 # These need the table's functions.
 from webtorch import autograd, errors, linalg, nn, optim, special, utils, webgpu
@@ -41,7 +45,19 @@ from webtorch.capture import compile
 from webtorch.io.checkpoint import load, save
 from webtorch.ops.random import Generator, default_generator
 from webtorch.tensors.threads import get_num_threads, set_num_threads
-from webtorch.tensors.whole import is_tensor, numel, realize, synchronize
+from webtorch.tensors.whole import (
+    broadcast_shapes,
+    detach,
+    get_device,
+    is_complex,
+    is_floating_point,
+    is_inference,
+    is_signed,
+    is_tensor,
+    numel,
+    realize,
+    synchronize,
+)
 
 __version__ = "0.1.0"
 float = float32

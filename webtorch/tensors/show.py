@@ -23,7 +23,7 @@ def show_tensor(x: Tensor) -> str:
             return part.tolist()
 
     fn = x.grad_fn
-    name = None if fn is None else fn.name
+    name = None if fn is None else fn.title.removeprefix("torch::autograd::")
     kind = type(x).__name__
     return format_tensor(
         fetch, x._shape, x.dtype.name, device=str(x.device), requires_grad=x.requires_grad, grad_fn=name,

@@ -21,7 +21,15 @@ from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, RemovableHandle, backward, mode, retain, set_history
+from webtorch.tensors.tape import (
+    GradFn,
+    RemovableHandle,
+    backward,
+    mode,
+    retain,
+    set_history,
+    shown,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +53,14 @@ class Size(tuple[int, ...]):
 
     def __add__(self, other: Any) -> Size:
         return Size(tuple.__add__(self, tuple(other)))
+
+    def __radd__(self, other: Any) -> Size:
+        return Size((*other, *self))
+
+    def __mul__(self, count: Any) -> Size:
+        return Size(tuple.__mul__(self, count))
+
+    __rmul__ = __mul__
 
 
 class Tensor(TensorMethods):
@@ -253,6 +269,14 @@ class Tensor(TensorMethods):
         """
         return id(self._storage) + self._offset * self.dtype.itemsize
 
+    def is_neg(self) -> bool:
+        """Return False: no tensor is a lazily negated view."""
+        return False
+
+    def is_conj(self) -> bool:
+        """Return False: there are no complex types yet."""
+        return False
+
     def untyped_storage(self) -> Storage:
         """Return the storage that this tensor and its views share."""
         return self._storage
@@ -284,6 +308,11 @@ class Tensor(TensorMethods):
         return id(self)
 
     def __contains__(self, element: Any) -> bool:
+        if not isinstance(element, (Tensor, bool, int, float)) and not hasattr(element, "item"):
+            raise RuntimeError(
+                "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
+                f"{type(element)}."
+            )
         return bool((self == element).any().item())
 
     # ---- autograd
@@ -325,7 +354,9 @@ class Tensor(TensorMethods):
     @property
     def is_leaf(self) -> bool:
         """Whether the tensor is the start of a graph: made by the user, or needing no gradient."""
-        return self.grad_fn is None
+        if self._base is not None:
+            self._refresh_view()
+        return self._grad_fn is None
 
     def is_inference(self) -> bool:
         """Return whether the tensor was made in inference mode."""
@@ -336,7 +367,8 @@ class Tensor(TensorMethods):
         """The gradient function that made this tensor, if any."""
         if self._base is not None:
             self._refresh_view()
-        return self._grad_fn
+        fn = self._grad_fn
+        return fn if fn is None else shown(fn)
 
     @property
     def output_nr(self) -> int:
@@ -568,10 +600,15 @@ class Tensor(TensorMethods):
         return bool(self.item())
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._only())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._only())
+
+    def _only(self) -> Scalar:
+        if self.numel() != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return self.item()
 
     def __index__(self) -> int:
         if not (self.dtype.is_integral or self.dtype is bool_) or self.numel() != 1:
@@ -579,7 +616,7 @@ class Tensor(TensorMethods):
         return int(self.item())
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._only())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         from webtorch.tensors.show import show_tensor
@@ -587,9 +624,10 @@ class Tensor(TensorMethods):
         return show_tensor(self)
 
     def __format__(self, spec: str) -> str:
-        if not self._shape and spec:
+        # A 0-d tensor formats as its number, also without a spec; subclasses show their own repr.
+        if not self._shape and type(self) is Tensor:
             return format(self.item(), spec)
-        return object.__format__(self, spec) if spec else repr(self)
+        return object.__format__(self, spec)
 
     # ---- moving
     # --------------------------------------------------------------------------------------------------
@@ -641,7 +679,14 @@ class Tensor(TensorMethods):
                      "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
                      "uint32": "UInt32"}  # fmt: skip
             return f"torch.{names[self.dtype.name]}Tensor"
-        return self.to(dtype)
+        if isinstance(dtype, str):
+            from webtorch.tensors.legacy import TYPE_NAMES
+
+            for found, name in TYPE_NAMES.items():
+                if dtype.removeprefix("torch.") == f"{name}Tensor":
+                    return self.to(found)
+            raise ValueError(f"invalid type: {dtype!r}; pass a dtype such as torch.float32")
+        return self.to(getattr(dtype, "dtype", dtype))
 
     def pin_memory(self, device: Any = None) -> Tensor:
         """Return the tensor itself: host memory needs no pinning here."""
@@ -649,6 +694,10 @@ class Tensor(TensorMethods):
 
     def is_pinned(self, device: Any = None) -> bool:
         """Return False: host memory is never pinned."""
+        return False
+
+    def is_shared(self) -> bool:
+        """Return False: no tensor is in memory that processes share."""
         return False
 
     def share_memory_(self) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Size, Tensor
 
 
 def is_tensor(obj: Any) -> bool:
@@ -16,6 +18,58 @@ def is_tensor(obj: Any) -> bool:
 def numel(input: Tensor) -> int:
     """Return the number of elements."""
     return input.numel()
+
+
+def is_floating_point(input: Tensor) -> bool:
+    """Return whether the dtype is a floating-point type."""
+    return input.dtype.is_floating_point
+
+
+def is_complex(input: Tensor) -> bool:
+    """Return False: there are no complex types yet."""
+    return input.is_complex()
+
+
+def is_signed(input: Tensor) -> bool:
+    """Return whether the dtype can hold negative values."""
+    return input.dtype.is_signed
+
+
+def is_inference(input: Tensor) -> bool:
+    """Return whether the tensor was made in inference mode."""
+    return input.is_inference()
+
+
+def get_device(input: Tensor) -> int:
+    """Return the device index; -1 on the CPU."""
+    return input.get_device()
+
+
+def detach(input: Tensor) -> Tensor:
+    """Return a tensor on the same storage that needs no gradient."""
+    return input.detach()
+
+
+def broadcast_shapes(*shapes: int | Sequence[int]) -> Size:
+    """Return the shape that tensors of these shapes broadcast to. Raises RuntimeError if there is
+    none.
+    """
+    out: list[int] = []
+    for shape in shapes:
+        sizes = [shape] if isinstance(shape, int) else list(shape)
+        if any(s < 0 for s in sizes):
+            raise RuntimeError(
+                f"Trying to create tensor with negative dimension ({min(sizes)}): ({min(sizes)})"
+            )
+        out[:0] = [1] * (len(sizes) - len(out))
+        for d in range(-len(sizes), 0):
+            if sizes[d] != 1 and out[d] not in (1, sizes[d]):
+                raise ShapeError(
+                    f"broadcast_shapes: shape mismatch: {tuple(sizes)} does not broadcast with "
+                    f"{tuple(out)}: sizes at dim {d} must be equal or 1"
+                )
+            out[d] = out[d] if sizes[d] == 1 else sizes[d]
+    return Size(out)
 
 
 def realize(*tensors: Tensor) -> None:

@@ -1,0 +1,77 @@
+"""Small things that PyTorch users see: names of gradient functions, formats, limits, old constructors.
+
+Every expression is evaluated with both libraries under the name `torch`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+EXPRESSIONS = [
+    "name(g(2, 2).sum())", "name(g(2, 2).sum(0))", "name(g(2, 2).mean())", "name(g(2, 2).mean(1))",
+    "name(g(2, 2) @ g(2, 2))", "name(g(2, 2) @ g(2))", "name(torch.addmm(g(2, 2), g(2, 2), g(2, 2)))",
+    "name(F.linear(g(2, 2), g(3, 2), g(3)))", "name(F.linear(g(2, 2), g(3, 2)))",
+    "name(F.softmax(g(2, 2), -1))", "name(F.cross_entropy(g(2, 3), torch.tensor([0, 1])))",
+    "name(F.mse_loss(g(2, 3), g(2, 3)))", "name(F.layer_norm(g(2, 3), (3,)))",
+    "name(F.conv1d(g(1, 2, 5), g(3, 2, 3)))", "name(F.embedding(torch.tensor([0]), g(3, 2)))",
+    "name(g(2, 2).max())", "name(g(2, 2).max(0)[0])", "name(g(2, 2).prod(0))", "name(g(2, 2).var())",
+    "name(g(2) ** 2)", "name(2 ** g(2))", "name(g(2) ** g(2))", "name(g(2, 2).norm())",
+    "name(g(3, 2).split(1)[2])", "name(torch.stack([g(2), g(2)]))", "name(g(2, 2).tril())",
+    "type(g(2, 2).mean().grad_fn.next_functions[0][0]).__name__",
+    "(g(2, 2) * 2).mean().grad_fn.next_functions[0][0].name()",
+    "g(2).sum().grad_fn.next_functions[0][0].variable.shape",
+    "repr(F.cross_entropy(g(2, 3), torch.tensor([0, 1])))",
+    "F.dropout(g(2) * 2, 0.5, False).grad_fn.name()",
+    "f'{torch.tensor(2.5)}'", "f'{torch.tensor(2.5):.2f}'", "f'{torch.tensor([2.5])}'",
+    "'{}'.format(g(2).sum())", "'a' in torch.zeros(2)", "None in torch.zeros(2)",
+    "int(torch.zeros(2))", "float(torch.zeros(0))",
+    "(1,) + torch.zeros(2, 3).shape", "torch.zeros(2, 3).shape * 2",
+    *(f"repr(torch.finfo(torch.{t}))" for t in ("float64", "float32", "float16", "bfloat16")),
+    *(f"torch.finfo(torch.{t}).{a}" for t in ("float64", "float32", "float16", "bfloat16")
+      for a in ("eps", "max", "min", "tiny", "bits", "dtype")),
+    *(f"repr(torch.iinfo(torch.{t}))" for t in ("int64", "int32", "int8", "uint8")),
+    "torch.finfo(torch.int32)", "torch.iinfo(torch.float32)", "torch.finfo().bits",
+    "torch.broadcast_shapes((2, 1), (3,), 1)", "torch.broadcast_shapes((2,), (3,))",
+    "torch.is_floating_point(torch.zeros(2))", "torch.LongTensor([1, 2])", "torch.FloatTensor(2, 3).shape",
+    "torch.BoolTensor([True])", "isinstance(torch.zeros(2), torch.FloatTensor)",
+    "isinstance(torch.zeros(2), torch.LongTensor)", "torch.typename(torch.zeros(2))",
+    "torch.zeros(2).type('torch.IntTensor')", "torch.zeros(2).type(torch.LongTensor)",
+]  # fmt: skip
+
+
+def evaluate(library: Any, expression: str) -> Any:
+    """Return what an expression gives, as plain text, or the error that it raises."""
+
+    def g(*shape: int) -> Any:
+        count = 1
+        for s in shape:
+            count *= s
+        return (library.arange(count, dtype=library.float32) - 1.5).reshape(shape).requires_grad_()
+
+    scope = {
+        "torch": library,
+        "F": library.nn.functional,
+        "g": g,
+        "name": lambda t: t.grad_fn.name(),
+    }
+    try:
+        return re.sub("0x[0-9a-f]+", "", repr(eval(expression, scope)))
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_an_expression_gives_what_pytorch_gives(expression: str) -> None:
+    with webtorch.device("cpu"):
+        mine = evaluate(webtorch, expression)
+    theirs = evaluate(torch, expression)
+    if isinstance(theirs, Exception):
+        assert isinstance(mine, type(theirs)), mine
+    else:
+        assert mine == theirs
