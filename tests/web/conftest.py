@@ -28,6 +28,16 @@ def _missing(what: str) -> None:
     pytest.skip(f"no {what}")
 
 
+def _path() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def launch(browser_type: Any) -> Any:
+    """Start a browser."""
+    return browser_type.launch(executable_path=_path(), args=FLAGS)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """The browser; skips visibly where it is not installed, fails in CI."""
@@ -35,15 +45,10 @@ def chromium() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         _missing("playwright (pip install playwright; no browser download is needed)")
-    path = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if path is None:
+    if _path() is None:
         _missing("Chromium (apt-get install --no-install-recommends chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = launch(playwright.chromium)
         yield browser
         browser.close()
 

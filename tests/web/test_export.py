@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 import webtorch as torch
+from tests.web.conftest import Page, launch
 from tests.web.steps import batches, rate, training
 from webtorch.io.safetensors import load_file, loads
-from webtorch.web import export_program
+from webtorch.web import export, export_program
 
 WARM, STEPS = 2, 20
 
@@ -63,7 +67,7 @@ def _plain(data):
     return [{"x": x.tolist(), "y": y.tolist()} for x, y in data]
 
 
-@pytest.mark.covers("R1")
+@pytest.mark.covers("R1", "R6", "Q10")
 def test_the_browser_trains_to_the_same_20_losses_and_weights(site, page, serve):
     folder, expected, model, data = site
     page.page.goto(serve(folder) + "blank")
@@ -83,6 +87,7 @@ def test_the_browser_trains_to_the_same_20_losses_and_weights(site, page, serve)
     assert found["settings"]["lr"] == pytest.approx(rates[-1])
 
 
+@pytest.mark.covers("O1", "O2", "O4")
 def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(site, page, serve):
     folder, expected, _, data = site
     page.page.goto(serve(folder) + "blank")
@@ -119,6 +124,7 @@ def test_the_page_trains_shows_its_losses_and_breaks_no_security_rule(site, page
     assert page.problems == []
 
 
+@pytest.mark.covers("L9")
 def test_weights_come_back_from_the_page(site, page, serve):
     folder, _, _, data = site
     page.page.goto(serve(folder) + "blank")
@@ -231,9 +237,8 @@ def test_bad_input_is_answered_in_words_and_changes_nothing(site, page, serve):
             assert page.run("async () => Array.from(await m.state()).join() === before"), what
 
 
+@pytest.mark.covers("P2", "P7")
 def test_damaged_files_and_missing_devices_are_told(site, page, serve, tmp_path):
-    import shutil
-
     folder, _, _, _ = site
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
@@ -275,3 +280,69 @@ def test_damaged_files_and_missing_devices_are_told(site, page, serve, tmp_path)
     page.page.goto(address + "index.html")
     assert told().startswith("WebGPU is not available: ")
     page.until("document.querySelector('#status').className === 'bad'")
+
+
+@pytest.mark.covers("P8")
+def test_what_the_device_reports_between_calls_is_told_by_the_next_one(site, page, serve):
+    folder, _, _, data = site
+    page.page.goto(serve(folder) + "blank")
+    script = """async (data) => {
+      const { load } = await import("./runtime.js");
+      const m = await load("./");
+      m.device.createBuffer({ size: 16, usage: 0 });
+      await m.device.queue.onSubmittedWorkDone();
+      await m.train(data[0]);
+    }"""
+    assert "The graphics device reported: " in page.error(script, _plain(data))
+
+
+def test_a_crash_of_the_graphics_process_is_told_in_words(site, chromium, serve):
+    folder, _, _, data = site
+    # Its own browser: one whose graphics process crashed is not what other tests should get.
+    browser = launch(chromium.browser_type)
+    page = Page(browser.new_page())
+    page.page.goto(serve(folder) + "blank")
+    opening = """async () => {
+      const { load } = await import("./runtime.js");
+      globalThis.m = await load("./");
+    }"""
+    page.run(opening)
+    with contextlib.suppress(Exception):
+        browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
+    page.until("globalThis.m.failure")
+    text = page.error("(data) => m.train(data[0])", _plain(data))
+    browser.close()
+    assert text.startswith("The graphics device was lost (") and "Reload the page" in text
+
+
+@pytest.mark.covers("R10")
+def test_the_types_declare_what_the_runtime_exports():
+    folder = Path(export.__file__).parent
+    script, types = ((folder / name).read_text() for name in ("runtime.js", "runtime.d.ts"))
+    pattern = r"^export (?:async )?(?:class|function) (\w+)"
+    assert set(re.findall(pattern, script, re.M)) == set(re.findall(pattern, types, re.M))
+    model = script[script.index("export class Model") : script.index("/** Open a program that")]
+    methods = re.findall(r"^  (?:async )?(\w+)\(.*\) \{$", model, re.M)
+    public = (
+        set(methods)
+        - {"constructor"}
+        - set(re.findall(r"@internal.*\*/\n  (?:async )?(\w+)", model))
+    )
+    declared = types[types.index("export class Model") : types.index("export function load")]
+    assert public == set(re.findall(r"^  (\w+)\(", declared, re.M)) != set()
+
+
+def test_a_page_without_a_number_to_draw_shows_the_results(page, serve, tmp_path):
+    compiled = torch.compile(lambda x: {"twice": x * 2, "big": x > 1})
+    x = torch.tensor([0.5, 1.5])
+    for _ in range(2):
+        compiled(x)
+    export_program(compiled, tmp_path, examples=[(x,)], title="Twice")
+    page.page.goto(serve(tmp_path))
+    page.page.wait_for_selector("#run:not([disabled])")
+    page.page.click("#once")
+    page.until("document.querySelector('#values li')")
+    expected = "twice: float32[2] 1.000, 3.000; big: bool[2] false, true"
+    assert page.page.inner_text("#values li") == expected
+    assert not page.page.is_visible("#chart")
+    assert page.problems == []

@@ -552,7 +552,8 @@ export class Model {
     this.functions = {};
     this.states = [];
     device.lost.then((info) => {
-      if (info.reason !== "destroyed") this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}). Reload the page to go on; what was trained since the last download is gone.`);
+      if (info.reason === "destroyed") this.failure ??= new WebtorchError("The graphics device was closed by the page.");
+      else this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}). Reload the page to go on; what was trained since the last download is gone.`);
     });
     device.addEventListener("uncapturederror", (event) => {
       this.failure ??= new WebtorchError(`The graphics device reported: ${event.error.message}`);

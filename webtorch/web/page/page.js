@@ -66,21 +66,32 @@ function draw(at = null) {
   $("chart").replaceChildren(...parts);
 }
 
-function show(value) {
+/** Return results that are no single number in a few words: type, shape and the first elements of each. */
+function summary(outputs) {
+  const parts = Object.entries(outputs).map(([name, o]) => {
+    if (!o?.data) return `${name}: ${o}`;
+    const first = Array.from(o.data.slice(0, 6), (v) => (o.dtype === "bool" ? String(v === 1) : text(v))).join(", ");
+    return `${name}: ${o.dtype}[${o.shape.join(", ")}] ${first}${o.data.length > 6 ? ", …" : ""}`;
+  });
+  return parts.join("; ");
+}
+
+function show(value, words) {
   values.push(value);
-  $("last").textContent = text(value);
+  $("last").textContent = words ? "below" : text(value);
   $("steps").textContent = values.length;
   const seconds = (performance.now() - startedAt) / 1e3;
   if (values.length - started > 1) $("speed").textContent = ((values.length - started) / seconds).toPrecision(3);
   const item = document.createElement("li");
-  item.textContent = text(value);
+  item.textContent = words ?? text(value);
   $("values").append(item);
   $("count").textContent = `${values.length} steps`;
 }
 
 async function step() {
   const outputs = await call(batches[values.length % batches.length]);
-  show(resultName ? outputs[resultName].data[0] : NaN);
+  if (resultName) show(outputs[resultName].data[0]);
+  else show(NaN, summary(outputs));
 }
 
 async function run() {
@@ -166,6 +177,11 @@ async function start() {
   const first = model.program.functions[name].returns.find((r) => r.shape.every((n) => n === 1));
   resultName = first?.name ?? null;
   $("chart-name").textContent = $("last-name").textContent = resultName ?? "Result";
+  if (!resultName) {
+    $("chart").closest("figure").hidden = true;
+    $("values").classList.add("wide");
+    $("values").closest("details").open = true;
+  }
   addSettings();
   describe();
   batches = await examples();
