@@ -49,7 +49,9 @@ def close(actual: Any, expected: Any, rtol: float = 2e-5, atol: float = 2e-5) ->
     else:
         assert actual.dtype.name == str(expected.dtype).removeprefix("torch.")
     got = torch.tensor(actual.detach().tolist(), dtype=kind).reshape(expected.shape)
-    torch.testing.assert_close(got, expected.detach().to(kind), rtol=rtol, atol=atol, equal_nan=True)
+    torch.testing.assert_close(
+        got, expected.detach().to(kind), rtol=rtol, atol=atol, equal_nan=True
+    )
 
 
 def same(

@@ -32,7 +32,13 @@ REDUCTIONS = {
     "D19": lambda t, x: x.masked_fill(
         t.ones(4, 5, dtype=t.bool, device=x.device).triu(2), float("-inf")
     ).softmax(-1),
-    "D20": lambda t, x: (*x.sort(1), x.median(), *x.median(1), x.quantile(0.3), x.detach().unique()),
+    "D20": lambda t, x: (
+        *x.sort(1),
+        x.median(),
+        *x.median(1),
+        x.quantile(0.3),
+        x.detach().unique(),
+    ),
 }
 
 

@@ -35,7 +35,9 @@ def test_float32_compute(device: str) -> None:
 )
 def test_16_bit_compute_and_gradients(name: str, digits: float, device: str) -> None:
     dtype = getattr(webtorch, name)
-    x, w = (values(*s, seed=i).to(getattr(torch, name)).double() for i, s in enumerate([(5, 8), (8, 6)]))
+    x, w = (
+        values(*s, seed=i).to(getattr(torch, name)).double() for i, s in enumerate([(5, 8), (8, 6)])
+    )
     mine = [ours(v, device, dtype).requires_grad_() for v in (x, w)]
     theirs = [v.requires_grad_() for v in (x, w)]
     out, expected = _block(webtorch, *mine), _block(torch, *theirs)
@@ -91,7 +93,9 @@ def test_float64_is_refused_where_there_is_none(need: Any) -> None:
 def test_integers_compute(name: str, device: str) -> None:
     a = np.array([[1, 2, 3], [40, 5, 6]], name)
     b = np.array([3, 2, 1], name)
-    x, y = (webtorch.tensor(v.tolist(), dtype=getattr(webtorch, name), device=device) for v in (a, b))
+    x, y = (
+        webtorch.tensor(v.tolist(), dtype=getattr(webtorch, name), device=device) for v in (a, b)
+    )
     for mine, expected in [
         (x + y, a + b),
         (x * y, a * b),
@@ -126,7 +130,9 @@ def test_bool_tensors_are_inputs_and_results(device: str) -> None:
 
 
 @pytest.mark.covers("A13")
-@pytest.mark.parametrize("target", ["float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "target", ["float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
+)
 def test_every_type_casts_to_every_other(target: str, device: str) -> None:
     for source in ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool"):
         x = torch.tensor([0.0, 1.0, 2.75, 100.0]).to(getattr(torch, source))
@@ -141,8 +147,12 @@ def test_promotion_is_pytorchs() -> None:
     names = ["float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8", "bool"]
     for a in names:
         for b in names:
-            expected = torch.ones(2, dtype=getattr(torch, a)) * torch.ones(2, dtype=getattr(torch, b))
-            mine = webtorch.ones(2, dtype=getattr(webtorch, a)) * webtorch.ones(2, dtype=getattr(webtorch, b))
+            expected = torch.ones(2, dtype=getattr(torch, a)) * torch.ones(
+                2, dtype=getattr(torch, b)
+            )
+            mine = webtorch.ones(2, dtype=getattr(webtorch, a)) * webtorch.ones(
+                2, dtype=getattr(webtorch, b)
+            )
             assert mine.dtype.name == str(expected.dtype).removeprefix("torch."), (a, b)
         for number in (2, 2.5, True):
             expected = torch.ones(2, dtype=getattr(torch, a)) + number
@@ -158,7 +168,11 @@ def test_numbers_on_either_side(device: str) -> None:
 @pytest.mark.covers("A16")
 def test_broadcasting_of_unequal_ranks(device: str) -> None:
     same(
-        lambda t, a, b, c: a * b + c, values(2, 1, 3, 1), values(4, 1, 5, seed=1), values(5, seed=2), device=device
+        lambda t, a, b, c: a * b + c,
+        values(2, 1, 3, 1),
+        values(4, 1, 5, seed=1),
+        values(5, seed=2),
+        device=device,
     )
 
 
@@ -242,13 +256,23 @@ def test_out_arguments(device: str) -> None:
 
 @pytest.mark.covers("A24")
 def test_alpha(device: str) -> None:
-    same(lambda t, x, y: (t.add(x, y, alpha=3), x.sub(y, alpha=-0.5)), values(4), values(4, seed=1), device=device)
+    same(
+        lambda t, x, y: (t.add(x, y, alpha=3), x.sub(y, alpha=-0.5)),
+        values(4),
+        values(4, seed=1),
+        device=device,
+    )
 
 
 @pytest.mark.covers("A25")
 def test_methods_and_functions(device: str) -> None:
     same(
-        lambda t, x: (x.softmax(0), t.softmax(x, 0), t.nn.functional.softmax(x, 0), t.Tensor.softmax(x, 0)),
+        lambda t, x: (
+            x.softmax(0),
+            t.softmax(x, 0),
+            t.nn.functional.softmax(x, 0),
+            t.Tensor.softmax(x, 0),
+        ),
         values(5),
         device=device,
     )
@@ -279,5 +303,3 @@ def test_queries(device: str) -> None:
     assert (x.ndim, x.dim(), x.numel(), len(x)) == (3, 3, 24, 4)
     assert (x.stride(), x.stride(0), x.storage_offset()) == ((1, 4, 12), 1, 0)
     assert (x.element_size(), x.nbytes, x.itemsize) == (4, 96, 4)
-
-
