@@ -81,20 +81,18 @@ def test_without_an_adapter_torch_works_and_the_device_says_why() -> None:
     out = python(
         """
         import torch
+        from webtorch.runtime.backends.webgpu import adapter
+        adapter._FOUND = []  # what a machine without a driver finds
         print(torch.webgpu.is_available(), torch.webgpu.device_count(), torch.accelerator.is_available())
         print((torch.ones(2) + 1).tolist())
-        try:
-            torch.ones(2, device="webgpu")
-        except RuntimeError as error:
-            print(type(error).__name__)
-        """,
-        # No Vulkan driver to find, and no other graphics interface.
-        VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent", WGPU_BACKEND_TYPE="Vulkan",
-    )  # fmt: skip
-    lines = out.splitlines()
-    if lines[0].startswith("True"):
-        pytest.skip("this machine has an adapter that needs no Vulkan driver")
-    assert lines == ["False 0 False", "[2.0, 2.0]", "DeviceError"]
+        for _ in range(2):
+            try:
+                torch.ones(2, device="webgpu")
+            except RuntimeError as error:
+                print(type(error).__name__)
+        """
+    )
+    assert out.splitlines() == ["False 0 False", "[2.0, 2.0]", "DeviceError", "DeviceError"]
 
 
 def test_a_taken_place_is_a_warning_not_an_error() -> None:

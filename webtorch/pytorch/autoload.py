@@ -32,7 +32,8 @@ def autoload() -> None:
     except Exception as error:
         # `import torch` must work whatever happens here: a new PyTorch may have changed what this stands on.
         warnings.warn(
-            f"webtorch: the 'webgpu' device could not be registered with PyTorch ({type(error).__name__}: {error}). PyTorch "
+            f"webtorch: the 'webgpu' device could not be registered with PyTorch "
+            f"({type(error).__name__}: {error}). PyTorch "
             "works without it; webtorch is made for PyTorch 2.13.",
             RuntimeWarning,
             stacklevel=2,
@@ -61,7 +62,9 @@ def _register(torch: ModuleType) -> None:
 
     module = device_module()
 
-    class Hooks(torch._C._acc.PrivateUse1Hooks):
+    base: Any = torch._C._acc.PrivateUse1Hooks
+
+    class Hooks(base):
         """Answers of `torch.accelerator`. Does not open a device."""
 
         def is_available(self) -> bool:
@@ -167,7 +170,7 @@ def _refuse_export(torch: ModuleType) -> None:
 
 def _printing(torch: ModuleType) -> None:
     """Print from a CPU copy: PyTorch formats numbers in float64, which the device does not have."""
-    module = importlib.import_module("torch._tensor_str")
+    module: Any = importlib.import_module("torch._tensor_str")
     original = module._tensor_str
 
     def tensor_str(self: Any, indent: Any) -> Any:

@@ -37,10 +37,18 @@ DEVICE = torch.device("webgpu", 0)
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 TO_WEBTORCH: dict[torch.dtype, DType] = {
-    torch.float32: dtypes.float32, torch.float16: dtypes.float16, torch.bfloat16: dtypes.bfloat16, torch.int64: dtypes.int64,
-    torch.int32: dtypes.int32, torch.int16: dtypes.int16, torch.int8: dtypes.int8, torch.uint8: dtypes.uint8,
-    torch.uint32: dtypes.uint32, torch.bool: dtypes.bool_, torch.float64: dtypes.float64,
-}  # fmt: skip
+    torch.float32: dtypes.float32,
+    torch.float16: dtypes.float16,
+    torch.bfloat16: dtypes.bfloat16,
+    torch.int64: dtypes.int64,
+    torch.int32: dtypes.int32,
+    torch.int16: dtypes.int16,
+    torch.int8: dtypes.int8,
+    torch.uint8: dtypes.uint8,
+    torch.uint32: dtypes.uint32,
+    torch.bool: dtypes.bool_,
+    torch.float64: dtypes.float64,
+}
 TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
 
 
@@ -59,7 +67,8 @@ def runtime() -> Runtime:
     """Return the device's runtime, opening the device at the first call. Raises RuntimeError in a forked child."""
     if _open.forked:
         raise RuntimeError(
-            "webgpu: cannot use the device in a forked subprocess: its connection to the driver belongs to the parent. Use the "
+            "webgpu: cannot use the device in a forked subprocess: its connection to the driver "
+            "belongs to the parent. Use the "
             "'spawn' start method, or keep tensors on the CPU there."
         )
     if _open.runtime is None:
@@ -107,8 +116,10 @@ def webtorch_dtype(dtype: torch.dtype) -> DType:
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in runtime().unsupported:
         raise DTypeError(
-            f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, int64 (32 bits of it), int32, uint32, int8, "
-            f"uint8 and bool. Convert first, as in x.to({'torch.float32' if dtype.is_floating_point else 'torch.int32'})."
+            f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, int64 (32 "
+            f"bits of it), int32, uint32, int8, "
+            f"uint8 and bool. Convert first, as in "
+            f"x.to({'torch.float32' if dtype.is_floating_point else 'torch.int32'})."
         )
     return found
 
@@ -119,8 +130,8 @@ def webtorch_dtype(dtype: torch.dtype) -> DType:
 class Memory:
     """What a PyTorch storage on the device carries: a typed webtorch storage, or bytes whose type is not known yet.
 
-    PyTorch's storages have no type. The type here is that of the first tensor that reads or writes the memory; a tensor of
-    another type (`x.view(torch.int32)`) converts it through the host.
+    PyTorch's storages have no type. The type here is that of the first tensor that reads or writes the
+    memory; a tensor of another type (`x.view(torch.int32)`) converts it through the host.
     """
 
     __slots__ = ("__weakref__", "dtype", "nbytes", "raw", "storage")
@@ -470,7 +481,8 @@ def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
             import warnings
 
             warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(x.shape)}, which does not match the required "
+                f"An output with one or more elements was resized since it had shape "
+                f"{list(x.shape)}, which does not match the required "
                 f"output shape {list(shape)}.",
                 UserWarning,
                 stacklevel=3,

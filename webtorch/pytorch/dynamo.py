@@ -1,10 +1,11 @@
 """`torch.compile(model, backend="webgpu")`: forward and backward graphs as webtorch programs. Floor 6.
 
-AOTAutograd turns the user's function into a forward and a backward graph of core aten operators, without mutations. The
-first call of each runs the graph once through `functions`, under capture: that records one program. Later calls bind
-their tensors' buffers to it and replay it, with no Python per operator. Inputs must be on "webgpu" (0-d CPU tensors are
-uploaded, and so are tensors that the function itself moves): for others on the CPU the compiler says to move them, rather
-than move them at every call.
+AOTAutograd turns the user's function into a forward and a backward graph of core aten operators,
+without mutations. The first call of each runs the graph once through `functions`, under capture:
+that records one program. Later calls bind their tensors' buffers to it and replay it, with no
+Python per operator. Inputs must be on "webgpu" (0-d CPU tensors are uploaded, and so are tensors
+that the function itself moves): for others on the CPU the compiler says to move them, rather than
+move them at every call.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def compile_backend(
 ) -> Function:
     """Compile a Dynamo graph: what `torch.compile(..., backend="webgpu")` calls.
 
-    Raises RuntimeError when an input is on the CPU and not just moved, NotImplementedError for an operator that webtorch does not have.
+    Raises RuntimeError when an input is on the CPU and not just moved, NotImplementedError for an
+    operator that webtorch does not have.
     """
     compiler = aot_autograd(
         fw_compiler=lower,
@@ -67,14 +69,15 @@ def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
             and not _only_moved(node)
         ):
             raise RuntimeError(
-                f"torch.compile(backend='webgpu'): an input of shape {list(value.shape)} is on '{value.device}'. Move the model and its "
+                f"torch.compile(backend='webgpu'): an input of shape {list(value.shape)} is on "
+                f"'{value.device}'. Move the model and its "
                 "inputs to the device first: model.to('webgpu'), x.to('webgpu')."
             )
     return make_boxed_func(CompiledGraph(gm))
 
 
 def _only_moved(node: torch.fx.Node) -> bool:
-    """Whether a graph does nothing with an input but move it to the device, as in `x.to('webgpu')` inside a function."""
+    """Whether a graph does nothing with an input but move it to the device."""
     users = [(u.target, u.kwargs.get("device")) for u in node.users if u.op != "output"]
     return bool(users) and all(
         target is torch.ops.aten._to_copy.default and where is not None and where.type == "webgpu"
@@ -316,7 +319,21 @@ def _sym_storage_offset(x: Any) -> int:
 
 
 # Operators of graphs that are the table's own functions.
-_SAME = "transpose t slice select unsqueeze split_with_sizes unbind stack diagonal unfold flip roll logsumexp".split()
+_SAME = [
+    "transpose",
+    "t",
+    "slice",
+    "select",
+    "unsqueeze",
+    "split_with_sizes",
+    "unbind",
+    "stack",
+    "diagonal",
+    "unfold",
+    "flip",
+    "roll",
+    "logsumexp",
+]
 
 
 def _foreach(name: str) -> Function | None:
@@ -359,7 +376,7 @@ def meaning(target: Any) -> Function:
 
 @dataclass(slots=True)
 class Step:
-    """One call of a graph: its function, arguments in which `Slot` stands for values, and what may be dropped after it."""
+    """One call of a graph: function, arguments with `Slot` for values, and what may be dropped after it."""
 
     slot: int
     function: Function
@@ -505,7 +522,8 @@ def _check_outputs(result: Any) -> None:
             and node.op != "placeholder"
         ):
             raise RuntimeError(
-                f"torch.compile(backend='webgpu'): the result '{node}' is on the CPU: a program cannot read values. Return it on the device "
+                f"torch.compile(backend='webgpu'): the result '{node}' is on the CPU: a program "
+                f"cannot read values. Return it on the device "
                 "and move it outside the compiled function."
             )
 

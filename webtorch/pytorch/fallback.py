@@ -1,7 +1,8 @@
 """Operators without a kernel: an error, unless the user lets them run on the CPU. Floor 6.
 
-WEBTORCH_FALLBACK=warn or silent copies the operands to the CPU, runs PyTorch's kernel there and copies the results back;
-every call is counted (`torch.webgpu.fallback_counts()`). Without it nothing ever leaves the device.
+WEBTORCH_FALLBACK=warn or silent copies the operands to the CPU, runs PyTorch's kernel there and
+copies the results back; every call is counted (`torch.webgpu.fallback_counts()`). Without it
+nothing ever leaves the device.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ takes them from the table.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,17 +55,18 @@ op = _Table()
 _SAME = (
     "add sub rsub div pow float_power round where clamp nan_to_num logit gelu masked_fill isclose "
     "mm bmm addmm addmv baddbmm addbmm dot vdot addr "
-    "argmax argmin cumsum cumprod index_select index_add index_copy index_fill scatter_add take masked_select masked_scatter "
+    "argmax argmin cumsum cumprod index_select index_add index_copy index_fill scatter_add take "
+    "masked_select masked_scatter "
     "bincount tril triu flip roll cat kthvalue isin bucketize searchsorted "
     "avg_pool1d avg_pool2d avg_pool3d equal trace glu"
-)  # fmt: skip
+)
 
 
 def load() -> dict[str, Function]:
-    """Return the meaning of every operator that has one: those declared here and those that the table has as they are."""
-    from webtorch.pytorch import gradients, random
-
-    assert gradients is not None and random is not None
+    """Return the meaning of every operator that has one: declared here, or the table's as it is."""
+    # They declare the rest.
+    importlib.import_module("webtorch.pytorch.gradients")
+    importlib.import_module("webtorch.pytorch.random")
     for entry in TABLE.values():
         name = entry.torch.rpartition(".")[2]
         if isinstance(entry, Elementwise) and name and not entry.name.startswith("_"):

@@ -237,9 +237,17 @@ def _batch_norm(
 
 @aten("native_batch_norm_backward")
 def _native_batch_norm(
-    g: Any, x: Any, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any, training: bool, eps: float,
+    g: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    training: bool,
+    eps: float,
     mask: Sequence[bool],
-) -> Any:  # fmt: skip
+) -> Any:
     if training:
         return _batch_norm(g, x, weight, save_mean, save_invstd, True, mask)
     return _batch_norm(g, x, weight, running_mean, op.rsqrt(running_var + eps), False, mask)
@@ -247,9 +255,18 @@ def _native_batch_norm(
 
 @aten("batch_norm_backward")
 def _batch_norm_with_reserve(
-    g: Any, x: Any, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_var: Any, update: bool, eps: float,
-    mask: Sequence[bool], reserve: Any,
-) -> Any:  # fmt: skip
+    g: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_var: Any,
+    update: bool,
+    eps: float,
+    mask: Sequence[bool],
+    reserve: Any,
+) -> Any:
     return _native_batch_norm(
         g, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
     )
@@ -260,9 +277,17 @@ def _batch_norm_with_reserve(
 
 @aten("convolution_backward_overrideable")
 def _convolution(
-    g: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
+    g: Any,
+    x: Any,
+    weight: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
     mask: Sequence[bool],
-) -> Any:  # fmt: skip
+) -> Any:
     def run(a: Any, b: Any) -> Any:
         return f.convolution(
             a, b, None, stride, padding, dilation, transposed, output_padding, groups
@@ -274,9 +299,18 @@ def _convolution(
 
 @aten("convolution_backward")
 def _convolution_with_bias(
-    g: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
-    groups: int, mask: Sequence[bool],
-) -> Any:  # fmt: skip
+    g: Any,
+    x: Any,
+    weight: Any,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    mask: Sequence[bool],
+) -> Any:
     return _convolution(
         g, x, weight, stride, padding, dilation, transposed, output_padding, groups, mask
     )

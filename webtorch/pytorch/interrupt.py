@@ -1,8 +1,9 @@
 """Ctrl-C without aborting the process. Floor 6; standard library only.
 
-PyTorch's device guard runs Python inside C++ functions that may not throw: a KeyboardInterrupt raised just there ends the
-process. So while tensors are on "webgpu" the handler of SIGINT only sets a flag, and the next kernel raises. Where no
-kernel runs (a sleep, a Python loop), a timer raises a moment later.
+PyTorch's device guard runs Python inside C++ functions that may not throw: a KeyboardInterrupt
+raised just there ends the process. So while tensors are on "webgpu" the handler of SIGINT only sets
+a flag, and the next kernel raises. Where no kernel runs (a sleep, a Python loop), a timer raises a
+moment later.
 """
 
 from __future__ import annotations

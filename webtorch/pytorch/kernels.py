@@ -1,8 +1,9 @@
 """The meanings of `functions` as PyTorch kernels on the "webgpu" device. Floor 6; imports PyTorch and the engine.
 
-Importing this registers them: `autoload` does it at the first tensor. Most operators need one registration: PyTorch makes
-the functional and in-place forms of structured ones from their out= form, with its own checks, broadcasting and
-promotion. A kernel wraps its operands, calls the meaning, and stores what it returns: nothing is computed yet.
+Importing this registers them: `autoload` does it at the first tensor. Most operators need one
+registration: PyTorch makes the functional and in-place forms of structured ones from their out=
+form, with its own checks, broadcasting and promotion. A kernel wraps its operands, calls the
+meaning, and stores what it returns: nothing is computed yet.
 """
 
 from __future__ import annotations
@@ -45,15 +46,33 @@ _COMPOSITE = (
 )
 # Operators that PyTorch would compose of others, worse than the table does in one.
 _OWN = {
-    "native_layer_norm", "native_group_norm", "embedding", "constant_pad_nd", "_safe_softmax", "masked_fill.Scalar", "masked_fill.Tensor",
+    "native_layer_norm",
+    "native_group_norm",
+    "embedding",
+    "constant_pad_nd",
+    "_safe_softmax",
+    "masked_fill.Scalar",
+    "masked_fill.Tensor",
     "_index_put_impl_",
     "convolution_overrideable",
     "convolution_backward_overrideable",
-}  # fmt: skip
-# Elementwise operators without an out= form: their results lie in memory as the operand does, as channels-last images should.
+}
+# Elementwise operators without an out= form: their results lie in memory as the operand does, as
+# channels-last images should.
 _ELEMENTWISE = {
-    "relu", "hardtanh", "hardswish", "logit", "isnan", "where", "floor_divide", "masked_fill", "angle", "_prelu_kernel", "rsub", "prelu",
-}  # fmt: skip
+    "relu",
+    "hardtanh",
+    "hardswish",
+    "logit",
+    "isnan",
+    "where",
+    "floor_divide",
+    "masked_fill",
+    "angle",
+    "_prelu_kernel",
+    "rsub",
+    "prelu",
+}
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
@@ -71,7 +90,8 @@ def operand(value: Any, name: str) -> Any:
         if name.partition(".")[0] in _CPU_INDICES and not value.dtype.is_floating_point:
             return upload(value, TO_WEBTORCH[value.dtype])
         raise RuntimeError(
-            f"{name}: Expected all tensors to be on the same device, but found at least two devices, webgpu:0 and {value.device}! "
+            f"{name}: Expected all tensors to be on the same device, but found at least two "
+            f"devices, webgpu:0 and {value.device}! "
             "Move one of them, as in x.to('webgpu')."
         )
     if isinstance(value, (list, tuple)):
@@ -428,19 +448,37 @@ def _register_own(library: Any) -> None:
 
     # These change sizes and strides only: PyTorch's CPU kernels never look at the data.
     for name in (
-        "as_strided", "view", "_reshape_alias", "unfold", "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor",
+        "as_strided",
+        "view",
+        "_reshape_alias",
+        "unfold",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Storage",
+        "set_.source_Tensor",
         "is_set_to",
-    ):  # fmt: skip
+    ):
         metadata(name)
     own: dict[str, Kernel] = {
-        "set_": device.set_to_nothing, "resize_": device.resize_, "_copy_from": copy_from, "_copy_from_and_resize": _copy_from_and_resize,
-        "_local_scalar_dense": device.item, "arange.start_out": _arange, "range.out": _range, "linspace.out": _linspace,
-        "logspace.out": _logspace, "eye.out": _eye, "eye.m_out": _eye, "randperm.generator_out": _randperm,
-        "tril_indices": _triangle_indices("tril_indices"), "triu_indices": _triangle_indices("triu_indices"),
-        "_cummax_helper": _cumulative("cummax"), "_cummin_helper": _cumulative("cummin"),
-        "_amp_foreach_non_finite_check_and_unscale_": _unscale, "record_stream": lambda x, stream: None,
+        "set_": device.set_to_nothing,
+        "resize_": device.resize_,
+        "_copy_from": copy_from,
+        "_copy_from_and_resize": _copy_from_and_resize,
+        "_local_scalar_dense": device.item,
+        "arange.start_out": _arange,
+        "range.out": _range,
+        "linspace.out": _linspace,
+        "logspace.out": _logspace,
+        "eye.out": _eye,
+        "eye.m_out": _eye,
+        "randperm.generator_out": _randperm,
+        "tril_indices": _triangle_indices("tril_indices"),
+        "triu_indices": _triangle_indices("triu_indices"),
+        "_cummax_helper": _cumulative("cummax"),
+        "_cummin_helper": _cumulative("cummin"),
+        "_amp_foreach_non_finite_check_and_unscale_": _unscale,
+        "record_stream": lambda x, stream: None,
         "is_pinned": lambda x, device=None: False,
-    }  # fmt: skip
+    }
     for name, kernel in own.items():
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
@@ -452,10 +490,15 @@ def _register_own(library: Any) -> None:
         library.impl("lstm_cell", _cell("lstm"), key)
         library.impl("gru_cell", _cell("gru"), key)
         for name, decomposition in (
-            ("lstm.input", "lstm_impl"), ("lstm.data", "lstm_data_impl"), ("gru.input", "gru_impl"), ("gru.data", "gru_impl_data"),
-            ("rnn_tanh.input", "rnn_tanh_input"), ("rnn_relu.input", "rnn_relu_input"), ("rnn_tanh.data", "rnn_tanh_data"),
+            ("lstm.input", "lstm_impl"),
+            ("lstm.data", "lstm_data_impl"),
+            ("gru.input", "gru_impl"),
+            ("gru.data", "gru_impl_data"),
+            ("rnn_tanh.input", "rnn_tanh_input"),
+            ("rnn_relu.input", "rnn_relu_input"),
+            ("rnn_tanh.data", "rnn_tanh_data"),
             ("rnn_relu.data", "rnn_relu_data"),
-        ):  # fmt: skip
+        ):
             library.impl(name, _recurrent(decomposition), key)
 
 
@@ -511,12 +554,50 @@ def _register() -> None:
     _register_meanings(library)
     _scaling()
     _autocast(
-        ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-         "conv_transpose2d.input", "conv_transpose3d.input", "scaled_dot_product_attention"),
-        ("softmax.int", "log_softmax.int", "nll_loss", "nll_loss_nd", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-         "cross_entropy_loss", "binary_cross_entropy_with_logits", "kl_div", "layer_norm", "group_norm", "norm.Scalar", "exp", "log",
-         "pow.Tensor_Scalar", "sum", "sum.dim_IntList", "prod", "cumsum", "cumprod", "rsqrt", "softplus", "cosine_similarity"),
-    )  # fmt: skip
+        (
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "matmul",
+            "linear",
+            "convolution",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "conv_transpose1d",
+            "conv_transpose2d.input",
+            "conv_transpose3d.input",
+            "scaled_dot_product_attention",
+        ),
+        (
+            "softmax.int",
+            "log_softmax.int",
+            "nll_loss",
+            "nll_loss_nd",
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "cross_entropy_loss",
+            "binary_cross_entropy_with_logits",
+            "kl_div",
+            "layer_norm",
+            "group_norm",
+            "norm.Scalar",
+            "exp",
+            "log",
+            "pow.Tensor_Scalar",
+            "sum",
+            "sum.dim_IntList",
+            "prod",
+            "cumsum",
+            "cumprod",
+            "rsqrt",
+            "softplus",
+            "cosine_similarity",
+        ),
+    )
 
 
 _register()

@@ -1,7 +1,8 @@
 """PyTorch's random operators, from webtorch's counter-based generators. Floor 6.
 
-Numbers come from the device's generator (`torch.manual_seed`), or, where the call names a `torch.Generator` (of the CPU:
-PyTorch cannot make one for an outside device), from a stream that starts at a number drawn from it.
+Numbers come from the device's generator (`torch.manual_seed`), or, where the call names a
+`torch.Generator` (of the CPU: PyTorch cannot make one for an outside device), from a stream that
+starts at a number drawn from it.
 """
 
 from __future__ import annotations
