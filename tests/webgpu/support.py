@@ -36,7 +36,8 @@ class Pass:
     args_bytes: int = 0
     has_status: bool = False
     bindings: tuple[str, ...] = ("read_write",)
-    trusted: bool = False
+    trusted_indices: bool = False
+    trusted_loops: bool = False
 
 
 def named(name: str, *buffers: BufferSlot, args: tuple[DType, ...] = ()) -> Kernel:

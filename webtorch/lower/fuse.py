@@ -44,6 +44,9 @@ _MAX_GROUP_SIZE = 600
 # Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them
 # several times.
 _MAX_FUSED_ROW = 65536
+# A sum over this many large operands that several nodes read is stored: a stream of residuals would
+# otherwise be added up anew, from its beginning, in each layer.
+_MAX_SHARED_LEAVES = 4
 # How often the loops of a kernel are split to turn quotients in its positions into strides.
 _MAX_SPLITS = 12
 _COSTS = {
@@ -97,6 +100,10 @@ class Fuser:
         self.sizes: list[int] = []
         self.costs: list[int] = []
         self.max_slots = limits.max_buffers_per_kernel - 1
+        self.use_counts = [0] * len(graph.nodes)
+        for node in graph.nodes:
+            for s in set(node.srcs):
+                self.use_counts[s] += 1
 
     def run(self) -> list[Group]:
         """Return the groups in an order in which they can run."""
@@ -197,7 +204,9 @@ class Fuser:
             leaves = frozenset().union(*(self.leaves[s] for s in node.srcs))
             size = 1 + sum(self.sizes[s] for s in node.srcs)
             cost = sum(self.costs[s] for s in node.srcs)
-        if size > _MAX_SIZE and number not in self.stored:
+        if number not in self.stored and (
+            size > _MAX_SIZE or (self.use_counts[number] > 1 and self._has_many(node, leaves))
+        ):
             self.stored.add(number)
         self.leaves.append(leaves)
         self.sizes.append(size)
@@ -205,6 +214,10 @@ class Fuser:
         if number in self.stored:
             self.leaves[number] = frozenset((number,))
             self.sizes[number], self.costs[number] = 1, 0
+
+    def _has_many(self, node: GraphNode, leaves: frozenset[int]) -> bool:
+        large = sum(self.nodes[leaf].elements * 2 >= node.elements for leaf in leaves)
+        return node.kind == "map" and node.elements > 1 and large >= _MAX_SHARED_LEAVES
 
     # ---- which stored nodes are computed together
     # ------------------------------------------------------------------

@@ -41,8 +41,10 @@ class WgslPass:
     `args_bytes` is not 0, and the
     two status words if `has_status`. `bindings` says how each is used. `args` places the routine's
     arguments in the struct:
-    (offset in bytes, type to write, argument number). `trusted`: every index that the source
-    computes is within its buffer, whatever the data, so an engine may leave out its own checks.
+    (offset in bytes, type to write, argument number). `trusted_indices`: every index that the
+    source computes is within its buffer, whatever the data, so an engine may leave out its own
+    checks; `trusted_loops`: so it may with the counters that make sure that loops end, after which
+    drivers unroll them.
     """
 
     source: str
@@ -54,7 +56,8 @@ class WgslPass:
     args_bytes: int = 0
     has_status: bool = False
     bindings: tuple[Binding, ...] = ()
-    trusted: bool = False
+    trusted_indices: bool = False
+    trusted_loops: bool = False
 
 
 def fold_grid(groups: int, limits: Limits) -> tuple[int, int, int]:

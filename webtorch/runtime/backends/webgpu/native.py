@@ -95,12 +95,10 @@ class Native:
         """Stop collecting, and return the last error."""
         raise NotImplementedError
 
-    def create_module(self, source: str, trusted: bool) -> Any:
-        """Compile a shader; raises the binding's error.
-
-        `trusted`: no index that it computes is ever outside its buffer, and its loops end.
-        """
-        del trusted  # only wgpu-native can leave its checks out for one module
+    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Any:
+        """Compile a shader; raises the binding's error. What is trusted need not be checked as it runs."""
+        # Only wgpu-native can leave its checks out for one module.
+        del trusted_indices, trusted_loops
         return self.wrapper.create_shader_module(code=source)
 
     def create_buffer(self, size: int, usage: int) -> tuple[Pointer, Problem | None]:
@@ -249,20 +247,21 @@ class WgpuNative(Native):
         problem: Problem | None = self._errors.release("webtorch")
         return problem
 
-    def create_module(self, source: str, trusted: bool) -> Any:
-        if not trusted:
-            return super().create_module(source, trusted)
-        # Bounds checks and counters in loops cost a product of matrices up to 40 %.
-        ffi = self.ffi
+    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Any:
+        if not (trusted_indices or trusted_loops):
+            return super().create_module(source, trusted_indices, trusted_loops)
+        ffi, lib = self.ffi, self.lib
+        checks = 0 if trusted_indices else lib.WGPUShaderRuntimeChecks_BoundsChecks
+        checks |= 0 if trusted_loops else lib.WGPUShaderRuntimeChecks_ForceLoopBounding
         text = ffi.new("char[]", source.encode())
         chain = ffi.new("WGPUShaderSourceWGSL *")
-        chain.chain.sType = self.lib.WGPUSType_ShaderSourceWGSL
+        chain.chain.sType = lib.WGPUSType_ShaderSourceWGSL
         chain.code.data, chain.code.length = text, len(text) - 1
         descriptor = ffi.new("WGPUShaderModuleDescriptor *")
         descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", chain)
         self.capture()
         try:
-            pointer = self.lib.wgpuDeviceCreateShaderModuleTrusted(self.device, descriptor, 0)
+            pointer = lib.wgpuDeviceCreateShaderModuleTrusted(self.device, descriptor, checks)
         finally:
             problem = self.captured()
         if problem is not None:

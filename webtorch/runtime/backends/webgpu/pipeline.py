@@ -42,7 +42,9 @@ class Pass(Protocol):
     @property
     def bindings(self) -> tuple[BindingKind, ...]: ...
     @property
-    def trusted(self) -> bool: ...
+    def trusted_indices(self) -> bool: ...
+    @property
+    def trusted_loops(self) -> bool: ...
 
 
 class Pipeline:
@@ -62,7 +64,9 @@ class PipelineCache:
     def __init__(self, native: Native, capacity: int = 4096) -> None:
         self._native = native
         self._capacity = capacity
-        self._pipelines: OrderedDict[tuple[str, tuple[BindingKind, ...]], Pipeline] = OrderedDict()
+        self._pipelines: OrderedDict[tuple[str, tuple[BindingKind, ...], bool, bool], Pipeline] = (
+            OrderedDict()
+        )
         self._layouts: dict[tuple[BindingKind, ...], tuple[Any, Any]] = {}
         self.compiled = 0
         self.hits = 0
@@ -72,8 +76,7 @@ class PipelineCache:
 
     def get(self, part: Pass, name: str) -> Pipeline:
         """Return the pipeline of a pass. Raises KernelError with the source if the device refuses it."""
-        # The source decides whether it is trusted: only the products' are.
-        key = part.source, part.bindings
+        key = part.source, part.bindings, part.trusted_indices, part.trusted_loops
         found = self._pipelines.get(key)
         if found is not None:
             self.hits += 1
@@ -90,7 +93,9 @@ class PipelineCache:
 
         def build() -> Pipeline:
             group_layout, pipeline_layout = self._layout(part.bindings)
-            module = self._native.create_module(part.source, part.trusted)
+            module = self._native.create_module(
+                part.source, part.trusted_indices, part.trusted_loops
+            )
             wrapper = device.create_compute_pipeline(
                 layout=pipeline_layout,
                 compute={"module": module, "entry_point": _entry_point(part.source)},
