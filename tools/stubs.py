@@ -150,7 +150,9 @@ def namespace(place: str, title: str, head: str) -> str:
     by_function = _by_function()
     lines = [HEADER.format(title=title), head]
     for name, function in sorted(NAMESPACES[place].items()):
-        op = by_function.get(id(function))
+        op = by_function.get(id(function)) or by_function.get(
+            id(getattr(function, "__wrapped__", None))
+        )
         if op is None:
             lines.append(f"def {name}(*args: Any, **kwargs: Any) -> Any: ...\n")
         else:

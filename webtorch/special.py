@@ -4,5 +4,16 @@ from __future__ import annotations
 
 from webtorch.tensors.bind import NAMESPACES
 
-globals().update(NAMESPACES["special"])
-__all__ = sorted(NAMESPACES["special"])
+_names = dict(NAMESPACES["special"])
+# What torch.special and torch share: the name here, and the one in torch.
+for _here, _there in {
+    "expit": "sigmoid", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "exp2": "exp2",
+    "expm1": "expm1", "digamma": "digamma", "psi": "digamma", "gammaln": "lgamma", "i0": "i0",
+    "log1p": "log1p", "log_softmax": "log_softmax", "softmax": "softmax", "logsumexp": "logsumexp",
+    "logit": "logit", "multigammaln": "mvlgamma", "polygamma": "polygamma", "round": "round",
+    "sinc": "sinc", "xlogy": "xlogy",
+}.items():  # fmt: skip
+    if _there in NAMESPACES["torch"]:
+        _names.setdefault(_here, NAMESPACES["torch"][_there])
+globals().update(_names)
+__all__ = sorted(_names)

@@ -771,11 +771,11 @@ isfinite = elementwise(
 )
 isposinf = elementwise(
     "isposinf", lambda x: is_inf(x) & less(ex.const(0, x.dtype), x), promotion="bool",
-    function_in=("torch",), doc="Whether input is +infinity.",
+    doc="Whether input is +infinity.",
 )  # fmt: skip
 isneginf = elementwise(
     "isneginf", lambda x: is_inf(x) & less(x, ex.const(0, x.dtype)), promotion="bool",
-    function_in=("torch",), doc="Whether input is -infinity.",
+    doc="Whether input is -infinity.",
 )  # fmt: skip
 isreal = elementwise(
     "isreal",

@@ -9,7 +9,6 @@ Nothing is read from the device, except for the length of what `unique` returns.
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from typing import Any
 
 from webtorch.errors import ShapeError
@@ -20,13 +19,13 @@ from webtorch.ops.primitive import cast_to, copy, empty, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
-from webtorch.ops.record import composite
+from webtorch.ops.record import composite, return_type
 
-Sort: Any = namedtuple("sort", ("values", "indices"))  # type: ignore[name-match]
-Topk: Any = namedtuple("topk", ("values", "indices"))  # type: ignore[name-match]
-Kthvalue: Any = namedtuple("kthvalue", ("values", "indices"))  # type: ignore[name-match]
-Median: Any = namedtuple("median", ("values", "indices"))  # type: ignore[name-match]
-Nanmedian: Any = namedtuple("nanmedian", ("values", "indices"))  # type: ignore[name-match]
+Sort = return_type("sort")
+Topk = return_type("topk")
+Kthvalue = return_type("kthvalue")
+Median = return_type("median")
+Nanmedian = return_type("nanmedian")
 
 # Ranking costs rows * n * n comparisons in two kernels; merging a few kernels over rows * n for each doubling of a run.
 _RANKED = 64

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -243,6 +244,17 @@ def composite(
         return register(op)
 
     return declare
+
+
+def return_type(name: str, *fields: str) -> Any:
+    """Return the named tuple that an op with several results gives, which prints as PyTorch's do."""
+    base: Any = namedtuple(name, fields or ("values", "indices"))  # type: ignore[misc]
+
+    def show(self: Any) -> str:
+        shown = [f"{f}={v!r}" for f, v in zip(self._fields, self, strict=True)]
+        return f"torch.return_types.{name}(\n" + ",\n".join(shown) + ")"
+
+    return type(name, (base,), {"__slots__": (), "__repr__": show, "__module__": __name__})
 
 
 def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:

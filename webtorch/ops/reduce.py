@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,18 +49,14 @@ from webtorch.ops.elementwise import (
     abs as absolute,
 )
 from webtorch.ops.primitive import cast_to, fill, iota, pad_with, reduce_dims, scan
-from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.record import Elementwise, composite, elementwise, return_type
 
 Dims = int | Sequence[int] | None
 
 
-def _record(name: str, *fields: str) -> Any:
-    return namedtuple(name, fields or ("values", "indices"))
-
-
 # Names and fields are PyTorch's; `max` and `min` with a dim, and the running ones, return these.
-Max, Min, Cummax, Cummin = (_record(n) for n in ("max", "min", "cummax", "cummin"))
-Aminmax = _record("aminmax", "min", "max")
+Max, Min, Cummax, Cummin = (return_type(n) for n in ("max", "min", "cummax", "cummin"))
+Aminmax = return_type("aminmax", "min", "max")
 
 
 # -- dims, types, empty inputs ----------------------------------------------------------------------------------------

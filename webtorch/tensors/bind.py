@@ -20,7 +20,7 @@ from webtorch.tensors.tensor import Tensor
 _FILES = (
     "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
-    "activation", "norm", "loss", "attention", "composite", "optimize",
+    "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -69,6 +69,8 @@ def _publish(op: Op) -> None:
                 # functional_unfold.
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
                 function = op.function
+                if place in _TAKE_OUT and not isinstance(op, Elementwise):
+                    function = calls.accept_out(op)
                 if place == "nn.functional" and inplace and "inplace" not in op.signature:
                     function = calls.accept_inplace(op, inplace)
                 NAMESPACES.setdefault(place, {})[public] = function
@@ -80,6 +82,13 @@ def _publish(op: Op) -> None:
                     NAMESPACES[place][f"{name}_"] = inplace
 
 
+# Where a function written with others takes `out=`, as all of PyTorch's do there.
+_TAKE_OUT = frozenset(["torch", "linalg", "special"])
+# Comparisons give bool; in place, the answer is stored in the type of the tensor.
+_INPLACE_COMPARISONS = (
+    "eq", "ne", "lt", "le", "gt", "ge", "greater", "greater_equal", "less", "less_equal", "not_equal",
+    "logical_and", "logical_or", "logical_xor", "logical_not",
+)  # fmt: skip
 # The in-place forms that PyTorch has as functions too.
 _INPLACE_FUNCTIONS = frozenset(
     [
@@ -191,6 +200,8 @@ def _operators() -> None:
         )
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         forward(f"__{name}__", name)
+    for name in _INPLACE_COMPARISONS:
+        setattr(Tensor, f"{name}_", calls.bind_inplace(f"{name}_", getattr(Tensor, name)))
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function

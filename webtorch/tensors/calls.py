@@ -581,6 +581,37 @@ def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
     return renamed
 
 
+def accept_out(op: Op) -> Callable[..., Any]:
+    """Return a composite's function with `out=`, and PyTorch's error for a first argument that is
+    no tensor.
+    """
+    function = op.function
+    first = next(iter(inspect.signature(function).parameters), "")
+    if "out" in inspect.signature(function).parameters:
+        return function
+
+    @functools.wraps(function)
+    def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        try:
+            found = function(*args, **kwargs)
+        except AttributeError as error:
+            given = args[0] if args else kwargs.get(first)
+            if first != "input" or isinstance(given, Tensor):
+                raise
+            raise TypeError(
+                f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
+                f"{type(given).__name__}"
+            ) from error
+        if out is None:
+            return found
+        if isinstance(found, tuple):
+            stored = [store_in(o, f, op.name) for o, f in zip(out, found, strict=True)]
+            return type(found)(*stored) if hasattr(found, "_fields") else tuple(stored)
+        return store_in(out, found, op.name)
+
+    return public
+
+
 def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the in-place form of a function whose first argument is the tensor to overwrite."""
 

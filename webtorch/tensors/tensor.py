@@ -18,6 +18,7 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
+from webtorch.tensors.host import tracing
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.storage import Storage
@@ -378,6 +379,8 @@ class Tensor(TensorMethods):
     @property
     def grad(self) -> Tensor | None:
         """The accumulated gradient, or None."""
+        if tracing.active:
+            tracing.touch_grad(self)
         return self._grad
 
     @grad.setter
@@ -398,6 +401,8 @@ class Tensor(TensorMethods):
                     f"assigned grad has data located on a different device: {value.device}, "
                     f"expected {self.device}"
                 )
+        if tracing.active:
+            tracing.touch_grad(self)
         self._grad = value
 
     @property
@@ -582,6 +587,14 @@ class Tensor(TensorMethods):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __array_wrap__(
+        self, array: Any, context: Any = None, return_scalar: bool = False
+    ) -> Tensor:
+        """Make the result of a NumPy function on tensors a tensor again, as PyTorch does."""
+        from webtorch.ops import creation
+
+        return creation.from_numpy(array if array.ndim else array.copy()).to(self.device)
 
     def __await__(self) -> Any:
         return self._ready().__await__()
