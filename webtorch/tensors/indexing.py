@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from webtorch.errors import DeviceError
 from webtorch.ir.dtype import bool_, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops import creation, elementwise, indexing, movement
@@ -57,7 +58,7 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         if value._storage.runtime is not x._storage.runtime:
             if value.numel() != 1 and value.ndim:
-                raise RuntimeError(
+                raise DeviceError(
                     "setitem: Expected all tensors to be on the same device, but found at least two devices, "
                     f"{x.device} and {value.device}! Move the value with .to('{x.device}')."
                 )

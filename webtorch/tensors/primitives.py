@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.errors import DTypeError
+from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
@@ -52,9 +52,9 @@ def record(
     return Tensor._from_node(node, runtime)
 
 
-def device_mismatch(name: str, a: Tensor, b: Tensor) -> RuntimeError:
+def device_mismatch(name: str, a: Tensor, b: Tensor) -> DeviceError:
     """Return the error for tensors on two devices."""
-    return RuntimeError(
+    return DeviceError(
         f"{name.strip('_')}: Expected all tensors to be on the same device, but found at least two "
         f"devices, {a.device} and {b.device}! Move one of them, as in x.to('{a.device}')."
     )
