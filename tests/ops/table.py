@@ -28,11 +28,12 @@ ELSEWHERE = {
         margin_ranking_loss cosine_embedding_loss hinge_embedding_loss triplet_margin_loss
         soft_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss
         triplet_margin_with_distance_loss""",
-    "test_random.py": """dropout dropout1d dropout2d dropout3d alpha_dropout rrelu bernoulli
+    "test_random.py": "bernoulli",
+    "test_dropout.py": """dropout dropout1d dropout2d dropout3d alpha_dropout rrelu
         feature_alpha_dropout gumbel_softmax""",
     "test_resize.py": """interpolate upsample upsample_nearest upsample_bilinear affine_grid
         grid_sample""",
-    "test_choice.py": """where masked_fill isclose prelu allclose equal fill_value is_nonzero
+    "test_choice.py": """where masked_fill isclose prelu allclose equal torch_fill is_nonzero
         is_same_size sum_to_size type_as polygamma""",
 }
 _BY_HAND = {name for names in ELSEWHERE.values() for name in names.split()}

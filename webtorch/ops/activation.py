@@ -140,7 +140,7 @@ def rrelu(
 ) -> Any:
     """Return input, times a random slope in lower..upper where it is negative; the mean slope outside training."""
     if lower > upper:
-        raise ValueError(
+        raise RuntimeError(
             f"rrelu: lower must be less than or equal to upper: got {lower} and {upper}."
         )
     if training:

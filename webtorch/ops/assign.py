@@ -91,7 +91,7 @@ def fill_(self: Any, value: Any) -> Any:
     return write(self, fill(self._shape, value, self.dtype, self.device), fresh=True)
 
 
-@composite(function_in=("torch",), torch="fill")
+@composite(name="torch_fill", function_in=("torch",), torch="fill")
 def fill_value(input: Any, value: Any) -> Any:
     """A tensor like `input` with every element `value`."""
     return fill_(copy(input), value)

@@ -616,6 +616,10 @@ def cosine_embedding_loss(
     reduction: str = "mean",
 ) -> Any:
     """Return 1 - cos(input1, input2) where target is 1, and max(0, cos - margin) where it is -1."""
+    if target.ndim > 1:
+        raise ShapeError(
+            f"cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: got {list(target.shape)}"
+        )
     cosine = cosine_similarity(input1, input2, target.ndim)
     loss = _where(eq(target, 1), 1 - cosine, 0.0)
     loss = loss + _where(eq(target, -1), clamp_min(cosine - margin, 0), 0.0)
