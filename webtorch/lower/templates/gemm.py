@@ -99,8 +99,8 @@ TILES: tuple[Tile, ...] = (
 # Workgroups that keep a large GPU busy: as whole outputs, and with k in parts.
 _ENOUGH, _ENOUGH_PARTS = 128, 200
 # Workgroups of the largest tiles that run at once (an H200 has 132 multiprocessors): where they
-# leave the last turn nearly empty, or k would have to be split, many workgroups of a small tile are
-# faster: 8192x384x1536 280 us rather than 390, 8192x1152x384 220 rather than 290.
+# leave the last turn nearly empty, many workgroups of a smaller tile are faster: 8192x384x1536 takes
+# 280 us rather than 390.
 _AT_ONCE, _LEAST_FILLED, _MANY = 132, 0.8, 512
 
 
@@ -128,7 +128,8 @@ def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
         if tile.own_rows * tile.own_columns > 32 and p.k <= 4096:
             turns = -(-groups // _AT_ONCE)
             smaller = -(-p.m // 64) * -(-p.n // 64) * p.batch
-            if groups < _LEAST_FILLED * turns * _AT_ONCE and smaller >= _MANY:
+            filled = p.m * p.n * p.batch / (turns * _AT_ONCE * tile.rows * tile.columns)
+            if filled < _LEAST_FILLED and smaller >= _MANY:
                 continue
         if groups >= _ENOUGH:
             return tile, 1
