@@ -38,6 +38,7 @@ from webtorch.tensors.tape import set_grad_enabled as set_grad_enabled
 from webtorch.tensors.tensor import Size as Size
 from webtorch.tensors.tensor import Tensor as Tensor
 from webtorch import autograd as autograd
+from webtorch import debug as debug
 from webtorch import errors as errors
 from webtorch import linalg as linalg
 from webtorch import nn as nn

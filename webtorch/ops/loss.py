@@ -618,7 +618,8 @@ def cosine_embedding_loss(
     """Return 1 - cos(input1, input2) where target is 1, and max(0, cos - margin) where it is -1."""
     if target.ndim > 1:
         raise ShapeError(
-            f"cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: got {list(target.shape)}"
+            "cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: "
+            f"got {list(target.shape)}"
         )
     cosine = cosine_similarity(input1, input2, target.ndim)
     loss = _where(eq(target, 1), 1 - cosine, 0.0)
