@@ -56,6 +56,11 @@ class Geometry:
     split: int = 1
 
 
+# Mesa's llvmpipe leaves a loop, without a word, after 65,535 turns of all loops of an invocation
+# together (LP_MAX_TGSI_LOOP_ITERATIONS).
+_ITERATIONS = 1 << 14
+
+
 def power_below(n: int) -> int:
     """Return the largest power of two that is at most `n` (1 for less)."""
     return 1 << (max(n, 1).bit_length() - 1)
@@ -67,13 +72,15 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     m, n = k.outer_count, k.inner_count
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
     columns = _reads_columns(writer)
-    if n <= 16 or (not limits.is_gpu and (m >= 32 or n <= 128)):
+    if n <= 16 or (not limits.is_gpu and (32 <= m and n <= _ITERATIONS or n <= 128)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
     if columns:
         tx = min(32, power_below(m))
         ty = 1 if m >= 1 << 18 else min(power_below(n // 4), max(most // 4, 1) // tx or 1, 16)
         groups = -(-m // tx)
-        return Geometry(tx, max(ty, 1), True, _split(writer, groups, n, 2048, 32 * max(ty, 1)))
+        return Geometry(
+            tx, max(ty, 1), True, _split(writer, groups, n, 2048, 32 * max(ty, 1), max(ty, 1))
+        )
     per = max(writer.lanes, 1)
     ty = min(power_below(max(n // per, 1) * 2 - 1), 256, most)
     # Long rows that one workgroup can still keep in registers.
@@ -83,25 +90,31 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     while limits.is_gpu and m >= 1 << 14 and ty > 4 and ty * 4 * per > n:
         ty //= 2
     tx = max(1, min((256 if limits.is_gpu else 64) // ty, most // ty, power_below(m)))
-    return Geometry(tx, ty, False, _split(writer, -(-m // tx), n, 528, 4096))
+    return Geometry(tx, ty, False, _split(writer, -(-m // tx), n, 528, 4096, ty * per))
 
 
-def _split(writer: KernelWriter, groups: int, n: int, target: int, least: int) -> int:
+def _split(
+    writer: KernelWriter, groups: int, n: int, target: int, least: int, per_turn: int
+) -> int:
     """Return how many workgroups share an outer point: more than 1 where there are few points with
     long rows.
 
-    A GPU should get about `target` workgroups, and each of them at least `least` inner points.
+    A GPU should get about `target` workgroups, and each of them at least `least` inner points. No
+    invocation gets more turns of its loop, of `per_turn` points for the workgroup, than an adapter
+    on the CPU can be trusted with.
     """
     k = writer.kernel
+    needed = 1
     if not writer.limits.is_gpu:
         target, least = 4, 16384
-    if any(s.level == "inner" for s in k.stores) or groups * 2 > target:
+        needed = -(-n // (per_turn * _ITERATIONS))
+    if any(s.level == "inner" for s in k.stores) or (groups * 2 > target and needed == 1):
         return 1
     if any(c.level == "inner" for c in k.checks) or any(
         node.op == "reduced" for r in k.reduces for node in ex.walk(r.value)
     ):
         return 1
-    return max(1, min(target // groups, n // least))
+    return max(needed, min(target // groups, n // least))
 
 
 def _reads_columns(writer: KernelWriter) -> bool:
