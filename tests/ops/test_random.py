@@ -259,3 +259,11 @@ def test_error_has_pytorch_type(name: str) -> None:
         ERRORS[name](torch)
     with pytest.raises(theirs.type):
         ERRORS[name](webtorch)
+
+
+def test_one_number_at_a_time(device: str) -> None:
+    """A kernel whose counter is the same for all invocations: a compiler of WGSL once hung on it."""
+    webtorch.manual_seed(3)
+    several = webtorch.randn(3, device=device).tolist()
+    webtorch.manual_seed(3)
+    assert [webtorch.randn((), device=device).item() for _ in range(3)] == pytest.approx(several)

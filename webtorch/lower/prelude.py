@@ -269,12 +269,14 @@ fn wt_mulhi(a: u32, b: u32) -> u32 {
   return ah * bh + (mid >> 16u) + (mid2 >> 16u);
 }
 """,
+    # The bound of the loop is 10, in a form that compilers cannot see through: unrolled with a uniform
+    # counter, Mesa 22.3's range analysis takes exponential time.
     "wt_philox": """
 fn wt_philox(seed_low: u32, seed_high: u32, counter_low: u32, counter_high: u32) -> vec4<u32> {
   var c = vec4<u32>(counter_low, counter_high, 0u, 0u);
   var k0 = seed_low;
   var k1 = seed_high;
-  for (var i = 0; i < 10; i = i + 1) {
+  for (var i = 0u; i < min(10u, seed_low | 10u); i = i + 1u) {
     let h0 = wt_mulhi(0xD2511F53u, c.x);
     let l0 = 0xD2511F53u * c.x;
     let h1 = wt_mulhi(0xCD9E8D57u, c.z);
