@@ -255,6 +255,7 @@ def test_split_covers_the_range_once() -> None:
         assert pieces[-1][1] == end
 
 
+@pytest.mark.covers("N4")
 def test_parallel_tasks_run_on_other_threads_and_raise() -> None:
     seen = []
     barrier = threading.Barrier(3)
@@ -271,6 +272,7 @@ def test_parallel_tasks_run_on_other_threads_and_raise() -> None:
     assert seen.count(0) == 4
 
 
+@pytest.mark.covers("N4")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     before = get_num_threads()
@@ -437,6 +439,7 @@ MATMULS = {
 }
 
 
+@pytest.mark.covers("E10")
 @pytest.mark.parametrize("dtype", [float32, float64, float16, bfloat16, int32, int64], ids=str)
 @pytest.mark.parametrize("case", MATMULS)
 def test_matmul(case: str, dtype: DType) -> None:
@@ -650,6 +653,7 @@ def test_random_kernels_agree_in_all_executions(kernel: Kernel, seed: int) -> No
 # -- debug.step ---------------------------
 
 
+@pytest.mark.covers("P1")
 def test_step_returns_what_one_invocation_wrote() -> None:
     kernel = chain(8)
     a, b = np.arange(8, dtype=np.float32), np.full(8, 2, np.float32)

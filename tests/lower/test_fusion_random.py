@@ -160,6 +160,7 @@ class Machine:
             )
 
 
+@pytest.mark.covers("M10", "Q4")
 @pytest.mark.parametrize("seed", range(40))
 def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
     if device == "webgpu" and seed >= 12:

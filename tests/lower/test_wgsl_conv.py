@@ -85,6 +85,7 @@ def close(actual: Any, expected: Any, dtype: DType) -> None:
     np.testing.assert_allclose(actual, expected, rtol=step, atol=step * np.abs(expected).max())
 
 
+@pytest.mark.covers("F1", "F2", "F3", "F4", "F7", "F13")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
@@ -109,6 +110,7 @@ def test_16_bit_convolutions(kind: str, dtype: DType) -> None:
                 )
 
 
+@pytest.mark.covers("F13")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile_and_split_agrees(kind: str) -> None:
     device = open_device()

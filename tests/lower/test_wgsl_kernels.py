@@ -209,6 +209,7 @@ def test_elementwise_of_any_length_with_arguments(
         assert_close(result[k], expected[k], slot.dtype)
 
 
+@pytest.mark.covers("N13", "N16")
 def test_more_workgroups_than_one_dimension_allows(target: tuple[Device, Limits]) -> None:
     device, limits = target
     limits = replace(limits, max_workgroups_per_dim=7)

@@ -103,6 +103,7 @@ def compare(
     np.testing.assert_allclose(result, expected.ravel(), rtol=step, atol=4 * step * np.sqrt(r.k))
 
 
+@pytest.mark.covers("E6", "E7", "M8")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nn", "tn", "nt", "tt"])
 @pytest.mark.parametrize("types", TYPES)
@@ -127,6 +128,7 @@ def test_every_tile(tile: gemm.Tile | None, layout: tuple[bool, bool]) -> None:
         compare(r, gemm.product_passes(product(r), limits, tile, split))
 
 
+@pytest.mark.covers("E8", "E11")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize(
     ("m", "n", "k"),
@@ -161,6 +163,7 @@ def test_offsets_and_shared_operands() -> None:
             )
 
 
+@pytest.mark.covers("N13")
 def test_a_grid_larger_than_one_dimension() -> None:
     limits = replace(open_device().limits, max_workgroups_per_dim=5)
     r = make((5,), 100, 70, 20)

@@ -55,6 +55,7 @@ def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
     return out
 
 
+@pytest.mark.covers("Q1")
 @pytest.mark.parametrize("dtype", list(ALL), ids=lambda d: d.name)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_values(op: Op, dtype: DType, device: str) -> None:
@@ -206,6 +207,7 @@ def test_inplace_form_writes_through_views(op: Op) -> None:
     assert ours[0]._version == 1
 
 
+@pytest.mark.covers("N13")
 def test_more_than_65535_workgroups(device: str) -> None:
     """One kernel over more points than one dimension of a dispatch can hold."""
     count = 65_536 * 256 + 77

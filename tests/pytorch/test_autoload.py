@@ -141,6 +141,7 @@ def test_data_loader_workers_that_fork_before_the_first_tensor(webgpu: str) -> N
     assert out == "28.0"
 
 
+@pytest.mark.covers("S3")
 def test_fallback_runs_on_the_cpu_only_when_allowed(webgpu: str) -> None:
     program = """
         import warnings, torch

@@ -20,6 +20,7 @@ def test_backend_is_registered_without_an_import() -> None:
     assert "webgpu" in torch._dynamo.list_backends()
 
 
+@pytest.mark.covers("S2")
 def test_mlp_losses_equal_the_cpus_over_20_steps(webgpu: str) -> None:
     expected = train(mlp(), rows(), "cpu")
     actual = train(mlp(), rows(), webgpu, compiled=True)

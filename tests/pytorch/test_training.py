@@ -17,6 +17,7 @@ def assert_same(actual: list[float], expected: list[float]) -> None:
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.covers("S6")
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
@@ -44,6 +45,7 @@ def test_a_changing_learning_rate_compiles_nothing(webgpu: str) -> None:
     assert bridge.runtime().counters.misses - before <= 2
 
 
+@pytest.mark.covers("S6")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_cnn_losses_and_statistics_equal_the_cpus(webgpu: str, compiled: bool) -> None:
     reference, model = CNN(), CNN()
@@ -58,6 +60,7 @@ def test_cnn_losses_and_statistics_equal_the_cpus(webgpu: str, compiled: bool) -
         )
 
 
+@pytest.mark.covers("S6", "Q10")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_gpt_with_tied_weights_and_clipping_trains_as_on_the_cpu(
     webgpu: str, compiled: bool

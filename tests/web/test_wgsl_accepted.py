@@ -119,6 +119,7 @@ COMPILE = """async () => {
 }"""
 
 
+@pytest.mark.covers("Q1", "Q3")
 def test_the_op_table_gives_pytorchs_numbers_in_the_browser(page, serve, tmp_path):
     batch = _Batch()
     by_name = {op.name: op for op in table.tested()}

@@ -14,6 +14,7 @@ from webtorch.runtime.backends.webgpu import adapter as module
 from webtorch.runtime.backends.webgpu.device import WebGPUBackend
 
 
+@pytest.mark.covers("N15")
 def test_adapters_are_listed_hardware_first_and_opengl_last_of_its_kind(shared_device):
     found = webgpu.adapters()
     assert [a.index for a in found] == list(range(len(found)))
@@ -92,6 +93,7 @@ def test_opening_a_device_prints_nothing(in_process):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.covers("P7", "Q5")
 def test_without_a_driver_there_is_no_device_and_the_error_says_what_to_install():
     # Neither a Vulkan driver nor EGL: what a machine without graphics looks like to the binding.
     code = """

@@ -62,6 +62,7 @@ def _increment(device, n):
     return device.compile(Program((kernel,), decls, (Dispatch(0, (1,), ()),), (), (0,), (1,)))
 
 
+@pytest.mark.covers("O2")
 def test_awaiting_gives_the_bytes(device):
     data = np.arange(1000, dtype="<i8")
     buffer = device.upload(data.tobytes(), int64, 1000)
@@ -72,6 +73,7 @@ def test_awaiting_gives_the_bytes(device):
     assert asyncio.run(read()) == data.tobytes()
 
 
+@pytest.mark.covers("O3")
 def test_other_coroutines_run_while_the_device_works(device, slow):
     if device.adapter.backend_type == "OpenGL":
         pytest.skip("Mesa's OpenGL does the work inside the submission itself")
@@ -135,6 +137,7 @@ def test_a_read_sees_the_values_of_its_moment_whatever_runs_after_it(device):
     assert asyncio.run(main()) == [float(step + 1) for step in range(30)]
 
 
+@pytest.mark.covers("O4")
 def test_many_reads_at_once(device):
     buffers = [device.upload(np.full(100, i, "f4").tobytes(), float32, 100) for i in range(40)]
 

@@ -34,6 +34,7 @@ print("end")
 """
 
 
+@pytest.mark.covers("N14")
 @pytest.mark.parametrize(
     "loss",
     [

@@ -30,6 +30,7 @@ def test_bindings_are_whole_vectors():
     assert binding_bytes(int64, 5) == 32
 
 
+@pytest.mark.covers("N7", "N10")
 def test_the_account_follows_the_references(device):
     before = device.memory_allocated()
     first = device.allocate(float32, 1000)
@@ -42,6 +43,7 @@ def test_the_account_follows_the_references(device):
     assert device.memory_allocated() == before
 
 
+@pytest.mark.covers("N6")
 def test_freed_memory_is_used_again(device):
     device.empty_cache()
     first = device.allocate(float32, 12345)
@@ -72,6 +74,7 @@ def test_the_peak_counts_temporaries_and_can_be_reset(device):
     assert device.max_memory_allocated() == before
 
 
+@pytest.mark.covers("N6", "N8")
 def test_300_runs_hold_no_more_memory_than_one(device):
     executable = device.compile(scale_program(4096))
     x = device.upload(bytes(4 * 4096), float32, 4096)
@@ -105,6 +108,7 @@ def test_buffers_may_die_in_any_thread(device):
     assert device.memory_allocated() == before
 
 
+@pytest.mark.covers("N9")
 def test_a_cycle_that_dies_in_the_collector_gives_its_memory_back(device):
     before = device.memory_allocated()
     cycle: list[object] = [device.allocate(float32, 1000)]
@@ -114,6 +118,7 @@ def test_a_cycle_that_dies_in_the_collector_gives_its_memory_back(device):
     assert device.memory_allocated() == before
 
 
+@pytest.mark.covers("N12")
 def test_more_than_one_binding_is_refused_with_both_figures(device):
     most = device.limits.max_binding_bytes
     with pytest.raises(OutOfMemoryError, match=r"GiB, is more than.*\((128 MiB|[\d.]+ GiB)\)"):

@@ -157,6 +157,7 @@ def test_200_random_programs_agree_with_numpy(device, batch):
 # -- shapes of work
 
 
+@pytest.mark.covers("N13")
 def test_more_than_65535_workgroups(device):
     # One invocation a workgroup cannot be asked of the renderer; 3 * 65,535 * 256 points fold any of its grids.
     n = 65_535 * 256 + 12_345
@@ -253,6 +254,7 @@ def test_an_input_may_be_an_output_and_an_output_may_be_named_twice(device):
 # -- arguments
 
 
+@pytest.mark.covers("M22", "M23")
 def test_changing_arguments_compiles_nothing_and_binds_nothing_new(device):
     executable = device.compile(scale_program(77))
     x = device.upload(np.ones(77, "f4").data, float32, 77)
@@ -377,6 +379,7 @@ def test_synchronize_raises_too_and_the_first_failing_program_is_named(device):
 # -- caches and compiling
 
 
+@pytest.mark.covers("M22")
 def test_a_kernel_is_compiled_once_for_all_programs(device):
     device.compile(scale_program(321))
     compiled = device.kernels_compiled
@@ -384,6 +387,7 @@ def test_a_kernel_is_compiled_once_for_all_programs(device):
     assert device.kernels_compiled == compiled
 
 
+@pytest.mark.covers("M23")
 def test_bind_groups_are_bounded(device):
     executable = device.compile(scale_program(16))
     for _ in range(3):
@@ -404,6 +408,7 @@ def test_memory_given_back_is_not_kept_by_bind_groups(device):
     assert _values(device, y)[-1] == 2.0
 
 
+@pytest.mark.covers("P2")
 def test_a_refused_kernel_shows_its_source_line_and_the_engine_s_words(with_source):
     source = "@group(0) @binding(0) var<storage, read_write> b0: array<f32>;\n\n"
     source += "@compute @workgroup_size(1)\nfn main() {\n  b0[0] = vec2<f32>(1f, 2f);\n}\n"
@@ -425,6 +430,7 @@ def test_source_gives_the_wgsl(device):
     assert "@compute" in text and "@workgroup_size" in text
 
 
+@pytest.mark.covers("O4")
 def test_four_threads_on_one_device(device):
     executable = device.compile(scale_program(1000))
     failures: list[object] = []
