@@ -40,7 +40,7 @@ globals().update(_NAMESPACES["torch"])
 globals().update(_CONSTRUCTORS)
 
 # These need the table's functions.
-from webtorch import autograd, errors, linalg, nn, optim, random, special, utils, webgpu
+from webtorch import autograd, debug, errors, linalg, nn, optim, random, special, utils, webgpu
 from webtorch.capture import compile
 from webtorch.io.checkpoint import load, save
 from webtorch.ops.random import Generator, default_generator
