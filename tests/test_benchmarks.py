@@ -1,0 +1,99 @@
+"""Every benchmark runs, in tiny sizes, and what it reports is made of measured times."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Row, compare, write
+from tests.conftest import need_device
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def _adapter() -> None:
+    need_device("webgpu")
+
+
+CPU = ("recording", "chain", "rows", "matmul", "train")
+
+
+def _check(rows: list[Row]) -> None:
+    assert rows
+    for row in rows:
+        assert "FAILED" not in row.note, row
+        assert math.isfinite(row.ours) and 0 < row.ours <= row.ours_median, row
+        if row.peer is not None:
+            assert row.peer_median is not None
+            assert 0 < row.peer <= row.peer_median, row
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_cpu_benchmarks_run(name: str) -> None:
+    rows = importlib.import_module(f"benchmarks.cpu.{name}").measure(True)
+    _check(rows)
+    assert all(row.peer is not None for row in rows)
+
+
+@pytest.mark.usefixtures("_adapter")
+def test_gpu_kernels_run_and_agree_with_pytorch() -> None:
+    from benchmarks.gpu import kernels
+
+    _check(kernels.measure(True))
+
+
+@pytest.mark.usefixtures("_adapter")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+def test_gpu_training_agrees_with_pytorch(name: str) -> None:
+    from benchmarks.gpu import train
+
+    rows, report = train.one(name, True)
+    _check(rows)
+    assert [row.name.rpartition(", ")[2] for row in rows] == ["lazy", "compiled"]
+    assert all(row.figures["loss_difference"] <= train.AGREEMENT[name] for row in rows)
+    assert "dispatches" in report
+
+
+@pytest.mark.usefixtures("_adapter")
+def test_tiles_are_checked_before_they_are_timed() -> None:
+    from benchmarks.gpu import tiles
+
+    rows = tiles.measure((64, 32, 64, "nt"), tiles.CANDIDATES[-2:])
+    _check(rows)
+
+
+def test_turns_are_told_apart() -> None:
+    """Work that takes four times as long is reported so."""
+    row = compare(
+        "sleep", lambda: time.sleep(0.008), lambda: time.sleep(0.002), turns=3, seconds=0.004
+    )
+    assert row.ratio is not None
+    assert 2.5 < row.ratio < 6
+
+
+def test_figures_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write(str(path), [Row("a", 1.0, 2.0, 0.5, 0.75)], about={"device": "none"})
+    found = json.loads(path.read_text())
+    assert found["rows"][0]["peer"] == 0.5
+    assert found["about"] == {"device": "none"}
+    assert found["machine"]["processors"] >= 1
+
+
+def test_a_script_runs_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.cpu.matmul", "--quick", "--out", str(out)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads(out.read_text())["rows"][0]["name"] == "matmul 32"
