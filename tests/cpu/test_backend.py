@@ -439,7 +439,6 @@ MATMULS = {
 }
 
 
-@pytest.mark.covers("E10")
 @pytest.mark.parametrize("dtype", [float32, float64, float16, bfloat16, int32, int64], ids=str)
 @pytest.mark.parametrize("case", MATMULS)
 def test_matmul(case: str, dtype: DType) -> None:
