@@ -86,7 +86,9 @@ def as_view(
     storage = x._storage
     whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
     out = Tensor._from_storage(storage, shape, strides, offset, whole)
-    base = x if x._base is None else x._base
+    # A view that the user made a leaf stands for itself: writes through its views are refused.
+    leaf = x._requires_grad and x._grad_fn is None
+    base = x if x._base is None or leaf else x._base
     out._base, out._base_history = base, base._history
     if mode.grad and x.requires_grad:
         rule = (

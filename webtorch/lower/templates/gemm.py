@@ -104,12 +104,17 @@ _ENOUGH, _ENOUGH_PARTS = 128, 200
 _AT_ONCE, _LEAST_FILLED, _MANY = 132, 0.8, 512
 
 
+# Mesa's llvmpipe leaves a loop, without a word, after 65,535 turns of an invocation; a turn is four k.
+_LONGEST = 4 << 15
+
+
 def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
     """Return the tile (None for the kernel without workgroup memory) and how many workgroups share
     the k of an output."""
     if not limits.is_gpu:
         groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
-        return None, max(1, min(8 // groups, p.k // 2048)) if groups < 4 else 1
+        needed = -(-p.k // _LONGEST)
+        return None, max(needed, min(8 // groups, p.k // 2048)) if groups < 4 else needed
     fitting = [
         t
         for t in TILES
