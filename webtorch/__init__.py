@@ -49,6 +49,7 @@ from webtorch.tensors.whole import (
     broadcast_shapes,
     detach,
     get_device,
+    get_float32_matmul_precision,
     is_complex,
     is_floating_point,
     is_inference,
@@ -56,6 +57,7 @@ from webtorch.tensors.whole import (
     is_tensor,
     numel,
     realize,
+    set_float32_matmul_precision,
     synchronize,
 )
 

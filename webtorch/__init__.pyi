@@ -57,6 +57,7 @@ from webtorch.tensors.threads import set_num_threads as set_num_threads
 from webtorch.tensors.whole import broadcast_shapes as broadcast_shapes
 from webtorch.tensors.whole import detach as detach
 from webtorch.tensors.whole import get_device as get_device
+from webtorch.tensors.whole import get_float32_matmul_precision as get_float32_matmul_precision
 from webtorch.tensors.whole import is_complex as is_complex
 from webtorch.tensors.whole import is_floating_point as is_floating_point
 from webtorch.tensors.whole import is_inference as is_inference
@@ -64,6 +65,7 @@ from webtorch.tensors.whole import is_signed as is_signed
 from webtorch.tensors.whole import is_tensor as is_tensor
 from webtorch.tensors.whole import numel as numel
 from webtorch.tensors.whole import realize as realize
+from webtorch.tensors.whole import set_float32_matmul_precision as set_float32_matmul_precision
 from webtorch.tensors.whole import synchronize as synchronize
 
 dtype = _dtype_

@@ -59,6 +59,7 @@ EXPRESSIONS = [
       for args in ("", "0, True")),
     "a.max(0)", "a.sort()", "a.topk(2)", "a.median(0)", "a.cummax(0)", "torch.aminmax(a)",
     "g(2, 2)[0].mul_(2)", "g(4)[1:].zero_()", "g(2, 2).detach()[0].mul_(2)",
+    "torch.set_float32_matmul_precision('highest') or torch.get_float32_matmul_precision()",
     "a.eq_(0.5).tolist()", "a.long().lt_(1).tolist()", "a.logical_and_(a).tolist()", "(a / 0).isneginf()",
     "np.sin(a)", "a + np.ones((3, 4), np.float32)", "np.ones((3, 4), np.float32) - a",
     "torch.zeros(2).type('torch.IntTensor')", "torch.zeros(2).type(torch.LongTensor)",

@@ -86,3 +86,24 @@ def synchronize() -> None:
     for runtime in open_runtimes():
         runtime.flush()
         runtime.backend.synchronize()
+
+
+_precision = "highest"
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Accept PyTorch's setting; products of float32 are always computed in float32 here.
+
+    Raises ValueError unless it is "highest", "high" or "medium".
+    """
+    global _precision
+    if precision not in ("highest", "high", "medium"):
+        raise ValueError(
+            f"set_float32_matmul_precision: {precision!r} is not 'highest', 'high' or 'medium'"
+        )
+    _precision = precision
+
+
+def get_float32_matmul_precision() -> str:
+    """Return what set_float32_matmul_precision was given; "highest" at first."""
+    return _precision
