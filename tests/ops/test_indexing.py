@@ -46,7 +46,8 @@ BRACKETS: dict[str, Function] = {
     "array of int32": lambda x, i, j, m, k: x[:, np.array([1], dtype=np.int32)],
     "numpy int": lambda x, i, j, m, k: x[np.int64(2)],
     "tensor": lambda x, i, j, m, k: x[i],
-    "tensor 2-d": lambda x, i, j, m, k: x[j * i],
+    # No index twice: what is written then is whatever comes last.
+    "tensor 2-d": lambda x, i, j, m, k: x[:, i + j],
     "tensor in the middle": lambda x, i, j, m, k: x[:, i],
     "tensor at the end": lambda x, i, j, m, k: x[..., i],
     "two tensors": lambda x, i, j, m, k: x[i, i],

@@ -270,10 +270,13 @@ class Body:
         flat: Index,
         level: Level,
         valid: Expr | None,
-    ) -> Index:
-        """Return the position in an array of shape `target` of point `flat` of (index shape +
-        rest), checking bounds.
+    ) -> tuple[Index, Expr | None]:
+        """Return where point `flat` of (index shape + rest) lies in an array of shape `target`.
+
+        Bounds are checked on the device. Also returned is whether all indices are in bounds (None
+        where they are by construction): a write elsewhere must not happen.
         """
+        inside: Expr | None = None
         count, name, wrap = node.attrs[0], node.attrs[-2], node.attrs[-1]
         rest = numel(target[count:])
         which = flat // rest
@@ -291,9 +294,11 @@ class Body:
                 self._check(raw, size, name, d, wrap, level, valid, node)
                 if wrap:
                     raw = ex.where(raw < 0, raw + size, raw)
+                holds = (raw >= 0) & (raw < size)
+                inside = holds if inside is None else inside & holds
                 raw = ex.maximum(ex.minimum(raw, size - 1), 0)
             position = position + ix.value(raw, 0, max(size - 1, 0)) * strides[d]
-        return position
+        return position, inside
 
     def _check(
         self,
@@ -319,7 +324,7 @@ class Body:
 
     def _take(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
         source = self.graph.nodes[node.srcs[0]]
-        position = self.indexed_position(node, source.shape, node.srcs[1:], flat, "outer", valid)
+        position, _ = self.indexed_position(node, source.shape, node.srcs[1:], flat, "outer", valid)
         return self.value(node.srcs[0], position, valid)
 
 

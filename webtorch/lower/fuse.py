@@ -676,6 +676,7 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
         node = graph.nodes[number]
         level: Level = "outer"
         combine: Combine = "set"
+        inside: Expr | None = None
         if node.kind == "reduce":
             op, _ = node.attrs
             value = body.value(node.srcs[0], body.loops.inner_flat)
@@ -697,7 +698,7 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
         elif node.kind == "scatter":
             level = body.level_of(graph.nodes[node.srcs[-1]].elements)
             flat = body.flat(level)
-            position = body.indexed_position(node, node.shape, node.srcs[1:-1], flat, level, None)
+            position, inside = body.indexed_position(node, node.shape, node.srcs[1:-1], flat, level, None)
             out = ex.cast(body.value(node.srcs[-1], flat), node.dtype)
             combine = node.attrs[1]
         else:
@@ -706,7 +707,8 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
             out = ex.cast(body.compute(number, position), node.dtype)
             body.own[number] = level
         if number in needed:
-            stores.append(Store(body.slot(number), body.position(position), out, level, combine))
+            where = body.position(position)
+            stores.append(Store(body.slot(number), where, out, level, combine, inside))
     return reduces, stores
 
 
