@@ -16,6 +16,7 @@ import webtorch
 from webtorch import Tensor
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.tensors.host import tracing
 
 __all__ = [
     "Module",
@@ -620,6 +621,8 @@ class Module:
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, with hooks only where there are any."""
+        if tracing.active:
+            tracing.modules.setdefault(self, self._state_of_call())
         if not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -629,6 +632,14 @@ class Module:
         ):
             return self.forward(*args, **kwargs)
         return self._call_with_hooks(args, kwargs)
+
+    def _state_of_call(self) -> tuple[Any, ...]:
+        """Return what a captured call depends on: another state needs another capture."""
+        return (
+            self.training,
+            *((id(p), p is not None and p.requires_grad) for p in self._parameters.values()),
+            *map(id, self._buffers.values()),
+        )
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward between its hooks; on an error run those that asked to be called always."""

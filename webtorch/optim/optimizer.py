@@ -19,7 +19,7 @@ import webtorch
 from webtorch import Tensor
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
-from webtorch.tensors.host import host_scalar
+from webtorch.tensors.host import bindings, host_scalar
 from webtorch.tensors.whole import realize
 
 __all__ = [
@@ -220,6 +220,7 @@ class Optimizer:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own: a dict with "params" and the options."""
+        bindings.change()
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
         params = param_group["params"]
@@ -433,6 +434,7 @@ class Optimizer:
 
         Raises ValueError when its groups do not have the sizes of this optimizer's.
         """
+        bindings.change()
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)

@@ -172,6 +172,8 @@ class Runtime:
         self.lock = threading.RLock()
         # While a function is being captured nothing may be computed; says so to whoever asks.
         self.capturing = False
+        # What owners held before a capture overwrote it.
+        self.overwritten: weakref.WeakKeyDictionary[Owner, Node] = weakref.WeakKeyDictionary()
         self.debug = debug_level()
 
     def add(self, owner: Owner) -> None:

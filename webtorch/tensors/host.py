@@ -69,6 +69,31 @@ class _Tracing(threading.local):
     # The default generator's offset when the running capture began; None outside captures.
     random_start: int | None = None
     active: bool = False
+    # Tensors whose `.grad` the running capture looked at or changed -> the `.grad` before.
+    grads: dict[Any, Any]
+    # Modules that the running capture called -> what they were like.
+    modules: dict[Any, Any]
+
+    def touch_grad(self, tensor: Any) -> None:
+        """Note that the running capture is about to read or change the `.grad` of `tensor`, unless it
+        made the tensor itself.
+        """
+        storage = tensor._storage
+        if storage.node.kind != "buffer" and storage not in storage.runtime.overwritten:
+            return
+        self.grads.setdefault(id(tensor), (tensor, tensor._grad))
+
+
+class _Bindings:
+    # Counts the times that a tensor or an optimizer was given other storages: captures made before
+    # refer to the old ones.
+    epoch = 0
+
+    def change(self) -> None:
+        """Note that what holds data outside was bound anew."""
+        if not tracing.active:
+            self.epoch += 1
 
 
 tracing = _Tracing()
+bindings = _Bindings()

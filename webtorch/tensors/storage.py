@@ -35,6 +35,8 @@ class Storage:
         old = self.node
         if old.kind == "buffer":
             self.donor = None if old.shared else old
+            if self.runtime.capturing:
+                self.runtime.overwritten.setdefault(self, old)
             self.runtime.add(self)
         self.node = node
         if node.kind == "buffer":
@@ -43,6 +45,8 @@ class Storage:
 
     def grow(self, node: Node) -> None:
         """Take a larger value, as resize_ does."""
+        if self.runtime.capturing and self.node.kind == "buffer":
+            self.runtime.overwritten.setdefault(self, self.node)
         self.node, self.donor, self.elements = node, None, numel(node.shape)
         self.runtime.add(self)
         self.version += 1

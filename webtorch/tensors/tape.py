@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ops import primitive
+from webtorch.tensors.host import tracing
 
 if TYPE_CHECKING:
     from webtorch.tensors.storage import Storage
@@ -374,6 +375,8 @@ def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
         tensor, g = reference(), grads[number]
         # An in-place operation since then gave the tensor another function, which keeps its gradient now.
         if tensor is not None and g is not None and tensor._grad_fn is fn:
+            if tracing.active:
+                tracing.touch_grad(tensor)
             tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
 
 
@@ -675,6 +678,8 @@ def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
 
 
 def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
+    if tracing.active:
+        tracing.touch_grad(variable)
     old = variable._grad
     if old is None:
         if create_graph:

@@ -18,7 +18,7 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.storage import Storage
@@ -412,6 +412,8 @@ class Tensor(TensorMethods):
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        if value._storage is not self._storage:
+            bindings.change()
         self._storage = value._storage
         self._shape, self._strides, self._offset, self._whole = (
             value._shape,

@@ -179,7 +179,8 @@ class _Export:
             )
         wanted = {id(s) for s in captured.sources if isinstance(s, Storage)} | set(self.names)
         wanted |= {id(r.storage) for _, r in _leaves(captured.result) if isinstance(r, Returned)}
-        return [k for k, t in enumerate(captured.targets) if isinstance(t, int) or id(t) in wanted]
+        numbers = {r.number for _, r in _leaves(captured.result) if isinstance(r, Returned)}
+        return [k for k, t in enumerate(captured.targets) if k in numbers or id(t) in wanted]
 
     def finish(
         self,

@@ -1,0 +1,233 @@
+"""`webtorch.compile` of whole programs: every replay gives what PyTorch's eager run gives.
+
+Each program runs with both libraries on the same data; webtorch's steps are compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import webtorch
+
+
+def identity(function: Any) -> Any:
+    return function
+
+
+class Data:
+    """The same random numbers for both libraries."""
+
+    def __init__(self, library: Any, device: str) -> None:
+        self.library, self.device = library, device
+        self.numbers = np.random.default_rng(0)
+
+    def __call__(self, *shape: int) -> Any:
+        values = self.numbers.standard_normal(shape).astype(np.float32)
+        return self.library.from_numpy(values).to(self.device)
+
+
+def linear(t: Any, data: Data, inputs: int = 4, outputs: int = 3) -> Any:
+    layer = t.nn.Linear(inputs, outputs).to(data.device)
+    with t.no_grad():
+        layer.weight.copy_(data(outputs, inputs))
+        layer.bias.copy_(data(outputs))
+    return layer
+
+
+def momentum(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """The momentum buffer begins as a clone of the first gradient."""
+    net = linear(t, data)
+    optimizer = t.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Any) -> Any:
+        loss = net(x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = compiled(step)
+    return [step(data(5, 4)).item() for _ in range(6)]
+
+
+def accumulation(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """Gradients come and go between compiled functions."""
+    net = linear(t, data)
+    optimizer = t.optim.AdamW(net.parameters(), lr=0.1)
+
+    def accumulate(x: Any) -> Any:
+        loss = net(x).pow(2).mean() / 2
+        loss.backward()
+        return loss
+
+    def update() -> None:
+        t.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    accumulate, update = compiled(accumulate), compiled(update)
+    out = []
+    for i in range(6):
+        out += [accumulate(data(5, 4)).item() for _ in range(1 + i % 3)]
+        out.append(net.weight.grad.tolist())
+        update()
+        out.append(net.weight.grad is None)
+    return out
+
+
+def evaluation(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """A closed-over module changes its mode, a parameter is frozen."""
+    net = t.nn.Sequential(linear(t, data), t.nn.BatchNorm1d(3)).to(data.device)
+    x = data(6, 4)
+
+    @compiled
+    def forward(x: Any) -> Any:
+        with t.no_grad():
+            return net(x)
+
+    out = []
+    for training in (True, True, True, False, False, True, False):
+        out.append(forward(x).tolist())
+        net.train(training)
+    return [*out, net[1].running_mean.tolist(), net[1].num_batches_tracked.item()]
+
+
+def differentiated_outside(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """Only the model is compiled, as most programs do."""
+    net = linear(t, data)
+    model = compiled(net)
+    optimizer = t.optim.SGD(model.parameters(), lr=0.1)
+    out = []
+    for _ in range(4):
+        loss = model(data(5, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        out.append(loss.item())
+    return out
+
+
+def rebound(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """The function binds a name of the outside to what it computed from the old value."""
+    state = {"mean": t.zeros(3, device=data.device)}
+
+    @compiled
+    def update(x: Any) -> Any:
+        state["mean"] = state["mean"] * 0.5 + x
+        return state["mean"]
+
+    return [update(data(3)) for _ in range(5)]
+
+
+def state_loaded(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """An optimizer gets an older state, a parameter other data."""
+    w = t.nn.Parameter(data(3))
+    optimizer = t.optim.Adam([w], lr=0.1)
+
+    @compiled
+    def step(x: Any) -> Any:
+        loss = ((w - x) ** 2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    out = [step(data(3)).item() for _ in range(3)]
+    saved, value = optimizer.state_dict(), w.detach().clone()
+    saved["state"] = {0: {k: v.clone() for k, v in saved["state"][0].items()}}
+    out += [step(data(3)).item() for _ in range(2)]
+    optimizer.load_state_dict(saved)
+    with t.no_grad():
+        w.copy_(value)
+    out += [step(data(3)).item() for _ in range(2)]
+    w.data = data(3)
+    return [*out, *(step(data(3)).item() for _ in range(2)), w]
+
+
+def read_late(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """What was computed from a parameter is read after a replay has overwritten it."""
+    w = t.nn.Parameter(data(3))
+    optimizer = t.optim.SGD([w], lr=0.1)
+
+    @compiled
+    def step(x: Any) -> Any:
+        loss = ((w - x) ** 2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    out = []
+    for _ in range(5):
+        out.append((w * 2).detach())
+        step(data(3))
+    return out
+
+
+def arguments_written(t: Any, data: Data, compiled: Any) -> list[Any]:
+    """Each call writes into its own argument and may return it."""
+
+    @compiled
+    def add(x: Any) -> Any:
+        return x.add_(1)
+
+    @compiled
+    def passed(x: Any) -> Any:
+        return x, x * 2
+
+    tensors = [data(3) for _ in range(5)]
+    results = [add(x) for x in tensors]
+    return [*tensors, *results, *(passed(x)[0] for x in tensors)]
+
+
+PROGRAMS = [
+    momentum, accumulation, evaluation, differentiated_outside, rebound, state_loaded, read_late,
+    arguments_written,
+]  # fmt: skip
+
+
+def numbers(x: Any) -> Any:
+    return x.detach().cpu().tolist() if hasattr(x, "detach") else x
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_compiled_programs_follow_pytorch(program: Callable[..., Any], device: str) -> None:
+    expected = program(torch, Data(torch, "cpu"), identity)
+    actual = program(webtorch, Data(webtorch, device), webtorch.compile)
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(numbers(ours), numbers(theirs), rtol=2e-4, atol=2e-5)
+
+
+def test_what_is_differentiated_outside_is_not_replayed(device: str) -> None:
+    layer = webtorch.nn.Linear(2, 2).to(device)
+    step = webtorch.compile(lambda x: layer(x))
+    x = webtorch.ones(1, 2, device=device)
+    for _ in range(3):
+        step(x).sum().backward()
+    assert layer.bias.grad.tolist() == [3.0, 3.0]
+    with pytest.raises(RuntimeError, match="nothing has been captured"):
+        step.program()
+
+
+def test_alternating_states_are_captured_once_each(device: str) -> None:
+    w = webtorch.nn.Parameter(webtorch.ones(2, device=device))
+    x = webtorch.ones(2, device=device)
+
+    @webtorch.compile
+    def accumulate(x: Any) -> Any:
+        loss = (w * x).sum()
+        loss.backward()
+        return loss
+
+    for i in range(12):
+        accumulate(x)
+        if i % 3 == 2:
+            w.grad = None
+    ((_, states),) = accumulate.captures.items()
+    assert len(states) == 2
