@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import webtorch
 from tests.autograd.both import error, same, tensor
@@ -289,3 +290,16 @@ def test_a_chain_of_three_thousand_computed_at_once() -> None:
         y = y + 1
     assert y.item() == 3001.0
     assert y._storage.runtime.counters.realized == before + 1
+
+
+def test_grad_takes_only_inputs_where_pytorch_has_it() -> None:
+    for t in (torch, webtorch):
+        x = t.ones(2, requires_grad=True)
+        (g,) = t.autograd.grad(
+            outputs=(x**2).sum(), inputs=x, create_graph=True, retain_graph=True, only_inputs=True
+        )
+        assert g.tolist() == [2.0, 2.0]
+        (g,) = t.autograd.grad((x**2).sum(), x, None, None, False, True, True)
+        assert g.tolist() == [2.0, 2.0]
+        with pytest.warns(FutureWarning, match="only_inputs argument is deprecated"):
+            t.autograd.grad((x**2).sum(), x, only_inputs=False)

@@ -13,6 +13,7 @@ import functools
 import heapq
 import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
@@ -727,11 +728,19 @@ def grad(
     grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of `outputs` for `inputs`, without touching any `.grad`."""
+    if not only_inputs:
+        warnings.warn(
+            "only_inputs argument is deprecated and is ignored now (defaults to True). To "
+            "accumulate gradient for other parts of the graph, please use torch.autograd.backward.",
+            FutureWarning,
+            stacklevel=2,
+        )
     if is_grads_batched:
         raise NotImplementedError(
             "autograd.grad: is_grads_batched is not available; call grad once per cotangent"
