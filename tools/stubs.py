@@ -239,14 +239,11 @@ def stubs() -> dict[Path, str]:
 
 
 def _formatted(text: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--stdin-filename", "stub.pyi", "-"],
-        input=text,
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    return done.stdout
+    for words in (["check", "--select", "I", "--fix", "--quiet"], ["format", "--quiet"]):
+        ruff = [sys.executable, "-m", "ruff", *words, "--stdin-filename", "stub.pyi", "-"]
+        done = subprocess.run(ruff, input=text, text=True, capture_output=True, check=True)
+        text = done.stdout
+    return text
 
 
 def main() -> int:

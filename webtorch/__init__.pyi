@@ -2,8 +2,23 @@
 
 import builtins
 from typing import Any
+
+from webtorch import autograd as autograd
+from webtorch import debug as debug
+from webtorch import errors as errors
+from webtorch import linalg as linalg
+from webtorch import nn as nn
+from webtorch import optim as optim
+from webtorch import random as random
+from webtorch import special as special
+from webtorch import utils as utils
+from webtorch import webgpu as webgpu
+from webtorch.capture import compile as compile
+from webtorch.io.checkpoint import load as load
+from webtorch.io.checkpoint import save as save
 from webtorch.ir.dtype import DType as _dtype_
 from webtorch.ir.dtype import bfloat16 as bfloat16
+from webtorch.ir.dtype import bool_ as _bool_
 from webtorch.ir.dtype import float16 as float16
 from webtorch.ir.dtype import float32 as float32
 from webtorch.ir.dtype import float64 as float64
@@ -14,7 +29,8 @@ from webtorch.ir.dtype import int64 as int64
 from webtorch.ir.dtype import promote_types as promote_types
 from webtorch.ir.dtype import uint8 as uint8
 from webtorch.ir.dtype import uint32 as uint32
-from webtorch.ir.dtype import bool_ as _bool_
+from webtorch.ops.random import Generator as Generator
+from webtorch.ops.random import default_generator as default_generator
 from webtorch.tensors.calls import can_cast as can_cast
 from webtorch.tensors.calls import get_default_dtype as get_default_dtype
 from webtorch.tensors.calls import result_type as result_type
@@ -37,21 +53,6 @@ from webtorch.tensors.tape import no_grad as no_grad
 from webtorch.tensors.tape import set_grad_enabled as set_grad_enabled
 from webtorch.tensors.tensor import Size as Size
 from webtorch.tensors.tensor import Tensor as Tensor
-from webtorch import autograd as autograd
-from webtorch import debug as debug
-from webtorch import errors as errors
-from webtorch import linalg as linalg
-from webtorch import nn as nn
-from webtorch import optim as optim
-from webtorch import random as random
-from webtorch import special as special
-from webtorch import utils as utils
-from webtorch import webgpu as webgpu
-from webtorch.capture import compile as compile
-from webtorch.io.checkpoint import load as load
-from webtorch.io.checkpoint import save as save
-from webtorch.ops.random import Generator as Generator
-from webtorch.ops.random import default_generator as default_generator
 from webtorch.tensors.threads import get_num_threads as get_num_threads
 from webtorch.tensors.threads import set_num_threads as set_num_threads
 from webtorch.tensors.whole import broadcast_shapes as broadcast_shapes

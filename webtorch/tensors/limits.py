@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from webtorch.ir.dtype import DType, integer_limits
 from webtorch.tensors.calls import get_default_dtype
 
@@ -20,8 +22,8 @@ class finfo:
     Raises TypeError for another type.
     """
 
-    def __init__(self, type: DType | None = None) -> None:
-        found = get_default_dtype() if type is None else type
+    def __init__(self, type: Any = None) -> None:
+        found: Any = get_default_dtype() if type is None else type
         if not isinstance(found, DType) or found.kind != "float":
             raise TypeError(
                 f"torch.finfo() requires a floating point input type, not {found}. Use torch.iinfo "
@@ -53,7 +55,7 @@ class finfo:
 class iinfo:
     """The limits of an integer type, as torch.iinfo gives them. Raises TypeError for another type."""
 
-    def __init__(self, type: DType) -> None:
+    def __init__(self, type: Any) -> None:
         if not isinstance(type, DType) or not type.is_integral:
             raise TypeError(
                 f"torch.iinfo() requires an integer input type, not {type}. Use torch.finfo for "
