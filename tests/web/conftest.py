@@ -38,9 +38,13 @@ def launch(browser_type: Any) -> Any:
     return browser_type.launch(executable_path=_path(), args=FLAGS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser; skips visibly where it is not installed, fails in CI."""
+    """The browser; skips visibly where it is not installed, fails in CI.
+
+    For a module, not the session: while Playwright runs, its event loop runs in this thread, and
+    tests of asyncio that come later in the same process could not start theirs.
+    """
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

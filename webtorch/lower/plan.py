@@ -16,7 +16,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, Reduce, Routine, Scan, Store
-from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Site, Step
+from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
 from webtorch.lower.fuse import (
@@ -212,6 +212,10 @@ class _Planner:
             )
         taken: set[int] = set()
         for t, task in enumerate(self.tasks):
+            for n in task.nodes:
+                if self.graph.nodes[n].kind == "empty" and n not in self.memory.buffer_of:
+                    # Uninitialised memory that is read, as in torch.empty(4).long().
+                    self._declare(n)
             for written, base in task.bases:
                 if self._may_take(base, t, taken) and self._reads_only_in_place(
                     task, base, written, exact=False
@@ -231,11 +235,15 @@ class _Planner:
                     self._take(written, donor, taken)
             for written in task.writes:
                 if written not in self.memory.buffer_of:
-                    role = "output" if written in self.outputs else "temporary"
-                    node = self.graph.nodes[written]
-                    self.memory.new(written, BufferDecl(role, node.dtype, node.elements))  # type: ignore[arg-type]
+                    self._declare(written)
         self._declare_untouched()
         return self._assemble()
+
+    def _declare(self, number: int) -> None:
+        """Give a node memory of its own."""
+        node = self.graph.nodes[number]
+        role: Role = "output" if number in self.outputs else "temporary"
+        self.memory.new(number, BufferDecl(role, node.dtype, node.elements))
 
     def _may_take(self, base: int, t: int, taken: set[int]) -> bool:
         """Whether base's memory is free to be overwritten by task t."""
@@ -308,8 +316,7 @@ class _Planner:
         """Outputs that no task writes: empty tensors, uninitialised memory."""
         for output in self.graph.outputs:
             if output.node not in self.memory.buffer_of:
-                node = self.graph.nodes[output.node]
-                self.memory.new(output.node, BufferDecl("output", node.dtype, node.elements))
+                self._declare(output.node)
 
     def _assemble(self) -> Program:
         steps: list[Step] = []

@@ -1,0 +1,16 @@
+"""Uninitialised memory may be read: its values are any, but nothing breaks."""
+
+from __future__ import annotations
+
+import webtorch
+
+
+def test_conversions_and_sums_of_uninitialised_memory(device: str) -> None:
+    x = webtorch.empty(3, 4, device=device)
+    assert (x * 0).isnan().logical_or(x * 0 == 0).all().item()
+    assert webtorch.empty(4, device=device).int().tolist() is not None
+    y = webtorch.empty(4, device=device)
+    z = y.clone()
+    y[1:] = 2.0
+    assert y[1:].tolist() == [2, 2, 2]
+    assert len(z.tolist()) == 4
