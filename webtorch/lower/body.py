@@ -7,7 +7,7 @@ of views costs no copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
 from webtorch.ir import index as ix
@@ -127,6 +127,26 @@ class Body:
     # Every position that was computed, so that loops can be split where quotients remain.
     positions: set[Index] = field(default_factory=set)
     memo: dict[tuple[int, Index, Expr | None], Expr] = field(default_factory=dict)
+
+    def snapshot(self) -> Body:
+        """Return a copy to go back to when a node turns out not to fit."""
+        return replace(
+            self,
+            slots=dict(self.slots),
+            args=dict(self.args),
+            arg_dtypes=list(self.arg_dtypes),
+            checks=dict(self.checks),
+            sites=list(self.sites),
+            own=dict(self.own),
+            stages=dict(self.stages),
+            memo=dict(self.memo),
+        )
+
+    def restore(self, before: Body) -> None:
+        """Go back to what `snapshot` returned."""
+        self.slots, self.args, self.arg_dtypes = before.slots, before.args, before.arg_dtypes
+        self.checks, self.sites = before.checks, before.sites
+        self.own, self.stages, self.memo = before.own, before.stages, before.memo
 
     def slot(self, node: int) -> int:
         """Return the buffer slot of a stored node, making one if needed."""

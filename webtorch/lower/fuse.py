@@ -332,46 +332,19 @@ class Fuser:
                 return False
             if group.kind == "row" and level == "inner" and not self._row_fits(body.loops):
                 return False
-        before_memo = dict(body.memo)
-        saved = (
-            dict(body.slots),
-            dict(body.args),
-            list(body.arg_dtypes),
-            dict(body.checks),
-            list(body.sites),
-            dict(body.own),
-            dict(body.stages),
-        )
+        before = body.snapshot()
         try:
             self._add_member(group, number, node)
         except Unfusable:
-            body.memo = before_memo
-            (
-                body.slots,
-                body.args,
-                body.arg_dtypes,
-                body.checks,
-                body.sites,
-                body.own,
-                body.stages,
-            ) = saved
+            body.restore(before)
             return False
         if not any(r in group.members for r in reads) and self._reads_elsewhere(
-            body, before_memo, group.reads & reads
+            body, before.memo, group.reads & reads
         ):
             group.members.pop()
             del self.group_of[number]
             group.size -= self.sizes_of(number)
-            body.memo = before_memo
-            (
-                body.slots,
-                body.args,
-                body.arg_dtypes,
-                body.checks,
-                body.sites,
-                body.own,
-                body.stages,
-            ) = saved
+            body.restore(before)
             return False
         group.reads |= reads
         if ancestors & ~group.before:
@@ -448,7 +421,6 @@ class Fuser:
         elif node.kind in ("update", "scatter"):
             # What was written at other positions cannot be read back inside the kernel.
             body.own[number] = "outer"
-            body.memo = dict(body.memo)
         else:
             body.own[number] = body.level_of(node.elements)
         group.members.append(number)

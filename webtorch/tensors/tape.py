@@ -343,7 +343,6 @@ def attach(
     name: str,
     inputs: Sequence[Tensor],
     rule: Callable[[Tensor], Cotangents],
-    save_version: bool = False,
 ) -> Tensor:
     """Give a fresh tensor one gradient function: `rule(cotangent of out)` returns one cotangent per
     input, or None.

@@ -423,11 +423,6 @@ class Tensor(TensorMethods):
         )
         self.dtype = value.dtype
 
-    @property
-    def is_view_(self) -> bool:
-        """Whether this tensor is a differentiable view of another."""
-        return self._base is not None
-
     def _is_view(self) -> bool:
         return self._base is not None
 
