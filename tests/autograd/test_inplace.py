@@ -254,3 +254,45 @@ def test_no_grad_writes_to_a_parameter_leave_it_a_leaf() -> None:
         return w, w.is_leaf, w._version
 
     same(program)
+
+
+def test_an_expanded_tensor_may_be_filled() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [[1.0], [2.0]], grad=False)
+        rows = x.expand(2, 3)
+        rows.fill_(4.0)
+        return x, rows, rows.zero_(), x, error(lambda: rows.add_(1))
+
+    same(program)
+
+
+def test_what_is_wholly_overwritten_has_a_gradient_of_zeros() -> None:
+    def program(t: Any) -> Any:
+        found = []
+        writes = (
+            lambda x, new: x.copy_(new * 2),
+            lambda x, new: x.__setitem__(slice(None), new * 2),
+            lambda x, new: x.__setitem__(..., new),
+            lambda x, new: x.fill_(new[0]),
+        )
+        for write in writes:
+            old, new = tensor(t, [1.0, 2.0]), tensor(t, [3.0, 4.0])
+            x = old * 1
+            write(x, new)
+            x.sum().backward()
+            found += [old.grad, new.grad]
+        return found
+
+    same(program)
+
+
+def test_max_and_min_need_no_values_for_their_gradient() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [[1.0, 5.0, 5.0], [4.0, 2.0, 0.5]])
+        y = x * 1
+        top, low = y.max(1), y.min(0, keepdim=True)
+        y.add_(1)
+        (top.values.sum() + (low.values * 2).sum()).backward()
+        return x.grad, top.indices, low.indices
+
+    same(program)

@@ -73,7 +73,28 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
                 f"{list(src._shape)}: the source must "
                 "broadcast to the tensor that is written"
             ) from None
-    return write(self, source if source is not src else copy(src), fresh=True)
+    return overwrite(self, source if source is not src else copy(src), fresh=True)
+
+
+def overwrite(x: Any, values: Any, fresh: bool = False) -> Any:
+    """Write values of x's shape, dtype and device; what is overwritten keeps a gradient, of zeros.
+
+    `fresh`: the values were made for this call only.
+    """
+    # The base of a view does this for the elements of the view.
+    if x.requires_grad and values.requires_grad and not x._is_view():
+        values, fresh = _replacing(x, x._shape, values), True
+    return write(x, values, fresh=fresh)
+
+
+@composite(
+    name="_replacing",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, old, shape, values: (fill(shape, 0, g.dtype, g.device), None, g),
+)
+def _replacing(old: Any, shape: tuple[int, ...], values: Any) -> Any:
+    return copy(values)
 
 
 @composite(name="fill_", function_in=(*METHOD, "torch"), torch="")
@@ -88,6 +109,13 @@ def fill_(self: Any, value: Any) -> Any:
         return copy_(self, value)
     if self.dtype.kind in ("int", "uint"):
         value = creation._fits(value, self.dtype)
+    if 0 in self._strides:
+        # One value may be written to an expanded tensor: to every element of its memory once.
+        places = zip(self._shape, self._strides, strict=True)
+        shape = tuple(1 if n and not s else n for n, s in places)
+        once = as_view(self, shape, self._strides, self._offset)
+        write(once, fill(shape, value, self.dtype, self.device), fresh=True)
+        return self
     return write(self, fill(self._shape, value, self.dtype, self.device), fresh=True)
 
 

@@ -370,11 +370,14 @@ def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _arg("argmin", input, dim, keepdim)
 
 
-def positions(x: Any, dim: int) -> Any:
-    """Return 0, 1, 2, ... along `dim`, int64, with size 1 in the other dims."""
+def positions(x: Any, dim: int, size: int | None = None) -> Any:
+    """Return 0, 1, 2, ... below `size` (that of x unless given) along `dim`, int64, with size 1 in
+    the other dims of x.
+    """
+    size = x.shape[dim] if size is None else size
     shape = [1] * x.ndim
-    shape[dim] = x.shape[dim]
-    return iota(x.shape[dim], 0, 1, int64, x.device).reshape(tuple(shape))
+    shape[dim] = size
+    return iota(size, 0, 1, int64, x.device).reshape(tuple(shape))
 
 
 @composite(
@@ -382,11 +385,12 @@ def positions(x: Any, dim: int) -> Any:
     function_in=(),
     torch="",
     # All of the gradient goes to the element whose index is returned, not shared among ties as in amax.
-    vjp=lambda g, out, x, combine, dim: (
-        _where(eq(positions(x, dim), reduce_dims(x, "arg" + combine, (dim,))), g, 0.0),
+    # Nothing of x is needed for it, so x may be overwritten before the backward pass.
+    vjp=lambda g, out, x, indices, combine, dim, size: (
+        _where(eq(positions(indices, dim, size), indices), g, 0.0),
     ),
 )
-def _selected(x: Any, combine: str, dim: int) -> Any:
+def _selected(x: Any, indices: Any, combine: str, dim: int, size: int) -> Any:
     return reduce_dims(x, combine, (dim,))
 
 
@@ -411,7 +415,7 @@ def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
         values = reduce_dims(input, "any" if name == "max" else "all", dims)
     else:
         indices = reduce_dims(input, "arg" + name, dims)
-        values = _selected(input, name, dim)
+        values = _selected(input, indices, name, dim, input.shape[dim])
     return result(drop_dims(values, dims, keepdim), drop_dims(indices, dims, keepdim))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from webtorch.errors import DeviceError
 from webtorch.ir.dtype import bool_, int32, int64, uint8
 from webtorch.ir.view import numel
-from webtorch.ops import creation, elementwise, indexing, movement
+from webtorch.ops import assign, creation, elementwise, indexing, movement
 from webtorch.ops.movement import pick, slice_bounds, window
 from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.tensors.tensor import Tensor
@@ -50,7 +50,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
     if value._shape != view._shape:
         value = movement.broadcast_to(value, view._shape)
     if view.numel():
-        write(view, value)
+        assign.overwrite(view, value)
 
 
 def _as_value(x: Tensor, value: Any) -> Tensor:
