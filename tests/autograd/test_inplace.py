@@ -296,3 +296,20 @@ def test_max_and_min_need_no_values_for_their_gradient() -> None:
         return x.grad, top.indices, low.indices
 
     same(program)
+
+
+def test_the_cotangent_of_an_overwritten_view_may_be_a_view_itself() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+        y = x * 1
+        y[:, -1] = y.sum()
+        y.sum().backward()  # one element, expanded
+
+        z = tensor(t, [[1.0, 2.0], [3.0, 4.0]])
+        part = z * 1
+        part[0] = part[1] * 2
+        part.relu()
+        (t.cat([z * 3, part])[1:] * tensor(t, [[1.0], [2.0], [3.0]])).sum().backward()  # a part
+        return x.grad, z.grad
+
+    same(program)

@@ -13,7 +13,7 @@ from webtorch.ops import primitive
 from webtorch.ops.primitive import IDENTITY, IOTA, RANDOM
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, resolve
-from webtorch.tensors.host import random_offset_words
+from webtorch.tensors.host import random_words
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.tape import (
     GradFn,
@@ -143,7 +143,10 @@ def _positions(
 
 
 def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
-    """Return a flat tensor of `elements` zeros with g added at the places of a view."""
+    """Return a flat tensor of `elements` zeros with g added at the places of a view.
+
+    It is the whole of its storage, so that further views may be taken by offset and strides.
+    """
     shape, strides, offset = geometry
     flat = fill((elements,), 0, g.dtype, g.device)
     if g.numel() == 0:
@@ -157,7 +160,9 @@ def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
             "as_strided",
         )
     if contiguous_strides(shape) == strides and offset == 0 and numel(shape) == elements:
-        return g.reshape(-1)
+        flat = g.reshape(-1)
+        # A cotangent may be part of another tensor, or one element expanded.
+        return flat if flat._whole else flat.clone()
     write(as_view(flat, shape, strides, offset), g)
     return flat
 
@@ -206,10 +211,22 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     """
     check_writable(x)
     storage = x._storage
+    history = mode.grad and (x.requires_grad or values.requires_grad)
+    if (
+        values._storage is storage
+        and (values._shape, values._strides, values._offset) == (x._shape, x._strides, x._offset)
+        and not history
+    ):
+        # What x[i] += 1 ends with: the window was written before.
+        storage.version += 1
+        return x
     node = values._node()
     if x._whole:
         if not fresh:
-            node.shared = True
+            if node is values._storage.node:
+                node = values._storage.share()
+            else:
+                node.shared = True
         storage.replace(node)
     elif numel(x._shape):
         old = storage.node
@@ -226,7 +243,7 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         )
     else:
         return x
-    if mode.grad and (x.requires_grad or values.requires_grad):
+    if history:
         rebase(x, values)
     return x
 
@@ -318,7 +335,7 @@ def philox(
 ) -> Tensor:
     """Return counter-based random numbers."""
     op = RANDOM[kind, dtype.name]
-    words = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, *random_offset_words(offset))
+    words = random_words(seed, offset)
     node = Node("map", (), (op, "puuuu", dtype.compute), words, tuple(shape), dtype, user_line())
     return Tensor._from_node(node, resolve(device))
 
@@ -340,7 +357,8 @@ def copy(x: Tensor) -> Tensor:
     """Return x in new, contiguous storage. The value is shared until one of the two is written."""
     if x._whole:
         node = x._node()
-        node.shared = True
+        if node is x._storage.node:
+            node = x._storage.share()
         out = Tensor._from_node(node, x._storage.runtime)
     else:
         out = record("map", (x,), (IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype)
