@@ -19,6 +19,7 @@ from webtorch.nn.module import Module
 from webtorch.nn.norm import *  # noqa: F403
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.pooling import *  # noqa: F403
+from webtorch.nn.rnn import *  # noqa: F403
 from webtorch.nn.transformer import *  # noqa: F403
 from webtorch.nn.vision import *  # noqa: F403
 
