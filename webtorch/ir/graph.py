@@ -11,7 +11,8 @@ else composes:
     view      strided window on the source's flat data      (strides, offset), or (strides,); offset
     pad       the source inside a border of one value       (low per dim,); value
     reduce    over some dims, which become 1                (op, dims)
-    update    source 0 with a window set to source 1        (window shape, strides); offset
+    update    source 0 with a window set to source 1        (window shape, strides); offset, or
+                                                            (window shape, strides, offset)
     take      rows picked by index arrays                   (index count, name, wrap)
     scatter   source 0 with rows combined at index arrays   (index count, combine, name, wrap)
     matmul    batched matrix product

@@ -12,7 +12,7 @@ computed at the same
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
@@ -89,9 +89,13 @@ class BuiltKernel:
 class Fuser:
     """Groups the nodes of one graph for one device."""
 
-    def __init__(self, graph: Graph, limits: Limits) -> None:
+    def __init__(self, graph: Graph, limits: Limits, apart: Set[int] = frozenset()) -> None:
+        """`apart` are updates and scatters whose new values are stored first: no kernel that writes
+        one of them may read what it overwrites.
+        """
         self.graph = graph
         self.limits = limits
+        self.apart = apart
         self.nodes = graph.nodes
         self.stored: set[int] = set()
         self.groups: list[Group] = []
@@ -127,7 +131,7 @@ class Fuser:
                 or node.kind in TEMPLATES
             ):
                 self.stored.add(number)
-            self._store_operands(node)
+            self._store_operands(number, node)
             self._measure(number, node)
 
     def _store(self, number: int) -> None:
@@ -137,7 +141,7 @@ class Fuser:
             self.leaves[number] = frozenset((number,))
             self.sizes[number], self.costs[number] = 1, 0
 
-    def _store_operands(self, node: GraphNode) -> None:
+    def _store_operands(self, number: int, node: GraphNode) -> None:
         match node.kind:
             case "matmul":
                 for s in node.srcs:
@@ -146,7 +150,8 @@ class Fuser:
                 for s in node.srcs:
                     self._store_operand(s, plain_operand)
             case "update" | "scatter":
-                self._store(node.srcs[0])
+                for s in node.srcs if number in self.apart else node.srcs[:1]:
+                    self._store(s)
             case "take":
                 # Many positions may be read many times; only data in memory (through views) is
                 # worth that.
@@ -285,6 +290,10 @@ class Fuser:
         assert group.body is not None
         if node.kind in ("update", "scatter") and node.srcs[0] in group.members:
             return False  # it would write into what the same kernel is still writing
+        if number in self.apart and node.srcs[0] in group.reads:
+            return False
+        if any(m in self.apart and self.nodes[m].srcs[0] in reads for m in group.members):
+            return False
         after = 1 << group.number
         ancestors = 0
         for r in reads:
@@ -687,8 +696,11 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
 
 
 def _window_position(body: Body, node: GraphNode, flat: Index) -> Index:
-    shape, strides = node.attrs
-    offset = ix.value(body.argument(node.args[0], int32), 0, 1 << 31)
+    shape, strides = node.attrs[:2]
+    if len(node.attrs) == 3:
+        offset = ix.constant(node.attrs[2])
+    else:
+        offset = ix.value(body.argument(node.args[0], int32), 0, 1 << 31)
     return ix.linearize(ix.delinearize(flat, shape), strides) + offset
 
 

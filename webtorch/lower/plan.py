@@ -10,6 +10,7 @@ element it writes. Temporaries with disjoint lifetimes share pool slots.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
@@ -64,10 +65,17 @@ def plan_program(graph: Graph, limits: Limits) -> Program:
     """Return the program that computes the graph's outputs. Inputs are its "buffer" nodes, in
     order.
     """
-    fuser = Fuser(graph, limits)
+    planner, program = _planned(graph, limits, frozenset())
+    if planner.apart:
+        _, program = _planned(graph, limits, planner.apart)
+    return program
+
+
+def _planned(graph: Graph, limits: Limits, apart: Set[int]) -> tuple[_Planner, Program]:
+    fuser = Fuser(graph, limits, apart)
     groups = fuser.run()
-    tasks = _tasks(graph, groups, fuser.stored, limits)
-    return _Planner(graph, tasks).program()
+    planner = _Planner(graph, _tasks(graph, groups, fuser.stored, limits))
+    return planner, planner.program()
 
 
 def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) -> list[Task]:
@@ -217,12 +225,17 @@ class _Planner:
                     # Uninitialised memory that is read, as in torch.empty(4).long().
                     self._declare(n)
             for written, base in task.bases:
-                if self._may_take(base, t, taken) and self._reads_only_in_place(
-                    task, base, written, exact=False
-                ):
+        # Nodes whose base is copied only because their kernel reads it elsewhere: storing the new
+        # values first is less work.
+        self.apart: set[int] = set()
+                free = self._may_take(base, t, taken)
+                if free and self._reads_only_in_place(task, base, written, exact=False):
                     self._take(written, base, taken)
-                else:
-                    self.before_copy.setdefault(t, []).append((base, written))
+                    continue
+                self.before_copy.setdefault(t, []).append((base, written))
+                values = self.graph.nodes[self.graph.nodes[written].srcs[-1]]
+                if free and values.elements <= self.graph.nodes[base].elements:
+                    self.apart.add(written)
             for written in task.writes:
                 donor = self.donor.get(written)
                 if (
@@ -269,7 +282,19 @@ class _Planner:
         (store,) = (s for s in task.routine.stores if s.buffer == target)
         if store.combine != "set" and not exact:
             return False
-        if task.routine.reduces and store.level == "outer" and task.routine.inner:
+        if (
+            task.routine.reduces
+            and store.level == "outer"
+            and task.routine.inner
+            and any(
+                e.op == "load" and e.value == slot
+                for s in task.routine.stores
+                if s.level == "inner"
+                for root in (s.value, s.position)
+                for e in ex.walk(root)
+            )
+        ):
+            # Other invocations of the row may read the element after it was written.
             return False
         # A scatter's positions may repeat: another invocation may have written the element already.
         repeats = self.graph.nodes[written].kind == "scatter"

@@ -216,7 +216,8 @@ def put_at(
     target = movement.permute(x, layout.order)
     rows = layout.from_result(value)
     combine = "add" if accumulate else "set"
-    _write(target, _scatter(target, layout.indices, rows, combine, "index_put_", wrap=True))
+    out = _scatter(target, layout.indices, rows, combine, "index_put_", wrap=True)
+    _write(target, out, fresh=True)
 
 
 def put_value(value: Any, shape: Shape) -> Any:

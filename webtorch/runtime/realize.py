@@ -5,7 +5,8 @@ Everything that is alive and pending is computed together, so nothing is ever co
 only served as an
 intermediate step never reaches memory. The key of the cache is the structure of the graph without
 its numbers: another
-learning rate, constant or offset binds other runtime arguments to the same program.
+learning rate, constant or offset binds other runtime arguments to the same program. Only that a
+window is written where it was read is structure: it decides whether memory may be written in place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType, Scalar, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.lower.compiler import compile_graph
+from webtorch.ir.view import numel
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.trace import debug_level, show_program, show_run
@@ -77,6 +79,9 @@ def freeze(owners: list[Owner]) -> Frozen:
     inputs: list[Node] = []
     args: list[Scalar] = []
     parts: list[Any] = []
+    # Offsets of windows that are written where they were read: the argument of the read, or None
+    # where that is in the structure already.
+    equal: dict[int, int | None]
     for owner in owners:
         root = owner.node
         if root in number:
@@ -98,8 +103,24 @@ def freeze(owners: list[Owner]) -> Frozen:
                 inputs.append(node)
                 parts.append((node.dtype, node.shape))
             else:
-                if node.scalars:
-                    args.extend(node.scalars)
+    equal: dict[int, int | None] = {}
+    # Views by source, offset and size: their numbers, and the arguments that are their offsets.
+    windows: dict[tuple[Node, Scalar, int], list[tuple[int, int | None]]] = {}
+                scalars = node.scalars
+                if node.kind == "view":
+                    offset, argument = (scalars[0], len(args)) if scalars else (node.attrs[1], None)
+                    window = (node.srcs[0], offset, numel(node.shape))
+                    windows.setdefault(window, []).append((number[node], argument))
+                elif node.kind == "update":
+                    read = windows.get((node.srcs[0], scalars[0], numel(node.attrs[0])))
+                    if read is not None:
+                        first = read[0][1]
+                        for view, argument in read:
+                            parts.append(view)
+                            if argument is not None and first is not None:
+                                equal[argument] = first
+                        equal[len(args)] = first
+                args.extend(scalars)
                 parts.append(
                     (
                         node.kind,
@@ -127,7 +148,7 @@ def freeze(owners: list[Owner]) -> Frozen:
             ]
         )
     )
-    return Frozen(tuple(parts), order, inputs, args, owners, donors)
+    return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
 
 
 def to_graph(frozen: Frozen) -> Graph:
@@ -139,7 +160,10 @@ def to_graph(frozen: Frozen) -> Graph:
         first = len(dtypes)
         if node.kind != "buffer":
             dtypes.extend(argument_dtypes(node))
-        args = tuple(range(first, len(dtypes)))
+        numbers = [frozen.equal.get(a, a) for a in range(first, len(dtypes))]
+        args = tuple([a for a in numbers if a is not None])
+        # An offset that is structure stands with the strides.
+        fixed = node.scalars if len(args) < len(numbers) else ()
         nodes.append(
             GraphNode(
                 node.kind,
