@@ -21,7 +21,6 @@ from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
-from webtorch.ops.primitive import IDENTITY
 from webtorch.ops.random import Generator, default_generator
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Owner, Runtime, freeze, to_graph
@@ -239,7 +238,7 @@ def _part(runtime: Runtime) -> None:
     for storage in Storage.live():
         shared = storage.runtime is runtime and storage.node.shared
         if shared and holders.setdefault(storage.node, storage) is not storage:
-            _own_copy(storage)
+            storage.own()
 
 
 def _kept_outside(result: Any) -> bool:
@@ -356,9 +355,7 @@ def replay(captured: Capture, tensors: list[Tensor]) -> Any:
     inputs = []
     for source, donated in zip(captured.sources, captured.donated, strict=True):
         storage = tensors[source]._storage if isinstance(source, int) else moved.get(source, source)
-        node = storage.realize()
-        if donated and node.shared:
-            node = _own_copy(storage)
+        node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
     args = captured.args
     if captured.dynamic:
@@ -377,24 +374,13 @@ def replay(captured: Capture, tensors: list[Tensor]) -> Any:
             fresh[target] = Storage(node, runtime)
         else:
             target = moved.get(target, target)
-            target.node, target.donor = node, None
+            target.settle(target.node, node)
             target.version += 1
     for gradient in captured.grads:
         owner = gradient.tensor()
         if owner is not None and gradient.after is not KEPT:
             owner._grad = _rebuild(gradient.after, fresh, captured.targets, moved)
     return _rebuild(captured.result, fresh, captured.targets, moved)
-
-
-def _own_copy(storage: Storage) -> Node:
-    """Copy a value that another storage shares, so that its memory may be overwritten."""
-    node = storage.node
-    storage.node = Node(
-        "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
-    )
-    storage.donor = None
-    storage.runtime.add(storage)
-    return storage.realize()
 
 
 def _storages(x: Any) -> list[Storage | None]:

@@ -23,6 +23,7 @@ else composes:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,7 @@ class Node:
         "attrs",
         "buffer",
         "dtype",
+        "host",
         "kind",
         "line",
         "scalars",
@@ -85,6 +87,8 @@ class Node:
         # written): its memory must
         # then not be taken over by what overwrites the first.
         self.shared = False
+        # On a buffer whose memory NumPy arrays may see too: tells whether one still does.
+        self.host: Callable[[], object] | None = None
 
     def become_buffer(self, buffer: Any) -> None:
         """Turn into realized data."""

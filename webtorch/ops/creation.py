@@ -163,11 +163,8 @@ def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
     """Return a tensor with the elements of a NumPy array (or of what gives one)."""
     from webtorch.tensors.creation import from_bytes
 
-    if not hasattr(value, "__array_interface__") or not hasattr(value, "tobytes"):
-        value = value.__array__()
+    value = _native_array(value)
     source = _array_dtype(value)
-    if value.dtype.byteorder == ">":
-        value = value.astype(value.dtype.newbyteorder("<"))
     target = source if dtype is None else dtype
     if target is not source and target.name != "bfloat16":
         value = value.astype(target.name)
@@ -180,6 +177,55 @@ def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
     held = float32 if target.name == "bfloat16" else target
     out = from_bytes(contents, shape, held, device)
     return out if held is target else cast_to(out, target)
+
+
+def _native_array(value: Any) -> Any:
+    """Return a NumPy array in the machine's byte order and without negative strides, or what gives one as it.
+
+    Raises ValueError for other arrays, as PyTorch does.
+    """
+    if not hasattr(value, "__array_interface__") or not hasattr(value, "tobytes"):
+        value = value.__array__()
+    if any(st < 0 for st in value.strides):
+        raise ValueError(
+            "At least one stride in the given numpy array is negative, and tensors with negative strides are "
+            "not currently supported. (You can probably work around this by making a copy of your array with "
+            "array.copy().)"
+        )
+    if not value.dtype.isnative:
+        raise ValueError(
+            "given numpy array has byte order different from the native byte order. Conversion between byte "
+            "orders is currently not supported."
+        )
+    return value
+
+
+_warned = False
+
+
+def _on_array(value: Any, dtype: DType | None = None) -> Any:
+    """Return a CPU tensor that shares the memory of a NumPy array, whose elements are `dtype`."""
+    global _warned
+    from webtorch.tensors.creation import from_array
+
+    value = _native_array(value)
+    dtype = _array_dtype(value) if dtype is None else dtype
+    if any(st % value.itemsize for st in value.strides):
+        raise ValueError(
+            "given numpy array strides not a multiple of the element byte size. Copy the numpy array to "
+            "reallocate the memory."
+        )
+    if not value.flags.writeable and not _warned:
+        _warned = True
+        warnings.warn(
+            "The given NumPy array is not writable, and PyTorch does not support non-writable tensors: a write "
+            "to this tensor gives it memory of its own, and the array stays as it is. You may want to copy the "
+            "array or make it writable before converting it to a tensor. This type of warning will be "
+            "suppressed for the rest of this program.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return from_array(value, dtype)
 
 
 def _shape_of(data: Any) -> Shape:
@@ -340,9 +386,24 @@ def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
 
 @composite(family="creation", function_in=TORCH)
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
-    """The tensor itself where dtype and device already fit, else a converted copy; other data as `tensor` does."""
+    """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     wanted = None if dtype is None else chosen_dtype(dtype)
-    return _moved(data, wanted, device) if _is_tensor(data) else _make(data, wanted, device)
+    if not _is_tensor(data) and (not _is_array(data) or not _shares(data, wanted, device)):
+        return _make(data, wanted, device)
+    return _moved(data if _is_tensor(data) else _on_array(data), wanted, device)
+
+
+def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
+    """Whether a tensor of an array can be on its memory: the type stays, and the device is the CPU."""
+    from webtorch.tensors.device import resolve
+
+    return (
+        hasattr(data, "__array_interface__")
+        and hasattr(data, "flags")
+        and resolve(device).kind == "cpu"
+        and (dtype is None or dtype is _array_dtype(data))
+        and isinstance(getattr(data, "shape", None), tuple)
+    )
 
 
 @composite(family="creation", function_in=TORCH)
@@ -354,12 +415,16 @@ def asarray(
     copy: bool | None = None,
     requires_grad: bool = False,
 ) -> Any:
-    """A tensor of `obj`; a tensor comes back itself unless something changes or copy=True."""
+    """A tensor of `obj`, on its memory where that can be (tensors, NumPy arrays) unless copy=True."""
     wanted = None if dtype is None else chosen_dtype(dtype)
     if not _is_tensor(obj):
+        if _is_array(obj) and not copy and _shares(obj, wanted, device):
+            return finish(_on_array(obj), requires_grad)
         if copy is False:
             raise ValueError(
-                "can't alias an arbitrary sequence or array into a tensor: data is always copied"
+                "can't alias an array into a tensor of another dtype or device: use copy=None"
+                if _is_array(obj)
+                else "can't alias arbitrary sequence into a tensor."
             )
         return finish(_make(obj, wanted, device), requires_grad)
     result = _moved(obj if requires_grad else obj.detach() if copy else obj, wanted, device)
@@ -372,18 +437,27 @@ def asarray(
 
 @composite(family="creation", function_in=TORCH)
 def from_numpy(ndarray: Any) -> Any:
-    """A CPU tensor with a copy of a NumPy array. (PyTorch shares the memory; webtorch copies it.)"""
-    if not hasattr(ndarray, "__array_interface__"):
-        raise TypeError(f"expected np.ndarray (got {type(ndarray).__name__})")
-    return _from_array(ndarray, None, "cpu")
+    """A CPU tensor on the memory of a NumPy array: a write to one is seen in the other.
+
+    What is done with such a tensor is computed when it is called, for as long as an array sees the memory.
+    Raises ValueError for negative strides and foreign byte orders, TypeError for types that tensors do not have.
+    """
+    if not hasattr(ndarray, "__array_interface__") or not hasattr(ndarray, "__setitem__"):
+        kind = type(ndarray)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        raise TypeError(f"expected np.ndarray (got {module}{kind.__name__})")
+    return _on_array(ndarray)
 
 
 @composite(family="creation", function_in=TORCH)
 def frombuffer(
     buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Any:
-    """A 1-d CPU tensor with a copy of `count` elements of a buffer, from byte `offset`."""
-    from webtorch.tensors.creation import from_bytes
+    """A 1-d CPU tensor on the memory of `count` elements of a buffer, from byte `offset`.
+
+    As with from_numpy, a write to one is seen in the other.
+    """
+    import numpy
 
     wanted = chosen_dtype(dtype)
     data = memoryview(buffer).cast("B")
@@ -407,7 +481,8 @@ def frombuffer(
             f"requested buffer length ({count} * {wanted.itemsize} bytes) after offset ({offset} bytes) must "
             f"not be greater than actual buffer length ({len(data)} bytes)"
         )
-    return finish(from_bytes(data[offset:end], (count,), wanted, "cpu"), requires_grad)
+    held = numpy.dtype("uint16" if wanted.name == "bfloat16" else wanted.name)
+    return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
 
 
 @composite(family="creation", function_in=TORCH)

@@ -309,8 +309,8 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
             memory.adopt(result._storage)
             return
         node = result._node()
-        if not fresh:
-            node.shared = True
+        if not fresh and node is result._storage.node:
+            node = result._storage.share()
         old.replace(node)
         return
     _write(memory.typed(dtype), out, result, fresh)

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +31,26 @@ from webtorch.runtime.trace import debug_level, show_program, show_run
 # Recorded but unrealized results are bounded: at this number they are computed.
 _MAX_PENDING = 8192
 _MAX_PROGRAMS = 1024
+# Above this number of values that NumPy sees, looking through them at every run would cost more
+# than it saves.
+_MAX_LENT_CHECKED = 64
+
+
+def is_seen(node: Node) -> bool:
+    """Whether a NumPy array sees the memory of a computed value."""
+    if node.host is not None and not node.host():
+        node.host = None
+    return node.host is not None
+
+
+def _reads_lent(node: Node) -> bool:
+    for s in node.srcs:
+        # A value is read as it is or through one view.
+        if s.kind == "view":
+            s = s.srcs[0]
+        if s.host is not None and is_seen(s):
+            return True
+    return False
 
 
 class Owner(Protocol):
@@ -198,14 +219,27 @@ class Runtime:
         self.capturing = False
         # What owners held before a capture overwrote it.
         self.overwritten: weakref.WeakKeyDictionary[Owner, Node] = weakref.WeakKeyDictionary()
+        # Values whose memory NumPy arrays see too.
+        self.lent: list[weakref.ref[Node]] = []
         self.debug = debug_level()
 
     def add(self, owner: Owner) -> None:
-        """Note that `owner` has a value that is not computed yet."""
+        """Note that `owner` has a value that is not computed yet.
+
+        What reads memory that a NumPy array sees is computed at once: nobody would know when the
+        array is written.
+        """
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if len(pending) > _MAX_PENDING and not self.capturing:
+        if self.capturing:
+            return
+        if len(pending) > _MAX_PENDING or (self.lent and _reads_lent(owner.node)):
             self.realize()
+
+    def lend(self, node: Node, seen: Callable[[], object]) -> None:
+        """Note that NumPy arrays see the memory of `node`, for as long as `seen()` says so."""
+        node.host = seen
+        self.lent.append(weakref.ref(node))
 
     def live_owners(self) -> list[Owner]:
         """Return the owners whose values are still wanted and not computed, in the order they were
@@ -232,6 +266,8 @@ class Runtime:
         with self.lock:
             owners = self.live_owners()
             self.pending.clear()
+            if 0 < len(self.lent) < _MAX_LENT_CHECKED:
+                self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
             if not owners:
                 return
             try:

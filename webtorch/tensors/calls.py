@@ -640,8 +640,7 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     """
     before = x._storage
     if any(s.storage is before for s in saved):
-        before.node.shared = True
-        kept = Storage(before.node, before.runtime)
+        kept = Storage(before.share(), before.runtime)
         for s in saved:
             if s.storage is before:
                 s.move(kept, s.geometry)

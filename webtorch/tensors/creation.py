@@ -4,12 +4,15 @@ webtorch/ops/creation.py.)
 
 from __future__ import annotations
 
+from typing import Any
+
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
-from webtorch.ir.view import numel
+from webtorch.ir.view import is_contiguous, numel
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, resolve
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor, unsupported_text
 
 Bytes = bytes | bytearray | memoryview
@@ -27,6 +30,21 @@ def from_contents(
         memoryview(contents).cast("B")[: elements * dtype.itemsize], dtype, elements
     )
     return Tensor._from_node(node, runtime)
+
+
+def from_array(array: Any, dtype: DType) -> Tensor:
+    """Return a CPU tensor on the memory of a NumPy array of that dtype. Strides must not be negative."""
+    runtime = resolve("cpu")
+    backend: Any = runtime.backend
+    shape = tuple(array.shape)
+    strides = tuple([s // array.itemsize for s in array.strides])
+    buffer = backend.adopt(array, dtype)
+    whole = is_contiguous(shape, strides)
+    # Memory in another order is flat, and seen through strides.
+    node = Node("buffer", (), (), (), shape if whole else (buffer.elements,), dtype)
+    node.buffer = buffer
+    runtime.lend(node, buffer.is_seen)
+    return Tensor._from_storage(Storage(node, runtime), shape, strides, 0, whole)
 
 
 def from_bytes(

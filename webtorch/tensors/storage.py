@@ -5,11 +5,13 @@ Floor 4.
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import numel
-from webtorch.runtime.realize import Runtime
+from webtorch.ops.primitive import IDENTITY
+from webtorch.runtime.realize import Runtime, is_seen
 
 
 class Storage:
@@ -34,17 +36,83 @@ class Storage:
         """Give the storage a new value, as an in-place operation does."""
         old = self.node
         if old.kind == "buffer":
+            if old.host is not None and is_seen(old) and not self.runtime.capturing:
+                self._write_through(old, node)
+                self.version += 1
+                return
             self.donor = None if old.shared else old
             if self.runtime.capturing:
                 self.runtime.overwritten.setdefault(self, old)
+            self.node = node
             self.runtime.add(self)
         self.node = node
         if node.kind == "buffer":
             self.donor = None
         self.version += 1
 
+    def _write_through(self, home: Node, node: Node) -> None:
+        """Compute a new value now, into the memory `home` that NumPy arrays see too."""
+        # Another storage that takes this value as well must not end up in this memory.
+        self.donor = None if node.shared or not home.buffer.writable else home
+        self.node = node
+        try:
+            self.runtime.add(self)
+            self.realize()
+        except BaseException:
+            self.node, self.donor = home, None
+            raise
+        self.settle(home, self.node)
+
+    def settle(self, home: Node, node: Node) -> None:
+        """Take the computed value `node` where `home` was: in the same memory, if NumPy sees it."""
+        self.node, self.donor = node, None
+        if home.host is not None and is_seen(home) and home.buffer.writable:
+            if node.buffer is not home.buffer:
+                home.buffer.array[...] = node.buffer.array
+            self.node = home
+
+    def share(self) -> Node:
+        """Return the value for a second storage to hold; the memory stays until one is written."""
+        node = self.node
+        if node.host is not None and is_seen(node):
+            # What NumPy writes must not reach the second.
+            return Node(
+                "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
+            )
+        node.shared = True
+        return node
+
+    def own(self) -> Node:
+        """Return the value as a buffer node of memory that no other storage holds."""
+        node = self.realize()
+        if node.shared:
+            self.node = Node(
+                "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
+            )
+            self.donor = None
+            self.runtime.add(self)
+            node = self.realize()
+        return node
+
+    def lend(self) -> Any:
+        """Return the memory as a flat NumPy array that sees every write to it. CPU only.
+
+        From now on, and for as long as an array sees the memory, operations on this storage are
+        computed when they are called.
+        """
+        # What is pending must not see what the array's holder writes.
+        self.runtime.realize()
+        node = self.own()
+        backend: Any = self.runtime.backend
+        array, seen = backend.lend(node.buffer, node.host)
+        if node.host is None:
+            self.runtime.lend(node, seen)
+        return array
+
     def grow(self, node: Node) -> None:
-        """Take a larger value, as resize_ does."""
+        """Take a larger value, as resize_ does. Raises RuntimeError while NumPy sees the memory."""
+        if self.node.host is not None and is_seen(self.node):
+            raise RuntimeError("Trying to resize storage that is not resizable")
         if self.runtime.capturing and self.node.kind == "buffer":
             self.runtime.overwritten.setdefault(self, self.node)
         self.node, self.donor, self.elements = node, None, numel(node.shape)

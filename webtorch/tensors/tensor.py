@@ -559,10 +559,12 @@ class Tensor(TensorMethods):
         return _nest(self._values(await self._contents_async()), self._shape)
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
-        """Return the values as a NumPy array (a copy).
+        """Return the values as a NumPy array. On the CPU, the two share their memory.
 
-        Raises RuntimeError for tensors that need gradients and TypeError for tensors that are not
-        on the CPU, unless `force`.
+        A write to one is seen in the other. For as long as an array sees it, what is done with
+        this memory is computed when it is called. With `force`, a copy from any device. Raises
+        RuntimeError for tensors that need gradients and TypeError for tensors that are not on the
+        CPU, unless `force`.
         """
         if not force:
             if self.requires_grad:
@@ -575,7 +577,7 @@ class Tensor(TensorMethods):
                     f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() "
                     "to copy the tensor to host memory first."
                 )
-        return _as_numpy(self._contents(), self)
+        return _see(self) if self.is_cpu else _as_numpy(self._contents(), self)
 
     async def numpy_async(self) -> np.ndarray:
         """Return the values as a NumPy array, from any device; other coroutines run meanwhile."""
@@ -583,7 +585,13 @@ class Tensor(TensorMethods):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(
+                    f"a tensor of {self.dtype} cannot be seen as {dtype} without a copy"
+                )
+            return array.astype(dtype)
+        return array.copy() if copy else array
 
     def __array_wrap__(
         self, array: Any, context: Any = None, return_scalar: bool = False
@@ -775,15 +783,35 @@ def _empty(shape: tuple[int, ...]) -> Any:
     return [_empty(shape[1:]) for _ in range(shape[0])] if len(shape) > 1 else []
 
 
+_NO_BFLOAT16 = "Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first"
+
+
 def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.ndarray:
     import numpy
 
     if tensor.dtype.name == "bfloat16":
-        raise TypeError(
-            "Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first"
-        )
+        raise TypeError(_NO_BFLOAT16)
     data = numpy.frombuffer(contents, dtype=numpy.dtype(tensor.dtype.name), count=tensor.numel())
     return data.reshape(tensor._shape).copy()
+
+
+def _see(tensor: Tensor) -> np.ndarray:
+    """Return the array that shares a CPU tensor's memory."""
+    import numpy
+    from numpy.lib.stride_tricks import as_strided
+
+    if tensor.dtype.name == "bfloat16":
+        raise TypeError(_NO_BFLOAT16)
+    if not numel(tensor._shape):
+        return numpy.empty(tensor._shape, tensor.dtype.name)
+    flat = tensor._storage.lend()
+    if is_contiguous(tensor._shape, tensor._strides):
+        found = flat[tensor._offset : tensor._offset + numel(tensor._shape)]
+        return found.reshape(tensor._shape)
+    itemsize = tensor.dtype.itemsize
+    return as_strided(
+        flat[tensor._offset :], tensor._shape, tuple([s * itemsize for s in tensor._strides])
+    )
 
 
 def _materialize(x: Tensor) -> Tensor:

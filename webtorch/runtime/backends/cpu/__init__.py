@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from webtorch.lower.pysource import python_source
 from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import CpuExecutable
-from webtorch.runtime.backends.cpu.memory import MEMORY, CpuBuffer
+from webtorch.runtime.backends.cpu.memory import MEMORY, Array, ArrayBuffer, CpuBuffer, lend
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
 
 __all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
@@ -71,6 +72,16 @@ class CpuBackend:
     async def download_async(self, buffer: CpuBuffer) -> memoryview:
         """Return what `download` returns."""
         return self.download(buffer)
+
+    def adopt(self, array: Array, dtype: DType) -> ArrayBuffer:
+        """Return the memory of a NumPy array as a buffer."""
+        return ArrayBuffer(dtype, array)
+
+    def lend(
+        self, buffer: CpuBuffer, before: Callable[[], object] | None
+    ) -> tuple[Array, Callable[[], object]]:
+        """Return a buffer's memory as a flat NumPy array, and what tells whether it is still seen."""
+        return lend(buffer, before)
 
     def compile(self, program: Program) -> CpuExecutable:
         """Make a program ready."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import DType
@@ -150,3 +153,67 @@ class CpuBuffer:
             with contextlib.suppress(AttributeError):
                 object.__delattr__(self, "array")
             MEMORY.give(block)
+
+    # Whether a value may be written here.
+    writable = True
+
+
+class ArrayBuffer(CpuBuffer):
+    """The memory of a NumPy array, from its first element to its last. Strides must not be negative."""
+
+    __slots__ = ("writable",)
+
+    def __init__(self, dtype: DType, array: Array) -> None:
+        self.dtype = dtype
+        self.owner = None
+        strides = [st // array.itemsize for st in array.strides]
+        order = sorted(range(array.ndim), key=lambda d: (-strides[d], -array.shape[d]))
+        dense = array.transpose(order)
+        if array.flags.c_contiguous or dense.flags.c_contiguous:
+            flat = dense.reshape(-1)
+        else:
+            reach = sum(st * (n - 1) for st, n in zip(strides, array.shape)) + 1
+            flat = as_strided(array, (reach if array.size else 0,), (array.itemsize,))
+        self.array = flat
+        self.elements = flat.size
+        self.nbytes = flat.nbytes
+        self.address = flat.__array_interface__["data"][0]
+        self.writable = bool(array.flags.writeable)
+
+    def is_seen(self) -> bool:
+        """Whether anybody else may still see the memory through an array."""
+        base = self.array.base
+        alone = type(base) is np.ndarray and base.base is None and base.flags.owndata
+        # Arrays on this memory hold it as their base. It is held here by `self.array`, by `base`
+        # and by the argument.
+        return not alone or sys.getrefcount(base) > 3
+
+
+class Loan:
+    """Lets NumPy see a buffer's memory. Lives as long as any array that does."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "buffer")
+
+    def __init__(self, buffer: CpuBuffer) -> None:
+        self.buffer = buffer
+        self.__array_interface__ = {
+            "shape": (buffer.elements,),
+            "typestr": array_type(buffer.dtype).str,
+            "data": (buffer.address, False),
+            "version": 3,
+        }
+
+
+def lend(
+    buffer: CpuBuffer, before: Callable[[], object] | None
+) -> tuple[Array, Callable[[], object]]:
+    """Return a flat array of a buffer's memory, and what tells whether an array sees it still.
+
+    `before` is what an earlier call returned, if its arrays are still there.
+    """
+    if isinstance(buffer, ArrayBuffer):
+        return buffer.array, buffer.is_seen
+    loan = before() if before is not None else None
+    if not isinstance(loan, Loan):
+        loan = Loan(buffer)
+    return np.asarray(loan), weakref.ref(loan)
