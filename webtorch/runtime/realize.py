@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType, Scalar, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
-from webtorch.lower.compiler import compile_graph
 from webtorch.ir.view import numel
+from webtorch.lower.compiler import compile_graph
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.trace import debug_level, show_program, show_run
@@ -79,6 +79,9 @@ class Frozen:
     args: list[Scalar]
     owners: list[Owner]
     donors: list[Node | None]
+    # Offsets of windows that are written where they were read: the argument of the read, or None
+    # where that is in the structure already.
+    equal: dict[int, int | None]
 
 
 def argument_dtypes(node: Node) -> list[DType]:
@@ -100,9 +103,9 @@ def freeze(owners: list[Owner]) -> Frozen:
     inputs: list[Node] = []
     args: list[Scalar] = []
     parts: list[Any] = []
-    # Offsets of windows that are written where they were read: the argument of the read, or None
-    # where that is in the structure already.
-    equal: dict[int, int | None]
+    equal: dict[int, int | None] = {}
+    # Views by source, offset and size: their numbers, and the arguments that are their offsets.
+    windows: dict[tuple[Node, Scalar, int], list[tuple[int, int | None]]] = {}
     for owner in owners:
         root = owner.node
         if root in number:
@@ -124,9 +127,6 @@ def freeze(owners: list[Owner]) -> Frozen:
                 inputs.append(node)
                 parts.append((node.dtype, node.shape))
             else:
-    equal: dict[int, int | None] = {}
-    # Views by source, offset and size: their numbers, and the arguments that are their offsets.
-    windows: dict[tuple[Node, Scalar, int], list[tuple[int, int | None]]] = {}
                 scalars = node.scalars
                 if node.kind == "view":
                     offset, argument = (scalars[0], len(args)) if scalars else (node.attrs[1], None)
@@ -189,7 +189,7 @@ def to_graph(frozen: Frozen) -> Graph:
             GraphNode(
                 node.kind,
                 tuple(number[s] for s in node.srcs),
-                node.attrs,
+                (*node.attrs, *fixed),
                 args,
                 node.shape,
                 node.dtype,
