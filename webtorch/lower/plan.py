@@ -211,6 +211,9 @@ class _Planner:
         # The node whose memory a node's memory really is: follows takeovers.
         self.holder: dict[int, int] = {}
         self.before_copy: dict[int, list[tuple[int, int]]] = {}
+        # Nodes whose base is copied only because their kernel reads it elsewhere: storing the new
+        # values first is less work.
+        self.apart: set[int] = set()
 
     def program(self) -> Program:
         """Return the finished program."""
@@ -225,9 +228,6 @@ class _Planner:
                     # Uninitialised memory that is read, as in torch.empty(4).long().
                     self._declare(n)
             for written, base in task.bases:
-        # Nodes whose base is copied only because their kernel reads it elsewhere: storing the new
-        # values first is less work.
-        self.apart: set[int] = set()
                 free = self._may_take(base, t, taken)
                 if free and self._reads_only_in_place(task, base, written, exact=False):
                     self._take(written, base, taken)
