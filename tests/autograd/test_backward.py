@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -303,3 +304,25 @@ def test_grad_takes_only_inputs_where_pytorch_has_it() -> None:
         assert g.tolist() == [2.0, 2.0]
         with pytest.warns(FutureWarning, match="only_inputs argument is deprecated"):
             t.autograd.grad((x**2).sum(), x, only_inputs=False)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "median", "nanmedian"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0, 2.0, 2.0, 1.0, 0.0, 0.0],
+        [3.0, 3.0, 3.0],
+        [1.0, math.nan, 1.0, 2.0, 2.0, math.nan],
+        [[2.0, 2.0], [2.0, 1.0]],
+        [math.inf, math.inf, -math.inf],
+        5.0,
+    ],
+)
+def test_ties_share_the_gradient_of_one_element(name: str, values: Any) -> None:
+    def program(t: Any) -> Any:
+        x = t.tensor(values, requires_grad=True)
+        y = getattr(x, name)()
+        y.backward(t.tensor(2.0))
+        return y.detach(), x.grad
+
+    same(program)

@@ -232,14 +232,77 @@ def test_second_derivative_through_an_in_place_op() -> None:
     same(program)
 
 
-def test_writing_through_data_counts_too() -> None:
-    """PyTorch computes a wrong gradient here, without a word; a saved tensor stays guarded in webtorch."""
+def test_writing_through_data_is_not_counted() -> None:
+    """What is saved is then the new value, as in PyTorch; writing through detach() is an error."""
+
+    def program(t: Any) -> Any:
+        x = tensor(t, [1.0, 2.0])
+        y = (x * x).sum()
+        part = x.data[1:]
+        x.data.mul_(2)
+        part.add_(1)
+        versions = x._version, part._version, x.data._version, x.detach()._version
+        y.backward()
+        return x.detach(), x.grad, versions
+
+    same(program)
     x = webtorch.tensor([1.0, 2.0], requires_grad=True)
     y = (x * x).sum()
-    x.data.mul_(2)
-    assert x.tolist() == [2.0, 4.0]
+    x.detach()[0] = 3
+    assert x._version == 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()
+
+
+def test_a_tensor_with_new_data_keeps_its_count() -> None:
+    def program(t: Any) -> Any:
+        x, y = t.ones(3), t.zeros(3)
+        y.add_(1)
+        x.data = y
+        before = x._version, y._version
+        x.add_(1)
+        return before, x._version, y._version, y
+
+    same(program)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t, x: x.add_(1),
+        lambda t, x: x.zero_(),
+        lambda t, x: x.copy_(t.ones(3)),
+        lambda t, x: x.__setitem__(0, 1),
+        lambda t, x: x[1].mul_(2),
+        lambda t, x: x.view(3, 1).neg_(),
+        lambda t, x: t.add(t.ones(3), 1, out=x),
+        lambda t, x: x.normal_(),
+        lambda t, x: x._version,
+    ],
+)
+def test_inference_tensors_are_not_written_outside(write: Any) -> None:
+    for t in (webtorch, __import__("torch")):
+        with t.inference_mode():
+            x = t.ones(3)
+            x.add_(1)
+        assert x.is_inference() and x[0].is_inference() and x.detach().is_inference()
+        with pytest.raises(RuntimeError, match=r"nference tensor"):
+            write(t, x)
+        with t.no_grad(), pytest.raises(RuntimeError, match=r"nference tensor"):
+            write(t, x)
+        x.clone().add_(1)
+
+
+def test_views_made_in_inference_mode_stay_normal_tensors() -> None:
+    def program(t: Any) -> Any:
+        x = t.ones(3)
+        with t.inference_mode():
+            part = x[0]
+            x.add_(1)
+        part.add_(1)
+        return x, part.is_inference(), x._version
+
+    same(program)
 
 
 def test_no_grad_writes_to_a_parameter_leave_it_a_leaf() -> None:

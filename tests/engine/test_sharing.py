@@ -293,9 +293,9 @@ def test_shared_memory_keeps_its_size():
 def test_a_failed_write_leaves_the_array_alone():
     a = np.zeros(3)
     x = webtorch.from_numpy(a)
+    one = webtorch.ones(1, dtype=webtorch.float64)
     with pytest.raises(IndexError):
-        x.index_add_(0, webtorch.tensor([7]), webtorch.ones(1, dtype=webtorch.float64))
-        x.tolist()
+        x.index_add_(0, webtorch.tensor([7]), one).tolist()
     assert a.tolist() == [0.0, 0.0, 0.0]
     x.add_(2)
     assert a.tolist() == [2.0, 2.0, 2.0]

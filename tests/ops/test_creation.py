@@ -109,7 +109,7 @@ def test_tensor_copies_and_as_tensor_does_not() -> None:
     assert copied.tolist() == [1, 1, 1]
     assert webtorch.as_tensor(source) is source
     data = np.ones(3, dtype=np.float32)
-    taken = webtorch.from_numpy(data)
+    taken = webtorch.tensor(data)
     data[:] = 5
     assert taken.tolist() == [1, 1, 1]
 
@@ -118,7 +118,7 @@ def test_numbers_of_other_libraries() -> None:
     assert webtorch.tensor(torch.arange(3)).tolist() == [0, 1, 2]
     assert webtorch.tensor(array.array("d", [1.5])).tolist() == [1.5]
     assert webtorch.tensor([webtorch.tensor(2), 3]).tolist() == [2, 3]
-    assert webtorch.frombuffer(b"\x01\x00\x02\x00", dtype=webtorch.int16).tolist() == [1, 2]
+    assert webtorch.frombuffer(bytearray(b"\x01\x00\x02\x00"), dtype=webtorch.int16).tolist() == [1, 2]
 
 
 CREATED: dict[str, Function] = {

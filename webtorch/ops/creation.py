@@ -399,6 +399,7 @@ def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
 
     return (
         hasattr(data, "__array_interface__")
+        and hasattr(data, "__setitem__")
         and hasattr(data, "flags")
         and resolve(device).kind == "cpu"
         and (dtype is None or dtype is _array_dtype(data))

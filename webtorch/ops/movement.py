@@ -1037,10 +1037,18 @@ def _joint_dtype(tensors: Sequence[Any]) -> DType:
     return dtype
 
 
+def _listed(name: str, tensors: Any) -> tuple[Any, ...]:
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(
+            f"{name}(): argument 'tensors' (position 1) must be tuple of Tensors, not {type(tensors).__name__}"
+        )
+    return tuple(tensors)
+
+
 def _cat(tensors: Sequence[Any], dim: int) -> Any:
     from webtorch.tensors import tape
 
-    tensors = tuple(tensors)
+    tensors = _listed("cat", tensors)
     if not tensors:
         raise ValueError("torch.cat(): expected a non-empty list of Tensors")
     for i, part in enumerate(tensors):
@@ -1115,7 +1123,7 @@ def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None
 @composite(family="movement", function_in=("torch",))
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors, all of one shape, along a new dimension `dim`."""
-    tensors = tuple(tensors)
+    tensors = _listed("stack", tensors)
     if not tensors:
         raise RuntimeError("stack expects a non-empty TensorList")
     shape = tensors[0]._shape

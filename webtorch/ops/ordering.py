@@ -20,6 +20,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import composite, return_type
+from webtorch.ops.reduce import one_of_all
 
 Sort = return_type("sort")
 Topk = return_type("topk")
@@ -242,11 +243,18 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
     return record(*_selected(x, dim, index, keepdim and bool(rank)))
 
 
+def _median_of_all(x: Any, skip_nan: bool) -> Any:
+    def find(x: Any) -> Any:
+        return _median(movement.reshape(x, (-1,)), 0, False, skip_nan, Median).values
+
+    return one_of_all.function(x, find)
+
+
 @composite(family="index")
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element, the lower of two; NaN if one is. With dim: (values, indices)."""
     if dim is None:
-        return _median(movement.reshape(input, (-1,)), 0, False, False, Median).values
+        return _median_of_all(input, False)
     return _median(input, dim, keepdim, False, Median)
 
 
@@ -254,7 +262,7 @@ def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element of those that are not NaN, the lower of two. With dim: (values, indices)."""
     if dim is None:
-        return _median(movement.reshape(input, (-1,)), 0, False, True, Nanmedian).values
+        return _median_of_all(input, True)
     return _median(input, dim, keepdim, True, Nanmedian)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -39,6 +39,8 @@ from webtorch.ops.elementwise import (
     isnan,
     log,
     logaddexp,
+    logical_and,
+    logical_or,
     logistic,
     maximum,
     minimum,
@@ -394,13 +396,31 @@ def _selected(x: Any, indices: Any, combine: str, dim: int, size: int) -> Any:
     return reduce_dims(x, combine, (dim,))
 
 
+def _shared(g: Any, out: Any, x: Any) -> Any:
+    """Return the cotangent of x: all elements equal to `out`, or NaN as it is, have even parts of g."""
+    same = logical_or(eq(x, out), logical_and(isnan(x), isnan(out)))
+    count = combine_dims(cast_to(same, x.dtype), "sum", tuple(range(x.ndim)), False)
+    return _where(same, g / count, 0.0)
+
+
+@composite(
+    name="_one_of_all",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, find: (_shared(g, out, x),),
+)
+def one_of_all(x: Any, find: Callable[[Any], Any]) -> Any:
+    """Return `find(x)`, which is one of the elements of x. Ties share the gradient evenly."""
+    return find(x)
+
+
 def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
     """Return what max and min do in their three forms."""
     if other is not None or (is_tensor(dim) and dim is not None):
         pair = maximum if name == "max" else minimum
         return pair(input, dim if other is None else other)
     if dim is None:
-        return _extreme(name, input, name, None, False, RuntimeError)
+        return one_of_all(input, lambda x: _extreme(name, x, name, None, False, RuntimeError))
     result = Max if name == "max" else Min
     dim = one_dim(name, dim, input.ndim)
     dims = (dim,)[: input.ndim]

@@ -69,8 +69,10 @@ def _publish(op: Op) -> None:
                 # functional_unfold.
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
                 function = op.function
-                if place in _TAKE_OUT and not isinstance(op, Elementwise):
-                    function = calls.accept_out(op)
+                if not isinstance(op, Elementwise):
+                    if place in _TAKE_OUT:
+                        function = calls.accept_out(op)
+                    function = calls.refuse_others(op, function)
                 if place == "nn.functional" and inplace and "inplace" not in op.signature:
                     function = calls.accept_inplace(op, inplace)
                 NAMESPACES.setdefault(place, {})[public] = function

@@ -483,14 +483,15 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     elif count == 2 and not op.numbers and op.tensors == ("input", "other"):
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            result = apply(op, (_operand(op, input), _operand(op, other)))
+            result = apply(op, (_operand(op, input), _operand(op, other, 1)))
             return result if out is None else store_in(out, result, op.name)
 
     else:
 
         def function(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:  # type: ignore[misc]
             values = _arguments(op, names, defaults, args, kwargs)
-            result = apply(op, [_operand(op, v) for v in values[:count]], values[count:])
+            tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
+            result = apply(op, tensors, values[count:])
             return result if out is None else store_in(out, result, op.name)
 
     function.__name__ = function.__qualname__ = op.name
@@ -498,14 +499,15 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     return function
 
 
-def _operand(op: Op, value: Any) -> Operand:
+def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:
     if isinstance(value, (Tensor, bool, int, float)):
         return value
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
         return item()
     raise TypeError(
-        f"{op.name.strip('_')}(): expected a Tensor or a number, not {type(value).__name__}"
+        f"{op.name.strip('_')}(): argument '{op.tensors[number]}' (position {number + 1}) must be "
+        f"Tensor, not {type(value).__name__}"
     )
 
 
@@ -581,27 +583,54 @@ def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
     return renamed
 
 
-def accept_out(op: Op) -> Callable[..., Any]:
-    """Return a composite's function with `out=`, and PyTorch's error for a first argument that is
-    no tensor.
+# Parameters of composites that are tensors, in PyTorch's words.
+_TENSOR_NAMES = frozenset((
+    "input", "other", "target", "weight", "bias", "indices", "index", "mat1", "mat2", "batch1",
+    "batch2", "vec", "tensor", "query", "key", "value", "source", "src", "mask", "condition",
+    "x1", "x2", "input1", "input2", "anchor", "positive", "negative", "grid",
+))  # fmt: skip
+
+
+def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a composite's function with PyTorch's error for an argument that is no tensor.
+
+    What is no tensor shows when it is used as one: calls with the right arguments pay nothing.
     """
+    signature = inspect.signature(op.function)
+
+    @functools.wraps(function)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except AttributeError as error:
+            given = dict(zip(signature.parameters, args, strict=False)) | kwargs
+            for position, name in enumerate(signature.parameters, 1):
+                value = given.get(name)
+                # The error may be another one's, of the right arguments.
+                if (
+                    name in _TENSOR_NAMES
+                    and value is not None
+                    and not isinstance(value, Tensor)
+                    and f"'{type(value).__name__}' object" in str(error)
+                ):
+                    raise TypeError(
+                        f"{op.name.strip('_')}(): argument '{name}' (position {position}) must be "
+                        f"Tensor, not {type(value).__name__}"
+                    ) from error
+            raise
+
+    return public
+
+
+def accept_out(op: Op) -> Callable[..., Any]:
+    """Return a composite's function with `out=`."""
     function = op.function
-    first = next(iter(inspect.signature(function).parameters), "")
     if "out" in inspect.signature(function).parameters:
         return function
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        try:
-            found = function(*args, **kwargs)
-        except AttributeError as error:
-            given = args[0] if args else kwargs.get(first)
-            if first != "input" or isinstance(given, Tensor):
-                raise
-            raise TypeError(
-                f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
-                f"{type(given).__name__}"
-            ) from error
+        found = function(*args, **kwargs)
         if out is None:
             return found
         if isinstance(found, tuple):

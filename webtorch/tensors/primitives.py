@@ -90,6 +90,7 @@ def as_view(
     leaf = x._requires_grad and x._grad_fn is None
     base = x if x._base is None or leaf else x._base
     out._base, out._base_history = base, base._history
+    out._counter, out._inference = x._counter, x._inference
     if mode.grad and x.requires_grad:
         rule = (
             vjp
@@ -185,6 +186,12 @@ def _general_view_rule(
 
 def check_writable(x: Tensor) -> None:
     """Raise RuntimeError where PyTorch refuses an in-place operation."""
+    if x._inference and not mode.inference:
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make "
+            "a clone to get a normal tensor before doing inplace update. See "
+            "https://github.com/pytorch/rfcs/pull/17 for more details."
+        )
     if mode.grad:
         if x.requires_grad and x.is_leaf:
             raise RuntimeError(
@@ -218,7 +225,7 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         and not history
     ):
         # What x[i] += 1 ends with: the window was written before.
-        storage.version += 1
+        x._counter.version += 1
         return x
     node = values._node()
     if x._whole:
@@ -243,6 +250,9 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         )
     else:
         return x
+    if x._counter is not storage:
+        storage.version -= 1
+        x._counter.version += 1
     if history:
         rebase(x, values)
     return x

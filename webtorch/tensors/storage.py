@@ -14,6 +14,15 @@ from webtorch.ops.primitive import IDENTITY
 from webtorch.runtime.realize import Runtime, is_seen
 
 
+class Counter:
+    """Counts the writes to tensors that keep their own count."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+
+
 class Storage:
     """Flat memory of one device and element type. Writing replaces the value; the version counts
     writes.

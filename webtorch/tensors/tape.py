@@ -221,6 +221,7 @@ class SavedTensor:
     """
 
     __slots__ = (
+        "counter",
         "edge",
         "geometry",
         "is_output",
@@ -243,7 +244,8 @@ class SavedTensor:
         self.storage: Any = storage
         self.packed: Any = None
         self.unpack_hook: Callable[[Any], Any] | None = None
-        self.version = storage.version
+        self.counter: Any = tensor._counter
+        self.version = self.counter.version
         self.geometry = (tensor._shape, tensor._strides, tensor._offset, tensor._whole)
         self.is_output = is_output
         self.needs_grad = tensor.requires_grad
@@ -258,14 +260,15 @@ class SavedTensor:
             pack, self.unpack_hook = mode.saved_hooks[-1]
             with no_grad():
                 self.packed = pack(tensor.detach())
-            self.storage = None
+            self.storage = self.counter = None
         mode.unclaimed.append(self)
         if mode.overwriting is not None:
             mode.overwriting.append(self)
 
     def move(self, storage: Storage, geometry: tuple[Any, ...]) -> None:
         """Find the same value in another storage."""
-        self.storage, self.version, self.geometry = storage, storage.version, geometry
+        self.storage, self.geometry = storage, geometry
+        self.counter, self.version = storage, storage.version
 
     def unpack(self, owner: GradFn | None = None) -> Tensor:
         """Return the tensor. Raises RuntimeError if it has been overwritten since."""
@@ -278,12 +281,12 @@ class SavedTensor:
                 )
             return self._with_history(tensor.detach(), owner)
         storage = self.storage
-        if storage.version != self.version:
+        if self.counter.version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: "
                 f"[torch.{storage.dtype.name} {list(self.geometry[0])}] is at version "
-                f"{storage.version}; expected version "
+                f"{self.counter.version}; expected version "
                 f"{self.version} instead. Hint: use an out-of-place operation, or clone() the "
                 "tensor before it is overwritten."
             )

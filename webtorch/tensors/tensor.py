@@ -21,7 +21,7 @@ from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import (
     GradFn,
     RemovableHandle,
@@ -64,13 +64,51 @@ class Size(tuple[int, ...]):
     __rmul__ = __mul__
 
 
+class UntypedStorage:
+    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def nbytes(self) -> int:
+        """Return the size in bytes, as PyTorch counts it."""
+        return self._storage.nbytes
+
+    size = __len__ = nbytes
+
+    def element_size(self) -> int:
+        """Return 1: a storage without a type counts bytes."""
+        return 1
+
+    @property
+    def device(self) -> device:
+        """The device that holds the memory."""
+        return device_of(self._storage.runtime)
+
+    def data_ptr(self) -> int:
+        """Return the address where NumPy sees the memory, else a number that stands for it."""
+        node = self._storage.node
+        return id(self._storage) if node.host is None else int(node.buffer.address)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UntypedStorage) and other._storage is self._storage
+
+    def __hash__(self) -> int:
+        return hash(self._storage)
+
+    def __repr__(self) -> str:
+        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+
+
 class Tensor(TensorMethods):
     """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
     `webtorch` to make one.
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_grad", "_grad_fn",
+        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
         "_history", "_hooks", "_inference", "_offset",
         "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
         "_strides", "_whole", "dtype",
@@ -102,6 +140,8 @@ class Tensor(TensorMethods):
         whole: bool,
     ) -> None:
         self._storage = storage
+        # What counts the writes that backward must know of: the storage, but for `.data`.
+        self._counter: Storage | Counter = storage
         self._shape = shape
         self._strides = strides
         self._offset = offset
@@ -151,6 +191,7 @@ class Tensor(TensorMethods):
         """Return a tensor of class `cls` that shares the storage of `data`."""
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
+        self._counter = data._counter
         if require_grad:
             self.requires_grad_(True)
         return self
@@ -268,7 +309,7 @@ class Tensor(TensorMethods):
         """Return a number that is equal for tensors with the same first element in the same
         storage.
         """
-        return id(self._storage) + self._offset * self.dtype.itemsize
+        return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
 
     def is_neg(self) -> bool:
         """Return False: no tensor is a lazily negated view."""
@@ -278,9 +319,9 @@ class Tensor(TensorMethods):
         """Return False: there are no complex types yet."""
         return False
 
-    def untyped_storage(self) -> Storage:
-        """Return the storage that this tensor and its views share."""
-        return self._storage
+    def untyped_storage(self) -> UntypedStorage:
+        """Return the memory that this tensor and its views share."""
+        return UntypedStorage(self._storage)
 
     def is_set_to(self, tensor: Tensor) -> bool:
         """Return whether both tensors are the same view of the same storage."""
@@ -293,7 +334,9 @@ class Tensor(TensorMethods):
 
     @property
     def _version(self) -> int:
-        return self._storage.version
+        if self._inference:
+            raise RuntimeError("Inference tensors do not track version counter.")
+        return self._counter.version
 
     def __len__(self) -> int:
         if not self._shape:
@@ -407,13 +450,16 @@ class Tensor(TensorMethods):
 
     @property
     def data(self) -> Tensor:
-        """The same storage without autograd."""
-        return self.detach()
+        """The same storage without autograd: backward does not notice what is written through it."""
+        out = self.detach()
+        out._counter = Counter()
+        return out
 
     @data.setter
     def data(self, value: Tensor) -> None:
         if value._storage is not self._storage:
             bindings.change()
+        self._counter = Counter(self._counter.version)
         self._storage = value._storage
         self._shape, self._strides, self._offset, self._whole = (
             value._shape,
@@ -441,9 +487,11 @@ class Tensor(TensorMethods):
 
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
-        return Tensor._from_storage(
+        out = Tensor._from_storage(
             self._storage, self._shape, self._strides, self._offset, self._whole
         )
+        out._counter, out._inference = self._counter, self._inference
+        return out
 
     def detach_(self) -> Tensor:
         """Cut this tensor from the graph."""
