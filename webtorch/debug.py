@@ -79,7 +79,7 @@ def step(
     ]
     function, names = _load(kernel)
     values = [names[d.name](a) for d, a in zip(kernel.args, [*args, *[0] * len(kernel.args)])]
-    status = np.zeros(2, np.int32)
+    status = np.zeros(2, np.int64)
     with np.errstate(all="ignore"):
         if stop:
             import pdb

@@ -122,6 +122,52 @@ def test_a_parameter_keeps_its_buffer_over_steps(device: str) -> None:
         assert tensor._storage.node.buffer is buffer
 
 
+_OPTIMIZERS = {
+    **{
+        name: {}
+        for name, made in vars(webtorch.optim).items()
+        if isinstance(made, type)
+        and issubclass(made, webtorch.optim.Optimizer)
+        and made is not webtorch.optim.Optimizer
+    },
+    "SGD": {"momentum": 0.9, "weight_decay": 0.01},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+}
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_every_optimizer_keeps_parameters_and_state_in_place(name: str, device: str) -> None:
+    """Also those of biases, whose gradients are sums that end in the update."""
+    webtorch.manual_seed(0)
+    nn = webtorch.nn
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+    optimizer = getattr(webtorch.optim, name)(model.parameters(), lr=0.01, **_OPTIMIZERS[name])
+    x = webtorch.randn(16, 6, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    def held() -> dict[Any, Any]:
+        webtorch.synchronize()
+        return {
+            (i, key): tensor._storage.node.buffer
+            for i, p in enumerate(model.parameters())
+            for key, tensor in {"": p, **optimizer.state[p]}.items()
+            if isinstance(tensor, webtorch.Tensor) and tensor.device.type == device
+        }
+
+    for _ in range(3):
+        step()
+    before, allocated = held(), _backend(device).memory_allocated()
+    for _ in range(3):
+        step()
+    after = held()
+    assert [key for key in before if before[key] is not after[key]] == []
+    assert _backend(device).memory_allocated() == allocated
+
+
 def test_an_in_place_write_to_part_of_a_buffer_copies_nothing(device: str) -> None:
     cache = webtorch.zeros(1000, 8, device=device)
     webtorch.synchronize()

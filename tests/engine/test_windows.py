@@ -79,7 +79,7 @@ WRITES: list[Callable[[Any, Any], Any]] = [
     _from_other_row,
     _chain,
     _rows_by_index,
-    # _inner_by_index,
+    _inner_by_index,
     _shifted,
     _whole_is_its_transpose,
 ]
@@ -98,7 +98,7 @@ def test_a_write_to_a_window_copies_nothing(number: int, device: str) -> None:
         assert watch.copies() == 0
     assert x._storage.node.buffer is buffer
     # A program may keep room for the new values of the window, not for more.
-    assert watch.runtime.backend.memory_allocated() - allocated <= x.nbytes // 2
+    assert watch.runtime.backend.memory_allocated() - allocated < x.nbytes
     torch.testing.assert_close(torch.tensor(x.tolist()), expected)
 
 
@@ -167,8 +167,9 @@ def _backward(x: Any) -> list[Any]:
     w = (x * 0 + 2).requires_grad_()
     y = w * 3
     y[1:3].mul_(x[1:3])
-    y[2:4].exp_()
-    y[2:4] = y[2:4] * y[1:3]
+    y[2:4] = y[2:4] + y[1:3]
+    y[:, 1] *= 2
+    y[5] = y[4] - y[5]
     (y * y).sum().backward()
     return [y.detach(), w.grad]
 

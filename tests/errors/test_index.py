@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import webtorch
+from tests.conftest import need_device
 from webtorch.errors import IndexOutOfRangeError
 
 
@@ -48,7 +49,10 @@ def test_the_next_read_names_it_and_the_device_stays_usable(name: str, device: s
     with pytest.raises(IndexOutOfRangeError) as caught:
         bad.tolist()
     text = str(caught.value)
-    assert text.startswith(f"{op}: index {value} is out of bounds for dimension 0 with size {size}")
+    dim = 1 if name == "cross_entropy" else 0
+    assert text.startswith(
+        f"{op}: index {value} is out of bounds for dimension {dim} with size {size}"
+    )
     assert "test_index.py:" in text, text
     assert isinstance(caught.value, IndexError)
     assert other.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -95,3 +99,91 @@ def test_a_bad_index_in_training_names_the_line_of_the_forward(device: str) -> N
     loss.backward()
     with pytest.raises(IndexOutOfRangeError, match=r"embedding: index 4 .*test_index.py:\d+"):
         weight.grad.tolist()
+
+
+def _written(x: Any, *index: Any) -> Any:
+    y = x.clone()
+    y[index] = 1.0
+    return y
+
+
+# name -> (what reads a tensor of shape (2, 3, 5), the dimension that is to be named)
+INNER: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "x[:, i]": (lambda x, i: x[:, i], 1),
+    "x[..., i]": (lambda x, i: x[..., i], 2),
+    "x[0, :, i]": (lambda x, i: x[0, :, i], 2),
+    "x[None, :, i]": (lambda x, i: x[None, :, i], 1),
+    "x[i - i, :, i]": (lambda x, i: x[i - i, :, i], 2),
+    "x[:, i] = 1": (lambda x, i: _written(x, slice(None), i), 1),
+    "x[0, :, i] = 1": (lambda x, i: _written(x, 0, slice(None), i), 2),
+    "index_put": (lambda x, i: x.index_put((i - i, i), webtorch.ones((), device=x.device)), 1),
+    "index_select": (lambda x, i: x.index_select(1, i), 1),
+    "index_add": (
+        lambda x, i: x.index_add(1, i, webtorch.ones(2, 1, 5, device=x.device)),
+        1,
+    ),
+    "index_copy": (
+        lambda x, i: x.index_copy(2, i, webtorch.ones(2, 3, 1, device=x.device)),
+        2,
+    ),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 1.0), 1),
+    "gather": (lambda x, i: x.gather(1, i.view(1, 1, 1)), 1),
+    "take_along_dim": (lambda x, i: webtorch.take_along_dim(x, i.view(1, 1, 1), 2), 2),
+    "scatter": (lambda x, i: x.scatter(2, i.view(1, 1, 1), 1.0), 2),
+    "scatter_add": (
+        lambda x, i: x.scatter_add(1, i.view(1, 1, 1), webtorch.ones(1, 1, 1, device=x.device)),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_an_inner_dimension_is_named_as_the_user_counts_it(name: str, device: str) -> None:
+    call, dim = INNER[name]
+    x = webtorch.zeros(2, 3, 5, device=device)
+    size = (2, 3, 5)[dim]
+    with pytest.raises(IndexOutOfRangeError) as caught:
+        call(x, _ints([7], device)).tolist()
+    assert f"index 7 is out of bounds for dimension {dim} with size {size} " in str(caught.value)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("far", [2**32 + 1, -(2**32) + 1, 2**40, -(2**63)])
+def test_an_index_beyond_32_bits_is_not_cut(
+    far: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled:
+        monkeypatch.setattr("webtorch.runtime.backends.cpu.executable._COMPILE_WORK", 0)
+    x = webtorch.arange(5.0, device="cpu")
+    for call in (
+        lambda i: x[i],
+        lambda i: x.index_select(0, i),
+        lambda i: x.gather(0, i),
+        lambda i: _written(x, i),
+    ):
+        for count in (1, 1000):
+            index = webtorch.tensor([0] * (count - 1) + [far], device="cpu")
+            with pytest.raises(IndexOutOfRangeError, match=f"index {far} is out of bounds"):
+                call(index).tolist()
+
+
+def test_an_int64_beyond_32_bits_is_refused_by_webgpu() -> None:
+    need_device("webgpu")
+    for make in (
+        lambda: webtorch.tensor([2**32 + 1], device="webgpu"),
+        lambda: webtorch.tensor([1, -(2**40)]).to("webgpu"),
+        lambda: webtorch.full((2,), 2**31, dtype=webtorch.int64, device="webgpu"),
+        lambda: webtorch.arange(2**31 - 2, 2**31 + 2, device="webgpu"),
+    ):
+        with pytest.raises(OverflowError, match="WebGPU"):
+            make().tolist()
+
+
+def test_counting_indices_are_checked_too(device: str) -> None:
+    x = webtorch.arange(5.0, device=device)
+    count = webtorch.arange(7, device=device)
+    with pytest.raises(IndexOutOfRangeError, match="index 5 is out of bounds for dimension 0"):
+        x[count].tolist()
+    assert x[webtorch.arange(4, device=device)].tolist() == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(IndexOutOfRangeError, match="index 5"):
+        x[webtorch.arange(3, 8, device=device)].tolist()

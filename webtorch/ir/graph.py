@@ -13,8 +13,10 @@ else composes:
     reduce    over some dims, which become 1                (op, dims)
     update    source 0 with a window set to source 1        (window shape, strides); offset, or
                                                             (window shape, strides, offset)
-    take      rows picked by index arrays                   (index count, name, wrap)
-    scatter   source 0 with rows combined at index arrays   (index count, combine, name, wrap)
+    take      rows picked by index arrays                   (index count, the user's dims, name,
+                                                            wrap)
+    scatter   source 0 with rows combined at index arrays   (index count, the user's dims, combine,
+                                                            name, wrap)
     matmul    batched matrix product
     conv      2-d convolution or a gradient of it           (kind, input, weight, output shape,
                                                             stride, padding, dilation, groups)

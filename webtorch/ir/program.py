@@ -63,6 +63,14 @@ class Site:
     size: int
     line: str
 
+    def message(self, value: int) -> str:
+        """Return what is wrong with index `value`."""
+        where = f" ({self.line})" if self.line else ""
+        return (
+            f"{self.op}: index {value} is out of bounds for dimension {self.dim} with size "
+            f"{self.size}{where}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
 from webtorch.ir import index as ix
-from webtorch.ir.dtype import DType, int32, uint32
+from webtorch.ir.dtype import DType, int32, int64, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
 from webtorch.ir.kernel import Check, Combine, Level
 from webtorch.ir.program import Site
 from webtorch.ir.view import Shape, contiguous_strides, numel
+from webtorch.ops.primitive import COUNT
 
 
 class Unfusable(Exception):
@@ -297,28 +298,38 @@ class Body:
         where they are by construction): a write elsewhere must not happen.
         """
         inside: Expr | None = None
-        count, name, wrap = node.attrs[0], node.attrs[-2], node.attrs[-1]
+        count, dims, name, wrap = *node.attrs[:2], *node.attrs[-2:]
         rest = numel(target[count:])
         which = flat // rest
         strides = contiguous_strides(target)
         position = flat % rest if rest > 1 else ix.constant(0)
         for d, index_node in enumerate(indices):
-            raw = ex.cast(self.value(index_node, which, valid), int32)
+            raw = self.value(index_node, which, valid)
             size = target[d]
-            if (
-                self.graph.nodes[index_node].kind != "map"
-                or self.graph.nodes[index_node].attrs[1] != "pss"
-            ):
-                # Indices made by iota are right by construction; all others are checked on the
-                # device.
-                self._check(raw, size, name, d, wrap, level, valid, node)
+            if not self._counts_below(index_node, size):
+                # 64-bit indices are checked as such, then are short.
+                raw = ex.cast(raw, int64 if raw.dtype is int64 else int32)
+                self._check(raw, size, name, dims[d], wrap, level, valid, node)
                 if wrap:
                     raw = ex.where(raw < 0, raw + size, raw)
                 holds = (raw >= 0) & (raw < size)
                 inside = holds if inside is None else inside & holds
                 raw = ex.maximum(ex.minimum(raw, size - 1), 0)
+            raw = ex.cast(raw, int32)
             position = position + ix.value(raw, 0, max(size - 1, 0)) * strides[d]
         return position, inside
+
+    def _counts_below(self, number: int, size: int) -> bool:
+        """Whether an index is 0, 1, 2, ... up to less than `size`: right by construction."""
+        while self.graph.nodes[number].kind == "view":
+            number = self.graph.nodes[number].srcs[0]
+        node = self.graph.nodes[number]
+        return (
+            node.kind == "map"
+            and node.attrs[:2] == (COUNT, "p")
+            and node.dtype in (int32, int64)
+            and node.elements <= size
+        )
 
     def _check(
         self,

@@ -272,7 +272,7 @@ class Fuser:
         return node.elements
 
     def _candidates(self, node: GraphNode, reads: set[int]) -> list[Group]:
-        if node.kind == "scatter" and node.attrs[1] != "set":
+        if node.kind == "scatter" and node.attrs[2] != "set":
             return []
         work = self._work(node) if node.kind != "reduce" else self.nodes[node.srcs[0]].elements
         direct = {self.group_of[r].number for r in reads if r in self.group_of}
@@ -437,20 +437,59 @@ class Fuser:
         self.group_of[number] = group
 
     def _order(self) -> list[Group]:
+        """Return the groups in an order in which they can run.
+
+        What overwrites memory in place comes after all others that read it, where that can be.
+        """
+        readers = self._other_readers()
         done = 0
         out: list[Group] = []
         waiting = list(self.groups)
-        while waiting:
+        held: list[Group] = []
+
+        def emit(group: Group) -> None:
+            nonlocal done
+            out.append(group)
+            done |= 1 << group.number
+            while free := [g for g in held if not readers[g.number] & ~done]:
+                held.remove(free[0])
+                emit(free[0])
+
+        while waiting or held:
             rest = []
+            before = len(out)
             for group in waiting:
                 if group.before & ~done:
                     rest.append(group)
+                elif readers.get(group.number, 0) & ~done:
+                    held.append(group)
                 else:
-                    out.append(group)
-                    done |= 1 << group.number
-            assert len(rest) < len(waiting), "groups depend on each other"
+                    emit(group)
+            if len(out) == before:
+                assert held, "groups depend on each other"
+                emit(held.pop(0))
             waiting = rest
         return out
+
+    def _other_readers(self) -> dict[int, int]:
+        """For groups that may write in place: which other groups read the memory, as bits. Those
+        that need the group's own results are left out.
+        """
+        donor = {o.node: o.donor for o in self.graph.outputs if o.donor is not None}
+        written: dict[int, list[int]] = {}
+        for group in self.groups:
+            for m in group.members:
+                if m in donor:
+                    written.setdefault(donor[m], []).append(group.number)
+                if self.nodes[m].kind in ("update", "scatter"):
+                    written.setdefault(self.nodes[m].srcs[0], []).append(group.number)
+        found: dict[int, int] = {}
+        for group in self.groups:
+            for r in group.reads & written.keys():
+                for number in written[r]:
+                    if number != group.number and not group.before & (1 << number):
+                        found[number] = found.get(number, 0) | 1 << group.number
+        return found
 
     # ---- what is stored because several kernels need it
     # ------------------------------------------------------------
@@ -683,7 +722,7 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
                 node, node.shape, node.srcs[1:-1], flat, level, None
             )
             out = ex.cast(body.value(node.srcs[-1], flat), node.dtype)
-            combine = node.attrs[1]
+            combine = node.attrs[2]
         else:
             level = body.level_of(node.elements)
             position = body.flat(level)

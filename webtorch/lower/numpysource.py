@@ -315,11 +315,11 @@ class _Writer:
             or (node.op not in UFUNC and node.op not in _LOGICAL)
         ):
             return False
-        if s.buffer in reads:
-            # NumPy 2.4's negative is wrong in place at a distance of 16 bytes: only neighbours are
-            # written where they were read.
-            if where.stride(self.rank - 1) != 1 or not self.one_to_one(s, where):
-                return False
+        # NumPy 2.4's negative is wrong in place at a distance of 16 bytes: only neighbours are
+        # written where they were read.
+        in_place = where.stride(self.rank - 1) == 1 and self.one_to_one(s, where)
+        if s.buffer in reads and not in_place:
+            return False
         if (
             self.function(node) in ("never", "positive")
             or self.kernel.buffers[s.buffer].dtype is not node.dtype

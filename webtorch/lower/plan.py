@@ -282,20 +282,6 @@ class _Planner:
         (store,) = (s for s in task.routine.stores if s.buffer == target)
         if store.combine != "set" and not exact:
             return False
-        if (
-            task.routine.reduces
-            and store.level == "outer"
-            and task.routine.inner
-            and any(
-                e.op == "load" and e.value == slot
-                for s in task.routine.stores
-                if s.level == "inner"
-                for root in (s.value, s.position)
-                for e in ex.walk(root)
-            )
-        ):
-            # Other invocations of the row may read the element after it was written.
-            return False
         # A scatter's positions may repeat: another invocation may have written the element already.
         repeats = self.graph.nodes[written].kind == "scatter"
         for root in task.routine.expressions():

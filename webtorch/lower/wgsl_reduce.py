@@ -492,9 +492,12 @@ class ReductionWriter:
         for check in k.checks:
             if check.level == "outer":
                 writer.check(check, writer.top, guard)
-        for store in k.stores:
-            if store.level == "outer":
-                writer.store(store, writer.top, guard)
+        outer = [s for s in k.stores if s.level == "outer"]
+        if self.g.ty > 1 and _reads_any(inner, checks, {s.buffer for s in outer}):
+            # The other invocations of a point still need what is overwritten.
+            writer.top.lines.append("storageBarrier();")
+        for store in outer:
+            writer.store(store, writer.top, guard)
 
     def inner_stores(
         self, stores: list[Store], checks: list[Check], scopes: list[Scope], guard: str
@@ -519,6 +522,14 @@ class ReductionWriter:
             else:
                 for scope in scopes:
                     writer.store(store, scope, guard)
+
+
+def _reads_any(stores: list[Store], checks: list[Check], buffers: set[int]) -> bool:
+    roots = [
+        *(e for s in stores for e in (s.position, s.value, s.valid) if e is not None),
+        *(c.value for c in checks),
+    ]
+    return any(e.op == "load" and e.value in buffers for e in ex.walk(*roots))
 
 
 def _as_word(acc: _Accumulator) -> str:

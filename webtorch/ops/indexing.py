@@ -8,7 +8,7 @@ depends on the data (nonzero, masked_select, bincount, ...): these say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -132,9 +132,16 @@ class Layout:
     """Where index tensors apply and where their common shape appears in the result.
 
     `tensors` are by dimension; those in `single` (0-d, like an int) vanish before the place of the others is found.
+    `names` are the dimensions as messages call them, where these differ.
     """
 
-    def __init__(self, shape: Shape, tensors: dict[int, Any], single: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        tensors: dict[int, Any],
+        single: Sequence[int] = (),
+        names: Mapping[int, int] | None = None,
+    ) -> None:
         rank = len(shape)
         many = [d for d in sorted(tensors) if d not in single]
         try:
@@ -147,7 +154,8 @@ class Layout:
             ) from None
         rest = [d for d in range(rank) if d not in tensors]
         self.order = (*single, *many, *rest)
-        self.indices = [_expanded(tensors[d], self.index_shape) for d in (*single, *many)]
+        self.indices = {d: _expanded(tensors[d], self.index_shape) for d in (*single, *many)}
+        self.names = [d if names is None else names.get(d, d) for d in self.indices]
         self.rest_shape = tuple(shape[d] for d in rest)
         left = [d for d in range(rank) if d not in single]
         places = [left.index(d) for d in many]
@@ -178,13 +186,24 @@ class Layout:
         return movement.permute(x, dims)
 
 
-def take_at(x: Any, tensors: dict[int, Any], single: Sequence[int] = ()) -> Any:
+def take_at(
+    x: Any,
+    tensors: dict[int, Any],
+    single: Sequence[int] = (),
+    names: Mapping[int, int] | None = None,
+) -> Any:
     """Return x indexed by integer tensors, given by dimension."""
-    layout = Layout(x._shape, tensors, single)
+    layout = Layout(x._shape, tensors, single, names)
     if 0 in layout.index_shape:
         return _no_elements(x, layout.shape)
     return layout.to_result(
-        _take(movement.permute(x, layout.order), layout.indices, "index", wrap=True)
+        _take(
+            movement.permute(x, layout.order),
+            list(layout.indices.values()),
+            "index",
+            wrap=True,
+            dims=layout.names,
+        )
     )
 
 
@@ -207,17 +226,34 @@ def put_at(
     value: Any,
     single: Sequence[int] = (),
     accumulate: bool = False,
+    names: Mapping[int, int] | None = None,
 ) -> None:
     """Write `value` to x at integer tensors, given by dimension; duplicates add up with `accumulate`."""
-    layout = Layout(x._shape, tensors, single)
+    layout = Layout(x._shape, tensors, single, names)
     value = put_value(value, layout.shape)
     if 0 in layout.shape:
         return
-    target = movement.permute(x, layout.order)
     rows = layout.from_result(value)
+    # Dims before the last indexed one are counted through, so that x keeps its order: then it is
+    # written in place.
+    between = [d for d in range(max(tensors)) if d not in tensors]
+    n = len(layout.index_shape)
+    full = (*layout.index_shape, *(x._shape[d] for d in between))
+    indices, dims = [], []
+    for d in range(max(tensors) + 1):
+        if d in tensors:
+            index = layout.indices[d]
+            shape = (*layout.index_shape, *(1 for _ in between))
+            dims.append(d if names is None else names.get(d, d))
+        else:
+            index = iota(x._shape[d], 0, 1, int64, x.device)
+            place = n + between.index(d)
+            shape = tuple(x._shape[d] if i == place else 1 for i in range(len(full)))
+            dims.append(d)
+        indices.append(_expanded(movement.reshape(index, shape), full))
     combine = "add" if accumulate else "set"
-    out = _scatter(target, layout.indices, rows, combine, "index_put_", wrap=True)
-    _write(target, out, fresh=True)
+    out = _scatter(x, indices, rows, combine, "index_put_", wrap=True, dims=dims)
+    _write(x, out, fresh=True)
 
 
 def put_value(value: Any, shape: Shape) -> Any:
@@ -288,7 +324,8 @@ def index_select(input: Any, dim: int, index: Any) -> Any:
     if not index.numel():
         shape = input._shape
         return _no_elements(input, (*shape[:dim], 0, *shape[dim + 1 :]))
-    return _from_front(_take(_to_front(input, dim), [index], "index_select"), dim)
+    rows = _take(_to_front(input, dim), [index], "index_select", dims=(dim,))
+    return _from_front(rows, dim)
 
 
 def _rows_to(op: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, Any, Any, Any]:
@@ -332,7 +369,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 
         return copy(input)
     if not elementwise.plain(alpha, 1):
         rows = rows * alpha
-    out = _scatter(base, [index], rows, "add", "index_add_")
+    out = _scatter(base, [index], rows, "add", "index_add_", dims=(dim,))
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
@@ -347,7 +384,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     dim, base, index, rows = _rows_to("index_copy_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
         return copy(input)
-    out = _scatter(base, [index], rows, "set", "index_copy_")
+    out = _scatter(base, [index], rows, "set", "index_copy_", dims=(dim,))
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
@@ -377,7 +414,7 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
         return copy(input)
     rows = _expanded(value, (index.numel(), *base._shape[1:]))
     # Negative positions count from the end here, as in PyTorch.
-    out = _scatter(base, [index], rows, "set", "index_fill_", wrap=True)
+    out = _scatter(base, [index], rows, "set", "index_fill_", wrap=True, dims=(dim,))
     return movement.reshape(_from_front(out, dim), input._shape)
 
 

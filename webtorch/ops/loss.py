@@ -478,7 +478,8 @@ def _negative_log_likelihood(
     if 0 in target.shape:
         weights = fill(target.shape, 0, x.dtype, x.device)
     else:
-        weights = _where(counted, take(table, (_where(counted, target, 0),), name), 0.0)
+        found = take(table, (_where(counted, target, 0),), name, dims=(dim,))
+        weights = _where(counted, found, 0.0)
     chosen = eq(positions(x, dim), target.unsqueeze(dim))
     loss = -(sum(_where(chosen, x, 0.0), dim) * weights)
     if smoothing:

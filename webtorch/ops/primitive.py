@@ -45,15 +45,15 @@ reduce_dims = _primitive(
 )
 take = _primitive(
     "_take",
-    "(x, indices, name, wrap=False)",
+    "(x, indices, name, wrap=False, dims=())",
     "out[b..., r...] = x[indices[0][b], indices[1][b], ..., r]: integer index tensors of one "
     "shape b pick along x's first dims. "
-    "Bounds are checked on the device, errors name `name` and the dim; wrap=True allows negative "
-    "indices. Differentiable in x.",
+    "Bounds are checked on the device, errors name `name` and the dim (of `dims`, where x was "
+    "permuted); wrap=True allows negative indices. Differentiable in x.",
 )
 scatter = _primitive(
     "_scatter",
-    "(base, indices, values, combine, name, wrap=False)",
+    "(base, indices, values, combine, name, wrap=False, dims=())",
     "A copy of base with base[indices[0][b], ..., r] combined with values[b, r]; combine: set add "
     "mul max min. Differentiable for set and add.",
 )
@@ -128,6 +128,18 @@ IOTA = Elementwise(
     signature="",
     doc="start + position * step.",
     expr=_iota,
+    tensors=(),
+    function_in=(),
+)
+
+
+# 0, 1, 2, ...: an index that needs no check where the dimension is long enough.
+COUNT = Elementwise(
+    name="_count",
+    family="elementwise",
+    signature="",
+    doc="The position.",
+    expr=lambda position: position,
     tensors=(),
     function_in=(),
 )

@@ -25,9 +25,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
-    view, tensors, single = _parse(x, index)
+    view, tensors, single, names = _parse(x, index)
     if tensors:
-        return indexing.take_at(view, tensors, single)
+        return indexing.take_at(view, tensors, single, names)
     return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
 
 
@@ -40,9 +40,9 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         mask = movement.reshape(mask, mask._shape + (1,) * (x.ndim - mask.ndim))
         write(x, elementwise.where(mask, movement.reshape(value, ()), x), fresh=True)
         return
-    view, tensors, single = _parse(x, index)
+    view, tensors, single, names = _parse(x, index)
     if tensors:
-        indexing.put_at(view, tensors, value, single)
+        indexing.put_at(view, tensors, value, single, names=names)
         return
     extra = value.ndim - view.ndim
     if extra > 0 and all(n == 1 for n in value._shape[:extra]):
@@ -120,18 +120,23 @@ def _slice_number(value: Any) -> int | None:
         ) from None
 
 
-def _parse(x: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor], tuple[int, ...]]:
-    """Return the view that plain indices make, index tensors by its dims, and which of these select like ints."""
+def _parse(
+    x: Tensor, index: Any
+) -> tuple[Tensor, dict[int, Tensor], tuple[int, ...], dict[int, int]]:
+    """Return the view that plain indices make, index tensors by its dims, which of these select like ints, and which
+    dims of x they stand for.
+    """
     items = [_convert(x, item) for item in _items(index)]
     used = sum(_dims_used(item) for item in items)
     if used > x.ndim:
         if not x.ndim:
-            return _pick(x, 0, 0), {}, ()
+            return _pick(x, 0, 0), {}, (), {}
         raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
     view, dim = x, 0  # dim counts the dims of `view` that are settled
     at = 0  # the dim of x, for messages
     tensors: dict[int, Tensor] = {}
     single: list[int] = []
+    names: dict[int, int] = {}
     skipped = False
     for item in items:
         if item is None:
@@ -173,10 +178,10 @@ def _parse(x: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor], tuple[int,
             else:
                 if not item.ndim:
                     single.append(dim)
-                tensors[dim] = item
+                tensors[dim], names[dim] = item, at
                 dim += 1
             at += dims
-    return view, tensors, tuple(single)
+    return view, tensors, tuple(single), names
 
 
 def _mask(

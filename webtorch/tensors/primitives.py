@@ -10,7 +10,7 @@ from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
-from webtorch.ops.primitive import IDENTITY, IOTA, RANDOM
+from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.host import random_words
@@ -325,6 +325,10 @@ def empty(shape: Sequence[int], dtype: DType, device: DeviceLike) -> Tensor:
 def iota(count: int, start: Scalar, step: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
     """Return start + i * step for i < count."""
     runtime = resolve(device)
+    if type(start) is int and start == 0 and step == 1 and dtype.is_integral:
+        return Tensor._from_node(
+            Node("map", (), (COUNT, "p", dtype.compute), (), (count,), dtype, user_line()), runtime
+        )
     if dtype is int64 and count:
         check_int64("arange", start, runtime)
         check_int64("arange", start + step * (count - 1), runtime)
@@ -420,12 +424,15 @@ def scan(x: Tensor, combine: str, dim: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def take(x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False) -> Tensor:
-    """Pick rows of x by index tensors."""
+def take(
+    x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False, dims: Sequence[int] = ()
+) -> Tensor:
+    """Pick rows of x by index tensors. `dims`: what the user calls the indexed dimensions."""
     count = len(indices)
+    dims = tuple(dims or range(count))
     shape = indices[0]._shape + x._shape[count:]
-    _check_not_empty(x._shape, indices, name)
-    out = record("take", (x, *indices), (count, name, wrap), (), shape, x.dtype)
+    _check_not_empty(x._shape, indices, name, dims)
+    out = record("take", (x, *indices), (count, dims, name, wrap), (), shape, x.dtype)
     if not needs_grad((x,)):
         return out
     saved = [SavedTensor(i) for i in indices]
@@ -434,7 +441,13 @@ def take(x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False) ->
     def rule(g: Tensor) -> tuple[Tensor]:
         return (
             scatter(
-                fill(full, 0, g.dtype, g.device), [s.unpack() for s in saved], g, "add", name, wrap
+                fill(full, 0, g.dtype, g.device),
+                [s.unpack() for s in saved],
+                g,
+                "add",
+                name,
+                wrap,
+                dims,
             ),
         )
 
@@ -448,14 +461,18 @@ def scatter(
     combine: str,
     name: str,
     wrap: bool = False,
+    dims: Sequence[int] = (),
 ) -> Tensor:
-    """Return base with rows combined at index tensors."""
+    """Return base with rows combined at index tensors. `dims`: what the user calls the indexed
+    dimensions.
+    """
     count = len(indices)
-    _check_not_empty(base._shape, indices, name)
+    dims = tuple(dims or range(count))
+    _check_not_empty(base._shape, indices, name, dims)
     out = record(
         "scatter",
         (base, *indices, values),
-        (count, combine, name, wrap),
+        (count, dims, combine, name, wrap),
         (),
         base._shape,
         base.dtype,
@@ -469,18 +486,22 @@ def scatter(
         kept = (
             g
             if combine == "add"
-            else scatter(g, where, fill(values_shape, 0, g.dtype, g.device), "set", name, wrap)
+            else scatter(
+                g, where, fill(values_shape, 0, g.dtype, g.device), "set", name, wrap, dims
+            )
         )
-        return kept, take(g, where, name, wrap)
+        return kept, take(g, where, name, wrap, dims)
 
     values_shape = values._shape
     return attach(out, "IndexPut" if combine == "set" else "ScatterAdd", (base, values), rule)
 
 
-def _check_not_empty(shape: tuple[int, ...], indices: Sequence[Tensor], name: str) -> None:
+def _check_not_empty(
+    shape: tuple[int, ...], indices: Sequence[Tensor], name: str, dims: Sequence[int]
+) -> None:
     for d, index in enumerate(indices):
         if shape[d] == 0 and index.numel():
-            raise IndexError(f"{name}: index is out of bounds for dimension {d} with size 0")
+            raise IndexError(f"{name}: index is out of bounds for dimension {dims[d]} with size 0")
 
 
 # ---- contractions

@@ -117,11 +117,7 @@ class CpuBackend:
 
     def _failed(self, program: Program, number: int, value: int) -> None:
         if self.failure is None:
-            site = program.sites[number]
-            self.failure = IndexOutOfRangeError(
-                f"{site.op}: index {value} is out of bounds for dimension {site.dim} "
-                f"with size {site.size} ({site.line})"
-            )
+            self.failure = IndexOutOfRangeError(program.sites[number].message(value))
 
 
 def _processor() -> str:

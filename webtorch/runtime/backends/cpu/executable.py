@@ -237,7 +237,7 @@ class CpuExecutable:
         self.program = program
         self.failed = failed
         self.runners = [runner(r) for r in program.routines]
-        self.status: Array = np.zeros(2, np.int32)
+        self.status: Array = np.zeros(2, np.int64)
         # Temporaries and argument blocks are shared by the runs of one program.
         self.lock = threading.Lock()
         self.call = self._compile()

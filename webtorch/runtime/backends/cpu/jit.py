@@ -709,8 +709,9 @@ class _Compiler:
             "monotonic",
         )
         with b.if_then(b.extract_value(old, 1)):
-            place = b.gep(self.status, [self.ir.Constant(self.ir.IntType(64), 1)], source_etype=i32)
-            b.store(self.m.cast(value, "int32").value, place)
+            i64 = self.ir.IntType(64)
+            place = b.gep(self.status, [self.ir.Constant(i64, 1)], source_etype=i64)
+            b.store(self.m.cast(value, "int64").value, place)
 
     # -- memory ---------------------------
 

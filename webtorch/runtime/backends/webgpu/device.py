@@ -539,11 +539,7 @@ class WebGPUBackend:
 def _index_error(program: Program, number: int, value: int) -> IndexOutOfRangeError:
     if not 0 <= number < len(program.sites):
         return IndexOutOfRangeError(f"index {value} is out of bounds (unknown site {number})")
-    site = program.sites[number]
-    where = f" ({site.line})" if site.line else ""
-    return IndexOutOfRangeError(
-        f"{site.op}: index {value} is out of bounds for dimension {site.dim} with size {site.size}{where}"
-    )
+    return IndexOutOfRangeError(program.sites[number].message(value))
 
 
 def _request_device(adapter: AdapterInfo) -> Any:
