@@ -40,7 +40,21 @@ globals().update(_NAMESPACES["torch"])
 globals().update(_CONSTRUCTORS)
 
 # These need the table's functions.
-from webtorch import autograd, debug, errors, linalg, nn, optim, random, special, utils, webgpu
+from webtorch import amp, autograd, debug, errors, linalg, nn, optim, random, special, utils, webgpu
+from webtorch.amp.autocast_mode import (
+    autocast,
+    autocast_decrement_nesting,
+    autocast_increment_nesting,
+    clear_autocast_cache,
+    get_autocast_cpu_dtype,
+    get_autocast_dtype,
+    is_autocast_cache_enabled,
+    is_autocast_cpu_enabled,
+    is_autocast_enabled,
+    set_autocast_cache_enabled,
+    set_autocast_dtype,
+    set_autocast_enabled,
+)
 from webtorch.capture import compile
 from webtorch.io.checkpoint import load, save
 from webtorch.ops.random import Generator, default_generator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
@@ -13,6 +13,8 @@ __all__ = ["Adagrad"]
 
 class Adagrad(Optimizer):
     """Divide the gradient by the root of the sum of its squares so far. Duchi et al., 2011."""
+
+    _takes_back: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ class Adam(Optimizer):
         "1-beta2": lambda group: 1 - group["betas"][1],
         "log beta1": _log_beta(0),
         "log beta2": _log_beta(1),
+    _takes_back: ClassVar[bool] = True
         "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
     }
 

@@ -19,8 +19,8 @@ import webtorch
 from webtorch import Tensor
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
-from webtorch.tensors.host import bindings, host_scalar
-from webtorch.tensors.whole import realize
+from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
+from webtorch.tensors.whole import kept_value, realize
 
 __all__ = [
     "Derived",
@@ -71,6 +71,20 @@ def register_optimizer_step_post_hook(hook: Callable[..., Any]) -> RemovableHand
     return _add(_global_post_hooks, hook)
 
 
+class _Begun(dict[str, Any]):
+    """The state of a parameter that begins while a step is captured.
+
+    What begins as a constant exists then as if it had been made before: the captured program is
+    that of every step, not that of the first.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set an entry; a constant is computed at once."""
+        if isinstance(value, Tensor):
+            make_before(value)
+        super().__setitem__(key, value)
+
+
 class Hyper(Mapping[str, float]):
     """A group's options, and numbers derived from them, as host scalars.
 
@@ -117,8 +131,16 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
                         f"but got {changed}."
                     )
                 args, kwargs = changed
+        found_inf = self.__dict__.get("found_inf")
+        before = None if found_inf is None else self._values()
+        if tracing.active:
+            self._begin_states()
         with webtorch.set_grad_enabled(bool(self.defaults.get("differentiable", False))):
             out = step(self, *args, **kwargs)
+        if tracing.active:
+            self._end_states()
+        if before is not None and found_inf is not None:
+            self._take_back(before, found_inf)
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
@@ -144,6 +166,9 @@ class Optimizer:
     _optimizer_load_state_dict_pre_hooks: OrderedDict[int, Callable[..., Any]]
     _optimizer_load_state_dict_post_hooks: OrderedDict[int, Callable[..., Any]]
     _hypers: dict[int, Hyper]
+    # Whether a step can be taken back on the device. GradScaler sets `found_inf`, a 0-d tensor, before
+    # it calls `step`: where that is not 0, parameters and state stay as they were.
+    _takes_back: ClassVar[bool] = False
     # Derived numbers of `Hyper`, by name.
     _derived: ClassVar[dict[str, Derived]] = {
         "-lr": lambda group: -group["lr"],
@@ -154,6 +179,9 @@ class Optimizer:
         super().__init_subclass__(**kwargs)
         if "step" in cls.__dict__ and not getattr(cls.step, "hooked", False):
             cls.step = _hooked(cls.step)  # type: ignore[method-assign]
+        if {"step", "_update", "_update_one"} & cls.__dict__.keys():
+            # Another update may keep numbers on the host, or begin with state that is not zero.
+            cls._takes_back = cls.__dict__.get("_takes_back", False)
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         """Take the parameters into groups."""
@@ -200,7 +228,6 @@ class Optimizer:
         self.__dict__.update(state)
         self._make_hook_tables()
         self._hypers.clear()
-        self.defaults.setdefault("differentiable", False)
         for group in self.param_groups:
             for name, default in self.defaults.items():
                 # An option that is younger than the checkpoint.
@@ -297,6 +324,53 @@ class Optimizer:
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
         raise NotImplementedError
+
+    def _values(self) -> dict[tuple[int, str], Tensor]:
+        """Return the values of now of what a step may overwrite, by parameter and name of the state."""
+        return {place: kept_value(t) for place, t in self._written()}
+
+    def _written(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
+        """Iterate over the parameters with a gradient and their state."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    yield (id(param), ""), param
+                    for name, value in self.state.get(param, {}).items():
+                        if isinstance(value, Tensor):
+                            yield (id(param), name), value
+
+    def _take_back(self, before: dict[tuple[int, str], Tensor], found_inf: Tensor) -> None:
+        """Give back the values of before the step where `found_inf` is not 0, on the device.
+
+        State that the step created is then as it would be before a first step: zero. It stays, so
+        that a step which is captured next finds it.
+        """
+        bad: dict[Any, Tensor] = {}
+        done: set[int] = set()
+        with webtorch.no_grad():
+            for place, tensor in self._written():
+                if id(tensor) in done:
+                    continue
+                done.add(id(tensor))
+                if tensor.device not in bad:
+                    bad[tensor.device] = found_inf.to(tensor.device) != 0
+                old = before.get(place, 0.0)
+                tensor.copy_(webtorch.where(bad[tensor.device], old, tensor))
+
+    def _begin_states(self) -> None:
+        """Before a captured step: have the states that it begins exist before it."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if not self.state.get(param):
+                    self.state[param] = _Begun()
+
+    def _end_states(self) -> None:
+        """After a captured step: states are plain dicts again; those that did not begin go."""
+        for param, state in list(self.state.items()):
+            if isinstance(state, _Begun):
+                self.state[param] = dict(state)
+                if not state:
+                    del self.state[param]
 
     def _hyper(self, group: dict[str, Any]) -> Hyper:
         """Return the group's options as host scalars; one object for the life of the group."""

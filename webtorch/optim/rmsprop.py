@@ -17,6 +17,7 @@ class RMSprop(Optimizer):
     `centered` divides by a running standard deviation: Graves, 2013.
     """
 
+    _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-alpha": lambda group: 1 - group["alpha"],

@@ -17,6 +17,7 @@ class SGD(Optimizer):
     al., 2013.
     """
 
+    _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-dampening": lambda group: 1 - group["dampening"],

@@ -56,9 +56,12 @@ def _bind(op: Op) -> None:
     if title is not None:
         op.function = composed(op.function, title)
 
+    if op.autocast is not None:
+        op.function = follow(op.autocast, op.name, op.function)
 
 def _publish(op: Op) -> None:
-    inplace = calls.bind_inplace(f"{op.name}_", op.function) if op.inplace else None
+    plain = without_autocast(op.function)
+    inplace = calls.bind_inplace(f"{op.name}_", plain) if op.inplace else None
     for name in (op.name, *op.aliases):
         for place in op.function_in:
             if place == "Tensor":
@@ -159,7 +162,7 @@ def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
 def _operators() -> None:
     def forward(name: str, entry: str) -> None:
         op = TABLE[entry]
-        fast = op if isinstance(op, Elementwise) else None
+        fast = op if isinstance(op, Elementwise) and op.autocast is None else None
         function = op.function
 
         def operator(self: Tensor, other: Any) -> Any:
@@ -174,7 +177,7 @@ def _operators() -> None:
 
     def reflected(name: str, entry: str) -> None:
         op = TABLE[entry]
-        fast = op if isinstance(op, Elementwise) else None
+        fast = op if isinstance(op, Elementwise) and op.autocast is None else None
         function = op.function
 
         def operator(self: Tensor, other: Any) -> Any:

@@ -26,6 +26,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
+from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.primitives import (
     as_view,
@@ -627,10 +628,11 @@ def accept_out(op: Op) -> Callable[..., Any]:
     function = op.function
     if "out" in inspect.signature(function).parameters:
         return function
+    plain = without_autocast(function)
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
+        found = (function if out is None else plain)(*args, **kwargs)
         if out is None:
             return found
         if isinstance(found, tuple):
@@ -689,6 +691,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     signature = inspect.signature(inner)
     names = tuple(signature.parameters)
     used = used_arguments(vjp, ("g", "out", *names))
+    many = op.outputs > 1
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -711,7 +714,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             args = bound.args
         with no_grad():
             out = inner(*args)
-        first = out[0] if isinstance(out, tuple) else out
+        results = out[: op.outputs] if isinstance(out, tuple) else (out,)
         tensors = [a for a in args if isinstance(a, Tensor)]
         edges = tuple(
             [
@@ -723,20 +726,22 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             (SavedTensor(a) if n in used else None) if isinstance(a, Tensor) else a
             for n, a in zip(names, args, strict=False)
         ]
-        saved_out = SavedTensor(first, is_output=True) if "out" in used else None
+        saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []
         positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         owner: list[Any] = []
 
         def rule(gs: Any) -> list[Tensor | None]:
-            result = saved_out.unpack(owner[0]()) if saved_out is not None else None
-            found = vjp(
-                gs[0], result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
-            )
+            kept = [s.unpack(owner[0]()) for s in saved_out]
+            for number, result in enumerate(kept):
+                result._output_nr = number
+            g, out = (tuple(gs), tuple(kept)) if many else (gs[0], kept[0] if kept else None)
+            found = vjp(g, out, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved])
             return [found[i] if i < len(found) else None for i in positions]
 
         fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
         owner.append(weakref.ref(fn))
-        set_history(first, fn)
+        for number, result in enumerate(results):
+            set_history(result, fn, number)
         return out
 
     function.__name__ = function.__qualname__ = op.name

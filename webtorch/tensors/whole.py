@@ -7,6 +7,7 @@ from typing import Any
 
 from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Size, Tensor
 
 
@@ -48,6 +49,18 @@ def get_device(input: Tensor) -> int:
 def detach(input: Tensor) -> Tensor:
     """Return a tensor on the same storage that needs no gradient."""
     return input.detach()
+
+
+def kept_value(input: Tensor) -> Tensor:
+    """Return the value of now, for as long as nothing is computed: the tensor may be overwritten
+    meanwhile, and still in its own memory.
+    """
+    storage = input._storage
+    if not input._whole or storage.node.host is not None:
+        return input.detach().clone()
+    # Not a clone: one would keep the memory from being written in place.
+    value = Storage(storage.node, storage.runtime)
+    return Tensor._from_storage(value, input._shape, input._strides, 0, True)
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> Size:

@@ -13,7 +13,7 @@ from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
 from webtorch.ops.random import Generator, default_generator
-from webtorch.tensors import tape
+from webtorch.tensors import autocast, tape
 from webtorch.tensors.function import Function
 from webtorch.tensors.tape import enable_grad, mode, no_grad
 from webtorch.tensors.tensor import Tensor
@@ -166,6 +166,7 @@ class _Reentrant(Function):
     def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         ctx.function = function
         ctx.state = _random_state(args) if preserve else []
+        ctx.autocast = autocast.snapshot()
         ctx.template = [None if isinstance(a, Tensor) else a for a in args]
         ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         ctx.save_for_backward(*[args[i] for i in ctx.places])
@@ -183,7 +184,7 @@ class _Reentrant(Function):
         needed = ctx.needs_input_grad[2:]
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(needed[place])
-        with enable_grad(), _random_from(ctx.state):
+        with enable_grad(), _random_from(ctx.state), autocast.restored(ctx.autocast):
             outputs = ctx.function(*_again(args))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [
@@ -216,6 +217,7 @@ class _Frame:
         self.check, self.early_stop = check == "default", early_stop
         self.first_context, self.second_context = context_fn()
         self.state = _random_state((*args, *kwargs.values())) if preserve else []
+        self.autocast = autocast.snapshot()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
         self.handles: list[weakref.ref[_Handle]] = []
         self.looks: list[tuple[Any, ...]] = []
@@ -260,6 +262,7 @@ class _Frame:
         with (
             enable_grad(),
             _random_from(self.state),
+            autocast.restored(self.autocast),
             saved_tensors_hooks(keep, lambda tensor: tensor),
             self.second_context,
             contextlib.suppress(_EnoughComputed),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import webtorch
 from webtorch import Tensor
 from webtorch.nn.functional.table import table
+from webtorch.ops.record import FP32
+from webtorch.tensors.autocast import autocast_rule
 
 __all__ = [
     "multi_margin_loss",
@@ -62,6 +64,7 @@ def multilabel_soft_margin_loss(
     return _reduced(losses.sum(-1) / input.shape[-1], reduction)
 
 
+@autocast_rule(FP32)
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,

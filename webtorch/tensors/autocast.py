@@ -1,0 +1,223 @@
+"""Autocast: operations choose the precision of their floating-point inputs. Floor 4.
+
+Which rule an operation follows is the field `autocast` of its entry. An operation that has a rule
+runs as a whole in the type that the rule chose: inside it autocast is off for its device. The state
+is the thread's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from webtorch.ir.dtype import DType, bfloat16, float16, float32, float64
+from webtorch.ops.record import Autocast, AutocastRule
+from webtorch.tensors.host import tracing
+from webtorch.tensors.tape import mode
+from webtorch.tensors.tensor import Tensor
+
+KINDS = ("cpu", "webgpu")
+LOWER_PRECISION = (bfloat16, float16)
+
+
+class _State(threading.local):
+    cache_enabled = True
+    nesting = 0
+    # Whether the outermost context was entered inside a capture: what a capture makes must not be
+    # kept by a context outside of it, nor the other way around.
+    traced = False
+
+    def __init__(self) -> None:
+        # Device kind -> lower-precision type, of the kinds for which autocast is on.
+        self.enabled: dict[str, DType] = {}
+        self.chosen: dict[str, DType] = {"cpu": bfloat16, "webgpu": float16}
+        # id of a leaf -> (the leaf, its version, gradient mode, its cast).
+        self.casts: dict[int, tuple[weakref.ref[Tensor], int, bool, Tensor]] = {}
+
+
+state = _State()
+Snapshot = tuple[dict[str, DType], dict[str, DType], bool]
+
+
+def snapshot() -> Snapshot:
+    """Return the settings of this thread, for `restored`."""
+    return dict(state.enabled), dict(state.chosen), state.cache_enabled
+
+
+@contextlib.contextmanager
+def restored(settings: Snapshot) -> Iterator[None]:
+    """Have the settings of `snapshot` inside; nothing cast before is used."""
+    now, casts = snapshot(), state.casts
+    state.enabled, state.chosen, state.cache_enabled = settings
+    state.casts = {}
+    state.nesting += 1
+    try:
+        yield
+    finally:
+        state.nesting -= 1
+        state.enabled, state.chosen, state.cache_enabled = now
+        state.casts = casts
+
+
+def signature() -> tuple[tuple[str, DType], ...]:
+    """Return what autocast does now, as a key: a function captured under one is not that of another."""
+    return tuple(sorted(state.enabled.items(), key=lambda item: item[0])) if state.enabled else ()
+
+
+# ---- casting
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _eligible(x: Any, kind: str) -> bool:
+    return (
+        isinstance(x, Tensor)
+        and x._storage.runtime.kind == kind
+        and x.dtype.kind == "float"
+        and x.dtype is not float64
+    )
+
+
+def _cast(x: Tensor, dtype: DType) -> Tensor:
+    """Return x in `dtype`; a parameter is cast once per outermost context."""
+    if x.dtype is dtype:
+        return x
+    kept = (
+        state.cache_enabled
+        and x.dtype is float32
+        and dtype is not float32
+        and x._requires_grad
+        and x._grad_fn is None
+        and x._base is None
+        and state.traced == tracing.active
+        and state.nesting > 0
+    )
+    if not kept:
+        return x.to(dtype)
+    found = state.casts.get(id(x))
+    if found is not None:
+        owner, version, recorded, cast = found
+        if (
+            owner() is x
+            and version == x._storage.version
+            and recorded == mode.grad
+            and cast.dtype is dtype
+        ):
+            return cast
+    cast = x.to(dtype)
+    state.casts[id(x)] = weakref.ref(x), x._storage.version, mode.grad, cast
+    return cast
+
+
+def _all_cast(x: Any, dtype: DType, kind: str) -> Any:
+    """Return an argument with its eligible tensors in `dtype`, also those in lists and tuples."""
+    if isinstance(x, Tensor):
+        return _cast(x, dtype) if _eligible(x, kind) else x
+    if isinstance(x, (list, tuple)) and any(isinstance(v, Tensor) for v in x):
+        cast = [_all_cast(v, dtype, kind) for v in x]
+        return tuple(cast) if isinstance(x, tuple) else cast
+    return x
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from (v for v in x if isinstance(v, Tensor))
+
+
+def _widest(name: str, tensors: list[Tensor], kind: str) -> DType:
+    """Return the type that mixed inputs are brought to: the lower one if all have it, else float32."""
+    lower = widest = state.enabled[kind]
+    for t in tensors:
+        if not _eligible(t, kind):
+            continue
+        if t.dtype is float32 or widest is float32:
+            widest = float32
+        elif t.dtype is not lower:
+            raise RuntimeError(
+                f"{name}: Unexpected floating ScalarType in at::autocast::prioritize: autocast is "
+                f"on with {lower}, and an input is {t.dtype}. Convert it, as in x.to({lower})."
+            )
+    return widest
+
+
+def follow(rules: Autocast, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as it is while autocast is off, and under its rules while it is on."""
+    parameters = list(inspect.signature(function).parameters)
+    dtype_at = parameters.index("dtype") if "dtype" in parameters else len(parameters)
+
+    @functools.wraps(function)
+    def ruled(*args: Any, **kwargs: Any) -> Any:
+        if not state.enabled or kwargs.get("out") is not None:
+            return function(*args, **kwargs)
+        tensors = list(_tensors(args, kwargs))
+        # A number in a 0-d tensor on the CPU goes along with the others.
+        kinds = {t._storage.runtime.kind for t in tensors}
+        kind = "cpu" if kinds == {"cpu"} else "webgpu"
+        rule = rules.cpu if kind == "cpu" else rules.gpu
+        if rule is None or kind not in state.enabled:
+            return function(*args, **kwargs)
+        args, kwargs = _ruled(rule, name, kind, tensors, args, kwargs, dtype_at)
+        enabled = state.enabled
+        state.enabled = {k: d for k, d in enabled.items() if k != kind}
+        try:
+            return function(*args, **kwargs)
+        finally:
+            state.enabled = enabled
+
+    ruled.without_autocast = function  # type: ignore[attr-defined]
+    return ruled
+
+
+def autocast_rule(rules: Autocast) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function that is no entry of the table with its rules."""
+    return lambda function: follow(rules, function.__name__, function)
+
+
+def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what `follow` was given: forms that write to a tensor of theirs keep its type."""
+    plain: Callable[..., Any] = getattr(function, "without_autocast", function)
+    return plain
+
+
+def _ruled(
+    rule: AutocastRule,
+    name: str,
+    kind: str,
+    tensors: list[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype_at: int,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    match rule:
+        case "whole":
+            return args, kwargs
+        case "refuse":
+            raise RuntimeError(
+                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+                "autocast.\nMany models use a sigmoid layer right before the binary cross entropy "
+                "layer.\nIn this case, combine the two layers using "
+                "torch.nn.functional.binary_cross_entropy_with_logits\nor torch.nn.BCEWithLogitsLoss."
+                "  binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
+            )
+        case "fp32_result":
+            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
+            if given is None and tensors and _eligible(tensors[0], kind):
+                args, kwargs = args[:dtype_at], {**kwargs, "dtype": float32}
+            return args, kwargs
+        case "lower":
+            dtype = state.enabled[kind]
+        case "fp32":
+            dtype = float32
+        case "promote":
+            dtype = _widest(name, tensors, kind)
+    return (
+        tuple([_all_cast(a, dtype, kind) for a in args]),
+        {k: _all_cast(a, dtype, kind) for k, a in kwargs.items()},
+    )
