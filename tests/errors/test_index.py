@@ -101,6 +101,25 @@ def test_a_bad_index_in_training_names_the_line_of_the_forward(device: str) -> N
         weight.grad.tolist()
 
 
+def test_an_index_of_a_dimension_of_size_0_is_refused_at_once() -> None:
+    x = webtorch.zeros(0, 3, 0)
+    message = "out of bounds for dimension {} with size 0"
+    with pytest.raises(IndexError, match=message.format(2)):
+        x[..., webtorch.tensor([[0, 0]])]
+    with pytest.raises(IndexError, match=message.format(0)):
+        x[webtorch.tensor(0), webtorch.tensor([], dtype=webtorch.long)]
+    assert x[webtorch.tensor([], dtype=webtorch.long)].shape == (0, 3, 0)
+
+
+def test_what_is_assigned_at_index_tensors_is_not_converted() -> None:
+    x = webtorch.zeros(3)
+    with pytest.raises(RuntimeError, match="source and destination dtypes match"):
+        x[[0, 1]] = webtorch.tensor([1, 2])
+    x[webtorch.tensor([True, False, False])] = webtorch.tensor(4)
+    x[1:] = webtorch.tensor([5, 6])
+    assert x.tolist() == [4.0, 5.0, 6.0]
+
+
 def _written(x: Any, *index: Any) -> Any:
     y = x.clone()
     y[index] = 1.0

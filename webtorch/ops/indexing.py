@@ -143,6 +143,10 @@ class Layout:
         names: Mapping[int, int] | None = None,
     ) -> None:
         rank = len(shape)
+        for d, index in tensors.items():
+            # Also where nothing is read, because another index is empty.
+            if not shape[d] and numel(index._shape):
+                raise IndexError(f"index is out of bounds for dimension {d} with size 0")
         many = [d for d in sorted(tensors) if d not in single]
         try:
             self.index_shape = broadcast_shapes(*(tensors[d]._shape for d in many))
@@ -272,12 +276,17 @@ def put_value(value: Any, shape: Shape) -> Any:
         ) from None
 
 
-def _put(op: str, x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+def check_put_dtype(op: str, x: Any, values: Any) -> None:
+    """Raise DTypeError where PyTorch does not convert what is assigned."""
     if values.dtype is not x.dtype:
         raise DTypeError(
             f"{op}: Index put requires the source and destination dtypes match, got {x.dtype} for the "
             f"destination and {values.dtype} for the source. Use values.to({x.dtype})."
         )
+
+
+def _put(op: str, x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+    check_put_dtype(op, x, values)
     expanded = expand_masks(x._shape, indices)
     tensors = {d: i for d, i in enumerate(expanded) if i is not None}
     if tensors:

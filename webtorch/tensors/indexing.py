@@ -34,7 +34,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """Do x[index] = value, in place. Raises IndexError, ShapeError or TypeError as PyTorch does."""
     mask = _as_mask(x, index)
-    value = _as_value(x, value)
+    given, value = value, _as_value(x, value)
     if mask is not None and value.numel() == 1:
         # No positions are needed, so nothing is read from the device.
         mask = movement.reshape(mask, mask._shape + (1,) * (x.ndim - mask.ndim))
@@ -42,6 +42,9 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         return
     view, tensors, single, names = _parse(x, index)
     if tensors:
+        # One value is converted, and so is what 0-d tensors select like ints.
+        if isinstance(given, Tensor) and given.numel() != 1 and len(tensors) > len(single):
+            indexing.check_put_dtype("setitem", x, given)
         indexing.put_at(view, tensors, value, single, names=names)
         return
     extra = value.ndim - view.ndim
