@@ -22,7 +22,7 @@ from webtorch.ops.elementwise import (
     sigmoid,
     tanh,
 )
-from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.record import LOWER, Autocast, Elementwise, composite, elementwise
 from webtorch.ops.reduce import wrap_dim
 
 FUNCTIONAL = ("nn.functional",)
@@ -162,7 +162,7 @@ _prelu = elementwise(
 )
 
 
-@composite(function_in=EVERYWHERE, dtypes=FLOATS, torch="nn.functional.prelu")
+@composite(function_in=EVERYWHERE, dtypes=FLOATS, torch="nn.functional.prelu", autocast=LOWER)
 def prelu(input: Any, weight: Any) -> Any:
     """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
     if weight.numel() != 1:
@@ -231,6 +231,7 @@ softplus = elementwise(
     domain=(-30.0, 30.0),
     samples=(((), {}), ((2.0, 5.0), {})),
     doc="log(1 + exp(beta * input)) / beta, never overflowing; input itself above threshold.",
+    autocast=Autocast(gpu="fp32"),
 )
 logsigmoid = elementwise(
     "logsigmoid",

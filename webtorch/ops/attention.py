@@ -14,7 +14,7 @@ from webtorch.ops.composite import dropout
 from webtorch.ops.contract import c_name, matmul
 from webtorch.ops.elementwise import _where, clamp_min, exp
 from webtorch.ops.primitive import iota, reduce_dims
-from webtorch.ops.record import composite
+from webtorch.ops.record import LOWER, composite
 
 # The lowest float32.
 _LOWEST = -3.4028234663852886e38
@@ -101,6 +101,7 @@ def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
     family="contract",
     function_in=("nn.functional",),
     torch="nn.functional.scaled_dot_product_attention",
+    autocast=LOWER,
 )
 def scaled_dot_product_attention(
     query: Any,

@@ -14,7 +14,7 @@ from webtorch.ir.dtype import FLOATS, DType, float32
 from webtorch.ops.activation import FUNCTIONAL, put_back
 from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
 from webtorch.ops.primitive import cast_to, reduce_dims
-from webtorch.ops.record import TABLE, composite
+from webtorch.ops.record import TABLE, Autocast, composite
 from webtorch.ops.reduce import eq, positions, sum, to_type, vector_norm, widened, wrap_dim
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
@@ -63,13 +63,17 @@ def _along(name: str, rule: Any, input: Any, dim: int | None, dtype: DType | Non
 _DIMS: tuple[Any, ...] = (((-1,), {}), ((0,), {}))
 
 
-@composite(function_in=EVERYWHERE, dtypes=FLOATS, samples=_DIMS)
+@composite(
+    function_in=EVERYWHERE, dtypes=FLOATS, samples=_DIMS, autocast=Autocast(gpu="fp32_result")
+)
 def softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
     """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
     return _along("softmax", _softmax, input, dim, dtype)
 
 
-@composite(function_in=EVERYWHERE, dtypes=FLOATS, samples=_DIMS)
+@composite(
+    function_in=EVERYWHERE, dtypes=FLOATS, samples=_DIMS, autocast=Autocast(gpu="fp32_result")
+)
 def log_softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
     """Return log(softmax(input)) along `dim`; nothing overflows."""
     return _along("log_softmax", _log_softmax, input, dim, dtype)
@@ -205,7 +209,10 @@ def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> A
 
 
 @composite(
-    function_in=("torch", "nn.functional"), torch="nn.functional.cosine_similarity", dtypes=FLOATS
+    function_in=("torch", "nn.functional"),
+    torch="nn.functional.cosine_similarity",
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
 )
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     """Return the cosine of the angle between x1 and x2 along `dim`; norms are at least eps."""

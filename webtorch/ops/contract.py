@@ -20,7 +20,7 @@ from webtorch.ir.view import (
     reshape_strides,
 )
 from webtorch.ops.primitive import as_view, fill, matmul3
-from webtorch.ops.record import composite
+from webtorch.ops.record import FP32, LOWER, Autocast, composite
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
@@ -148,7 +148,7 @@ def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(family="contract")
+@composite(family="contract", autocast=LOWER)
 def mm(input: Any, mat2: Any) -> Any:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -164,7 +164,7 @@ def mm(input: Any, mat2: Any) -> Any:
     return rows_times(input, mat2)
 
 
-@composite(family="contract")
+@composite(family="contract", autocast=LOWER)
 def bmm(input: Any, mat2: Any) -> Any:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -186,7 +186,7 @@ def bmm(input: Any, mat2: Any) -> Any:
     return product(input, mat2)
 
 
-@composite(family="contract", inplace=False)
+@composite(family="contract", inplace=False, autocast=Autocast(gpu="lower"))
 def mv(input: Any, vec: Any) -> Any:
     """Return the product of the matrix (M, K) and the vector (K)."""
     check_tensor("mv", "vec", 2, vec)
@@ -205,7 +205,7 @@ def mv(input: Any, vec: Any) -> Any:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(family="contract")
+@composite(family="contract", autocast=Autocast(gpu="promote"))
 def dot(input: Any, tensor: Any) -> Any:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -233,7 +233,7 @@ def dot(input: Any, tensor: Any) -> Any:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(family="contract")
+@composite(family="contract", autocast=Autocast(gpu="promote"))
 def vdot(input: Any, other: Any) -> Any:
     """Return the sum of the products of two vectors (the first conjugated, were it complex)."""
     return dot(input, other)
@@ -266,7 +266,7 @@ def outer(input: Any, vec2: Any) -> Any:
     return input.unsqueeze(1) * vec2
 
 
-@composite(family="contract", function_in=("torch", "Tensor", "linalg"))
+@composite(family="contract", function_in=("torch", "Tensor", "linalg"), autocast=LOWER)
 def matmul(input: Any, other: Any) -> Any:
     """Return the matrix product; leading dimensions are batches and broadcast.
 
@@ -351,7 +351,9 @@ def _batched(a: Any, b: Any) -> Any:
     return out.permute(order).contiguous()
 
 
-@composite(family="contract", function_in=("nn.functional",), torch="nn.functional.linear")
+@composite(
+    family="contract", function_in=("nn.functional",), torch="nn.functional.linear", autocast=LOWER
+)
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
     check_tensor("linear", "weight", 2, weight)
@@ -389,7 +391,12 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return out if bias is None else out + bias
 
 
-@composite(family="contract", function_in=("nn.functional",), torch="nn.functional.bilinear")
+@composite(
+    family="contract",
+    function_in=("nn.functional",),
+    torch="nn.functional.bilinear",
+    autocast=Autocast("whole", "promote"),
+)
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """Return input1 @ weight[k] @ input2 (+ bias[k]) for each k: (*, A), (*, B), (K, A, B) give (*, K)."""
     if tuple(input1.shape[:-1]) != tuple(input2.shape[:-1]):
@@ -445,25 +452,25 @@ def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
     return (input if beta == 1 else input * beta) + result
 
 
-@composite(family="contract", inplace=True)
+@composite(family="contract", inplace=True, autocast=LOWER)
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
     return _combine("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
-@composite(family="contract", inplace=True)
+@composite(family="contract", inplace=True, autocast=Autocast(gpu="lower"))
 def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat @ vec)."""
     return _combine("addmv", input, mv(mat, vec), beta, alpha)
 
 
-@composite(family="contract", inplace=True)
+@composite(family="contract", inplace=True, autocast=LOWER)
 def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
     return _combine("baddbmm", input, bmm(batch1, batch2), beta, alpha)
 
 
-@composite(family="contract", inplace=True)
+@composite(family="contract", inplace=True, autocast=LOWER)
 def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
     for i, x in enumerate((batch1, batch2)):
@@ -479,7 +486,7 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 
     return _combine("addbmm", input, tensordot(batch1, batch2, ([0, 2], [0, 1])), beta, alpha)
 
 
-@composite(family="contract", inplace=True)
+@composite(family="contract", inplace=True, autocast=Autocast(gpu="lower"))
 def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (vec1 outer vec2)."""
     result = outer(vec1, vec2)
@@ -490,7 +497,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> 
 # ---- many dimensions -----------------------------------------------------------------------------
 
 
-@composite(family="contract", function_in=("torch",))
+@composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"))
 def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     """Return the sums of products over `dims`: the last n of a with the first n of b, or two lists of dims."""
     if isinstance(dims, int):
@@ -542,7 +549,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     return result if out is None else out.copy_(result)
 
 
-@composite(family="contract", function_in=("torch",))
+@composite(family="contract", function_in=("torch",), autocast=LOWER)
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
 
@@ -782,7 +789,12 @@ def kron(input: Any, other: Any) -> Any:
     return (a * b).reshape(tuple(x * y for x, y in zip(sizes_a, sizes_b, strict=True)))
 
 
-@composite(family="contract", function_in=("linalg",), torch="linalg.multi_dot")
+@composite(
+    family="contract",
+    function_in=("linalg",),
+    torch="linalg.multi_dot",
+    autocast=Autocast(gpu="lower"),
+)
 def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
     """Return the product of two or more matrices, in the order that costs least; the ends may be vectors."""
     given = list(tensors)
@@ -834,7 +846,7 @@ def _chain(given: list[Any]) -> Any:
     return multiply(0, count - 1)
 
 
-@composite(family="contract", function_in=("torch",))
+@composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="lower"))
 def chain_matmul(*matrices: Any) -> Any:
     """Return the product of matrices, in the order that costs least."""
     given = (
@@ -863,7 +875,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
     return input.roll(-1, at) * other.roll(-2, at) - input.roll(-2, at) * other.roll(-1, at)
 
 
-@composite(family="contract")
+@composite(family="contract", autocast=Autocast(gpu="promote"))
 def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     """Return the vector products along `dim`; None stands for the first dimension of size 3."""
     if dim is None:
@@ -875,7 +887,7 @@ def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     return linalg_cross(input, other, dim=dim)
 
 
-@composite(family="contract", function_in=("linalg",), torch="linalg.vecdot")
+@composite(family="contract", function_in=("linalg",), torch="linalg.vecdot", autocast=LOWER)
 def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     """Return the sums of the products along `dim`; the other dimensions broadcast."""
     check_types("linalg.vecdot", x, y)
@@ -888,7 +900,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     return result if out is None else out.copy_(result)
 
 
-@composite(family="contract")
+@composite(family="contract", autocast=Autocast("fp32", "whole"))
 def trace(input: Any) -> Any:
     """Return the sum of the diagonal of a matrix."""
     if input.ndim != 2:
@@ -898,7 +910,7 @@ def trace(input: Any) -> Any:
 
 @composite(family="contract", function_in=("torch", "Tensor", "linalg"))
 def matrix_power(input: Any, n: int) -> Any:
-    """Return the n-th power (n >= 0) of square matrices (*, N, N)."""
+    """Return the n-th power of square matrices (*, N, N), of their inverses for n < 0."""
     shape = tuple(input.shape)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ShapeError(
@@ -925,7 +937,7 @@ def matrix_power(input: Any, n: int) -> Any:
         square = matmul(square, square)
 
 
-@composite(family="contract", function_in=("torch",))
+@composite(family="contract", function_in=("torch",), autocast=FP32)
 def cdist(
     x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
 ) -> Any:

@@ -15,7 +15,7 @@ from webtorch.ir.dtype import bool_
 from webtorch.ops.contract import c_name, check_tensor
 from webtorch.ops.movement import pick, window
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with
-from webtorch.ops.record import composite
+from webtorch.ops.record import LOWER, composite
 
 Sizes = int | Sequence[int]
 EVERYWHERE = ("torch", "nn.functional")
@@ -278,7 +278,7 @@ def _convolve_3d(
     )
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv1d")
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv1d", autocast=LOWER)
 def conv1d(
     input: Any,
     weight: Any,
@@ -292,7 +292,7 @@ def conv1d(
     return _convolve("conv1d", 1, input, weight, bias, stride, padding, dilation, groups)
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv2d")
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv2d", autocast=LOWER)
 def conv2d(
     input: Any,
     weight: Any,
@@ -306,7 +306,7 @@ def conv2d(
     return _convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv3d")
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv3d", autocast=LOWER)
 def conv3d(
     input: Any,
     weight: Any,
@@ -448,7 +448,12 @@ def _transposed_3d(
     return total.permute(0, 2, 1, 3, 4).contiguous()
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv_transpose1d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv_transpose1d",
+    autocast=LOWER,
+)
 def conv_transpose1d(
     input: Any,
     weight: Any,
@@ -474,7 +479,12 @@ def conv_transpose1d(
     )
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv_transpose2d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv_transpose2d",
+    autocast=LOWER,
+)
 def conv_transpose2d(
     input: Any,
     weight: Any,
@@ -500,7 +510,12 @@ def conv_transpose2d(
     )
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv_transpose3d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv_transpose3d",
+    autocast=LOWER,
+)
 def conv_transpose3d(
     input: Any,
     weight: Any,

@@ -28,7 +28,7 @@ from webtorch.ir.dtype import (
     float64,
 )
 from webtorch.ir.expr import Expr
-from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.record import Autocast, Elementwise, composite, elementwise
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
 BITS: tuple[DType, ...] = (*INTEGERS, bool_)
@@ -319,7 +319,7 @@ _cube = elementwise(
 )
 
 
-@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0))
+@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), autocast=Autocast(gpu="fp32"))
 def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
     if is_tensor(exponent) or not is_tensor(input):
@@ -393,6 +393,7 @@ square = elementwise(
     "square",
     lambda x: x * x,
     dtypes=NUMERIC,
+    autocast=Autocast(gpu="fp32"),
     doc="input * input.",
 )
 reciprocal = elementwise(
@@ -401,6 +402,7 @@ reciprocal = elementwise(
     promotion="float",
     domain=(0.3, 3.0),
     doc="1 / input.",
+    autocast=Autocast(gpu="fp32"),
 )
 lerp = elementwise(
     "lerp",
@@ -422,6 +424,7 @@ addcmul = elementwise(
     signature="(input, tensor1, tensor2, *, value=1)",
     dtypes=NUMERIC,
     doc="input + value * tensor1 * tensor2.",
+    autocast=Autocast(gpu="promote"),
 )
 addcdiv = elementwise(
     "addcdiv",
@@ -432,6 +435,7 @@ addcdiv = elementwise(
     dtypes=FLOATS,
     domain=(0.5, 3.0),
     doc="input + value * tensor1 / tensor2; of floats only.",
+    autocast=Autocast(gpu="promote"),
 )
 ldexp = elementwise(
     "ldexp",
@@ -456,6 +460,7 @@ rsqrt = elementwise(
     promotion="float",
     domain=(0.1, 9.0),
     doc="1 / sqrt(input).",
+    autocast=Autocast(gpu="fp32"),
 )
 exp = elementwise(
     "exp",
@@ -463,6 +468,7 @@ exp = elementwise(
     vjp=lambda g, out, x: (g * out,),
     promotion="float",
     doc="e to the power input.",
+    autocast=Autocast(gpu="fp32"),
 )
 exp2 = elementwise(
     "exp2",
@@ -477,6 +483,7 @@ expm1 = elementwise(
     vjp=lambda g, out, x: (g * exp(x),),
     promotion="float",
     doc="exp(input) - 1, exact near 0.",
+    autocast=Autocast(gpu="fp32"),
 )
 log = elementwise(
     "log",
@@ -484,6 +491,7 @@ log = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     doc="The natural logarithm.",
+    autocast=Autocast(gpu="fp32"),
 )
 log2 = elementwise(
     "log2",
@@ -491,6 +499,7 @@ log2 = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     doc="The logarithm to base 2.",
+    autocast=Autocast(gpu="fp32"),
 )
 log10 = elementwise(
     "log10",
@@ -498,6 +507,7 @@ log10 = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     doc="The logarithm to base 10.",
+    autocast=Autocast(gpu="fp32"),
 )
 log1p = elementwise(
     "log1p",
@@ -505,6 +515,7 @@ log1p = elementwise(
     promotion="float",
     domain=(-0.9, 9.0),
     doc="log(1 + input), exact near 0.",
+    autocast=Autocast(gpu="fp32"),
 )
 
 
@@ -561,7 +572,12 @@ _xlogy_backward: Elementwise = elementwise(
 sin = elementwise("sin", lambda x: ex.sin(x), promotion="float", doc="The sine.")
 cos = elementwise("cos", lambda x: ex.cos(x), promotion="float", doc="The cosine.")
 tan = elementwise(
-    "tan", lambda x: ex.tan(x), promotion="float", domain=(-1.4, 1.4), doc="The tangent."
+    "tan",
+    lambda x: ex.tan(x),
+    promotion="float",
+    domain=(-1.4, 1.4),
+    doc="The tangent.",
+    autocast=Autocast(gpu="fp32"),
 )
 asin = elementwise(
     "asin",
@@ -570,6 +586,7 @@ asin = elementwise(
     promotion="float",
     domain=(-0.95, 0.95),
     doc="The inverse sine.",
+    autocast=Autocast(gpu="fp32"),
 )
 acos = elementwise(
     "acos",
@@ -578,6 +595,7 @@ acos = elementwise(
     promotion="float",
     domain=(-0.95, 0.95),
     doc="The inverse cosine.",
+    autocast=Autocast(gpu="fp32"),
 )
 atan = elementwise(
     "atan",
@@ -592,9 +610,22 @@ atan2 = elementwise(
     aliases=("arctan2",),
     promotion="float",
     doc="The angle of the point (other, input), in -pi..pi.",
+    autocast=Autocast(gpu="promote"),
 )
-sinh = elementwise("sinh", lambda x: ex.sinh(x), promotion="float", doc="The hyperbolic sine.")
-cosh = elementwise("cosh", lambda x: ex.cosh(x), promotion="float", doc="The hyperbolic cosine.")
+sinh = elementwise(
+    "sinh",
+    lambda x: ex.sinh(x),
+    promotion="float",
+    doc="The hyperbolic sine.",
+    autocast=Autocast(gpu="fp32"),
+)
+cosh = elementwise(
+    "cosh",
+    lambda x: ex.cosh(x),
+    promotion="float",
+    doc="The hyperbolic cosine.",
+    autocast=Autocast(gpu="fp32"),
+)
 tanh = elementwise(
     "tanh",
     lambda x: ex.tanh(x),

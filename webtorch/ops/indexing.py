@@ -21,7 +21,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 FUNCTIONAL = ("nn.functional",)
 _NAMES = {
@@ -382,7 +382,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, autocast=Autocast(cpu="promote"))
 def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     """A copy of input with the slices of `source` at the positions of `index`."""
     if input.dtype is not source.dtype:
@@ -557,7 +557,7 @@ def scatter(
     return _scatter_along("scatter", input, dim, index, src, combine)
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, autocast=Autocast(gpu="promote"))
 def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Any:
     """A copy of input with `src` added at input[index[i][j]][j] for dim 0, and so on."""
     return _scatter_along("scatter_add", input, dim, index, src, "add")

@@ -30,7 +30,7 @@ from webtorch.ops.elementwise import (
     xlogy,
 )
 from webtorch.ops.primitive import fill, take
-from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.record import FP32, Autocast, Elementwise, composite, elementwise
 from webtorch.ops.reduce import mean, positions, sum, to_type, widened
 
 _REDUCTIONS: tuple[Any, ...] = (
@@ -129,7 +129,11 @@ _huber_error = _pair_loss("_huber_error", _huber, "huber_loss of one element.", 
 
 
 @composite(
-    torch="nn.functional.mse_loss", function_in=FUNCTIONAL, dtypes=FLOATS, samples=_REDUCTIONS
+    torch="nn.functional.mse_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=_REDUCTIONS,
+    autocast=FP32,
 )
 def mse_loss(
     input: Any,
@@ -146,7 +150,11 @@ def mse_loss(
 
 
 @composite(
-    torch="nn.functional.l1_loss", function_in=FUNCTIONAL, dtypes=FLOATS, samples=_REDUCTIONS
+    torch="nn.functional.l1_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=_REDUCTIONS,
+    autocast=FP32,
 )
 def l1_loss(
     input: Any,
@@ -167,6 +175,7 @@ def l1_loss(
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
+    autocast=FP32,
 )
 def smooth_l1_loss(
     input: Any,
@@ -190,6 +199,7 @@ def smooth_l1_loss(
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
+    autocast=FP32,
 )
 def huber_loss(
     input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
@@ -253,6 +263,7 @@ _bce_target_backward: Elementwise = elementwise(
     dtypes=FLOATS,
     domain=(0.02, 0.98),
     samples=_REDUCTIONS,
+    autocast=Autocast("fp32", "refuse"),
 )
 def binary_cross_entropy(
     input: Any,
@@ -312,6 +323,7 @@ _bce_logits_weighted_error = elementwise(
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
+    autocast=FP32,
 )
 def binary_cross_entropy_with_logits(
     input: Any,
@@ -338,7 +350,12 @@ def binary_cross_entropy_with_logits(
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
-@composite(torch="nn.functional.kl_div", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+@composite(
+    torch="nn.functional.kl_div",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+)
 def kl_div(
     input: Any,
     target: Any,
@@ -396,7 +413,10 @@ def gaussian_nll_loss(
 
 
 @composite(
-    torch="nn.functional.poisson_nll_loss", function_in=("torch", "nn.functional"), dtypes=FLOATS
+    torch="nn.functional.poisson_nll_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
 )
 def poisson_nll_loss(
     input: Any,
@@ -492,7 +512,7 @@ def _negative_log_likelihood(
     return total / sum(weights) if reduction == "mean" else total
 
 
-@composite(torch="nn.functional.nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(torch="nn.functional.nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32)
 def nll_loss(
     input: Any,
     target: Any,
@@ -511,7 +531,9 @@ def nll_loss(
     return to_type(loss, input.dtype)
 
 
-@composite(torch="nn.functional.cross_entropy", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.cross_entropy", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32
+)
 def cross_entropy(
     input: Any,
     target: Any,
@@ -570,6 +592,7 @@ def _soft_cross_entropy(
     torch="nn.functional.hinge_embedding_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
+    autocast=FP32,
 )
 def hinge_embedding_loss(
     input: Any,
@@ -586,7 +609,10 @@ def hinge_embedding_loss(
 
 
 @composite(
-    torch="nn.functional.margin_ranking_loss", function_in=("torch", "nn.functional"), dtypes=FLOATS
+    torch="nn.functional.margin_ranking_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
 )
 def margin_ranking_loss(
     input1: Any,
@@ -606,6 +632,7 @@ def margin_ranking_loss(
     torch="nn.functional.cosine_embedding_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
+    autocast=FP32,
 )
 def cosine_embedding_loss(
     input1: Any,
@@ -629,7 +656,10 @@ def cosine_embedding_loss(
 
 
 @composite(
-    torch="nn.functional.triplet_margin_loss", function_in=("torch", "nn.functional"), dtypes=FLOATS
+    torch="nn.functional.triplet_margin_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
 )
 def triplet_margin_loss(
     anchor: Any,
@@ -651,7 +681,9 @@ def triplet_margin_loss(
     return _reduced(clamp_min(near - far + margin, 0), _rule(size_average, reduce, reduction))
 
 
-@composite(torch="nn.functional.soft_margin_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.soft_margin_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32
+)
 def soft_margin_loss(
     input: Any,
     target: Any,

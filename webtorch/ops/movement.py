@@ -28,7 +28,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, iota, pad_with, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 METHOD = ("Tensor",)
 
@@ -1102,25 +1102,25 @@ def _cat(tensors: Sequence[Any], dim: int) -> Any:
     return tape.attach(out, "Cat", tensors, rule)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors one after another along `dim`; types are promoted."""
     return _cat(tensors, dim)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def concat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Another name of cat."""
     return _cat(tensors, dim)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Any:
     """Another name of cat."""
     return _cat(tensors, dim if axis is None else axis)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors, all of one shape, along a new dimension `dim`."""
     tensors = _listed("stack", tensors)
@@ -1173,7 +1173,7 @@ def atleast_3d(*tensors: Any) -> Any:
     return _promoted(tensors, _at_least_3d)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def hstack(tensors: Sequence[Any]) -> Any:
     """The tensors side by side: along dimension 1, or 0 for 1-d tensors."""
     parts = [_at_least_1d(x) for x in tensors]
@@ -1182,7 +1182,12 @@ def hstack(tensors: Sequence[Any]) -> Any:
     return _cat(parts, 0 if len(parts[0]._shape) == 1 else 1)
 
 
-@composite(family="movement", function_in=("torch",), aliases=("row_stack",))
+@composite(
+    family="movement",
+    function_in=("torch",),
+    aliases=("row_stack",),
+    autocast=Autocast(cpu="promote"),
+)
 def vstack(tensors: Sequence[Any]) -> Any:
     """The tensors below each other, as matrices."""
     parts = [_at_least_2d(x) for x in tensors]
@@ -1191,7 +1196,7 @@ def vstack(tensors: Sequence[Any]) -> Any:
     return _cat(parts, 0)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def dstack(tensors: Sequence[Any]) -> Any:
     """The tensors along dimension 2."""
     parts = [_at_least_3d(x) for x in tensors]
@@ -1200,7 +1205,7 @@ def dstack(tensors: Sequence[Any]) -> Any:
     return _cat(parts, 2)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def column_stack(tensors: Sequence[Any]) -> Any:
     """1-d tensors as the columns of a matrix; matrices side by side."""
     parts = [reshape(x, (x.numel(), 1)) if len(x._shape) <= 1 else x for x in tensors]
@@ -1542,6 +1547,18 @@ def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: Scalar | 
                 f"Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now: {mode} of "
                 f"{len(counts) // 2} dimensions needs one or two dimensions more, and the input has {rank}"
             )
+    if mode == "replicate" or (mode == "reflect" and len(counts) < 6):
+        return _pad_edges(input, counts, mode)
+    return _padded(input, counts, mode, value)
+
+
+@composite(name="_pad_edges", function_in=(), torch="", autocast=Autocast(cpu="fp32"))
+def _pad_edges(input: Any, counts: list[int], mode: str) -> Any:
+    return _padded(input, counts, mode, None)
+
+
+def _padded(input: Any, counts: list[int], mode: str, value: Scalar | None) -> Any:
+    rank = len(input._shape)
     low, high = [0] * rank, [0] * rank
     out = input
     for i in range(0, len(counts), 2):

@@ -14,7 +14,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt, square
-from webtorch.ops.record import composite
+from webtorch.ops.record import WHOLE, Autocast, composite
 from webtorch.ops.reduce import count_of, mean_of, to_type, widened
 
 # The distance from 1 to the next number: rms_norm's default eps.
@@ -104,7 +104,12 @@ def _last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> t
     return tuple(range(input.ndim - len(shape), input.ndim))
 
 
-@composite(torch="nn.functional.layer_norm", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+@composite(
+    torch="nn.functional.layer_norm",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
+)
 def layer_norm(
     input: Any,
     normalized_shape: int | Sequence[int],
@@ -119,7 +124,12 @@ def layer_norm(
     return _affine(normalized(widened(input), dims, eps), weight, bias, input.dtype)
 
 
-@composite(torch="nn.functional.rms_norm", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+@composite(
+    torch="nn.functional.rms_norm",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
+)
 def rms_norm(
     input: Any,
     normalized_shape: int | Sequence[int],
@@ -149,7 +159,12 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
             )
 
 
-@composite(torch="nn.functional.group_norm", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+@composite(
+    torch="nn.functional.group_norm",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
+)
 def group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05
 ) -> Any:
@@ -193,7 +208,7 @@ def _batch_statistics(x: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
     return mean, mean_of(square(x - mean), dims, True) * (count / (count - 1))
 
 
-@composite(torch="nn.functional.batch_norm", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(torch="nn.functional.batch_norm", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=WHOLE)
 def batch_norm(
     input: Any,
     running_mean: Any,
@@ -243,7 +258,9 @@ def batch_norm(
     return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
 
 
-@composite(torch="nn.functional.instance_norm", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.instance_norm", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=WHOLE
+)
 def instance_norm(
     input: Any,
     running_mean: Any = None,

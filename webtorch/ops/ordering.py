@@ -19,7 +19,7 @@ from webtorch.ops.primitive import cast_to, copy, empty, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
-from webtorch.ops.record import composite, return_type
+from webtorch.ops.record import Autocast, composite, return_type
 from webtorch.ops.reduce import one_of_all
 
 Sort = return_type("sort")
@@ -333,7 +333,7 @@ def _quantile(
     return movement.reshape(out, (*count, *rest))
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def quantile(
     input: Any,
     q: Any,
@@ -346,7 +346,7 @@ def quantile(
     return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def nanquantile(
     input: Any,
     q: Any,

@@ -18,7 +18,7 @@ from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
 from webtorch.ops.movement import pick
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -390,7 +390,12 @@ def max_pool2d(
     )
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool3d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.max_pool3d",
+    autocast=Autocast(cpu="fp32"),
+)
 def max_pool3d(
     input: Any,
     kernel_size: Sizes,
@@ -497,7 +502,12 @@ def max_unpool1d(
     return _max_unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.max_unpool2d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.max_unpool2d",
+    autocast=Autocast(cpu="fp32"),
+)
 def max_unpool2d(
     input: Any,
     indices: Any,
@@ -510,7 +520,12 @@ def max_unpool2d(
     return _max_unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.max_unpool3d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.max_unpool3d",
+    autocast=Autocast(cpu="fp32"),
+)
 def max_unpool3d(
     input: Any,
     indices: Any,
@@ -614,7 +629,12 @@ def avg_pool2d(
     )
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.avg_pool3d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.avg_pool3d",
+    autocast=Autocast(cpu="fp32"),
+)
 def avg_pool3d(
     input: Any,
     kernel_size: Sizes,
@@ -756,7 +776,12 @@ def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     return _adaptive_avg("adaptive_avg_pool2d", 2, input, output_size)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.adaptive_avg_pool3d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_avg_pool3d",
+    autocast=Autocast(cpu="fp32"),
+)
 def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
     """Return the means of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
     return _adaptive_avg("adaptive_avg_pool3d", 3, input, output_size)
@@ -822,7 +847,12 @@ def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = Fal
     return _adaptive_max("adaptive_max_pool2d", 2, input, output_size, return_indices)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.adaptive_max_pool3d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_max_pool3d",
+    autocast=Autocast(cpu="fp32"),
+)
 def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
     return _adaptive_max("adaptive_max_pool3d", 3, input, output_size, return_indices)

@@ -33,6 +33,29 @@ Family = Literal[
 ]
 
 
+# What becomes of an operation's float inputs while autocast is on: "lower" casts them to the lower
+# precision, "fp32" to float32, "promote" to the widest of them; "fp32_result" asks for a float32 result
+# (the op has a `dtype`); "whole" casts nothing, neither here nor in the operation's parts; "refuse"
+# raises.
+AutocastRule = Literal["lower", "fp32", "promote", "fp32_result", "whole", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """The rules of one operation: PyTorch has one list for the CPU and one for accelerators.
+
+    None: the operation has no rule, and if it is made of others, they follow theirs.
+    """
+
+    cpu: AutocastRule | None = None
+    gpu: AutocastRule | None = None
+
+
+LOWER = Autocast("lower", "lower")
+FP32 = Autocast("fp32", "fp32")
+WHOLE = Autocast("whole", "whole")
+
+
 @dataclass(slots=True, eq=False)
 class Op:
     """One operation: its names, rules, derivative, oracle and documentation."""
@@ -54,6 +77,7 @@ class Op:
     # or, for an elementwise op, derived from the formula.
     vjp: Callable[..., tuple[Any, ...]] | None = None
     differentiable: bool = True
+    autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
     # Test inputs are drawn from this interval.
     domain: tuple[float, float] = (-3.0, 3.0)
@@ -61,6 +85,9 @@ class Op:
     rtol: float | None = None
     # Extra arguments for the generated tests: a list of (args after the tensors, kwargs).
     samples: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (((), {}),)
+    # How many results have a gradient. With more than one, the rule gets tuples for g (with None
+    # where a result was not used) and for out.
+    outputs: int = 1
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,7 @@ from webtorch.ops.elementwise import (
     abs as absolute,
 )
 from webtorch.ops.primitive import cast_to, fill, iota, pad_with, reduce_dims, scan
-from webtorch.ops.record import Elementwise, composite, elementwise, return_type
+from webtorch.ops.record import WHOLE, Autocast, Elementwise, composite, elementwise, return_type
 
 Dims = int | Sequence[int] | None
 
@@ -176,14 +176,18 @@ def _accumulated(x: Any, dtype: DType | None) -> Any:
     return to_type(x, dtype)
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})))
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=Autocast(gpu="fp32_result"),
+)
 def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the sum over `dim` (all dims for None); integers and bools give int64."""
     dims = wrap_dims("sum", dim, input.ndim)
     return combine_dims(_accumulated(input, dtype), "sum", dims, keepdim)
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {})))
+@composite(family="reduce", samples=(((), {}), ((0,), {})), autocast=WHOLE)
 def nansum(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
@@ -203,6 +207,7 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     family="reduce",
     dtypes=FLOATS,
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=WHOLE,
 )
 def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
@@ -216,7 +221,7 @@ def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     return mean_of(input, wrap_dims("mean", dim, input.ndim), keepdim)
 
 
-@composite(family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})))
+@composite(family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})), autocast=WHOLE)
 def nanmean(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
@@ -266,7 +271,11 @@ def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})))
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=Autocast("fp32", "fp32_result"),
+)
 def prod(
     input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
@@ -526,7 +535,7 @@ _SPREADS: tuple[Any, ...] = (
 )
 
 
-@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS)
+@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
 def var(
     input: Any,
     dim: Any = None,
@@ -540,7 +549,7 @@ def var(
     return to_type(drop_dims(result, dims, keepdim), input.dtype)
 
 
-@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS)
+@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
 def std(
     input: Any,
     dim: Any = None,
@@ -554,7 +563,7 @@ def std(
     return to_type(drop_dims(_root(result), dims, keepdim), input.dtype)
 
 
-@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS)
+@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
 def var_mean(
     input: Any,
     dim: Any = None,
@@ -568,7 +577,7 @@ def var_mean(
     return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
 
 
-@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS)
+@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
 def std_mean(
     input: Any,
     dim: Any = None,
@@ -631,6 +640,7 @@ def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
         ((), {}), ((1,), {}), ((math.inf, 0), {}), ((-math.inf, 0), {}), ((0,), {}), ((3.0, -1, True), {}),
         ((0.5,), {}),
     ),
+    autocast=Autocast(gpu="fp32_result"),
 )  # fmt: skip
 def vector_norm(
     x: Any,
@@ -683,6 +693,7 @@ def vector_norm(
     family="reduce",
     dtypes=FLOATS,
     samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),
+    autocast=Autocast(gpu="fp32_result"),
 )
 def norm(
     input: Any,
@@ -691,11 +702,12 @@ def norm(
     keepdim: bool = False,
     dtype: DType | None = None,
 ) -> Any:
-    """Return the p-norm over `dim`, of the flattened input by default. "nuc" is not available."""
+    """Return the p-norm over `dim`, of the flattened input by default; "nuc" is the sum of singular values."""
     if p == "nuc":
-        raise NotImplementedError(
-            "norm: the nuclear norm needs a singular value decomposition, which is not available."
-        )
+        from webtorch.ops.decomposition import matrix_norm
+
+        pair = (0, 1) if dim is None else dim
+        return matrix_norm(input, "nuc", pair, keepdim, dtype=dtype)
     order = 2 if p is None or p == "fro" else p
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 
@@ -716,7 +728,11 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     return log(combine_dims(exp(x - largest), "sum", dims, True)) + largest
 
 
-@composite(family="reduce", samples=(((0,), {}), ((-1, True), {}), (((0, -1),), {})))
+@composite(
+    family="reduce",
+    samples=(((0,), {}), ((-1, True), {}), (((0, -1),), {})),
+    autocast=Autocast(gpu="fp32"),
+)
 def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
     dims = wrap_dims("logsumexp", dim, input.ndim)
@@ -741,7 +757,12 @@ def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
     return pad_with(x.narrow(dim, -by, size + by), tuple(low), tuple(high), value)
 
 
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})), inplace=True)
+@composite(
+    family="scan",
+    samples=(((0,), {}), ((-1,), {})),
+    inplace=True,
+    autocast=Autocast(gpu="fp32_result"),
+)
 def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running sum along `dim`; integers and bools give int64."""
     dim = one_dim("cumsum", dim, input.ndim)
@@ -779,7 +800,12 @@ def _cumprod(x: Any, dim: int) -> Any:
     return scan(x, "prod", dim)
 
 
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})), inplace=True)
+@composite(
+    family="scan",
+    samples=(((0,), {}), ((-1,), {})),
+    inplace=True,
+    autocast=Autocast(gpu="fp32_result"),
+)
 def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running product along `dim`; gradients are exact where elements are zero."""
     dim = one_dim("cumprod", dim, input.ndim)
@@ -812,7 +838,7 @@ _log_add_backward: Elementwise = elementwise(
 )
 
 
-@composite(family="scan", dtypes=FLOATS, samples=(((0,), {}), ((-1,), {})))
+@composite(family="scan", dtypes=FLOATS, samples=(((0,), {}), ((-1,), {})), autocast=WHOLE)
 def logcumsumexp(input: Any, dim: int) -> Any:
     """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
     if input.dtype.kind != "float":

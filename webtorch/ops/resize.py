@@ -19,7 +19,7 @@ from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from webtorch.ops.primitive import iota, take
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -243,7 +243,12 @@ def _wanted(
     return wanted, None if recompute else tuple(float(f) for f in factors)
 
 
-@composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.interpolate")
+@composite(
+    family="composite",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.interpolate",
+    autocast=Autocast(gpu="fp32"),
+)
 def interpolate(
     input: Any,
     size: Any = None,
@@ -531,7 +536,12 @@ _MODES = ("bilinear", "nearest", "bicubic")
 _PADDINGS = ("zeros", "border", "reflection")
 
 
-@composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.grid_sample")
+@composite(
+    family="composite",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.grid_sample",
+    autocast=Autocast("fp32", "promote"),
+)
 def grid_sample(
     input: Any,
     grid: Any,

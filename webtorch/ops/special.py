@@ -15,7 +15,7 @@ from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.expr import Expr
 from webtorch.ops.derive import derivative
 from webtorch.ops.elementwise import mul
-from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.record import Autocast, Elementwise, composite, elementwise
 
 SPECIAL = ("special",)
 EULER = 0.57721566490153286061
@@ -61,6 +61,7 @@ erfinv = elementwise(
     promotion="float",
     domain=(-0.95, 0.95),
     doc="The inverse of the error function, NaN outside -1..1.",
+    autocast=Autocast(gpu="fp32"),
 )
 _erfinv_backward: Elementwise = elementwise(
     "_erfinv_backward",

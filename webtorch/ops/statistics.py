@@ -13,7 +13,7 @@ from webtorch.ir.dtype import int64
 from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.ops.record import composite, return_type
+from webtorch.ops.record import Autocast, composite, return_type
 
 Mode = return_type("mode")
 
@@ -35,7 +35,7 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
     return x.clone() if x is input else x
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(gpu="fp32"))
 def dist(input: Any, other: Any, p: float = 2) -> Any:
     """The p-norm of input - other."""
     return (input - other).norm(p)
