@@ -296,7 +296,7 @@ def _put(op: str, x: Any, indices: Sequence[Any], values: Any, accumulate: bool)
     return x
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(gpu="promote"))
 def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     """A copy of input with `values` at the positions of index tensors; with accumulate, duplicates add up."""
     return _put("index_put", movement.clone(input), indices, values, accumulate)
