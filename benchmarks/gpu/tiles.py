@@ -6,7 +6,6 @@ webtorch/lower/templates/gemm.py follow these figures.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,22 +13,19 @@ import torch
 import webtorch
 from benchmarks.gpu.device import OURS, describe, device_seconds
 from benchmarks.harness import Row, options, write
-from webtorch.lower.templates.gemm import Tile, product_passes
+from webtorch.lower.templates.gemm import product_passes
 from webtorch.lower.templates.matmul import product
+from webtorch.lower.templates.tuning import TILES, Tile
 from webtorch.runtime.backends import get_backend
 
 CANDIDATES = (
-    Tile(256, 128, 16, 16, 8),
+    *TILES,
     Tile(128, 256, 16, 8, 16),
     Tile(128, 128, 16, 16, 8),
-    Tile(128, 128, 16, 8, 8),
-    Tile(128, 128, 8, 8, 8),
-    Tile(128, 64, 16, 8, 8),
-    Tile(128, 64, 16, 8, 4),
-    Tile(64, 128, 16, 8, 8),
-    Tile(64, 64, 16, 8, 4),
-    Tile(64, 64, 16, 4, 4),
-    Tile(32, 32, 16, 4, 4),
+    Tile(64, 256, 16, 8, 16),
+    Tile(64, 128, 16, 8, 16),
+    Tile(128, 128, 8, 8, 16),
+    Tile(64, 64, 32, 8, 8),
 )
 # m, n, k, and how the operands lie: "nn", or one of them transposed.
 SHAPES = (
@@ -45,7 +41,7 @@ SHAPES = (
 
 
 def measure(shape: tuple[int, int, int, str], candidates: tuple[Tile, ...]) -> list[Row]:
-    """Return a row for each candidate, split of k, and whether the engine counts loops."""
+    """Return a row for each candidate and split of k."""
     m, n, k, layout = shape
     generator = torch.Generator().manual_seed(0)
     a = torch.randn((k, m) if layout[0] == "t" else (m, k), generator=generator)
@@ -71,28 +67,26 @@ def measure(shape: tuple[int, int, int, str], candidates: tuple[Tile, ...]) -> l
             if split > max(4, k // 256):
                 continue
             passes = product_passes(product(routine), device.limits, tile, split)
-            for loops in (False, True):
-                device._rendered[routine] = [replace(p, trusted_loops=loops) for p in passes]
-                name = (
-                    f"{m}x{n}x{k} {layout} {tile.rows}x{tile.columns}x{tile.depth} of "
-                    f"{tile.own_rows}x{tile.own_columns}, split {split}, "
-                    f"{'trusted' if loops else 'counted'} loops"
-                )
-                try:
-                    executable = device.compile(captured.executable.program)
-                    (out,) = executable.run(inputs, captured.args)
-                    found = torch.frombuffer(bytearray(device.download(out)), dtype=torch.float32)
-                    far = float((found.reshape(m, n) - expected).abs().max()) / scale
-                    if not far < 1e-4:
-                        raise AssertionError(f"wrong by {far:.1e}")
-                    seconds = device_seconds(executable, 0.005)
-                    speed = f"{2 * m * n * k / seconds * 1e-12:.1f} TFLOP/s"
-                    rows.append(Row(name, seconds, seconds, note=speed))
-                except Exception as error:
-                    failed = f"FAILED: {error!s:.200}"
-                    rows.append(Row(name, float("nan"), float("nan"), note=failed))
-                finally:
-                    device._rendered.clear()
+            device._rendered[routine] = passes
+            name = (
+                f"{m}x{n}x{k} {layout} {tile.rows}x{tile.columns}x{tile.depth} of "
+                f"{tile.own_rows}x{tile.own_columns}, split {split}"
+            )
+            try:
+                executable = device.compile(captured.executable.program)
+                (out,) = executable.run(inputs, captured.args)
+                found = torch.frombuffer(bytearray(device.download(out)), dtype=torch.float32)
+                far = float((found.reshape(m, n) - expected).abs().max()) / scale
+                if not far < 1e-4:
+                    raise AssertionError(f"wrong by {far:.1e}")
+                seconds = device_seconds(executable, 0.005)
+                speed = f"{2 * m * n * k / seconds * 1e-12:.1f} TFLOP/s"
+                rows.append(Row(name, seconds, seconds, note=speed))
+            except Exception as error:
+                failed = f"FAILED: {error!s:.200}"
+                rows.append(Row(name, float("nan"), float("nan"), note=failed))
+            finally:
+                device._rendered.clear()
     return sorted(rows, key=lambda r: r.ours)
 
 

@@ -13,6 +13,7 @@ from webtorch.ir.dtype import DType, bfloat16, float16, float32
 from webtorch.ir.kernel import BufferSlot, Convolution
 from webtorch.lower.templates import gemm
 from webtorch.lower.templates.conv import _phases, conv_kernel, product
+from webtorch.lower.templates.tuning import TILES
 from webtorch.lower.wgsl import render
 
 torch = pytest.importorskip("torch")
@@ -120,9 +121,8 @@ def test_every_tile_and_split_agrees(kind: str) -> None:
         for tile, split in (
             (None, 1),
             (None, 3),
-            (gemm.TILES[2], 1),
-            (gemm.TILES[3], 1),
-            (gemm.TILES[3], 4),
+            (TILES[4], 1),
+            (TILES[6], 4),
         ):
             passes = gemm.product_passes(p, device.limits, tile, split, columns)
             close(device.run(r, inputs, passes=passes)[2], expected, float32)

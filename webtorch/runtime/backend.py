@@ -32,6 +32,8 @@ class Limits:
     # Whether the device gains from one kernel with many parallel points (a GPU) or from few long
     # ones (CPU threads).
     is_gpu: bool
+    # The adapter's family in the table of tiles (lower/templates/tuning.py).
+    family: str = ""
     # Whether a Convolution or Matmul template exists here (else the compiler lowers them to generic
     # kernels).
     has_matmul: bool = True

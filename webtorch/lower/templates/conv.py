@@ -134,7 +134,7 @@ def product(r: Convolution) -> tuple[Product, int]:
         0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
     )
     place = (v[BATCH] * og + v[ROW]) * (cg * taps) + v[COLUMN]
-    return replace(made(sizes, left, right, place), k_fastest=True), 1
+    return replace(made(sizes, left, right, place), k_fastest=True, left_run=oh * ow), 1
 
 
 def _phase(size: int, kernel: int, step: int, pad: int, dilation: int, phase: int) -> _Phase:

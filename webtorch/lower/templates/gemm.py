@@ -20,6 +20,7 @@ adds the parts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -27,6 +28,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Kernel
+from webtorch.lower.templates.tuning import FAMILIES, Tile
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import encode, wgsl_type
@@ -55,6 +57,9 @@ class Product:
     # Whether operands whose positions are not linear have neighbouring k, rather than rows or
     # columns, next to one another.
     k_fastest: bool = False
+    # How many k from a multiple of it on are consecutive in the left operand's memory, where its
+    # position is not linear.
+    left_run: int = 1
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -66,81 +71,46 @@ class Product:
         return ex.index(number, self.sizes[number])
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A workgroup's tile: rows x columns x depth, and the rows x columns of one invocation."""
-
-    rows: int
-    columns: int
-    depth: int
-    own_rows: int
-    own_columns: int
-
-    @property
-    def threads(self) -> int:
-        """Invocations in a workgroup."""
-        return self.rows * self.columns // (self.own_rows * self.own_columns)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of workgroup memory."""
-        return 16 * self.depth * (self.rows // 4 + 1 + self.columns // 4 + 1)
-
-
-# Measured on an H200, f32, in TFLOP/s (Dawn, wgpu-native): 256x128 42.6, 34.6 at 4096^3; 128x128 in
-# four parts of k 31, 25 and 64x64 32, 19 at 1024^3; 64x64 in four parts 17.4, 9.9 at 512^3.
-TILES: tuple[Tile, ...] = (
-    Tile(256, 128, 16, 16, 8),
-    Tile(128, 256, 16, 8, 16),
-    Tile(128, 128, 16, 8, 8),
-    Tile(64, 64, 16, 8, 4),
-    Tile(32, 32, 16, 4, 4),
-)
-# Workgroups that keep a large GPU busy: as whole outputs, and with k in parts.
-_ENOUGH, _ENOUGH_PARTS = 128, 200
-# Workgroups of the largest tiles that run at once (an H200 has 132 multiprocessors): where they
-# leave the last turn nearly empty, many workgroups of a smaller tile are faster: 8192x384x1536 takes
-# 280 us rather than 390.
-_AT_ONCE, _LEAST_FILLED, _MANY = 132, 0.8, 512
-
-
 # Mesa's llvmpipe leaves a loop, without a word, after 65,535 turns of an invocation; a turn is four k.
 _LONGEST = 4 << 15
+# What a workgroup spends before and after its loop, in k; what a second pass costs, in seconds; and
+# the bytes a second in which partial sums are written and read.
+_OVERHEAD_K, _SECOND_PASS, _BYTES = 48, 3e-6, 3e12
+_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
 
 
 def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
     """Return the tile (None for the kernel without workgroup memory) and how many workgroups share
-    the k of an output."""
+    the k of an output.
+
+    The fastest by a model: workgroups run in rounds, as many at once as the adapter's family has
+    multiprocessors, and a round takes a tile's operations at the tile's rate.
+    """
     if not limits.is_gpu:
         groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
         needed = -(-p.k // _LONGEST)
         return None, max(needed, min(8 // groups, p.k // 2048)) if groups < 4 else needed
-    fitting = [
-        t
-        for t in TILES
-        if t.threads <= limits.max_workgroup_invocations
-        and t.shared_bytes <= limits.workgroup_memory_bytes
-    ]
-    if not fitting:
-        return None, 1
-    most = max(1, min(max(min(p.k // 128, 4), p.k // 512), 64))
-    for tile in fitting:
-        down, across = -(-p.m // tile.rows), -(-p.n // tile.columns)
-        groups = down * across * p.batch
-        padded = down * tile.rows * across * tile.columns
-        if tile is not fitting[-1] and padded > 1.4 * p.m * p.n:
+    family = FAMILIES[limits.family]
+    best: tuple[float, Tile | None, int] = (math.inf, None, 1)
+    for tile, rate in family.rates:
+        if (
+            tile.threads > limits.max_workgroup_invocations
+            or tile.shared_bytes > limits.workgroup_memory_bytes
+        ):
             continue
-        if tile.own_rows * tile.own_columns > 32 and p.k <= 4096:
-            turns = -(-groups // _AT_ONCE)
-            smaller = -(-p.m // 64) * -(-p.n // 64) * p.batch
-            filled = p.m * p.n * p.batch / (turns * _AT_ONCE * tile.rows * tile.columns)
-            if filled < _LEAST_FILLED and smaller >= _MANY:
-                continue
-        if groups >= _ENOUGH:
-            return tile, 1
-        if groups * most >= _ENOUGH_PARTS:
-            return tile, -(-2 * _ENOUGH // groups)
-    return fitting[-1], max(1, min(most, p.k // 256))
+        groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
+        # Workgroups that a multiprocessor needs to be busy.
+        busy = max(1, 128 // tile.threads)
+        for split in _SPLITS:
+            if split > 1 and (p.k < 128 * split or groups >= 2 * family.at_once * busy):
+                break
+            chunk = -(-p.k // split) + _OVERHEAD_K
+            rounds = -(-groups * split // (family.at_once * busy)) * busy
+            seconds = rounds * 2 * tile.rows * tile.columns * chunk * family.at_once / (rate * 1e12)
+            if split > 1:
+                seconds += _SECOND_PASS + 8 * p.batch * p.m * p.n * split / _BYTES
+            best = min(best, (seconds, tile, split), key=lambda found: found[0])
+    return best[1], best[2]
 
 
 class _Places(Scope):
@@ -205,6 +175,8 @@ class ProductWriter(KernelWriter):
         if slot.elements % 4 or slot.access != "read" or (self.is_packed(slot.dtype)):
             return False
         form = affine(source.args[0], self.affine_memo)
+        if form is None and variable == K and source is self.p.left:
+            return self.p.left_run % 4 == 0
         return (
             form is not None
             and form[0] % 4 == 0
@@ -320,6 +292,8 @@ class _Operand:
     # Whether neighbouring k are neighbours in memory: then neighbouring invocations take
     # neighbouring k.
     along_k: bool
+    # Whether four k are read as one vector, and four such vectors turned around.
+    deep: bool = False
 
     @property
     def slot(self) -> int:
@@ -337,7 +311,9 @@ def _operands(w: ProductWriter) -> tuple[_Operand, _Operand]:
         source = load.args[0] if load.op == "cast" else load
         form = affine(source.args[0], w.affine_memo) if source.op == "load" else None
         along_k = p.k_fastest if form is None else form[1].get(K, 0) == 1
-        out.append(_Operand(load, variable, w.is_wide(load, variable), along_k))
+        wide = w.is_wide(load, variable)
+        deep = not wide and w.is_wide(load, K)
+        out.append(_Operand(load, variable, wide, along_k, deep))
     return out[0], out[1]
 
 
@@ -386,7 +362,7 @@ def product_passes(
     writer = ProductWriter(p, limits)
     writer.image_columns = image_columns or 1
     left, right = _operands(writer)
-    writer.declare({left.slot: left.wide, right.slot: right.wide})
+    writer.declare({o.slot: o.wide or o.deep for o in (left, right)})
     chunk = -(-p.k // split)
     depth = tile.depth if tile else 4
     chunk = -(-chunk // depth) * depth
@@ -402,11 +378,8 @@ def product_passes(
     passes = [finish(writer, lines, shared, size, grid, scratch, False)]
     if split > 1:
         passes.append(_add_parts(p, limits, split, words, scratch, image_columns))
-    # Rows, columns and k are clamped, and stores guarded: the engine's checks are not needed. Its
-    # loop counters keep drivers from unrolling, which helps small tiles by a third and makes large
-    # ones run out of registers.
-    small = tile is None or tile.own_rows * tile.own_columns <= 32
-    return [replace(one, trusted_indices=True, trusted_loops=small) for one in passes]
+    # Rows, columns and k are clamped, and stores guarded: the engine's checks are not needed.
+    return [replace(one, trusted_indices=True, trusted_loops=True) for one in passes]
 
 
 def _add_parts(
@@ -500,10 +473,6 @@ def _blocks(
     body += [f"var acc{r} = vec4<{w.kind}>();" for r in range(4)]
     begin = f"part * {chunk}" if split > 1 else "0"
     # Four k at once: a row of the left operand is then one vector, where it lies along k in memory.
-    deep = [w.is_wide(o.load, K) and not o.wide for o in (left, right)]
-    for operand, is_deep in zip((left, right), deep, strict=True):
-        if is_deep:
-            w.slots[operand.slot].width = 4
     whole = p.k - p.k % 4
     sizes = (("4", whole, 4), ("1", p.k, 1)) if p.k % 4 else (("4", p.k, 4),)
     for _, stop, step in sizes:
@@ -515,11 +484,8 @@ def _blocks(
         a_names: list[str] = []
         b_names: list[str] = []
         if step == 4:
-            for operand, scopes, names, is_deep in (
-                (left, rows, a_names, deep[0]),
-                (right, columns, b_names, deep[1]),
-            ):
-                if is_deep:
+            for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
+                if operand.deep:
                     k = _Places(loop, (), 1 << K)
                     k.env[p.variable(K)] = "k"
                     lanes = _lane_scopes(scopes, k, operand.variable, loop)
@@ -544,6 +510,88 @@ def _blocks(
     for r in range(4):
         _finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split)
     return body, [], 64, grid
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What one invocation copies from an operand to its tile: a vector of four rows (columns) at
+    one k, or, of a deep operand, four vectors of four k each, turned around on the way."""
+
+    operand: _Operand
+    tile: str
+    tag: str
+    # Vectors in a row of the tile, the padding not counted.
+    span: int
+    rows: list[_Places]
+    # The test whether this invocation has anything to copy, where not all have.
+    inside: str
+
+    @property
+    def registers(self) -> list[str]:
+        """Names of the vectors that wait in registers."""
+        return [f"f{self.tag}_{r}" for r in range(4 if self.operand.deep else 1)]
+
+    def fetch(self, w: ProductWriter, lines: list[str], base: str, depth: int) -> None:
+        """Write the loads of the tile that begins at k = `base`."""
+        size, operand, block = w.p.k, self.operand, list[str]()
+        k_name = w.bind(f"{base} + k{self.tag}", block)
+        guarded = size % depth != 0
+        k = _Places(block, (), 1 << K)
+        last = size - 4 if operand.deep else size - 1
+        k.env[w.p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if guarded else k_name
+        lanes = _lane_scopes(self.rows, k, operand.variable, block)
+        for name, part in zip(
+            self.registers, [[s] for s in lanes] if operand.deep else [lanes], strict=True
+        ):
+            text = w.wide_load(operand.load, part[0]) if operand.deep else _vector(w, operand, part)
+            if guarded:
+                text = f"select(vec4<{w.kind}>(), {text}, {k_name} < {size})"
+            block.append(f"{name} = {text};")
+        lines += (
+            [f"if ({self.inside}) {{", *("  " + x for x in block), "}"] if self.inside else block
+        )
+
+    def share(self, kinds: str) -> list[str]:
+        """Return the stores to workgroup memory."""
+        span = self.span + 1
+        lines = [f"{self.tile}[k{self.tag} * {span} + v{self.tag}] = {self.registers[0]};"]
+        if self.operand.deep:
+            lines = []
+            for i, c in enumerate("xyzw"):
+                turned = ", ".join(f"{name}.{c}" for name in self.registers)
+                lines.append(
+                    f"{self.tile}[(k{self.tag} + {i}) * {span} + v{self.tag}] = {kinds}({turned});"
+                )
+        return [f"if ({self.inside}) {{", *("  " + x for x in lines), "}"] if self.inside else lines
+
+
+def _units(
+    w: ProductWriter,
+    tile: Tile,
+    operands: tuple[tuple[_Operand, int, str, str], ...],
+    batch: _Places,
+    body: list[str],
+) -> list[_Unit]:
+    """Return what every invocation copies, after writing where its parts lie in the tiles."""
+    units: list[_Unit] = []
+    depth, threads = tile.depth, tile.threads
+    for operand, span, name, origin in operands:
+        total = span * depth // (4 if operand.deep else 1)
+        for u in range(-(-total // threads)):
+            tag = f"{name[0]}{u}"
+            body.append(f"let n{tag} = me + {u * threads};")
+            if operand.deep:
+                k_text, v_text = f"n{tag} % {depth // 4} * 4", f"n{tag} / {depth // 4}"
+            elif operand.along_k and not operand.wide:
+                k_text, v_text = f"n{tag} % {depth}", f"n{tag} / {depth}"
+            else:
+                k_text, v_text = f"n{tag} / {span}", f"n{tag} % {span}"
+            body.append(f"let k{tag} = {k_text};")
+            body.append(f"let v{tag} = {v_text};")
+            rows = _row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body)
+            inside = f"n{tag} < {total}" if (u + 1) * threads > total else ""
+            units.append(_Unit(operand, name, tag, span, rows, inside))
+    return units
 
 
 def _tiles(
@@ -573,46 +621,20 @@ def _tiles(
     end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
     body.append(f"let k_begin = {begin};")
     body.append(f"let k_end = {end};")
-    guard_k = p.k % depth != 0
-    # Who fetches what: unit u of operand o is one vector (four rows or columns at one k).
-    units: list[tuple[_Operand, str, str, str, str, list[_Places], str]] = []
-    for operand, span, name, origin in (
-        (left, down, "left_tile", "tile_row"),
-        (right, across, "right_tile", "tile_column"),
-    ):
-        total = span * depth
-        # A unit beyond the tile would fetch beyond the last k.
-        assert total % threads == 0, tile
-        for u in range(-(-total // threads)):
-            tag = f"{name[0]}{u}"
-            body.append(f"let n{tag} = me + {u * threads};")
-            if operand.along_k and not operand.wide:
-                k_text, v_text = f"n{tag} % {depth}", f"n{tag} / {depth}"
-            else:
-                k_text, v_text = f"n{tag} / {span}", f"n{tag} % {span}"
-            body.append(f"let k{tag} = {k_text};")
-            body.append(f"let v{tag} = {v_text};")
-            rows = _row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body)
-            inside = f"n{tag} < {total}" if total % threads else ""
-            units.append(
-                (operand, name, tag, f"k{tag}", f"k{tag} * {span + 1} + v{tag}", rows, inside)
-            )
+    units = _units(
+        w,
+        tile,
+        ((left, down, "left_tile", "tile_row"), (right, across, "right_tile", "tile_column")),
+        batch,
+        body,
+    )
 
     def fetch(lines: list[str], base: str) -> None:
-        for operand, _, tag, k_text, _, rows, _ in units:
-            k_name = w.bind(f"{base} + {k_text}", lines)
-            k = _Places(lines, (), 1 << K)
-            clamped = k_name
-            if guard_k:
-                clamped = w.bind(f"min({k_name}, {p.k - 1})", lines)
-            k.env[p.variable(K)] = clamped
-            lanes = _lane_scopes(rows, k, operand.variable, lines)
-            text = _vector(w, operand, lanes)
-            if guard_k:
-                text = f"select({kinds}(), {text}, {k_name} < {p.k})"
-            lines.append(f"f{tag} = {text};")
+        for unit in units:
+            unit.fetch(w, lines, base, depth)
 
-    body += [f"var f{unit[2]}: {kinds};" for unit in units]
+    for unit in units:
+        body += [f"var {name}: {kinds};" for name in unit.registers]
     per_row, per_column = tile.own_rows // 4, tile.own_columns // 4
     for i in range(tile.own_rows):
         body += [f"var acc{i}_{j} = {kinds}();" for j in range(per_column)]
@@ -621,28 +643,30 @@ def _tiles(
     body += first
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {depth}) {{")
     loop: list[str] = []
-    for _, name, tag, _, at, _, inside in units:
-        line = f"{name}[{at}] = f{tag};"
-        loop.append(f"if ({inside}) {{ {line} }}" if inside else line)
+    for unit in units:
+        loop += unit.share(kinds)
     loop.append("workgroupBarrier();")
     ahead: list[str] = []
     fetch(ahead, f"k0 + {depth}")
     loop.append(f"if (k0 + {depth} < k_end) {{")
     loop += ["  " + x for x in ahead]
     loop.append("}")
-    loop.append(f"for (var kk: i32 = 0; kk < {depth}; kk = kk + 1) {{")
     y_step = tile.rows // 4 // per_row
     x_step = tile.columns // 4 // per_column
-    for i in range(per_row):
-        loop.append(f"  let a{i} = left_tile[kk * {down + 1} + ty + {i * y_step}];")
-    for j in range(per_column):
-        loop.append(f"  let b{j} = right_tile[kk * {across + 1} + tx + {j * x_step}];")
-    for i in range(per_row):
-        for r, c in enumerate("xyzw"):
-            for j in range(per_column):
-                acc = f"acc{i * 4 + r}_{j}"
-                loop.append(f"  {acc} = {_fma(w.kind, f'a{i}.{c}', f'b{j}', acc)};")
-    loop.append("}")
+    # Written out for every k: drivers then load ahead what the next k needs. As a loop, whatever
+    # the driver made of it, the same tile had 30 rather than 44 TFLOP/s.
+    for kk in range(depth):
+        loop.append("{")
+        for i in range(per_row):
+            loop.append(f"  let a{i} = left_tile[ty + {kk * (down + 1) + i * y_step}];")
+        for j in range(per_column):
+            loop.append(f"  let b{j} = right_tile[tx + {kk * (across + 1) + j * x_step}];")
+        for i in range(per_row):
+            for r, c in enumerate("xyzw"):
+                for j in range(per_column):
+                    acc = f"acc{i * 4 + r}_{j}"
+                    loop.append(f"  {acc} = {_fma(w.kind, f'a{i}.{c}', f'b{j}', acc)};")
+        loop.append("}")
     loop.append("workgroupBarrier();")
     body += ["  " + x for x in loop]
     body.append("}")

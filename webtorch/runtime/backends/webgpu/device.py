@@ -29,6 +29,7 @@ from webtorch.errors import (
 from webtorch.ir.dtype import ALL, DType, uint32
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Program
+from webtorch.lower.templates.tuning import family_of
 from webtorch.runtime.backend import Buffer, Limits
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
@@ -566,6 +567,7 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, has_f16: bool) -> Limi
         workgroup_memory_bytes=limits["max-compute-workgroup-storage-size"],
         has_f16=has_f16,
         is_gpu=adapter.is_hardware,
+        family=family_of(adapter.name, adapter.adapter_type),
     )
     # A one-dimensional workgroup can be no wider than its first side.
     widest = min(found.max_workgroup_invocations, limits["max-compute-workgroup-size-x"])
