@@ -204,15 +204,27 @@ def test_compiled_programs_follow_pytorch(program: Callable[..., Any], device: s
         np.testing.assert_allclose(numbers(ours), numbers(theirs), rtol=2e-4, atol=2e-5)
 
 
-def test_what_is_differentiated_outside_is_not_replayed(device: str) -> None:
+def test_what_is_differentiated_outside_is_a_second_program(device: str) -> None:
     layer = webtorch.nn.Linear(2, 2).to(device)
-    step = webtorch.compile(lambda x: layer(x))
+    traced = []
+
+    @webtorch.compile
+    def step(x: Any) -> Any:
+        traced.append(1)
+        return layer(x)
+
     x = webtorch.ones(1, 2, device=device)
     for _ in range(3):
         step(x).sum().backward()
     assert layer.bias.grad.tolist() == [3.0, 3.0]
-    with pytest.raises(RuntimeError, match="nothing has been captured"):
-        step.program()
+    assert traced == [1]
+    out = step(x)
+    with pytest.raises(RuntimeError, match="first derivative"):
+        webtorch.autograd.grad(out.sum(), layer.weight, create_graph=True)
+    out = step(x).sum()
+    out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
 
 
 def test_alternating_states_are_captured_once_each(device: str) -> None:

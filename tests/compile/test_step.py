@@ -200,19 +200,18 @@ def test_reading_a_value_inside_is_an_error_that_says_what_to_do(device: str) ->
         return x * 2 if x.sum().item() > 0 else x
 
     x = webtorch.ones(3, device=device)
-    assert step(x).tolist() == [2, 2, 2]
-    with pytest.raises(CaptureError, match=r"webtorch\.where"):
+    with pytest.raises(CaptureError, match=r"webtorch\.where") as raised:
         step(x)
+    assert "test_step.py" in str(raised.value) and "x.sum().item() > 0" in str(raised.value)
     # Nothing is lost: the tensors are as they were.
     assert (x + 1).tolist() == [2, 2, 2]
 
 
 def test_the_program_prints(device: str) -> None:
     compiled = webtorch.compile(lambda x: (x * 2 + 1).relu())
-    with pytest.raises(RuntimeError, match="call the function twice"):
+    with pytest.raises(RuntimeError, match="call the function once"):
         compiled.program()
     x = webtorch.ones(4, device=device)
-    compiled(x)
     compiled(x)
     program = compiled.program()
     assert len(program.steps) == 1

@@ -5,109 +5,168 @@ operation. Floor 5.
 from __future__ import annotations
 
 import functools
+import inspect
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from webtorch.capture.trace import Capture, NotReplayable, capture, replay
+from webtorch.capture.trace import Capture, Compiler, NotReplayable, capture, replay
 from webtorch.ir.program import Program
-from webtorch.runtime.realize import Runtime, open_runtimes
-from webtorch.tensors.host import bindings, host_scalar
+from webtorch.nn import Module
+from webtorch.tensors import autocast
+from webtorch.tensors.calls import get_default_dtype
+from webtorch.tensors.host import HostScalar, host_scalar
 from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.
 _MAX_SIGNATURES = 16
-# Captures of one signature, for modules that train or not and gradients that are there or not.
+# At this number of signatures of one function the argument that changes is named.
+_MANY_SIGNATURES = 8
+# Captures of one signature, for modules that train or not, options and gradients that are there or
+# not.
 _MAX_STATES = 8
+# Calls of one signature in a row that a program could not repeat before none is tried any more.
+_MAX_REFUSALS = 3
 
 
 class CompiledFunction:
     """A function that is captured once per signature and then replayed.
 
-    The first call of a signature runs as usual, so that what is created on first use (optimizer
-    state, caches) exists. The second
-    is captured. From then on a call binds its arguments to the program and runs it. Parameters and
-    state stay on the device and are
-    updated in place; learning rates and other options of an optimizer, random numbers and number
-    arguments may change freely.
+    The first call of a signature is captured: the function runs once, recording, and its program is
+    planned. From then on a call binds its arguments to the program and runs it. Parameters and
+    state stay on the device and are updated in place; learning rates and other options of an
+    optimizer, random numbers, number arguments, the data of tensors that the function refers to may
+    change freely. Other values that it refers to (a flag, a number, a module's mode) are watched:
+    when one changes, the function is captured for the new value too.
 
-    A function that a program cannot repeat runs as usual every time: one that returns what its
-    caller differentiates, or that binds a name of the outside to what it computed from its old
-    value. Attributes are those of the function or Module.
+    A function that a program cannot repeat runs as usual every time, and a warning says why.
+    Attributes are those of the function or Module.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], compiler: Compiler | None = None) -> None:
         self.function = function
-        self.seen: set[Any] = set()
         self.captures: OrderedDict[Any, list[tuple[Capture, dict[str, Any]]]] = OrderedDict()
-        # Where a signature without tensors computes.
-        self.runtimes: dict[Any, Runtime] = {}
         # Signatures that cannot be replayed.
         self.usual: set[Any] = set()
+        self.refusals: dict[Any, int] = {}
+        self.compiler = compiler
+        # Number arguments of a signature that only enter as arguments of the program, and those
+        # whose value decided what was computed.
+        self.free: dict[Any, set[str]] = {}
+        self.fixed: dict[Any, set[str]] = {}
+        # Signatures in which a tensor that is a part of another is written: taken as it is.
+        self.written: set[Any] = set()
+        self.signatures: dict[Any, list[tuple[str, str]]] = {}
+        self.warned: set[str] = set()
         functools.update_wrapper(self, getattr(function, "forward", function), updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
         numbers: dict[str, Any] = {}
-        key = (self._flatten((args, kwargs), tensors, numbers), mode.grad, _training(self.function))
-        if key not in self.seen or key in self.usual:
-            if tensors or key in self.seen:
-                self.seen.add(key)
-                return self.function(*args, **kwargs)
-            return self._find_runtime(key, args, kwargs)
-        if mode.grad and any(t.requires_grad and not t.is_leaf for t in tensors):
-            # Their gradients go on outside.
+        holders: dict[int, int] = {}
+        key: Any = (
+            self._flatten((args, kwargs), tensors, numbers),
+            mode.grad,
+            mode.inference,
+            autocast.signature(),
+            get_default_dtype(),
+            # Which arguments are one tensor.
+            tuple([holders.setdefault(id(t._storage), i) for i, t in enumerate(tensors)]),
+        )
+        if key in self.fixed:
+            key = (key, tuple([(n, numbers[n]) for n in sorted(self.fixed[key])]))
+        if key in self.usual:
             return self.function(*args, **kwargs)
-        tensors = [t if t._whole else t.detach().clone() for t in tensors]
+        given = tensors
+        in_place = key in self.written
+        if in_place:
+            key = (key, tuple([(t._strides, t._offset, t._storage.elements) for t in tensors]))
+        if mode.grad or not all(t._whole for t in tensors):
+            tensors = [_own(t, in_place) for t in tensors]
         states = self.captures.get(key, [])
-        states = [s for s in states if s[0].epoch == bindings.epoch]
-        found = next((s for s in states if s[0].fits()), None)
-        if found is None and len(states) >= _MAX_STATES:
-            # It changes what it depends on at every call.
-            self.usual.add(key)
+        for captured, live in states:
+            if (
+                captured.fits()
+                and all(g.fits(given) for g in captured.grads)
+                and self._proven(key, live, numbers)
+            ):
+                live.update(numbers)
+                return replay(captured, tensors, given)
+        if len(states) >= _MAX_STATES:
+            watched = states[0][0].watched
+            reason = f"{watched.changed} changes all the time" if watched else ""
+            self._give_up(key, f"it depends on what changes outside: {reason}")
             return self.function(*args, **kwargs)
-        if found is None:
-            live = dict(numbers)
-            rest = iter(tensors)
-            replaced_args, replaced_kwargs = _replace((args, kwargs), rest, live, iter(live))
-            try:
-                captured = capture(
-                    self.function, replaced_args, replaced_kwargs, tensors,
-                    careful=True, runtime=self.runtimes.get(key)
-                )  # fmt: skip
-            except NotReplayable as usual:
-                self.usual.add(key)
-                return usual.result
-            found = (captured, live)
-            self.captures[key] = [found, *states]
-            self.captures.move_to_end(key)
-            if len(self.captures) > _MAX_SIGNATURES:
-                self.captures.popitem(last=False)
-        captured, live = found
-        live.update(numbers)
-        return replay(captured, tensors)
+        return self._capture(key, args, kwargs, tensors, given, numbers)
 
-    def _find_runtime(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function as usual; note the device it used, which no argument says."""
+    def _capture(
+        self,
+        key: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        given: list[Tensor],
+        numbers: dict[str, Any],
+    ) -> Any:
+        """Capture the function for a signature, and run its program."""
+        live = dict(numbers)
+        positional, named = _replace((args, kwargs), iter(tensors), live, iter(live))
+        try:
+            captured = capture(
+                self.function, positional, named, tensors, careful=True, compiler=self.compiler
+            )
+        except NotReplayable as usual:
+            count = self.refusals[key] = self.refusals.get(key, 0) + 1
+            if count >= _MAX_REFUSALS:
+                self._give_up(key, usual.reason)
+            return usual.result
+        self.refusals.pop(key, None)
+        parts = [i for i, t in enumerate(given) if not t._whole]
+        if parts and key not in self.written and _writes(captured, parts):
+            # The copy of a part would be written, and not the part.
+            base = key
+            self.written.add(base)
+            return self(*args, **kwargs)
+        if not self._settle(key, captured, live, numbers):
+            return self(*args, **kwargs)
+        self.captures.setdefault(key, []).insert(0, (captured, live))
+        self.captures.move_to_end(key)
+        self._note_signature(key, args, kwargs)
+        if len(self.captures) > _MAX_SIGNATURES:
+            gone, _ = self.captures.popitem(last=False)
+            self.signatures.pop(gone, None)
+        return replay(captured, tensors, given)
 
-        def work() -> dict[Runtime, tuple[int, int]]:
-            return {r: (r.counters.realized, len(r.pending)) for r in open_runtimes()}
+    # ---- numbers
 
-        before = work()
-        result = self.function(*args, **kwargs)
-        self.seen.add(key)
-        used = [r for r, state in work().items() if before.get(r) != state]
-        if len(used) == 1:
-            self.runtimes[key] = used[0]
-        else:
-            self.usual.add(key)
-        return result
+    def _proven(self, key: Any, live: dict[str, Any], numbers: dict[str, Any]) -> bool:
+        """Whether the numbers that differ from those of the capture are known to be free."""
+        free = self.free.get(key, ())
+        return all(n in free or _equal(live[n], value) for n, value in numbers.items())
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "function":
-            raise AttributeError(name)
-        return getattr(self.function, name)
+    def _settle(
+        self, key: Any, captured: Capture, live: dict[str, Any], numbers: dict[str, Any]
+    ) -> bool:
+        """Compare a capture with one for other numbers: is a program all that they need?
+
+        False where a number decided what was computed: then it belongs to the signature.
+        """
+        for other, before in self.captures.get(key, ()):
+            changed = {n for n in numbers if not _equal(before[n], numbers[n])}
+            if not changed or not other.fits():
+                continue
+            if _alike(captured, other):
+                self.free.setdefault(key, set()).update(changed)
+                self.captures[key].remove((other, before))
+                return True
+            self.fixed.setdefault(key, set()).update(changed)
+            del self.captures[key]
+            return False
+        return True
+
+    # ---- signatures
 
     def _flatten(self, x: Any, tensors: list[Tensor], numbers: dict[str, Any]) -> Any:
         """Return the signature of arguments, collecting tensors and floats, which may change
@@ -115,43 +174,171 @@ class CompiledFunction:
         """
         if isinstance(x, Tensor):
             tensors.append(x)
-            return ("tensor", x._shape, x.dtype, str(x.device), x.requires_grad)
-        if isinstance(x, float):
+            return ("tensor", x._shape, x.dtype, x._storage.runtime, x.requires_grad, x.is_leaf)
+        if type(x) is float:
             numbers[f"n{len(numbers)}"] = x
             return "float"
         if isinstance(x, (list, tuple)):
-            return (type(x), *(self._flatten(v, tensors, numbers) for v in x))
+            return (type(x), *[self._flatten(v, tensors, numbers) for v in x])
         if isinstance(x, dict):
-            return (dict, *((k, self._flatten(v, tensors, numbers)) for k, v in x.items()))
+            return (dict, *[(k, self._flatten(v, tensors, numbers)) for k, v in x.items()])
         try:
             hash(x)
         except TypeError:
-            return id(x)
-        return x
+            raise TypeError(
+                f"compile: an argument of {_title(self.function)} is of type {type(x).__name__}, "
+                "whose contents cannot be watched: pass a tensor, as in webtorch.from_numpy(x)"
+            ) from None
+        return (type(x), x)
 
-    def program(self) -> Program:
-        """Return the program of the latest signature. Raises RuntimeError before the second call."""
-        if not self.captures:
-            raise RuntimeError(
-                "compile: nothing has been captured yet: call the function twice (the first call "
-                "runs as usual)"
-            )
-        return next(reversed(self.captures.values()))[0][0].executable.program
+    def _note_signature(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember what a signature looks like; name the argument that changes all the time."""
+        if key in self.signatures:
+            return
+        shown = list(_described(argument_names(self.function, args), args, kwargs))
+        previous = next(reversed(self.signatures.values()), None)
+        self.signatures[key] = shown
+        if len(self.signatures) < _MANY_SIGNATURES or previous is None:
+            return
+        for (name, now), (other, before) in zip(shown, previous):
+            if name == other and now != before and name not in self.warned:
+                self.warned.add(name)
+                advice = (
+                    "pad it to a few sizes, or give one program to all of its sizes with "
+                    f"webtorch.mark_dynamic({name}, dim)"
+                    if "[" in now
+                    else "pass it as a float or as a tensor, which may change freely"
+                )
+                warnings.warn(
+                    f"compile: {_title(self.function)} has been captured for "
+                    f"{len(self.signatures)} signatures because its argument {name!r} changes: "
+                    f"{before}, then {now}. The oldest of more than {_MAX_SIGNATURES} programs is "
+                    f"dropped; {advice}",
+                    stacklevel=4,
+                )
+
+    def _give_up(self, key: Any, reason: str) -> None:
+        self.usual.add(key)
+        warnings.warn(
+            f"compile: {_title(self.function)} is not replayed as a program but runs as usual: "
+            f"{reason}",
+            stacklevel=4,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "function":
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    # ---- looking inside
 
     def latest(self) -> Capture:
-        """Return the capture of the latest signature."""
-        self.program()
+        """Return the capture of the latest signature. Raises RuntimeError before the first call."""
+        if not self.captures:
+            raise RuntimeError(
+                "compile: nothing has been captured yet: call the function once with arguments "
+                "like those that it will get"
+            )
         return next(reversed(self.captures.values()))[0][0]
 
+    def program(self) -> Program:
+        """Return the program of the latest signature. Raises RuntimeError before the first call."""
+        return self.latest().executable.program
 
-def _training(function: Any) -> Any:
-    return getattr(function, "training", None)
+
+def _equal(a: float, b: float) -> bool:
+    return a == b or (a != a and b != b)
+
+
+def _alike(a: Capture, b: Capture) -> bool:
+    """Whether two captures differ in nothing but what is read anew at each replay."""
+    fixed = [[x for i, x in enumerate(c.args) if i not in set(c.dynamic)] for c in (a, b)]
+    return (
+        a.executable is b.executable
+        and a.dynamic == b.dynamic
+        and fixed[0] == fixed[1]
+        and repr(a.sources) == repr(b.sources)
+        and _shape_of(a.result) == _shape_of(b.result)
+    )
+
+
+def _shape_of(x: Any) -> Any:
+    """Return a returned structure without the identities of its tensors."""
+    if isinstance(x, dict):
+        return {k: _shape_of(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_shape_of(v) for v in x]
+    if hasattr(x, "identity"):
+        return (x.number, x.shape, x.strides, x.offset, x.history)
+    return "number" if isinstance(x, HostScalar) else x
+
+
+def _own(t: Tensor, in_place: bool) -> Tensor:
+    """Return an argument as the program takes it: a leaf, with memory of its own."""
+    if not t._whole and not in_place:
+        return t.detach().clone().requires_grad_(t.requires_grad)
+    if t.requires_grad and not t.is_leaf:
+        # Its gradient goes on outside.
+        return t.detach().requires_grad_()
+    return t
+
+
+def _writes(captured: Capture, arguments: list[int]) -> bool:
+    """Whether a program overwrites one of these arguments."""
+    return any(
+        i in arguments and any(storage is t for t in captured.targets)
+        for storage, i in captured.arguments
+    )
+
+
+def _title(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return str(name).rsplit("<locals>.", 1)[-1]
+
+
+def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
+    """Return the names of a call's positional arguments."""
+    try:
+        signature = inspect.signature(
+            function.forward if isinstance(function, Module) else function
+        )
+    except (TypeError, ValueError):
+        return [f"argument {i}" for i in range(len(args))]
+    names = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+    return [names[i] if i < len(names) else f"{rest}[{i - len(names)}]" for i in range(len(args))]
+
+
+def _described(
+    names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield name and form of every leaf of the arguments."""
+
+    def visit(name: str, x: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(x, Tensor):
+            yield name, f"{x.dtype.name}{list(x._shape)}"
+        elif isinstance(x, dict):
+            for k, v in x.items():
+                yield from visit(f"{name}[{k!r}]", v)
+        elif isinstance(x, (list, tuple)):
+            yield f"len({name})", str(len(x))
+            for i, v in enumerate(x):
+                yield from visit(f"{name}[{i}]", v)
+        elif not isinstance(x, float):
+            yield name, repr(x)
+
+    for name, x in (*zip(names, args, strict=True), *kwargs.items()):
+        yield from visit(name, x)
 
 
 def _replace(x: Any, tensors: Any, live: dict[str, Any], names: Any) -> Any:
     if isinstance(x, Tensor):
         return next(tensors)
-    if isinstance(x, float):
+    if type(x) is float:
         return host_scalar(live, next(names))
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return type(x)(*(_replace(v, tensors, live, names) for v in x))

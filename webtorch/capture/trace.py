@@ -1,34 +1,50 @@
 """Captures one call of a function as a program. Floor 5.
 
-The function runs once more, lazily, on its real arguments; what it would have computed is frozen
-instead. Data that it reads are
-its arguments and whatever else was in memory (parameters, optimizer state); what it leaves behind
-are its results and every
-tensor that it overwrote or that outlives the call.
+The function runs once, lazily, on its real arguments; what it would have computed is frozen
+instead, and the host gets its state back. Data that the call reads are its arguments and whatever
+else was in memory (parameters, optimizer state); what it leaves behind are its results and every
+tensor that it overwrote or that outlives the call. What it reads by name from outside is watched
+(`outside`), and what its caller may differentiate is a second program (`backward`).
 """
 
 from __future__ import annotations
 
 import gc
+import linecache
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CellType
 from typing import Any
 
+from webtorch.capture.backward import Backward, live_results, trace_backward
+from webtorch.capture.outside import (
+    MISSING,
+    Length,
+    Option,
+    Place,
+    Survey,
+    holds_tensor,
+    new_items,
+    only_counts,
+    same,
+)
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.view import is_contiguous, numel
-from webtorch.lower.compiler import compile_graph
-from webtorch.ops.random import Generator, default_generator
+from webtorch.ops.random import default_generator
+from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Owner, Runtime, freeze, to_graph
+from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
 from webtorch.tensors.device import device_of, resolve
-from webtorch.tensors.host import HostScalar, RandomOffset, bindings, tracing
+from webtorch.tensors.host import HostScalar, RandomOffset, RandomSeed, bindings, tracing
+from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, gradient_edge
+from webtorch.tensors.tape import GradFn, mode
 from webtorch.tensors.tensor import Tensor
+
+# What makes a graph's program: frozen graph, graph -> executable.
+Compiler = Callable[[Runtime, Any, Graph], Executable]
 
 
 @dataclass(slots=True)
@@ -47,51 +63,69 @@ class Capture:
     args: list[Scalar]
     # Program arguments that are read anew at each replay.
     dynamic: list[int]
-    random_count: int
+    # Generators that the call draws from, and how many counters it uses up.
+    draws: list[tuple[Any, int]]
     # The returned structure with `Returned` in place of tensors.
     result: Any
     # The gradients that the call met and left behind.
     grads: list[Gradient] = field(default_factory=list)
-    # Modules that were called, and what they were like.
-    modules: list[tuple[weakref.ref[Any], Any]] = field(default_factory=list)
     # Argument tensors whose storage the program overwrites or returns.
     arguments: list[tuple[Storage, int]] = field(default_factory=list)
+    watched: Watched | None = None
+    # What the call did on the host.
+    actions: list[Callable[[], object]] = field(default_factory=list)
+    # Places outside that the call gave another value, and that value.
+    effects: list[tuple[Place, Any]] = field(default_factory=list)
+    # Named intermediate results.
+    named: dict[str, Any] = field(default_factory=dict)
+    backward: Backward | None = None
     epoch: int = 0
 
+    @property
+    def random_count(self) -> int:
+        """How many counters of the device's default generator the call uses up."""
+        generator = default_generator(device_of(self.runtime))
+        return sum(count for g, count in self.draws if g is generator)
+
     def fits(self) -> bool:
-        """Whether modules and gradients are as they were when this was captured."""
-        if self.epoch != bindings.epoch:
+        """Whether what the call depends on outside its arguments is as it was."""
+        if self.watched is not None and not self.watched.holds():
             return False
-        for reference, state in self.modules:
-            module = reference()
-            if module is not None and module._state_of_call() != state:
-                return False
         return all(g.fits() for g in self.grads)
 
 
 class NotReplayable(Exception):
     """The call did what a program cannot repeat; it has run as usual, with this result."""
 
-    def __init__(self, result: Any) -> None:
-        super().__init__("this call cannot be replayed")
+    def __init__(self, result: Any, reason: str) -> None:
+        super().__init__(reason)
         self.result = result
+        self.reason = reason
 
 
 @dataclass(slots=True)
 class Gradient:
     """The `.grad` of a tensor: what it was before a captured call and what it is after it."""
 
-    tensor: weakref.ref[Tensor]
-    # Shape and type of the gradient before the call, or None where there was none.
+    # The tensor, or the number of an argument.
+    tensor: weakref.ref[Tensor] | int
+    # Shape and type of the gradient before the call, None where there was none, ANY where the call
+    # did not look.
     form: Any
     # The storage of that gradient, while the program reads or overwrites it.
     before: Storage | None
     # The gradient after the call; KEPT where it is the tensor that it was before.
     after: Any
 
-    def fits(self) -> bool:
+    def owner(self, arguments: list[Tensor]) -> Tensor | None:
+        """Return the tensor whose gradient this is."""
+        return arguments[self.tensor] if isinstance(self.tensor, int) else self.tensor()
+
+    def fits(self, arguments: list[Tensor] | None = None) -> bool:
         """Whether there is a gradient now if there was one when the call was captured."""
-        tensor = self.tensor()
+        if self.form is ANY or (isinstance(self.tensor, int) and arguments is None):
+            return True
+        tensor = self.owner(arguments or [])
         if tensor is None:
             return True
         grad = tensor._grad
@@ -101,6 +135,7 @@ class Gradient:
 
 
 KEPT = object()
+ANY = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +149,133 @@ class Returned:
     strides: tuple[int, ...]
     offset: int
     storage: Storage | None
+    # The number of the argument that it is, or the tensor or the place of a tensor of outside.
+    origin: Any = None
+    # Equal for one tensor that is returned twice.
+    identity: int = 0
+    # The name of the gradient function whose graph the call used up; "" where there is none.
+    history: str = ""
+
+
+class Watched:
+    """What a captured call depends on outside: checked before each replay."""
+
+    def __init__(self, survey: Survey, dropped: set[int]) -> None:
+        places = [p for p in survey.quick if id(p) not in dropped]
+        self.tensors = [
+            TensorPlace(p) for p in (*places, *survey.slow) if isinstance(p.before, Tensor)
+        ]
+        self.quick = [p for p in places if not isinstance(p.before, Tensor)]
+        self.slow = [
+            p for p in survey.slow if id(p) not in dropped and not isinstance(p.before, Tensor)
+        ]
+        self.options: list[Option] = survey.options
+        self.lengths: list[Length] = [n for n in survey.lengths if id(n) not in dropped]
+        for optimizer in survey.optimizers:
+            self.lengths.append(Length(optimizer.state, "optimizer.state"))
+            for state in optimizer.state.values():
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        self.tensors.append(TensorPlace(Place(state, key, "item", str(key))))
+        self.quick_tensors = [
+            t for t in self.tensors if id(t.place) in {id(p) for p in survey.quick}
+        ]
+        self.modules: list[tuple[weakref.ref[Any], Any]] = []
+        self.epochs = (-1, -1)
+        # Storages of the capture -> where their tensors have their data now.
+        self.moved: dict[Any, Storage] = {}
+        self.held = True
+        # Why it did not hold.
+        self.changed = ""
+
+    def holds(self) -> bool:
+        """Whether all is as it was; finds out where the tensors are now."""
+        for check in self.quick:
+            if not check.holds():
+                self.changed = check.name
+                return False
+        for option in self.options:
+            if not option.holds():
+                self.changed = option.name
+                return False
+        for length in self.lengths:
+            if not length.holds():
+                self.changed = length.name
+                return False
+        epochs = (bindings.epoch, bindings.modules)
+        if epochs == self.epochs and all(t.place.get() is t.now for t in self.quick_tensors):
+            return self.held
+        self.held = self._find()
+        self.epochs = epochs
+        return self.held
+
+    def _find(self) -> bool:
+        for place in self.slow:
+            if not place.holds():
+                self.changed = place.name
+                return False
+        for reference, state in self.modules:
+            module = reference()
+            if module is not None and module._state_of_call() != state:
+                self.changed = type(module).__name__
+                return False
+        self.moved = {}
+        back: dict[Storage, Storage] = {}
+        for t in self.tensors:
+            if not t.find():
+                self.changed = t.place.name
+                return False
+            now = t.now._storage
+            if self.moved.setdefault(t.storage, now) is not now:
+                # Two names of one tensor have become names of two.
+                self.changed = t.place.name
+                return False
+            if back.setdefault(now, t.storage) is not t.storage:
+                self.changed = t.place.name
+                return False
+        self.moved = {a: b for a, b in self.moved.items() if a is not b}
+        return True
+
+    def storages(self) -> set[int]:
+        """Return the ids of the storages of all watched tensors, as they are now."""
+        return {id(t.now._storage) for t in self.tensors}
+
+
+class TensorPlace:
+    """A place that holds a tensor: another one of the same form may come in its stead."""
+
+    __slots__ = ("form", "now", "place", "storage")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.now: Tensor = place.before
+        self.storage: Storage = self.now._storage
+        self.form = self._form(self.now)
+
+    @staticmethod
+    def _form(t: Tensor) -> Any:
+        return (
+            type(t),
+            t._shape,
+            t._strides,
+            t._offset,
+            t.dtype,
+            t._storage.elements,
+            t._storage.runtime,
+            t._requires_grad,
+            t._grad_fn is None,
+        )
+
+    def find(self) -> bool:
+        """Look what is there now; whether a replay can take it."""
+        value = self.place.get()
+        if not isinstance(value, Tensor) or self._form(value) != self.form:
+            return False
+        if value is not self.place.before and (value._requires_grad or self.form[-2]):
+            # Gradients belong to the tensor, not to its place.
+            return False
+        self.now = value
+        return True
 
 
 def capture(
@@ -124,112 +286,225 @@ def capture(
     *,
     careful: bool = False,
     runtime: Runtime | None = None,
+    compiler: Compiler | None = None,
 ) -> Capture:
-    """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (contiguous,
-    computed).
+    """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (computed).
 
-    `runtime` is where the call computes; by default that is the arguments' device.
-    With `careful`, raises NotReplayable where the call did what a program cannot repeat: it bound
-    a name of the outside to a new tensor and read the old one, or returned something whose
-    backward is still to come.
+    `runtime` is where the call computes; by default that is the arguments' device. `compiler` turns
+    its graph into a program. With `careful`, what the function reads outside its arguments is
+    watched, and NotReplayable is raised where the call did what a program cannot repeat. Raises
+    CaptureError where the function reads a value of what it computes.
     """
-    runtime = runtime or _one_runtime(function, tensors)
-    runtime.realize()
+    survey = Survey(function) if careful else None
+    runtime = runtime or _one_runtime(function, tensors, survey)
+    others = [r for r in open_runtimes() if r is not runtime]
+    for r in (runtime, *others):
+        r.realize()
     _part(runtime)
-    existing = {s.node for s in Storage.live()} if careful else None
+    existing = {s.node for s in Storage.live()} if careful else set()
+    work = [(r, r.counters.realized, len(r.pending)) for r in others]
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
-    generator = _generator(runtime)
-    start = generator._offset
-    runtime.capturing, tracing.active, tracing.random_start = True, True, start
+    tracing.begin()
+    runtime.capturing = True
     runtime.overwritten.clear()
-    tracing.grads, tracing.modules = {}, {}
-    owners: list[Owner] = []
+    effects: list[tuple[Place, Any]] = []
+    dropped: set[int] = set()
     complete = False
+    gradient_mode = mode.grad, mode.inference
     try:
-        result = function(*args, **kwargs)
-        random_count = generator._offset - start
+        result = _called(function, args, kwargs)
+        named = dict(tracing.named)
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
         gc.collect()
+        reason = tracing.refused
+        if any((r.counters.realized, len(r.pending)) != (n, m) for r, n, m in work):
+            reason = reason or (
+                "it computes on two devices: move the arguments to one before the call"
+            )
+        backward: Backward | None = None
+        if survey is not None:
+            reason = _effects(survey, runtime, effects, dropped) or reason
+            live = live_results((result, [v for _, v in effects], named))
+            if live and reason is None:
+                backward = trace_backward(live, tensors)
         owners = runtime.live_owners()
+        extra = backward.owners(owners) if backward is not None else []
+        gone = {id(o) for o in extra}
+        owners = [*(o for o in owners if id(o) not in gone), *extra]
         frozen = freeze(owners)
         overwritten = dict(runtime.overwritten)
-        before = {id(g._storage): g for _, g in tracing.grads.values() if g is not None}
+        before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
         homes = _homes(frozen.inputs, tensors, overwritten)
         for g in before.values():
-            node = overwritten.get(g._storage, g._storage.node)
-            homes[node] = g._storage
-        if existing is not None and (
-            any(n in existing and n not in homes for n in frozen.inputs)
-            or any(t is a for t, _ in tracing.grads.values() for a in tensors)
-            or _may_run_backward(result)
-            or _kept_outside(result)
-        ):
+            homes[overwritten.get(g._storage, g._storage.node)] = g._storage
+        if reason is None and any(n in existing and n not in homes for n in frozen.inputs):
+            reason = "it binds a name of the outside to what it computed from the old value"
+        if careful and reason is not None:
             complete = True
-            raise NotReplayable(result)
+            raise NotReplayable(result, reason)
         runtime.pending.clear()
         graph = to_graph(frozen)
         grads = [
             Gradient(
-                weakref.ref(t),
-                None if g is None else (g._shape, g.dtype),
+                next((i for i, a in enumerate(tensors) if a is t), weakref.ref(t)),
+                ANY if not reads else None if g is None else (g._shape, g.dtype),
                 None if g is None else g._storage,
                 KEPT if t._grad is g else t._grad,
             )
-            for t, g in tracing.grads.values()
+            for t, g, reads in tracing.grads.values()
         ]
         modules = [(weakref.ref(m), state) for m, state in tracing.modules.items()]
+        actions = list(tracing.actions)
+        draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
     finally:
         if not complete:
             # Nothing was computed: overwritten storages and gradients have their values back,
-            # and the generator its place.
+            # generators and schedules their places, variables what they held.
             for storage, node in runtime.overwritten.items():
                 storage.node, storage.donor = node, None
-            for t, g in tracing.grads.values():
+            for t, g, _ in tracing.grads.values():
                 t._grad = g
-            generator._offset = start
+            for generator, seed, offset in tracing.generators.values():
+                generator._seed, generator._offset = seed, offset
+            for restore in reversed(tracing.undo):
+                restore()
+            for place, _ in effects:
+                place.set(place.before)
         runtime.overwritten.clear()
-        tracing.grads, tracing.modules = {}, {}
-        runtime.capturing, tracing.active, tracing.random_start = False, False, None
+        runtime.capturing = False
+        tracing.end()
+        mode.grad, mode.inference = gradient_mode
     storages = [o for o in owners if isinstance(o, Storage)]
-    sources: list[int | Storage] = []
-    for node in frozen.inputs:
-        home = homes.get(node)
-        if home is None:
-            # Data that only the graph holds, such as a constant made in the function.
-            home = Storage.__new__(Storage)
-            home.node, home.runtime, home.dtype, home.elements, home.version, home.donor = (
-                node,
-                runtime,
-                node.dtype,
-                0,
-                0,
-                None,
-            )
-        sources.append(argument_storages.get(id(home), home))
-    donors = {d for d in frozen.donors if d is not None}
-    numbers = {id(s): i for i, s in enumerate(storages)}
-    result, returned = _describe(result, numbers)
+    count = len(storages) - len(extra)
+    sources = [
+        argument_storages.get(id(home), home)
+        for home in (homes.get(n) or _constant(n, runtime) for n in frozen.inputs)
+    ]
+    watched = None
+    if survey is not None:
+        watched = Watched(survey, dropped)
+        watched.modules = modules
+    numbers = {id(s): i for i, s in enumerate(storages[:count])}
+    known: dict[int, Any] = {}
+    if watched is not None:
+        known = {id(t.now): t.place for t in reversed(watched.tensors)}
+    known |= {id(t): i for i, t in enumerate(tensors)}
+    describe = _Describe(numbers, known)
+    result = describe(result)
     for gradient in grads:
-        gradient.after, more = _describe(gradient.after, numbers)
-        returned |= more
+        gradient.after = describe(gradient.after)
+    effects = [(place, describe(value)) for place, value in effects]
+    shown = {name: describe(value) for name, value in named.items()}
     targets: list[int | Storage] = []
     for i, (storage, donor) in enumerate(zip(storages, frozen.donors, strict=True)):
-        new = i in returned and donor is None and storage not in overwritten
-        targets.append(i if new else storage)
+        new = i in describe.returned and donor is None and storage not in overwritten
+        targets.append(i if new or i >= count else storage)
     used = {id(x) for x in (*sources, *targets)}
     for gradient in grads:
         if id(gradient.before) not in used:
             gradient.before = None
-    used = {id(x) for x in targets} | {id(x) for x in _storages(result)}
-    arguments = [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used]
-    executable = runtime.backend.compile(compile_graph(graph, runtime.backend.limits))
-    dynamic = [i for i, a in enumerate(frozen.args) if isinstance(a, (HostScalar, RandomOffset))]
-    return Capture(
-        runtime, graph, executable, sources, [n in donors for n in frozen.inputs], targets,
-        frozen.args, dynamic, random_count, result, grads, modules,
-        arguments, bindings.epoch
+    used = {id(x) for x in targets} | {id(r.storage) for r in _returned((result, effects))}
+    donors = {d for d in frozen.donors if d is not None}
+    dynamic = [
+        i
+        for i, a in enumerate(frozen.args)
+        if isinstance(a, (HostScalar, RandomOffset, RandomSeed))
+    ]
+    compiler = compiler or compile_cached
+    donated = [n in donors for n in frozen.inputs]
+    if backward is None:
+        executable = compiler(runtime, frozen.key, graph)
+    else:
+        graph, kept = backward.split(graph, frozen.key, count, sources, runtime)
+        sources, donated = [sources[k] for k in kept], [donated[k] for k in kept]
+        executable = compiler(runtime, (frozen.key, "forward", count), graph)
+        targets = targets[:count]
+    captured = Capture(
+        runtime, graph, executable, sources, donated, targets, frozen.args, dynamic, draws, result,
+        grads, [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used],
+        watched, actions, effects, shown, backward, bindings.epoch,
     )  # fmt: skip
+    if watched is not None:
+        watched.holds()
+    return captured
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function; an attempt to read a value in it names the line."""
+    try:
+        return function(*args, **kwargs)
+    except CaptureError as error:
+        place = ""
+        frame = error.__traceback__
+        while frame is not None:
+            code = frame.tb_frame.f_code
+            if not is_internal(code):
+                text = linecache.getline(code.co_filename, frame.tb_lineno).strip()
+                place = f"{code.co_filename}:{frame.tb_lineno}" + (f": {text}" if text else "")
+            frame = frame.tb_next
+        if not place:
+            raise
+        raise CaptureError(f"{error}\n  at {place}") from error
+
+
+def compile_cached(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+    """Return the program of a graph from the runtime's cache, which lazy runs use too."""
+    return runtime.program(key, graph)
+
+
+def _effects(
+    survey: Survey, runtime: Runtime, effects: list[tuple[Place, Any]], dropped: set[int]
+) -> str | None:
+    """Find what the call changed outside: `effects` to repeat, `dropped` what to watch no more.
+
+    Return why that cannot be repeated, if so.
+    """
+    reason = None
+
+    def computed(t: Tensor) -> bool:
+        node = t._storage.node
+        return node.kind != "buffer" or t._storage in runtime.overwritten
+
+    def fresh(t: Tensor) -> bool:
+        return t._storage.node.kind != "buffer" and t._storage not in runtime.overwritten
+
+    for place in (*survey.quick, *survey.slow):
+        value = place.get()
+        if value is place.before or same(value, place.before):
+            continue
+        if only_counts(place, survey.codes):
+            dropped.add(id(place))
+        elif _is_plain_structure(value) and _is_plain_structure(place.before):
+            effects.append((place, value))
+            if _in_order(value) and holds_tensor(place.before, lambda t: True):
+                # Tensors inside a structure have no places of their own.
+                reason = f"it binds {place.name} to another {type(value).__name__} of tensors"
+        else:
+            reason = f"it binds {place.name} to another {type(value).__name__}"
+    for length in survey.lengths:
+        if not length.holds():
+            if any(holds_tensor(item, computed) for item in new_items(length)):
+                reason = f"it adds what it computed to {length.name}"
+            dropped.add(id(length))
+    for optimizer in survey.optimizers:
+        if _began(optimizer, fresh):
+            reason = "the optimizer's state began with what was computed"
+    return reason
+
+
+def _began(optimizer: Optimizer, fresh: Callable[[Tensor], bool]) -> bool:
+    return any(holds_tensor(state, fresh) for state in optimizer.state.values())
+
+
+def _is_plain_structure(x: Any) -> bool:
+    if x is MISSING or isinstance(x, (bool, int, float, str, bytes, type(None), Tensor)):
+        return True
+    return _in_order(x) and all(map(_is_plain_structure, x))
+
+
+def _in_order(x: Any) -> bool:
+    return type(x) in (tuple, list)
 
 
 def _part(runtime: Runtime) -> None:
@@ -239,70 +514,35 @@ def _part(runtime: Runtime) -> None:
         shared = storage.runtime is runtime and storage.node.shared
         if shared and holders.setdefault(storage.node, storage) is not storage:
             storage.own()
+    for node in holders:
+        # Nothing is pending, and one storage is left: its memory may be overwritten.
+        node.shared = False
 
 
-def _kept_outside(result: Any) -> bool:
-    """Whether a returned tensor is also kept under a name outside: another call makes another
-    tensor, and the name is to follow it.
-    """
-    containers: list[Any] = []
-    tensors: list[Tensor] = []
-
-    def visit(x: Any) -> None:
-        if isinstance(x, Tensor):
-            if (
-                x._storage.node.kind != "buffer"
-                and x._storage not in x._storage.runtime.overwritten
-            ):
-                tensors.append(x)
-        elif isinstance(x, (dict, list, tuple)):
-            containers.append(x)
-            for v in x.values() if isinstance(x, dict) else x:
-                visit(v)
-
-    visit(result)
-    inside = {id(x) for x in (*containers, tensors)}
-    return any(
-        isinstance(r, (dict, list, tuple, set, CellType)) and id(r) not in inside
-        for r in gc.get_referrers(*tensors)
-    )
-
-
-def _may_run_backward(result: Any) -> bool:
-    """Whether a returned tensor has a gradient graph of which nothing has been freed."""
-    if isinstance(result, Tensor):
-        edge = gradient_edge(result) if result.requires_grad else None
-        if edge is None or isinstance(edge[0], AccumulateGrad):
-            return False
-        stack, seen = [edge[0]], set()
-        while stack:
-            fn = stack.pop()
-            if fn in seen:
-                continue
-            seen.add(fn)
-            if fn.rule is None and not isinstance(fn, AccumulateGrad):
-                return False
-            stack.extend(e[0] for e in fn.edges if e is not None)
-        return True
-    if isinstance(result, dict):
-        return any(_may_run_backward(v) for v in result.values())
-    if isinstance(result, (list, tuple)):
-        return any(_may_run_backward(v) for v in result)
-    return False
-
-
-def _one_runtime(function: Callable[..., Any], tensors: list[Tensor]) -> Runtime:
+def _one_runtime(
+    function: Callable[..., Any], tensors: list[Tensor], survey: Survey | None
+) -> Runtime:
     runtimes = {t._storage.runtime for t in tensors}
+    outside: set[Runtime] = set()
+    for place in (*survey.quick, *survey.slow) if survey is not None else ():
+        if isinstance(place.before, Tensor):
+            outside.add(place.before._storage.runtime)
     if len(runtimes) > 1:
         raise CaptureError(
             f"compile: the arguments of {function} are on several devices; move them to one with "
             ".to(device)"
         )
-    return runtimes.pop() if runtimes else resolve(None)
+    if runtimes:
+        return runtimes.pop()
+    return outside.pop() if len(outside) == 1 else resolve(None)
 
 
-def _generator(runtime: Runtime) -> Generator:
-    return default_generator(device_of(runtime))
+def _constant(node: Node, runtime: Runtime) -> Storage:
+    """Return a storage for data that only the graph holds, such as a constant made in the function."""
+    home = Storage.__new__(Storage)
+    home.node, home.runtime, home.dtype = node, runtime, node.dtype
+    home.elements, home.version, home.donor = 0, 0, None
+    return home
 
 
 def _homes(
@@ -318,38 +558,67 @@ def _homes(
     return homes
 
 
-def _describe(result: Any, numbers: dict[int, int]) -> tuple[Any, set[int]]:
-    """Replace tensors in a returned structure by `Returned`; also return the outputs that are
-    returned.
-    """
-    returned: set[int] = set()
+class _Describe:
+    """Replaces tensors in a structure by `Returned`; `returned` are the outputs that are met."""
 
-    def visit(x: Any) -> Any:
+    def __init__(self, numbers: dict[int, int], known: dict[int, Any]) -> None:
+        self.numbers = numbers
+        self.known = known
+        self.returned: set[int] = set()
+
+    def __call__(self, x: Any) -> Any:
         if isinstance(x, Tensor):
-            number = numbers.get(id(x._storage))
-            if number is not None:
-                returned.add(number)
-            return Returned(number, x._shape, x._strides, x._offset, x._storage)
+            origin = self.known.get(id(x))
+            number = self.numbers.get(id(x._storage))
+            if number is not None and origin is None:
+                self.returned.add(number)
+            history = ""
+            fn = x._grad_fn
+            if fn is not None and x._requires_grad:
+                history = fn.title
+            storage = x._storage if number is None or origin is not None else None
+            return Returned(
+                number, x._shape, x._strides, x._offset, storage, origin, id(x), history
+            )
         if isinstance(x, dict):
-            return {k: visit(v) for k, v in x.items()}
+            return {k: self(v) for k, v in x.items()}
         if isinstance(x, tuple) and hasattr(x, "_fields"):
-            return type(x)(*(visit(v) for v in x))
+            return type(x)(*(self(v) for v in x))
         if isinstance(x, (list, tuple)):
-            return type(x)(visit(v) for v in x)
+            return type(x)(self(v) for v in x)
         return x
 
-    return visit(result), returned
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, (list, tuple)):
+        yield x
+        return
+    for v in x:
+        yield from _leaves(v)
 
 
-def replay(captured: Capture, tensors: list[Tensor]) -> Any:
-    """Run a captured call on other arguments of the same signature. Does not wait for the device."""
+def _returned(x: Any) -> Iterator[Returned]:
+    return (leaf for leaf in _leaves(x) if isinstance(leaf, Returned))
+
+
+def replay(captured: Capture, tensors: list[Tensor], given: list[Tensor] | None = None) -> Any:
+    """Run a captured call on other arguments of the same signature. Does not wait for the device.
+
+    `given` are the caller's own tensors, where `tensors` are copies or parts of them.
+    """
     runtime = captured.runtime
+    given = tensors if given is None else given
     # What is pending may read memory that the program overwrites.
     runtime.realize()
+    moved: dict[Any, Storage] = {}
+    if captured.watched is not None:
+        moved.update(captured.watched.moved)
     # A gradient is where its tensor has it now.
-    moved: dict[Any, Storage] = {s: tensors[i]._storage for s, i in captured.arguments}
+    moved |= {s: tensors[i]._storage for s, i in captured.arguments}
     for gradient in captured.grads:
-        owner = gradient.tensor()
+        owner = gradient.owner(given)
         if gradient.before is not None and owner is not None and owner._grad is not None:
             moved[gradient.before] = owner._grad._storage
     inputs = []
@@ -357,64 +626,111 @@ def replay(captured: Capture, tensors: list[Tensor]) -> Any:
         storage = tensors[source]._storage if isinstance(source, int) else moved.get(source, source)
         node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
-    args = captured.args
-    if captured.dynamic:
-        args = list(args)
-        generator = _generator(runtime)
-        for i in captured.dynamic:
-            a = args[i]
-            args[i] = a.read() if isinstance(a, HostScalar) else a.read(generator._offset)  # type: ignore[union-attr]
-        generator._offset += captured.random_count
+    args, read = _read(captured)
+    backward = captured.backward
+    held = [] if backward is None else backward.hold(tensors, moved)
     buffers = captured.executable.run(inputs, args)
     fresh: dict[int, Storage] = {}
-    for target, buffer in zip(captured.targets, buffers, strict=True):
+    for target, buffer in zip(captured.targets, buffers, strict=False):
         node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
         node.buffer = buffer
         if isinstance(target, int):
             fresh[target] = Storage(node, runtime)
+            # A value that backward reads too must not be overwritten.
+            node.shared = backward is not None
         else:
             target = moved.get(target, target)
             target.settle(target.node, node)
             target.version += 1
+    rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     for gradient in captured.grads:
-        owner = gradient.tensor()
+        owner = gradient.owner(given)
         if owner is not None and gradient.after is not KEPT:
-            owner._grad = _rebuild(gradient.after, fresh, captured.targets, moved)
-    return _rebuild(captured.result, fresh, captured.targets, moved)
+            owner._grad = rebuild(gradient.after)
+    for place, value in captured.effects:
+        place.set(rebuild(value))
+    result = rebuild(captured.result)
+    rebuild(captured.named)
+    if backward is not None:
+        backward.attach(rebuild.made, given, held, buffers[len(captured.targets) :], args)
+    return result
 
 
-def _storages(x: Any) -> list[Storage | None]:
-    if isinstance(x, Returned):
-        return [x.storage]
-    if isinstance(x, dict):
-        return [s for v in x.values() for s in _storages(v)]
-    if isinstance(x, (list, tuple)):
-        return [s for v in x for s in _storages(v)]
-    return []
+def _read(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
+    """Return the program's arguments of now, and the numbers that the call returns."""
+    args = captured.args
+    returned = [x for x in _leaves(captured.result) if isinstance(x, HostScalar)]
+    read: dict[int, float] = {}
+    if captured.dynamic:
+        args = list(args)
+    for when in range(len(captured.actions) + 1):
+        for i in captured.dynamic:
+            a = captured.args[i]
+            if isinstance(a, HostScalar):
+                if a.when == when:
+                    args[i] = a.read()
+            elif when == 0:
+                args[i] = a.read()  # type: ignore[union-attr]
+        for a in returned:
+            if a.when == when:
+                read[id(a)] = a.read()
+        if when < len(captured.actions):
+            captured.actions[when]()
+    for generator, count in captured.draws:
+        generator._offset = (generator._offset + count) % 2**64
+    return args, read
 
 
-def _rebuild(
-    x: Any,
-    fresh: dict[int, Storage],
-    targets: list[int | Storage],
-    moved: dict[Any, Storage],
-) -> Any:
-    if isinstance(x, Returned):
+class Rebuild:
+    """Makes the tensors of a captured structure, each once."""
+
+    def __init__(
+        self,
+        fresh: dict[int, Storage],
+        targets: list[int | Storage],
+        moved: dict[Any, Storage],
+        given: list[Tensor],
+        read: dict[int, float],
+    ) -> None:
+        self.fresh, self.targets, self.moved = fresh, targets, moved
+        self.given, self.read = given, read
+        self.made: dict[int, Tensor] = {}
+
+    def __call__(self, x: Any) -> Any:
+        if isinstance(x, Returned):
+            found = self.made.get(x.identity)
+            if found is None:
+                found = self.made[x.identity] = self._tensor(x)
+            return found
+        if isinstance(x, HostScalar):
+            return self.read.get(id(x), float(x))
+        if isinstance(x, dict):
+            return {k: self(v) for k, v in x.items()}
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*(self(v) for v in x))
+        if isinstance(x, (list, tuple)):
+            return type(x)(self(v) for v in x)
+        return x
+
+    def _tensor(self, x: Returned) -> Tensor:
+        if isinstance(x.origin, int):
+            return self.given[x.origin]
+        if x.origin is not None:
+            value = x.origin.get()
+            if isinstance(value, Tensor):
+                return value
         storage = x.storage
         if x.number is not None:
-            storage = fresh.get(x.number) or targets[x.number]  # type: ignore[assignment]
+            storage = self.fresh.get(x.number) or self.targets[x.number]  # type: ignore[assignment]
         assert isinstance(storage, Storage)
-        storage = moved.get(storage, storage)
+        storage = self.moved.get(storage, storage)
         whole = (
             x.offset == 0
             and storage.elements == numel(x.shape)
             and is_contiguous(x.shape, x.strides)
         )
-        return Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole)
-    if isinstance(x, dict):
-        return {k: _rebuild(v, fresh, targets, moved) for k, v in x.items()}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_rebuild(v, fresh, targets, moved) for v in x))
-    if isinstance(x, (list, tuple)):
-        return type(x)(_rebuild(v, fresh, targets, moved) for v in x)
-    return x
+        out = Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole)
+        if x.history:
+            # Its graph is used up: a backward from here raises as it does after an uncompiled call.
+            out._grad_fn, out._requires_grad = GradFn(x.history, (), None), True
+        return out

@@ -14,6 +14,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.tensors.host import bindings
 
 __all__ = ["BackwardTap", "RemovableHandle"]
 
@@ -28,12 +29,14 @@ class RemovableHandle:
     ) -> None:
         """Reserve an id in `hooks`; `extra` are dicts of options that go with the same id."""
         self.id = next(RemovableHandle._ids)
+        bindings.modules += 1
         # Weak: a handle that a user keeps must not keep the module alive.
         self._hooks_ref = weakref.ref(hooks)
         self._extra_refs = [weakref.ref(one) for one in extra if isinstance(one, OrderedDict)]
 
     def remove(self) -> None:
         """Unregister the hook; a second call does nothing."""
+        bindings.modules += 1
         for reference in (self._hooks_ref, *self._extra_refs):
             hooks = reference()
             if hooks is not None:

@@ -16,7 +16,7 @@ import webtorch
 from webtorch import Tensor
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import bindings, tracing
 
 __all__ = [
     "Module",
@@ -302,6 +302,7 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Put `value` where it belongs: parameter, submodule, buffer or plain attribute."""
+        bindings.modules += 1
         own = self.__dict__
         params, modules, buffers = own.get("_parameters"), own.get("_modules"), own.get("_buffers")
         if isinstance(value, Parameter):
@@ -354,6 +355,7 @@ class Module:
 
     def __delattr__(self, name: str) -> None:
         """Delete a parameter, buffer, submodule or plain attribute."""
+        bindings.modules += 1
         for table in (self._parameters, self._buffers, self._modules):
             if name in table:
                 del table[name]
@@ -438,6 +440,7 @@ class Module:
 
         Optimizers hold the parameter objects, so a parameter gets new data instead of a successor.
         """
+        bindings.modules += 1
         if recurse:
             for module in self.children():
                 module._apply(fn)
@@ -1099,11 +1102,11 @@ class _LoadHook:
 
 def clear_grad(param: Tensor, set_to_none: bool) -> None:
     """Forget the gradient of `param`, or detach it and fill it with zeros."""
-    grad = param.grad
-    if grad is None:
-        return
     if set_to_none:
         param.grad = None
+        return
+    grad = param.grad
+    if grad is None:
         return
     if grad.grad_fn is not None:
         grad.detach_()

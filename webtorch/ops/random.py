@@ -56,8 +56,12 @@ class Generator:
 
     def advance(self, count: int) -> tuple[int, int]:
         """Use up `count` counters and return (seed, first counter)."""
+        from webtorch.tensors.host import tracing
+
         offset = self._offset
         self._offset = (offset + count) % 2**64
+        if tracing.active:
+            return tracing.draw(self, self._seed, offset)
         return self._seed, offset
 
     def get_state(self) -> Any:
@@ -216,6 +220,10 @@ def _philox_words(seed: int, counter: int) -> tuple[int, int]:
 
 def permutation(n: int, generator: Generator) -> list[int]:
     """Return a random order of 0..n-1: positions sorted by 64 random bits each. Reads nothing from a device."""
+    from webtorch.tensors.host import tracing
+
+    if tracing.active:
+        tracing.refuse("randperm draws its order on the host, from which a program cannot read")
     seed, first = generator.advance(n)
     words = host_words(seed, first, n)
     return sorted(range(n), key=words.__getitem__)

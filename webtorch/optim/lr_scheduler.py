@@ -13,11 +13,12 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from webtorch import Tensor
 from webtorch.optim.optimizer import Optimizer
+from webtorch.tensors.host import host_scalar, tracing
 
 __all__ = [
     "ChainedScheduler",
@@ -83,11 +84,67 @@ def _write_momentum(group: dict[str, Any], use_beta1: bool, momentum: float) -> 
         group["momentum"] = momentum
 
 
+def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a schedule's `step` that a running capture takes down: each replay does it again."""
+
+    @functools.wraps(step)
+    def run(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if not tracing.active or tracing.acting:
+            return step(self, *args, **kwargs)
+        tracing.undo.append(_restorer(self))
+        tracing.acting = True
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            tracing.acting = False
+            tracing.actions.append(functools.partial(step, self, *args, **kwargs))
+
+    run.noted = True  # type: ignore[attr-defined]
+    return run
+
+
+def _restorer(scheduler: LRScheduler) -> Callable[[], None]:
+    """Return what gives a schedule, and the groups that it writes, the state of this moment back."""
+    parts = [scheduler, *getattr(scheduler, "_schedulers", ())]
+    tables = [vars(part) for part in parts]
+    tables += [group for part in parts for group in part.optimizer.param_groups]
+    states = [(table, dict(table)) for table in tables]
+
+    def restore() -> None:
+        for table, state in states:
+            table.clear()
+            table.update(state)
+
+    return restore
+
+
+class _LastRates(Mapping[int, float]):
+    """The learning rates that a schedule set last, by the number of the group."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+
+    def __getitem__(self, number: int) -> float:
+        return float(self.scheduler._last_lr[number])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.scheduler._last_lr)
+
+
 class LRScheduler:
     """Base of the schedules: each `step()` asks `get_lr()` for every group's learning rate."""
 
     _get_lr_called_within_step = False
     _is_initial = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have captures take down the `step` that a subclass defines."""
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__ and not getattr(cls.step, "noted", False):
+            cls.step = _noted(cls.step)  # type: ignore[method-assign]
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         """Start at step 0; `last_epoch` resumes where each group has an "initial_lr"."""
@@ -129,12 +186,18 @@ class LRScheduler:
 
     def get_last_lr(self) -> list[Any]:
         """Return the learning rates that the last step set."""
+        if tracing.active and not tracing.acting:
+            if any(isinstance(rate, Tensor) for rate in self._last_lr):
+                return self._last_lr
+            rates = _LastRates(self)
+            return [host_scalar(rates, number, "lr") for number in rates]
         return self._last_lr
 
     def get_lr(self) -> list[Any]:
         """Return the learning rate of each group at `last_epoch`; every schedule defines it."""
         raise NotImplementedError
 
+    @_noted
     def step(self, epoch: Any = None) -> None:
         """Set the next learning rates; call it after `optimizer.step()`."""
         if self._step_count == 1:
@@ -668,7 +731,7 @@ class SequentialLR(_Combined):
         elif hasattr(one, "last_epoch"):
             one.last_epoch -= 1
 
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Set the next learning rates by the schedule whose turn it is."""
         self.last_epoch += 1
         turn = bisect_right(self._milestones, self.last_epoch)
@@ -698,7 +761,7 @@ class ChainedScheduler(_Combined):
         self.optimizer = optimizer
         self._last_lr = self._current()
 
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Step every schedule."""
         for scheduler in self._schedulers:
             scheduler.step()
@@ -756,7 +819,7 @@ class ReduceLROnPlateau(LRScheduler):
         self.cooldown_counter = 0
         self.num_bad_epochs = 0
 
-    def step(self, metrics: SupportsFloat, epoch: Any = None) -> None:  # type: ignore[override]
+    def step(self, metrics: SupportsFloat, epoch: Any = None) -> None:
         """Take an epoch's metric, and reduce the learning rates if it is time."""
         current = float(metrics)
         if epoch is None:

@@ -300,22 +300,8 @@ class Runtime:
 
     def _run(self, owners: list[Owner]) -> None:
         frozen = freeze(owners)
-        executable = self.programs.get(frozen.key)
         self.counters.realized += 1
-        if executable is None:
-            self.counters.misses += 1
-            started = time.perf_counter()
-            executable = self.backend.compile(compile_graph(to_graph(frozen), self.backend.limits))
-            if self.debug:
-                show_program(
-                    executable.program, self.backend, time.perf_counter() - started, self.debug
-                )
-            self.programs[frozen.key] = executable
-            if len(self.programs) > _MAX_PROGRAMS:
-                self.programs.popitem(last=False)
-        else:
-            self.counters.hits += 1
-            self.programs.move_to_end(frozen.key)
+        executable = self.program(frozen.key, frozen)
         started = time.perf_counter() if self.debug >= 4 else 0.0
         buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
         if self.debug >= 4:
@@ -323,6 +309,26 @@ class Runtime:
         for owner, buffer in zip(owners, buffers, strict=True):
             owner.node.become_buffer(buffer)
             owner.donor = None
+
+    def program(self, key: Any, graph: Frozen | Graph) -> Executable:
+        """Return the program of a graph from the cache, where `key` names it; else compile it."""
+        executable = self.programs.get(key)
+        if executable is not None:
+            self.counters.hits += 1
+            self.programs.move_to_end(key)
+            return executable
+        self.counters.misses += 1
+        started = time.perf_counter()
+        whole = graph if isinstance(graph, Graph) else to_graph(graph)
+        executable = self.backend.compile(compile_graph(whole, self.backend.limits))
+        if self.debug:
+            show_program(
+                executable.program, self.backend, time.perf_counter() - started, self.debug
+            )
+        self.programs[key] = executable
+        if len(self.programs) > _MAX_PROGRAMS:
+            self.programs.popitem(last=False)
+        return executable
 
 
 _RUNTIMES: dict[tuple[str, int], Runtime] = {}

@@ -6,93 +6,250 @@ every replay.
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from webtorch.ir.dtype import Scalar
 
 
 class HostScalar(float):
-    """A float that remembers where it was read. Arithmetic on it gives a plain float, which is
-    fixed in a capture.
+    """A float that remembers where it was read. Arithmetic on it gives another one while a capture
+    runs; what else is done with it gives a plain value, which is fixed in the capture.
     """
 
-    source: Mapping[str, Any]
-    key: str
+    source: Mapping[Any, Any]
+    key: Any
     name: str
+    # How many host actions of the capture came before it was read.
+    when: int
 
     def read(self) -> Scalar:
         """Return the number as it is now."""
         return float(self.source[self.key])
 
+    def _computed(
+        self, function: Callable[..., float], other: object = None, *, swapped: bool = False
+    ) -> Any:
+        if not (other is None or isinstance(other, (int, float))):
+            return NotImplemented
+        operands = (self,) if other is None else (other, self) if swapped else (self, other)
+        value = function(*map(_plain, operands))
+        if not tracing.active or not isinstance(value, float):
+            return value
+        out = HostScalar(value)
+        out.source, out.key, out.name = _Computed(function, operands), "value", "value"
+        out.when = max(o.when for o in operands if isinstance(o, HostScalar))
+        return out
 
-def host_scalar(source: Mapping[str, Any], key: str, name: str | None = None) -> HostScalar:
+    def __add__(self, other: object) -> Any:
+        return self._computed(operator.add, other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._computed(operator.add, other, swapped=True)
+
+    def __sub__(self, other: object) -> Any:
+        return self._computed(operator.sub, other)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._computed(operator.sub, other, swapped=True)
+
+    def __mul__(self, other: object) -> Any:
+        return self._computed(operator.mul, other)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._computed(operator.mul, other, swapped=True)
+
+    def __truediv__(self, other: object) -> Any:
+        return self._computed(operator.truediv, other)
+
+    def __rtruediv__(self, other: object) -> Any:
+        return self._computed(operator.truediv, other, swapped=True)
+
+    def __pow__(self, other: object, modulo: None = None) -> Any:
+        return self._computed(operator.pow, other)
+
+    def __rpow__(self, other: object, modulo: None = None) -> Any:
+        return self._computed(operator.pow, other, swapped=True)
+
+    def __neg__(self) -> Any:
+        return self._computed(operator.neg)
+
+    def __abs__(self) -> Any:
+        return self._computed(operator.abs)
+
+
+def _plain(x: object) -> Any:
+    return float(x) if isinstance(x, HostScalar) else x
+
+
+class _Computed(Mapping[str, float]):
+    """A number computed from others, read anew when it is."""
+
+    def __init__(self, function: Callable[..., float], operands: tuple[Any, ...]) -> None:
+        self.function, self.operands = function, operands
+
+    def __getitem__(self, key: str) -> float:
+        return self.function(*[o.read() if isinstance(o, HostScalar) else o for o in self.operands])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("value",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+def host_scalar(source: Mapping[Any, Any], key: Any, name: str | None = None) -> HostScalar:
     """Return `source[key]` as a number that replays read anew; `name` is what an exported program
     calls it.
     """
     out = HostScalar(source[key])
-    out.source, out.key, out.name = source, key, name or key
+    out.source, out.key, out.name = source, key, name or str(key)
+    out.when = len(tracing.actions) if tracing.active else 0
     return out
 
 
 class RandomOffset(int):
-    """A random number generator's offset during a capture: `relative` to where the generator stands
-    at each replay.
+    """A word of a random number generator's counter during a capture: `relative` to where the
+    generator stands at each replay.
     """
 
+    generator: Any
     relative: int
     word: int
 
-    def read(self, base: int) -> int:
-        """Return this word of the counter when the replay starts at counter `base`."""
-        return ((base + self.relative) >> (32 * self.word)) & 0xFFFFFFFF
+    def read(self) -> int:
+        """Return this word of the counter for a replay that starts where the generator is now."""
+        return ((self.generator._offset + self.relative) >> (32 * self.word)) & 0xFFFFFFFF
 
 
-def random_offset_words(offset: int) -> tuple[Scalar, Scalar]:
-    """Return the low and high word of a counter, as numbers that a replay computes anew while a
-    capture is running.
+class RandomSeed(int):
+    """A word of a random number generator's seed during a capture."""
+
+    generator: Any
+    word: int
+
+    def read(self) -> int:
+        """Return this word of the seed that the generator has now."""
+        return int(self.generator._seed >> (32 * self.word)) & 0xFFFFFFFF
+
+
+class Draw(int):
+    """A seed or a counter that was drawn from `generator` during a capture."""
+
+    generator: Any
+    # For a counter: relative to where the generator stood when the capture began.
+    relative: int
+
+
+def random_words(seed: int, offset: int) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+    """Return the words of a seed and of a counter; for those of a capture, as numbers that each
+    replay reads anew.
     """
-    words = (offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF)
-    start = tracing.random_start
-    if start is None:
+    low, high = 0xFFFFFFFF, 32
+    words = (seed & low, (seed >> high) & low, offset & low, (offset >> high) & low)
+    if not (isinstance(seed, Draw) and isinstance(offset, Draw)):
         return words
-    out = []
-    for word, number in enumerate(words):
-        traced = RandomOffset(number)
-        traced.relative, traced.word = offset - start, word
-        out.append(traced)
-    return out[0], out[1]
+    out: list[Scalar] = []
+    for word in (0, 1):
+        part = RandomSeed(words[word])
+        part.generator, part.word = seed.generator, word
+        out.append(part)
+    for word in (0, 1):
+        counter = RandomOffset(words[2 + word])
+        counter.generator, counter.relative, counter.word = offset.generator, offset.relative, word
+        out.append(counter)
+    return out[0], out[1], out[2], out[3]
 
 
 class _Tracing(threading.local):
-    # The default generator's offset when the running capture began; None outside captures.
-    random_start: int | None = None
     active: bool = False
-    # Tensors whose `.grad` the running capture looked at or changed -> the `.grad` before.
-    grads: dict[Any, Any]
-    # Modules that the running capture called -> what they were like.
-    modules: dict[Any, Any]
 
-    def touch_grad(self, tensor: Any) -> None:
+    def __init__(self) -> None:
+        self.begin()
+        self.active = False
+
+    def begin(self) -> None:
+        """Start to note what a capture meets."""
+        self.active = True
+        # Tensors whose `.grad` the capture looked at or changed -> (tensor, the `.grad` before,
+        # whether that was looked at).
+        self.grads: dict[int, tuple[Any, Any, bool]] = {}
+        # Modules that the capture called -> what they were like.
+        self.modules: dict[Any, Any] = {}
+        # What the capture did on the host, to be done again at each replay.
+        self.actions: list[Callable[[], object]] = []
+        # Whether one of them is running.
+        self.acting = False
+        # What gives the host its state back after a capture, which only records.
+        self.undo: list[Callable[[], object]] = []
+        # Generators that numbers were drawn from -> (generator, seed, offset) at the beginning.
+        self.generators: dict[int, tuple[Any, int, int]] = {}
+        # Named intermediate results.
+        self.named: dict[str, Any] = {}
+        # Why the call cannot be replayed, once that is known.
+        self.refused: str | None = None
+
+    def end(self) -> None:
+        """Stop, and forget what was noted."""
+        self.begin()
+        self.active = False
+
+    def touch_grad(self, tensor: Any, reads: bool = True) -> None:
         """Note that the running capture is about to read or change the `.grad` of `tensor`, unless it
         made the tensor itself.
         """
         storage = tensor._storage
         if storage.node.kind != "buffer" and storage not in storage.runtime.overwritten:
             return
-        self.grads.setdefault(id(tensor), (tensor, tensor._grad))
+        self.grads.setdefault(id(tensor), (tensor, tensor._grad, reads))
+
+    def draw(self, generator: Any, seed: int, offset: int) -> tuple[Draw, Draw]:
+        """Return what was just drawn from a generator as numbers that remember it."""
+        start = self.generators.setdefault(id(generator), (generator, seed, offset))
+        drawn, counter = Draw(seed), Draw(offset)
+        drawn.generator = counter.generator = generator
+        counter.relative = (offset - start[2]) % 2**64
+        return drawn, counter
+
+    def refuse(self, reason: str) -> None:
+        """Note why what the running capture just did cannot be replayed."""
+        if self.refused is None:
+            self.refused = reason
 
 
 class _Bindings:
     # Counts the times that a tensor or an optimizer was given other storages: captures made before
     # refer to the old ones.
     epoch = 0
+    # Counts the times that a module was changed: an attribute, a flag, a hook.
+    modules = 0
 
     def change(self) -> None:
         """Note that what holds data outside was bound anew."""
         if not tracing.active:
             self.epoch += 1
+
+
+def make_before(tensor: Any) -> None:
+    """While a capture runs: compute a tensor that is one constant now, as if it had been made
+    before the captured call. Anything else stays as it is.
+    """
+    storage = tensor._storage
+    runtime, node = storage.runtime, storage.node
+    if not runtime.capturing or node.kind != "map" or node.srcs or node.attrs[1] != "s":
+        return
+    if type(node.scalars[0]) is HostScalar:
+        return
+    pending, runtime.pending = runtime.pending, []
+    tracing.active = runtime.capturing = False
+    try:
+        runtime.add(storage)
+        runtime.realize()
+    finally:
+        tracing.active = runtime.capturing = True
+        runtime.pending = pending
 
 
 tracing = _Tracing()

@@ -21,11 +21,19 @@ def user_line() -> tuple[CodeType, int] | None:
         code = frame.f_code
         inside = _internal.get(code)
         if inside is None:
-            name = code.co_filename
-            inside = _internal[code] = (
-                name.startswith(_PACKAGE) and not name.startswith(_USERS)
-            ) or name.startswith("<frozen")
+            inside = is_internal(code)
         if not inside:
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def is_internal(code: CodeType) -> bool:
+    """Whether code belongs to the package itself."""
+    inside = _internal.get(code)
+    if inside is None:
+        name = code.co_filename
+        inside = _internal[code] = (
+            name.startswith(_PACKAGE) and not name.startswith(_USERS)
+        ) or name.startswith("<frozen")
+    return inside

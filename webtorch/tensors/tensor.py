@@ -393,6 +393,7 @@ class Tensor(TensorMethods):
                 "allowed."
             )
         self._requires_grad = bool(requires_grad)
+        bindings.modules += 1
         return self
 
     @property
@@ -445,7 +446,7 @@ class Tensor(TensorMethods):
                     f"expected {self.device}"
                 )
         if tracing.active:
-            tracing.touch_grad(self)
+            tracing.touch_grad(self, reads=False)
         self._grad = value
 
     @property
@@ -569,6 +570,8 @@ class Tensor(TensorMethods):
         whole = self if self._whole else _materialize(self)
         if not numel(self._shape):
             return b""
+        if tracing.active and not whole._storage.runtime.capturing:
+            tracing.refuse(f"it reads a tensor on {self.device}, from which a program cannot read")
         return whole._storage.runtime.backend.download(whole._storage.realize().buffer)
 
     _to_bytes = _contents

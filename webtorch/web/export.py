@@ -87,7 +87,7 @@ def export_program(
 ) -> Path:
     """Write a captured function to `folder` as a page that runs it on WebGPU, and return the folder.
 
-    `step` is what `webtorch.compile` returned, called at least twice, so that there is a program.
+    `step` is what `webtorch.compile` returned, called at least once, so that there is a program.
     In the page it is `await m.NAME({x, y})`. `inputs` name its tensors (default: the function's own argument names),
     `outputs` the tensors that it returns (default: the keys of a returned dict, else "out", "out1",
     ...). `state` names modules, optimizers and tensors in the weights file; those that the function
@@ -321,14 +321,11 @@ class _Export:
                 entry["random"] = [str(value.relative), value.word]
             elif isinstance(value, HostScalar):
                 terms = settings.terms(value)
-                position = value.key[1:]
+                key = str(value.key)
+                position = key[1:]
                 if terms is not None:
                     entry["terms"] = [[_number(c), list(names)] for c, names in terms]
-                elif (
-                    value.key.startswith("n")
-                    and position.isdigit()
-                    and int(position) < len(numbers)
-                ):
+                elif key.startswith("n") and position.isdigit() and int(position) < len(numbers):
                     # A float argument of the function itself.
                     name = numbers[int(position)]
                     defaults[name] = {"name": name, "value": _number(value.read())}

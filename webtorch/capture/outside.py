@@ -1,0 +1,450 @@
+"""What a function refers to outside its arguments: watched, so that no captured value goes stale.
+Floor 5.
+
+A capture runs the function once and is then replayed without Python. What the function reads by
+name (closures, globals, attributes of the modules and objects that it reaches) is a place here:
+tensors are looked up anew at every replay, other values must be what they were, or the function is
+captured again. What the captured call itself changed in a place is changed again by each replay.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Literal
+
+from webtorch.ir.dtype import DType
+from webtorch.nn import Module
+from webtorch.optim import Optimizer
+from webtorch.optim.lr_scheduler import LRScheduler
+from webtorch.tensors.device import device
+from webtorch.tensors.lines import is_internal
+from webtorch.tensors.tensor import Tensor
+
+# Containers with more items are watched by identity and length only.
+_MAX_ITEMS = 512
+_MAX_PLACES = 20_000
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), DType, device)
+# Tables of a module that are watched in a way of their own, or by the registration of hooks.
+_TABLES = frozenset(
+    ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_backward_pre_hooks",
+     "_backward_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+     "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+     "_load_state_dict_post_hooks")
+)  # fmt: skip
+_LIBRARIES = tuple(
+    p for p in {sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")} if p
+)
+_PACKAGE = __name__.split(".", maxsplit=1)[0]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()
+
+Kind = Literal["cell", "item", "attribute"]
+
+
+class Place:
+    """A variable, attribute, key or list element outside a function, and what it held before."""
+
+    __slots__ = ("before", "container", "key", "kind", "name")
+
+    def __init__(self, container: Any, key: Any, kind: Kind, name: str) -> None:
+        self.container, self.key, self.kind, self.name = container, key, kind, name
+        self.before = self.get()
+
+    def get(self) -> Any:
+        """Return what is there now; MISSING where there is nothing."""
+        try:
+            if self.kind == "item":
+                return self.container[self.key]
+            if self.kind == "cell":
+                return self.container.cell_contents
+            return getattr(self.container, self.key)
+        except (KeyError, IndexError, ValueError, AttributeError):
+            return MISSING
+
+    def set(self, value: Any) -> None:
+        """Put a value there."""
+        if self.kind == "cell":
+            self.container.cell_contents = value
+        elif self.kind == "attribute":
+            setattr(self.container, self.key, value)
+        elif value is MISSING:
+            self.container.pop(self.key, None)
+        else:
+            self.container[self.key] = value
+
+    def holds(self) -> bool:
+        """Whether what is there is what was there before."""
+        value = self.get()
+        return value is self.before or same(value, self.before)
+
+
+class Option:
+    """A number in a group of an optimizer: read anew at each replay, but 0 or not is structure."""
+
+    __slots__ = ("group", "key", "kind", "name", "zero")
+
+    def __init__(self, group: dict[str, Any], key: str, name: str) -> None:
+        self.group, self.key, self.name = group, key, name
+        self.kind = self._kind()
+
+    def _kind(self) -> Any:
+        value = self.group.get(self.key)
+        if isinstance(value, tuple):
+            return tuple(type(v) for v in value)
+        return type(value) in (int, float), value == 0
+
+    def holds(self) -> bool:
+        """Whether it is 0 if it was."""
+        return bool(self._kind() == self.kind)
+
+
+class Length:
+    """How many items a container has."""
+
+    __slots__ = ("container", "count", "items", "name")
+
+    def __init__(self, container: Any, name: str) -> None:
+        self.container, self.name = container, name
+        self.count = len(container)
+
+    def holds(self) -> bool:
+        """Whether it has as many as before."""
+        return len(self.container) == self.count
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two plain values are equal, also in type."""
+    return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b or (a != a and b != b))
+
+
+class Survey:
+    """All places that a function reaches, before it is captured."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        # Checked at every replay; those of `slow` only after a module or an optimizer was changed.
+        self.quick: list[Place] = []
+        self.slow: list[Place] = []
+        self.options: list[Option] = []
+        self.lengths: list[Length] = []
+        self.codes: list[CodeType] = []
+        self.modules: list[Module] = []
+        self.optimizers: list[Optimizer] = []
+        self._seen: set[int] = set()
+        self._known: set[tuple[int, Any]] = set()
+        # Keeps what was walked alive, so that ids stay their own.
+        self._alive: list[Any] = []
+        self._waiting: deque[tuple[Any, str]] = deque()
+        self._visit(function, "")
+        while self._waiting:
+            self._walk(*self._waiting.popleft())
+
+    def _visit(self, value: Any, name: str) -> None:
+        """Walk `value` later, once."""
+        if isinstance(value, _PLAIN) or id(value) in self._seen or isinstance(value, Tensor):
+            return
+        self._seen.add(id(value))
+        self._alive.append(value)
+        self._waiting.append((value, name))
+
+    def _place(
+        self, container: Any, key: Any, kind: Kind, name: str, *, slow: bool = False
+    ) -> None:
+        known = (id(container), key)
+        if known in self._known or len(self._known) > _MAX_PLACES:
+            return
+        self._known.add(known)
+        place = Place(container, key, kind, name)
+        (self.slow if slow else self.quick).append(place)
+        self._visit(place.before, name)
+
+    def _walk(self, value: Any, name: str) -> None:
+        match value:
+            case FunctionType():
+                self._function(value, name)
+            case MethodType():
+                self._visit(value.__self__, name or "self")
+                self._visit(value.__func__, name)
+            case functools.partial():
+                for part in (value.func, *value.args, *value.keywords.values()):
+                    self._visit(part, name)
+            case Module():
+                self._module(value, name)
+            case Optimizer():
+                self._optimizer(value, name)
+            case LRScheduler():
+                # Its steps are noted while they happen.
+                self._visit(value.optimizer, f"{name}.optimizer")
+            case dict():
+                self._items(value, name, list(value))
+            case list() | deque():
+                self._items(value, name, range(len(value)))
+            case tuple() | set() | frozenset():
+                for i, item in enumerate(value):
+                    self._visit(item, f"{name}[{i}]")
+            case type():
+                if _is_users(value.__module__):
+                    self._class(value, name, values=True)
+            case _:
+                self._object(value, name)
+
+    def _items(self, container: Any, name: str, keys: Any) -> None:
+        self.lengths.append(Length(container, name))
+        if len(container) > _MAX_ITEMS:
+            return
+        for key in keys:
+            if isinstance(key, (str, int, bool)):
+                self._place(container, key, "item", f"{name}[{key!r}]")
+
+    def _function(self, function: FunctionType, name: str) -> None:
+        inner = getattr(function, "__wrapped__", None)
+        if inner is not None:
+            self._visit(inner, name)
+        if not _is_code_of_user(function.__code__):
+            # A decorator of this package, such as no_grad: what it wraps is in its closure.
+            for cell in function.__closure__ or ():
+                found = _contents(cell)
+                if isinstance(found, (FunctionType, MethodType, Module, functools.partial)):
+                    self._visit(found, name)
+            return
+        for cell_name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            if cell_name != "__class__":
+                self._place(cell, None, "cell", cell_name)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._visit(default, name)
+        self._code(function.__code__, function.__globals__)
+
+    def _code(self, code: CodeType, space: dict[str, Any]) -> None:
+        if id(code) in self._seen:
+            return
+        self._seen.add(id(code))
+        self.codes.append(code)
+        for global_name in _global_names(code):
+            value = space.get(global_name, MISSING)
+            if value is MISSING:
+                continue
+            if isinstance(value, ModuleType):
+                if _is_users(value.__name__) and getattr(value, "__file__", None):
+                    for attribute in code.co_names:
+                        if attribute in vars(value):
+                            shown = f"{global_name}.{attribute}"
+                            self._place(vars(value), attribute, "item", shown)
+            elif not _is_library(value):
+                self._place(space, global_name, "item", global_name)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._code(constant, space)
+
+    def _class(self, kind: type, name: str, *, values: bool = False) -> None:
+        for base in kind.__mro__:
+            if not _is_users(base.__module__):
+                continue
+            for key, value in list(vars(base).items()):
+                if isinstance(value, (staticmethod, classmethod)):
+                    value = value.__func__
+                if isinstance(value, property):
+                    value = value.fget
+                if isinstance(value, FunctionType):
+                    self._visit(value, f"{name}.{key}")
+                elif values and isinstance(value, (*_PLAIN, Tensor)) and not key.startswith("__"):
+                    self._place(base, key, "attribute", f"{name}.{key}")
+
+    def _object(self, value: Any, name: str) -> None:
+        inner = (
+            value.__dict__.get("function") if type(value).__name__ == "CompiledFunction" else None
+        )
+        if inner is not None:
+            self._visit(inner, name)
+            return
+        kind = type(value)
+        if not _is_users(kind.__module__):
+            return
+        self._class(kind, name)
+        self._visit(kind, name)
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            self._items(own, name, list(own))
+            for place in self.quick:
+                if place.container is own:
+                    place.name = f"{name}.{place.key}"
+        for slot in getattr(kind, "__slots__", ()):
+            if hasattr(value, slot):
+                self._place(value, slot, "attribute", f"{name}.{slot}")
+
+    def _module(self, module: Module, name: str) -> None:
+        self.modules.append(module)
+        shown = name or "self"
+        own = vars(module)
+        self.lengths.append(Length(own, shown))
+        for key in list(own):
+            if key not in _TABLES:
+                self._place(own, key, "item", f"{shown}.{key}", slow=True)
+        for table in ("_parameters", "_buffers", "_modules"):
+            for key in list(own[table]):
+                self._place(own[table], key, "item", f"{shown}.{key}", slow=True)
+        self._class(type(module), shown)
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+            for hook in own[hooks].values():
+                self._visit(hook, shown)
+
+    def _optimizer(self, optimizer: Optimizer, name: str) -> None:
+        self.optimizers.append(optimizer)
+        # What they hold is watched in a way of its own.
+        self._seen |= {id(optimizer.state), id(optimizer.param_groups)}
+        self._seen |= {id(group) for group in optimizer.param_groups}
+        self._place(vars(optimizer), "state", "item", f"{name}.state")
+        self._place(vars(optimizer), "param_groups", "item", f"{name}.param_groups")
+        for number, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                shown = f"{name}.param_groups[{number}][{key!r}]"
+                if key == "params":
+                    self.lengths.append(Length(value, shown))
+                elif isinstance(value, (bool, str, Tensor)) or value is None:
+                    self._place(group, key, "item", shown)
+                else:
+                    self.options.append(Option(group, key, shown))
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+    found = (i.argval for i in dis.get_instructions(code) if i.opname in loads)
+    return tuple(dict.fromkeys(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_code_of_user(code: CodeType) -> bool:
+    return not is_internal(code) and not code.co_filename.startswith(_LIBRARIES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(module: str | None) -> bool:
+    """Whether a module is the user's own: neither the standard library's nor a package's."""
+    if module is None or module == "builtins":
+        return False
+    top = module.split(".", maxsplit=1)[0]
+    if top == _PACKAGE:
+        return module.startswith(f"{_PACKAGE}.demo")
+    if top in sys.stdlib_module_names and top != "__main__":
+        return False
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is None or not file.startswith(_LIBRARIES)
+
+
+def _is_library(value: Any) -> bool:
+    """Whether a global is a function or class of some library, which nobody rebinds."""
+    if isinstance(value, (FunctionType, type)):
+        return not _is_users(value.__module__)
+    return isinstance(value, type(len))
+
+
+# ---- counters
+
+
+@functools.lru_cache(maxsize=4096)
+def _reads(code: CodeType) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how often each name is read, and how often only to add a constant to it."""
+    reads: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    steps = [
+        i
+        for i in dis.get_instructions(code)
+        if not i.opname.startswith(("COPY", "DUP", "SWAP", "ROT", "CACHE", "EXTENDED", "RESUME"))
+    ]
+    for position, step in enumerate(steps):
+        name = step.argval
+        if not isinstance(name, str):
+            continue
+        if step.opname.startswith("LOAD_") and not step.opname.startswith("LOAD_CONST"):
+            reads[name] = reads.get(name, 0) + 1
+        elif step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            reads[name] = reads.get(name, 0) + 1
+            following = [s.opname for s in steps[position + 1 : position + 5]]
+            if (
+                len(following) == 4
+                and (following[0] == "BINARY_SUBSCR" or following[0] == "BINARY_OP")
+                and following[1].startswith("LOAD_")
+                and following[2].startswith(("BINARY_OP", "INPLACE_"))
+                and following[3] == "STORE_SUBSCR"
+            ):
+                counts[name] = counts.get(name, 0) + 1
+        if step.opname.startswith("STORE_") and position >= 3:
+            load, constant, add = steps[position - 3 : position]
+            if (
+                load.argval == name
+                and load.opname.startswith("LOAD_")
+                and constant.opname in ("LOAD_CONST", "LOAD_SMALL_INT")
+                and add.opname.startswith(("BINARY_OP", "INPLACE_"))
+            ):
+                counts[name] = counts.get(name, 0) + 1
+    return reads, counts
+
+
+def only_counts(place: Place, codes: list[CodeType]) -> bool:
+    """Whether a number is read only to be added to: nothing that is computed depends on it."""
+    name = place.key
+    if place.kind == "cell":
+        name = place.name
+    if not isinstance(name, str) or not isinstance(place.before, (int, float)):
+        return False
+    read = counted = 0
+    for code in codes:
+        reads, counts = _reads(code)
+        read += reads.get(name, 0)
+        counted += counts.get(name, 0)
+    return read == counted > 0
+
+
+def holds_tensor(value: Any, found: Callable[[Tensor], bool], depth: int = 4) -> bool:
+    """Whether a value is or contains a tensor of which `found` holds."""
+    if isinstance(value, Tensor):
+        return found(value)
+    if depth == 0 or isinstance(value, _PLAIN):
+        return False
+    if isinstance(value, Mapping):
+        return any(holds_tensor(v, found, depth - 1) for v in value.values())
+    if isinstance(value, (list, tuple, deque, set)):
+        return any(holds_tensor(v, found, depth - 1) for v in value)
+    return False
+
+
+def new_items(length: Length) -> list[Any]:
+    """Return what a container has got since its length was noted; all of it if that is unclear."""
+    container = length.container
+    if isinstance(container, MutableMapping):
+        return list(container.values())[length.count :]
+    return list(container)[length.count :]
+
+
+__all__ = [
+    "MISSING",
+    "Length",
+    "Option",
+    "Place",
+    "Survey",
+    "holds_tensor",
+    "new_items",
+    "only_counts",
+    "same",
+]
