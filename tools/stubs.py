@@ -145,14 +145,21 @@ def methods() -> str:
     return _with_builtins(text[:at], text[at:])
 
 
+def _entry(by_function: dict[int, Op], function: Any) -> Op | None:
+    """Return the entry whose function this is, below what it is wrapped in."""
+    while function is not None:
+        if id(function) in by_function:
+            return by_function[id(function)]
+        function = getattr(function, "__wrapped__", None)
+    return None
+
+
 def namespace(place: str, title: str, head: str) -> str:
     """Return the stub of a module whose functions come from the table."""
     by_function = _by_function()
     lines = [HEADER.format(title=title), head]
     for name, function in sorted(NAMESPACES[place].items()):
-        op = by_function.get(id(function)) or by_function.get(
-            id(getattr(function, "__wrapped__", None))
-        )
+        op = _entry(by_function, function)
         if op is None:
             lines.append(f"def {name}(*args: Any, **kwargs: Any) -> Any: ...\n")
         else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.dtype import DType, bfloat16
-from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine, Scan
+from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
 
@@ -37,6 +37,8 @@ def generic(routine: Routine) -> Kernel:
             return conv_kernel(routine)
         case Scan():
             return scan_kernel(routine)
+        case Host():
+            raise TypeError(f"{routine.name} is a function of whole arrays: it has no invocations")
 
 
 def source(routine: Routine) -> str:

@@ -41,6 +41,10 @@ class CaptureError(WebtorchError):
     """A function cannot be captured as one program; names the line and what to do."""
 
 
+class LinAlgError(WebtorchError):
+    """A matrix does not have what was asked of it (an inverse, a factorisation): torch.linalg's error."""
+
+
 class IndexOutOfRangeError(IndexError, WebtorchError):
     """An index read on the device was out of range; names the operation, the value and the user's
     line.

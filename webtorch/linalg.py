@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from webtorch.errors import LinAlgError as LinAlgError
 from webtorch.tensors.bind import NAMESPACES
 
 globals().update(NAMESPACES["linalg"])
-__all__ = sorted(NAMESPACES["linalg"])
+__all__ = sorted([*NAMESPACES["linalg"], "LinAlgError"])

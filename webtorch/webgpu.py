@@ -8,6 +8,7 @@ from typing import Any
 from webtorch.errors import DeviceError
 from webtorch.runtime.realize import open_runtimes, runtime_for
 from webtorch.tensors.device import device, set_default_device
+from webtorch.tensors.lapack import allow_host_kernels as allow_host_kernels
 
 
 def _module() -> Any:

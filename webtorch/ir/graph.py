@@ -21,6 +21,8 @@ else composes:
     conv      2-d convolution or a gradient of it           (kind, input, weight, output shape,
                                                             stride, padding, dilation, groups)
     scan      running sum, product, max, min                (op, dim)
+    host      a function of whole arrays (LAPACK); its      (function, parameters)
+              results packed one after the other; CPU only
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ KINDS = (
     "matmul",
     "conv",
     "scan",
+    "host",
 )
 
 

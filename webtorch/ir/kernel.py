@@ -228,4 +228,23 @@ class Scan:
         return f"scan {self.name} {self.op}  {self.outer}x{self.length}x{self.inner} {self.buffers[1].dtype.name}"
 
 
-Routine = Kernel | Matmul | Convolution | Scan
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Template: a function of whole arrays that no kernel language has (LAPACK), on the CPU only.
+
+    Contiguous inputs of `shapes`; the last buffer takes all results, one after the other.
+    """
+
+    name: str
+    function: str
+    params: tuple[bool | int | float | str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        shapes = " ".join(str(list(s)) for s in self.shapes)
+        return f"host {self.function}{self.params} {shapes} {self.buffers[-1].dtype.name}"
+
+
+Routine = Kernel | Matmul | Convolution | Scan | Host

@@ -16,7 +16,17 @@ from dataclasses import dataclass, field, replace
 from webtorch.ir import expr as ex
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph
-from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, Reduce, Routine, Scan, Store
+from webtorch.ir.kernel import (
+    BufferSlot,
+    Convolution,
+    Host,
+    Kernel,
+    Matmul,
+    Reduce,
+    Routine,
+    Scan,
+    Store,
+)
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
@@ -178,6 +188,10 @@ def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
             groups,
             slots,
         )
+    elif node.kind == "host":
+        function, params = node.attrs
+        shapes = tuple(graph.nodes[s].shape for s in node.srcs)
+        routine = Host(f"host_{function}", function, params, shapes, slots)
     else:
         op, dim = node.attrs
         routine = Scan(

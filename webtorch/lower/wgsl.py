@@ -9,8 +9,10 @@ by `wgsl_shader`.
 
 from __future__ import annotations
 
+from webtorch.errors import DeviceError
 from webtorch.ir.kernel import (
     Convolution,
+    Host,
     Kernel,
     Matmul,
     Routine,
@@ -26,7 +28,7 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches that compute `routine`, in order.
 
     Raises DTypeError for a type that WGSL does not have, OverflowError for a constant that 32 bits
-    cannot hold.
+    cannot hold, DeviceError for what only the CPU computes.
     """
     match routine:
         case Kernel():
@@ -37,3 +39,8 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
             return conv.render(routine, limits, engine)
         case Scan():
             return scan.render(routine, limits, engine)
+        case Host():
+            raise DeviceError(
+                f"{routine.function}: no WebGPU kernel computes this; move the tensors to the CPU "
+                "with x.cpu()"
+            )

@@ -918,10 +918,9 @@ def matrix_power(input: Any, n: int) -> Any:
             f"{' by '.join(map(str, shape[-2:]))} matrices"
         )
     if n < 0:
-        raise NotImplementedError(
-            f"matrix_power: n={n} needs the inverse, which is not available. Invert the matrix "
-            "first and give -n."
-        )
+        from webtorch.ops.linalg import inv
+
+        return matrix_power(inv(input), -n)
     if n == 0:
         from webtorch.ops.creation import eye
 

@@ -98,6 +98,12 @@ cast_to = _primitive(
     "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable "
     "between floats.",
 )
+host = _primitive(
+    "_host",
+    "(name, inputs, params, shapes)",
+    "The results, of `shapes` and the first input's type, of a function of whole arrays that only "
+    "the CPU has: a tuple. Not differentiable.",
+)
 copy = _primitive("_copy", "(x)", "A contiguous copy of x in new storage. Differentiable.")
 write = _primitive(
     "_write",

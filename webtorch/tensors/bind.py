@@ -11,7 +11,8 @@ from typing import Any
 from webtorch.ops.assign import CONVERSIONS
 from webtorch.ops.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
-from webtorch.tensors import calls, indexing, primitives
+from webtorch.tensors import calls, indexing, lapack, primitives
+from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.gradient_names import GRADIENT_NAMES
 from webtorch.tensors.tape import composed
 from webtorch.tensors.tensor import Tensor
@@ -21,6 +22,7 @@ _FILES = (
     "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
+    "linalg", "decomposition",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -35,6 +37,7 @@ NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
 def load_table() -> None:
     """Import the table, bind every entry, and hang the methods on Tensor."""
     assert primitives.as_view is not None
+    assert lapack.host is not None
     for name in _FILES:
         importlib.import_module(f"webtorch.ops.{name}")
     for op in TABLE.values():
@@ -55,9 +58,9 @@ def _bind(op: Op) -> None:
     title = GRADIENT_NAMES.get(op.name)
     if title is not None:
         op.function = composed(op.function, title)
-
     if op.autocast is not None:
         op.function = follow(op.autocast, op.name, op.function)
+
 
 def _publish(op: Op) -> None:
     plain = without_autocast(op.function)

@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import walk
-from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine, Scan
+from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
 from webtorch.ir.program import Copy, Program
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.templates.generic import conv_kernel
-from webtorch.runtime.backends.cpu import contraction, jit, native_threads, numpy_math
+from webtorch.runtime.backends.cpu import contraction, jit, lapack, native_threads, numpy_math
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
@@ -221,6 +221,8 @@ def runner(routine: Routine) -> Runner:
                 found = ArrayRunner(routine, contraction.convolution(routine))
             case Scan():
                 found = ArrayRunner(routine, contraction.scan(routine))
+            case Host():
+                found = ArrayRunner(routine, lapack.function(routine))
         _RUNNERS[routine] = found
     return found
 

@@ -1,0 +1,490 @@
+"""One operation of PyTorch's test database on one device and dtype: what agrees and what does not.
+
+A result agrees if its dtype and shape are PyTorch's and every element is as close to PyTorch's
+result, or to PyTorch's result in float64, as `torch.testing.assert_close` asks by default (or the
+database for this operation).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+import webtorch
+from tests.conformance import bridge
+from webtorch.errors import DTypeError
+
+# Results are random numbers or uninitialised memory: only shape and dtype are compared.
+_RANDOM = """
+    bernoulli multinomial normal cauchy exponential geometric log_normal uniform rand_like randn_like
+    randint_like randn randint rand empty empty_like empty_strided empty_permuted new_empty new_empty_strided
+    nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout
+    nn.functional.feature_alpha_dropout nn.functional.rrelu nn.functional.fractional_max_pool2d
+    nn.functional.fractional_max_pool3d nn.functional.multi_head_attention_forward
+    pca_lowrank svd_lowrank nn.functional.scaled_dot_product_attention"""
+RANDOM = frozenset(_RANDOM.split())
+# Relative and absolute tolerance, as torch.testing has them.
+TOLERANCE = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+}
+SECONDS = 60
+
+
+class Result:
+    """Counts of one kind of check, and what the first failures were."""
+
+    def __init__(self) -> None:
+        self.passed = self.failed = self.missing = 0
+        self.notes: list[str] = []
+
+    def fail(self, note: str) -> None:
+        """Count a failure; the first few are told."""
+        self.failed += 1
+        if len(self.notes) < 6:
+            self.notes.append(note[:600])
+
+    def data(self) -> dict[str, Any]:
+        """Return what is kept."""
+        return {k: v for k, v in vars(self).items() if v}
+
+
+class OutOfTime(Exception):
+    """A sample took too long."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise OutOfTime in the main thread after `seconds`."""
+
+    def stop(*_: Any) -> None:
+        raise OutOfTime(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def spread(items: Sequence[Any], limit: int) -> list[Any]:
+    """Return at most `limit` of the items, evenly spread; all of them for 0."""
+    if not limit or len(items) <= limit:
+        return list(items)
+    return [items[i * len(items) // limit] for i in range(limit)]
+
+
+def samples(op: OpInfo, dtype: torch.dtype, gradient: bool, limit: int) -> list[SampleInput]:
+    """Return the database's inputs, the same ones at every call."""
+    torch.manual_seed(0)
+    return spread(list(op.sample_inputs("cpu", dtype, requires_grad=gradient)), limit)
+
+
+def _leaves(item: Any) -> list[Any]:
+    """Return the tensors in an argument or a result, in order."""
+    if isinstance(item, (torch.Tensor, webtorch.Tensor)):
+        return [item]
+    if isinstance(item, dict):
+        item = list(item.values())
+    if isinstance(item, (list, tuple)):
+        return [leaf for part in item for leaf in _leaves(part)]
+    return []
+
+
+def _scalars(item: Any) -> list[Any]:
+    """Return what is no tensor in a result."""
+    if isinstance(item, (list, tuple)):
+        return [leaf for part in item for leaf in _scalars(part)]
+    return [] if isinstance(item, (torch.Tensor, webtorch.Tensor)) else [item]
+
+
+def _wide(sample: SampleInput) -> SampleInput:
+    """Return the sample with floating-point inputs in float64."""
+
+    def widen(t: Any) -> Any:
+        if isinstance(t, torch.Tensor) and t.is_floating_point():
+            return t.detach().double().requires_grad_(t.requires_grad)
+        return t
+
+    return sample.transform(widen)
+
+
+def _call(fn: Callable[..., Any], sample: SampleInput) -> Any:
+    return fn(sample.input, *sample.args, **sample.kwargs)
+
+
+def _carried(sample: SampleInput, device: str) -> SampleInput:
+    return SampleInput(
+        bridge.value(sample.input, device),
+        args=tuple(bridge.value(a, device) for a in sample.args),
+        kwargs=bridge.value(sample.kwargs, device),
+    )
+
+
+def _tolerance(op: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
+    rtol, atol = TOLERANCE.get(dtype, (0.0, 0.0))
+    for info in (*op.decorators, *op.skips):
+        for decorator in getattr(info, "decorators", (info,)):
+            table = getattr(decorator, "d", None)
+            if isinstance(table, dict) and dtype in table:
+                rtol, atol = max(rtol, table[dtype].rtol), max(atol, table[dtype].atol)
+    return rtol, atol
+
+
+def difference(
+    ours: torch.Tensor, exact: torch.Tensor, wide: torch.Tensor | None, rtol: float, atol: float
+) -> str | None:
+    """Return where `ours` is close neither to `exact` nor to `wide`; None if nowhere."""
+    if not ours.dtype.is_floating_point:
+        bad = ours != exact
+        if not bad.any():
+            return None
+        at = tuple(int(i) for i in bad.nonzero()[0]) if bad.ndim else ()
+        return f"{int(bad.sum())} of {bad.numel()} differ; at {at}: {ours[at]} for {exact[at]}"
+    mine, theirs = ours.double(), exact.double()
+    good = torch.isclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
+    if wide is not None and wide.shape == exact.shape and not good.all():
+        true = wide.double()
+        slack = 2 * (theirs - true).abs().nan_to_num(0.0, 0.0, 0.0)
+        good |= torch.isclose(mine, true, rtol=rtol, atol=atol, equal_nan=True)
+        good |= (mine - true).abs() <= atol + rtol * true.abs() + slack
+    if good.all():
+        return None
+    at = tuple(int(i) for i in (~good).nonzero()[0]) if good.ndim else ()
+    return f"{int((~good).sum())} of {good.numel()} differ; at {at}: {mine[at].item()} for {theirs[at].item()}"
+
+
+def compare(op: OpInfo, ours: Any, exact: Any, wide: Any, values: bool) -> str | None:
+    """Return how a result of ours differs from PyTorch's; None if it does not."""
+    mine, theirs, true = _leaves(ours), _leaves(exact), _leaves(wide)
+    if len(mine) != len(theirs):
+        return f"{len(mine)} tensors for {len(theirs)}"
+    for i, (m, t) in enumerate(zip(mine, theirs, strict=True)):
+        if m.dtype.name != str(t.dtype).removeprefix("torch."):
+            return f"result {i}: {m.dtype} for {t.dtype}"
+        if tuple(m.shape) != tuple(t.shape):
+            return f"result {i}: shape {tuple(m.shape)} for {tuple(t.shape)}"
+        if not values:
+            bridge.back(m)
+            continue
+        w = true[i].detach() if len(true) == len(theirs) else None
+        found = difference(bridge.back(m), t.detach(), w, *_tolerance(op, t.dtype))
+        if found:
+            return f"result {i}: {found}"
+    plain, expected = _scalars(ours), _scalars(exact)
+    if [type(p) for p in plain] != [type(e) for e in expected] and mine:
+        return None
+    if not mine and any(
+        p != e and not (p != p and e != e) for p, e in zip(plain, expected, strict=False)
+    ):
+        if str(plain) == str(expected):
+            return None
+        return f"{plain} for {expected}"
+    return None
+
+
+def _shown(sample: SampleInput, error: object) -> str:
+    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    return f"{text} <- {sample.summary()}"
+
+
+def _expected(fn: Callable[..., Any], sample: SampleInput, values: bool) -> tuple[Any, Any] | None:
+    """Return PyTorch's result, and its result in float64; None where PyTorch itself raises."""
+    try:
+        torch.manual_seed(0)
+        exact = _call(fn, sample)
+    except Exception:
+        return None
+    if not values:
+        return exact, None
+    try:
+        return exact, _call(fn, _wide(sample))
+    except Exception:
+        return exact, None
+
+
+def _is_missing(error: BaseException) -> bool:
+    if isinstance(error, bridge.Missing):
+        return True
+    return isinstance(error, AttributeError) and "has no attribute" in str(error)
+
+
+def _wants_double(device: str, error: Exception) -> bool:
+    """Whether a sample needs float64, which WebGPU does not have: it then neither passes nor fails."""
+    return (
+        device == "webgpu"
+        and isinstance(error, DTypeError)
+        and "float64 is not available" in str(error)
+    )
+
+
+def _copied(sample: SampleInput) -> SampleInput:
+    """Return the sample with its own memory, which an operation may then overwrite."""
+
+    def copy(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or t.layout is not torch.strided:
+            return t
+        flat = torch.empty(0, dtype=t.dtype).set_(t.detach().untyped_storage().clone())
+        new = flat.as_strided(t.shape, t.stride(), t.storage_offset())
+        return new.requires_grad_(t.requires_grad)
+
+    return sample.transform(copy)
+
+
+def forward(
+    op: OpInfo,
+    device: str,
+    dtype: torch.dtype,
+    limit: int,
+    result: Result,
+    theirs: Callable[..., Any] | None = None,
+    find: Callable[[], Callable[..., Any]] | None = None,
+    in_place: bool = False,
+) -> None:
+    """Compare results on the database's inputs, and on a few with gaps in memory."""
+    theirs = op.op if theirs is None else theirs
+    values = op.name not in RANDOM
+    cases = samples(op, dtype, False, limit)
+    if not in_place:
+        cases += [s.noncontiguous() for s in cases[:2]]
+    for sample in cases:
+        if in_place and sample.broadcasts_input:
+            continue
+        got = _expected(theirs, _copied(sample), values)
+        if got is None:
+            continue
+        exact, wide = got
+        if any(t.layout is not torch.strided or t.is_complex() for t in _leaves(exact)):
+            continue
+        try:
+            with time_limit(SECONDS):
+                ours = bridge.function(theirs) if find is None else find()
+                mine = _call(ours, _carried(sample, device))
+                found = compare(
+                    op,
+                    sample.output_process_fn_grad(mine),
+                    sample.output_process_fn_grad(exact),
+                    None if wide is None else sample.output_process_fn_grad(wide),
+                    values,
+                )
+        except bridge.Unsupported:
+            continue
+        except Exception as error:
+            if _wants_double(device, error):
+                continue
+            if _is_missing(error):
+                result.missing += 1
+                if len(result.notes) < 2:
+                    result.notes.append(_shown(sample, error)[:600])
+                continue
+            result.fail(_shown(sample, error))
+            continue
+        if found:
+            result.fail(_shown(sample, found))
+        else:
+            result.passed += 1
+
+
+def _weight(shape: Sequence[int], number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7 + number)
+    return torch.rand(tuple(shape), generator=generator, dtype=torch.float64) + 0.5
+
+
+def _total(like: Any, outputs: list[Any], device: str | None) -> Any:
+    """Return a fixed weighted sum of floating-point tensors that want a gradient."""
+    total: Any = None
+    for i, x in enumerate(outputs):
+        if not (x.dtype.is_floating_point and x.requires_grad):
+            continue
+        weight = _weight(x.shape, i).to(
+            torch.float64 if x.dtype == torch.float64 else torch.float32
+        )
+        w = weight if device is None else bridge.tensor(weight, device)
+        term = (x * w.to(x.dtype)).sum()
+        total = term if total is None else total + term
+    return total
+
+
+def _derivatives(
+    like: Any, fn: Callable[..., Any], sample: SampleInput, post: Any, second: bool, device: Any
+) -> tuple[list[Any], list[Any]] | None:
+    """Return gradients of a weighted sum of the results, and of a weighted sum of those."""
+    leaves = [
+        t
+        for t in _leaves([sample.input, list(sample.args), sample.kwargs])
+        if t.dtype.is_floating_point and t.requires_grad
+    ]
+    total = _total(like, _leaves(post(_call(fn, sample))), device)
+    if total is None or not leaves:
+        return None
+    first = like.autograd.grad(total, leaves, create_graph=second, allow_unused=True)
+    if not second:
+        return list(first), []
+    total = _total(like, [g for g in first if g is not None], device)
+    if total is None:
+        return list(first), []
+    return list(first), list(like.autograd.grad(total, leaves, allow_unused=True))
+
+
+def _gradients_differ(ours: list[Any], theirs: list[Any], order: int) -> str | None:
+    for i, (m, t) in enumerate(zip(ours, theirs, strict=False)):
+        if t is None or m is None:
+            present = t if t is not None else None if m is None else bridge.back(m)
+            if present is not None and present.any():
+                return f"gradient {i}: {'none' if m is None else 'some'} for {'none' if t is None else 'some'}"
+            continue
+        if tuple(m.shape) != tuple(t.shape):
+            return f"gradient {i}: shape {tuple(m.shape)} for {tuple(t.shape)}"
+        finite = t.detach()[t.detach().isfinite()].abs()
+        scale = max(1.0, float(finite.max()) if finite.numel() else 1.0)
+        loose = 10.0 ** (order - 1)
+        rtol, atol = (1e-4, 1e-5) if m.dtype is not webtorch.float64 else (1e-7, 1e-8)
+        found = difference(bridge.back(m), t.detach(), None, rtol * loose, atol * scale * loose)
+        if found:
+            return f"order {order}, gradient {i}: {found}"
+    return None
+
+
+def gradients(
+    op: OpInfo, device: str, dtype: torch.dtype, limit: int, first: Result, second: Result
+) -> None:
+    """Compare gradients, and second gradients where the database says that they exist."""
+    if not op.supports_autograd or dtype not in op.supported_backward_dtypes("cpu"):
+        return
+    twice = op.supports_gradgrad
+    for sample in samples(op, dtype, True, limit):
+        post = sample.output_process_fn_grad
+        expected = None
+        for source in (_wide(sample), sample):
+            try:
+                torch.manual_seed(0)
+                expected = _derivatives(torch, op.op, source, post, twice, None)
+                break
+            except Exception:
+                continue
+        if expected is None:
+            continue
+        if any(g is not None and g.is_complex() for g in expected[0]):
+            continue
+        order = 1
+        try:
+            with time_limit(SECONDS):
+                ours = bridge.function(op.op)
+                actual = _derivatives(webtorch, ours, _carried(sample, device), post, twice, device)
+                if actual is None:
+                    # No gradient and a gradient of zeros are the same thing.
+                    actual = [None] * len(expected[0]), [None] * len(expected[1])
+                if op.name in RANDOM:
+                    first.passed += 1
+                    continue
+                found = _gradients_differ(actual[0], expected[0], 1)
+                if found:
+                    first.fail(_shown(sample, found))
+                    continue
+                first.passed += 1
+                order = 2
+                if twice and expected[1]:
+                    found = _gradients_differ(actual[1], expected[1], 2)
+                    if found:
+                        second.fail(_shown(sample, found))
+                    else:
+                        second.passed += 1
+        except bridge.Unsupported:
+            continue
+        except Exception as error:
+            if _wants_double(device, error):
+                continue
+            if _is_missing(error):
+                first.missing += 1
+            else:
+                (first if order == 1 else second).fail(_shown(sample, error))
+
+
+def error_inputs(op: OpInfo, device: str, limit: int, result: Result) -> None:
+    """Check that what PyTorch refuses is refused with the same type of error."""
+    if op.error_inputs_func is None:
+        return
+    torch.manual_seed(0)
+    for case in spread(list(op.error_inputs("cpu")), limit):
+        sample = case.sample_input
+        try:
+            _call(op.op, sample)
+            continue
+        except Exception as error:
+            wanted: Any = (type(error), case.error_type)
+        try:
+            with time_limit(SECONDS):
+                ours = bridge.function(op.op)
+                carried = _carried(sample, device)
+                found = _call(ours, carried)
+                for leaf in _leaves(found):
+                    bridge.back(leaf)
+        except (bridge.Unsupported, AttributeError) as error:
+            if isinstance(error, AttributeError) and not issubclass(AttributeError, wanted):
+                if _is_missing(error):
+                    result.missing += 1
+                else:
+                    result.fail(_shown(sample, error))
+            continue
+        except bridge.Missing:
+            result.missing += 1
+            continue
+        except Exception as error:
+            if isinstance(error, wanted):
+                result.passed += 1
+            else:
+                result.fail(f"wanted {wanted[0].__name__}; " + _shown(sample, error))
+            continue
+        result.fail(
+            f"wanted {wanted[0].__name__}: {case.error_regex}; no error <- {sample.summary()}"
+        )
+
+
+def _named(variant: Any) -> Callable[[], Callable[..., Any]]:
+    name = variant.__name__
+
+    def find() -> Callable[..., Any]:
+        found = getattr(webtorch.Tensor, name, None)
+        if found is None:
+            raise bridge.Missing(f"Tensor.{name}")
+        return found  # type: ignore[no-any-return]
+
+    return find
+
+
+def check(op: OpInfo, device: str, dtype: torch.dtype, limit: int = 0) -> dict[str, Any]:
+    """Return the results of all checks of one operation."""
+    start = time.perf_counter()
+    results: dict[str, Result] = {"forward": Result()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        forward(op, device, dtype, limit, results["forward"])
+        if dtype in (torch.float32, torch.float64):
+            first, second = Result(), Result()
+            gradients(op, device, dtype, limit, first, second)
+            results |= {"gradient": first, "second gradient": second}
+        if dtype is torch.float32:
+            for kind, variant in (("method", op.method_variant), ("inplace", op.inplace_variant)):
+                if isinstance(getattr(variant, "__name__", None), str) and hasattr(
+                    torch.Tensor, variant.__name__
+                ):
+                    results[kind] = Result()
+                    forward(
+                        op, device, dtype, min(limit, 6) or 6, results[kind], variant,
+                        _named(variant), kind == "inplace",
+                    )  # fmt: skip
+            results["error"] = Result()
+            error_inputs(op, device, limit, results["error"])
+    data: dict[str, Any] = {k: r.data() for k, r in results.items()}
+    return data | {"seconds": round(time.perf_counter() - start, 2), "limit": limit}

@@ -1,0 +1,187 @@
+"""Run PyTorch's test database: `python -m tests.conformance.run --help`.
+
+Every (device, dtype, operation) is a task of its own, in a few worker processes; its result is a
+line in .cache/conformance, so a run that was stopped goes on where it was. A worker that dies takes
+one operation with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = ROOT / ".cache" / "conformance"
+TASK_SECONDS = 900
+Task = tuple[str, str, str]
+
+
+def read(device: str, dtype: str) -> dict[str, Any]:
+    """Return the kept results of one device and dtype: title -> result. The last line of an
+    operation counts.
+    """
+    path = CACHE / f"{device}-{dtype}.jsonl"
+    if not path.exists():
+        return {}
+    lines = (json.loads(line) for line in path.read_text().splitlines())
+    return {line["op"]: line for line in lines}
+
+
+def _keep(task: Task, result: dict[str, Any]) -> None:
+    device, dtype, name = task
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{device}-{dtype}.jsonl").open("a") as file:
+        file.write(json.dumps({"op": name, **result}) + "\n")
+
+
+class Worker:
+    """A process that checks one operation after another."""
+
+    def __init__(self, limit: int) -> None:
+        environment = {
+            **os.environ,
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.conformance.worker", str(limit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, bufsize=1, cwd=ROOT, env=environment,
+        )  # fmt: skip
+        self.task: Task | None = None
+        self.since = 0.0
+
+    @property
+    def answers(self) -> IO[str]:
+        """Where the results come from."""
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def give(self, task: Task) -> None:
+        """Send one task."""
+        assert self.process.stdin is not None
+        self.task, self.since = task, time.monotonic()
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def run(tasks: Sequence[Task], jobs: int, limit: int, show: bool) -> None:
+    """Do the tasks and keep their results."""
+    waiting, workers = deque(tasks), [Worker(limit) for _ in range(min(jobs, len(tasks)))]
+    done = 0
+    for worker in workers:
+        worker.give(waiting.popleft())
+    while workers:
+        ready, _, _ = select.select([w.answers for w in workers], [], [], 5.0)
+        for worker in list(workers):
+            assert worker.task is not None
+            late = time.monotonic() - worker.since > TASK_SECONDS
+            if worker.answers not in ready and not late:
+                continue
+            line = "" if late else worker.answers.readline()
+            result = json.loads(line) if line else {"died": "timeout" if late else "crash"}
+            _keep(worker.task, result)
+            done += 1
+            _tell(worker.task, result, done, len(tasks), show)
+            if not line:
+                worker.stop()
+                workers[workers.index(worker)] = worker = Worker(limit)
+            if waiting:
+                worker.give(waiting.popleft())
+            else:
+                worker.stop()
+                workers.remove(worker)
+
+
+def _tell(task: Task, result: dict[str, Any], done: int, total: int, show: bool) -> None:
+    device, dtype, name = task
+    kinds = {k: v for k, v in result.items() if isinstance(v, dict)}
+    bad = {k: v for k, v in kinds.items() if v.get("failed") or v.get("missing")}
+    died = result.get("died", "")
+    if not show and not bad and not died:
+        return
+    counts = " ".join(
+        f"{k}:{v.get('passed', 0)}/{v.get('failed', 0)}/{v.get('missing', 0)}"
+        for k, v in kinds.items()
+        if v
+    )
+    seconds = result.get("seconds", "")
+    lines = [f"[{done}/{total}] {device} {dtype} {name} {seconds}s {counts} {died}"]
+    if show:
+        lines += [f"    {k}: {note}" for k, v in bad.items() for note in v.get("notes", ())[:3]]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def has_failed(result: dict[str, Any]) -> bool:
+    """Whether anything of a kept result is not right."""
+    return "died" in result or any(
+        v.get("failed") or v.get("missing") for v in result.values() if isinstance(v, dict)
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, write the report."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.run", description=__doc__)
+    parser.add_argument(
+        "ops",
+        nargs="*",
+        help="names of operations (prefix with = for exactly that); all by default",
+    )
+    parser.add_argument("--device", default="cpu,webgpu")
+    parser.add_argument("--dtype", default="")
+    parser.add_argument(
+        "--limit", type=int, default=0, help="at most this many samples of an operation"
+    )
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--failed", action="store_true", help="again what failed before")
+    parser.add_argument("--report", action="store_true", help="only write docs/conformance.md")
+    given = parser.parse_args(argv)
+    from tests.conformance import database, report
+
+    dtypes = given.dtype.split(",") if given.dtype else list(database.DTYPES)
+    if not given.report:
+        tasks: list[Task] = []
+        for dtype in dtypes:
+            for device in given.device.split(","):
+                if device == "webgpu" and dtype == "float64":
+                    continue
+                kept = {} if given.fresh else read(device, dtype)
+                for name, op in database.operations().items():
+                    if not database.takes(op, dtype):
+                        continue
+                    if given.ops:
+                        if not any(
+                            op.name == o[1:] if o.startswith("=") else o in name for o in given.ops
+                        ):
+                            continue
+                    elif name in kept and not (given.failed and has_failed(kept[name])):
+                        continue
+                    if given.failed and name in kept and not has_failed(kept[name]):
+                        continue
+                    tasks.append((device, dtype, name))
+        if tasks:
+            run(tasks, given.jobs, given.limit, bool(given.ops))
+    if not given.ops:
+        report.write()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

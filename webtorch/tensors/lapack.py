@@ -1,0 +1,71 @@
+"""Records functions of whole arrays that only the CPU computes (LAPACK), for tensors of any device. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DeviceError
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.ops import primitive
+from webtorch.runtime.realize import runtime_for
+from webtorch.tensors.primitives import as_view, copy, device_mismatch, fill, record
+from webtorch.tensors.tape import no_grad
+from webtorch.tensors.tensor import Tensor, _transfer
+
+
+class _Settings:
+    host_kernels = False
+
+
+_settings = _Settings()
+
+
+def allow_host_kernels(allowed: bool = True) -> bool:
+    """Say whether operations that only the CPU computes (torch.linalg's factorisations) may move
+    tensors of a WebGPU device there and their results back; return what was said before.
+
+    At first they may not, and raise DeviceError: every such call waits for the device.
+    """
+    before, _settings.host_kernels = _settings.host_kernels, bool(allowed)
+    return before
+
+
+def host(
+    name: str,
+    inputs: Sequence[Tensor],
+    params: tuple[Any, ...],
+    shapes: Sequence[tuple[int, ...]],
+) -> tuple[Tensor, ...]:
+    """Return the results, of `shapes` and the first input's dtype, of a function of whole arrays."""
+    first = inputs[0]
+    for t in inputs:
+        if t._storage.runtime is not first._storage.runtime:
+            raise device_mismatch(name, first, t)
+    home = first._storage.runtime
+    if home.kind != "cpu":
+        if not _settings.host_kernels:
+            raise DeviceError(
+                f"{name.removeprefix('_')}: only the CPU computes this (with LAPACK), and the tensor "
+                f"is on {first.device}. Use x.cpu(), or allow the transfers there and back once "
+                "with webtorch.webgpu.allow_host_kernels()."
+            )
+        cpu = runtime_for("cpu", 0)
+        inputs = [_transfer(t.detach(), cpu) for t in inputs]
+    sizes = [numel(s) for s in shapes]
+    with no_grad():
+        if sum(sizes):
+            flat = record("host", inputs, (name, params), (), (sum(sizes),), first.dtype)
+        else:
+            flat = fill((0,), 0, first.dtype, inputs[0].device)
+        found, at = [], 0
+        for shape, size in zip(shapes, sizes, strict=True):
+            # Each result has memory of its own, so that writing to one leaves the others alone.
+            found.append(copy(as_view(flat, shape, contiguous_strides(shape), at)))
+            at += size
+        if home.kind != "cpu":
+            found = [_transfer(t, home) for t in found]
+    return tuple(found)
+
+
+primitive.host.function = host
