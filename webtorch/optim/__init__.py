@@ -1,12 +1,42 @@
-"""`webtorch.optim`: PyTorch's optimizers and learning rate schedules. May import floors 0 to 4."""
+"""`webtorch.optim`: PyTorch's optimizers and learning rate schedules. May import floors 0 to 4.
+
+SparseAdam is not here: there are no sparse gradients.
+"""
 
 from __future__ import annotations
 
-from webtorch.optim import lr_scheduler
+from webtorch.optim import lr_scheduler, swa_utils
+from webtorch.optim.adadelta import Adadelta
+from webtorch.optim.adafactor import Adafactor
 from webtorch.optim.adagrad import Adagrad
 from webtorch.optim.adam import Adam, AdamW
+from webtorch.optim.adamax import Adamax
+from webtorch.optim.asgd import ASGD
+from webtorch.optim.lbfgs import LBFGS
+from webtorch.optim.muon import Muon
+from webtorch.optim.nadam import NAdam
 from webtorch.optim.optimizer import Optimizer
+from webtorch.optim.radam import RAdam
 from webtorch.optim.rmsprop import RMSprop
+from webtorch.optim.rprop import Rprop
 from webtorch.optim.sgd import SGD
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop", "lr_scheduler"]
+__all__ = [
+    "ASGD",
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "lr_scheduler",
+    "swa_utils",
+]

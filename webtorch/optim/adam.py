@@ -14,9 +14,16 @@ from webtorch.tensors.calls import write_result
 __all__ = ["Adam", "AdamW"]
 
 
-def _log_beta(position: int) -> Any:
+def log_beta(position: int) -> Any:
     """Return the function of a group that gives log(beta), finite for beta = 0 too."""
     return lambda group: math.log(max(float(group["betas"][position]), 1e-37))
+
+
+def check_betas(betas: Any) -> None:
+    """Raise ValueError unless both are at least 0 and under 1."""
+    for position in (0, 1):
+        if not 0.0 <= betas[position] < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {position}: {betas[position]}")
 
 
 class Adam(Optimizer):
@@ -25,14 +32,14 @@ class Adam(Optimizer):
     Kingma and Ba, 2015; `amsgrad`: Reddi et al., 2018.
     """
 
+    _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-beta1": lambda group: 1 - group["betas"][0],
         "beta2": lambda group: group["betas"][1],
         "1-beta2": lambda group: 1 - group["betas"][1],
-        "log beta1": _log_beta(0),
-        "log beta2": _log_beta(1),
-    _takes_back: ClassVar[bool] = True
+        "log beta1": log_beta(0),
+        "log beta2": log_beta(1),
         "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
     }
 
@@ -59,9 +66,7 @@ class Adam(Optimizer):
                 "lr as a Tensor is not supported for capturable=False and foreach=True"
             )
         check_at_least_zero("epsilon value", eps)
-        for position in (0, 1):
-            if not 0.0 <= betas[position] < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {position}: {betas[position]}")
+        check_betas(betas)
         check_at_least_zero("weight_decay value", weight_decay)
         if {isinstance(betas[0], Tensor), isinstance(betas[1], Tensor)} == {True, False}:
             raise ValueError("betas must be either both floats or both Tensors")

@@ -1,0 +1,76 @@
+"""Adadelta. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["Adadelta"]
+
+
+class Adadelta(Optimizer):
+    """Steps whose size follows the ratio of running averages of past steps and gradients.
+
+    Zeiler, 2012.
+    """
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "1-rho": lambda group: 1 - group["rho"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        *,
+        capturable: bool = False,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        """Take the options; `rho` is the part of the averages that stays at each step."""
+        check_lr(lr)
+        if not 0.0 <= rho <= 1.0:
+            raise ValueError(f"Invalid rho value: {rho}")
+        check_at_least_zero("epsilon value", eps)
+        check_at_least_zero("weight_decay value", weight_decay)
+        defaults = {
+            "lr": lr,
+            "rho": rho,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "capturable": capturable,
+            "foreach": foreach,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
+        for _, members in self._advanced(group, pairs):
+            for param, grad in members:
+                state = self.state[param]
+                if "square_avg" not in state:
+                    state["square_avg"] = webtorch.zeros_like(param)
+                    state["acc_delta"] = webtorch.zeros_like(param)
+                if group["weight_decay"] != 0:
+                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                square, past = state["square_avg"], state["acc_delta"]
+                square.mul_(hyper("rho")).addcmul_(grad, grad, value=hyper("1-rho"))
+                ratio = past.add(hyper("eps")).sqrt() / square.add(hyper("eps")).sqrt()
+                delta = ratio * grad
+                past.mul_(hyper("rho")).addcmul_(delta, delta, value=hyper("1-rho"))
+                param.add_(delta * rate)

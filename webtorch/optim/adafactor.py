@@ -1,0 +1,108 @@
+"""Adafactor. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Derived, Optimizer
+
+__all__ = ["Adafactor"]
+
+
+def _root_mean_square(x: Tensor) -> Tensor:
+    """Return sqrt(mean(x ** 2)) as a 0-d tensor."""
+    return (x * x).mean().sqrt()
+
+
+class Adafactor(Optimizer):
+    """Adam without momentum, whose average of squares is kept as one row and one column.
+
+    Shazeer and Stern, 2018. Matrices in the last two dimensions are factored; vectors are not.
+    """
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "eps2": lambda group: group["eps"][1],
+        "1/d": lambda group: 1 / group["d"],
+        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+    ) -> None:
+        """Take the options: steps are at most lr and 1 / sqrt(n), times the parameter's size.
+
+        The parameter's size is its root mean square, at least eps[1]; d limits the update's.
+        """
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError("Tensor lr must be 1-element")
+        if not lr >= 0.0:
+            raise ValueError(f"Learning rate should be >= 0 but is: {lr}")
+        if not beta2_decay <= 0.0:
+            raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
+        for position, value in enumerate(eps):
+            if value is not None and not value >= 0.0:
+                raise ValueError(f"epsilon{position + 1} should be >= 0 but is: {value}")
+        if not d >= 1.0:
+            raise ValueError(f"Clipping threshold d should be >= 1 but is: {d}")
+        if not weight_decay >= 0.0:
+            raise ValueError(f"weight_decay should be >= 0 but is: {weight_decay}")
+        defaults = {
+            "lr": lr,
+            "beta2_decay": beta2_decay,
+            "eps": eps,
+            "d": d,
+            "weight_decay": weight_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper, rate = self._hyper(group), self._scalar(group, "lr")
+        for step, members in self._advanced(group, pairs):
+            fresh = webtorch.exp(webtorch.log(step) * hyper("beta2_decay"))
+            limit = webtorch.minimum(step.rsqrt(), webtorch.zeros_like(step) + rate)
+            for param, grad in members:
+                size = _root_mean_square(param).clamp(min=hyper("eps2")) * limit
+                if group["weight_decay"] != 0:
+                    if isinstance(group["lr"], Tensor):
+                        param.mul_(1 - group["lr"] * group["weight_decay"])
+                    else:
+                        param.mul_(hyper("1-lr*weight_decay"))
+                eps = group["eps"][0]
+                eps = webtorch.finfo(param.dtype).eps if eps is None else eps
+                variance = self._variance(param, grad, fresh, eps)
+                update = variance.clamp(min=eps * eps).rsqrt() * grad
+                too_large = (_root_mean_square(update) * hyper("1/d")).clamp(min=1)
+                param.sub_(update * (size / too_large))
+
+    def _variance(self, param: Tensor, grad: Tensor, fresh: Tensor, eps: float) -> Tensor:
+        """Return the estimate of the squared gradient; `fresh` is the part of this step's."""
+        state, squares = self.state[param], grad * grad
+        if grad.dim() <= 1:
+            if "variance" not in state:
+                state["variance"] = webtorch.zeros_like(grad)
+            return state["variance"].lerp_(squares, fresh.to(grad.dtype))
+        if "row_var" not in state:
+            state["row_var"] = webtorch.zeros_like(grad[..., :1])
+            state["col_var"] = webtorch.zeros_like(grad[..., :1, :])
+        row, column = state["row_var"], state["col_var"]
+        row.lerp_(squares.mean(-1, keepdim=True), fresh.to(grad.dtype))
+        column.lerp_(squares.mean(-2, keepdim=True), fresh.to(grad.dtype))
+        return row * column / row.mean(-2, keepdim=True).clamp(min=eps)

@@ -1,0 +1,79 @@
+"""Adamax. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.adam import check_betas, log_beta
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["Adamax"]
+
+
+class Adamax(Optimizer):
+    """Adam with the largest gradient so far, decayed, in place of the average of squares.
+
+    Kingma and Ba, 2015, section 7.
+    """
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "1-beta1": lambda group: 1 - group["betas"][0],
+        "beta2": lambda group: group["betas"][1],
+        "log beta1": log_beta(0),
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        """Take the options."""
+        check_lr(lr)
+        check_at_least_zero("epsilon value", eps)
+        check_betas(betas)
+        check_at_least_zero("weight_decay value", weight_decay)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+            "differentiable": differentiable,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper = self._hyper(group)
+        for step, members in self._advanced(group, pairs):
+            # expm1(step * log(beta)) is -(1 - beta ** step), with all its digits.
+            scale = webtorch.expm1(step * hyper("log beta1")).reciprocal()
+            scale = scale * self._scalar(group, "lr")
+            for param, grad in members:
+                state = self.state[param]
+                if "exp_avg" not in state:
+                    state["exp_avg"] = webtorch.zeros_like(param)
+                    state["exp_inf"] = webtorch.zeros_like(param)
+                if group["weight_decay"] != 0:
+                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                average, largest = state["exp_avg"], state["exp_inf"]
+                average.lerp_(grad, hyper("1-beta1"))
+                largest.copy_(webtorch.maximum(largest * hyper("beta2"), grad.abs() + hyper("eps")))
+                param.add_(average / largest * scale)

@@ -1,0 +1,79 @@
+"""Averaged SGD. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["ASGD"]
+
+
+class ASGD(Optimizer):
+    """Gradient descent that also averages the parameters, in the state's "ax", from step t0 on.
+
+    Polyak and Juditsky, 1992.
+    """
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "-lambd": lambda group: -group["lambd"],
+        "-alpha": lambda group: -group["alpha"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lambd: float = 1e-4,
+        alpha: float = 0.75,
+        t0: float = 1e6,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        """Take the options; step n + 1 has the rate lr / (1 + lambd * lr * n) ** alpha."""
+        check_lr(lr)
+        check_at_least_zero("weight_decay value", weight_decay)
+        defaults = {
+            "lr": lr,
+            "lambd": lambd,
+            "alpha": alpha,
+            "t0": t0,
+            "weight_decay": weight_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+            "differentiable": differentiable,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper, rate = self._hyper(group), self._scalar(group, "lr")
+        for step, members in self._advanced(group, pairs):
+            slower = webtorch.log1p(step * hyper("lambd") * rate) * hyper("-alpha")
+            eta_after = webtorch.exp(slower) * rate
+            mu_after = (step - hyper("t0")).clamp(min=1).reciprocal()
+            for param, grad in members:
+                state = self.state[param]
+                if "ax" not in state:
+                    made: dict[str, Any] = {"dtype": webtorch.float32, "device": param.device}
+                    state["eta"] = webtorch.zeros((), **made) + rate
+                    state["mu"] = webtorch.ones((), **made)
+                    state["ax"] = webtorch.zeros_like(param)
+                if group["weight_decay"] != 0:
+                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                eta, mu, average = state["eta"], state["mu"], state["ax"]
+                param.copy_(param * (eta * hyper("-lambd") + 1) - grad * eta)
+                average.copy_(webtorch.where(mu == 1, param, average + (param - average) * mu))
+                eta.copy_(eta_after)
+                mu.copy_(mu_after)

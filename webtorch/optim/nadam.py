@@ -1,0 +1,105 @@
+"""NAdam. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.adam import check_betas, log_beta
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["NAdam"]
+
+
+class NAdam(Optimizer):
+    """Adam with Nesterov momentum. Dozat, 2016."""
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "beta1": lambda group: group["betas"][0],
+        "1-beta1": lambda group: 1 - group["betas"][0],
+        "beta2": lambda group: group["betas"][1],
+        "1-beta2": lambda group: 1 - group["betas"][1],
+        "log beta2": log_beta(1),
+        "-beta1/2": lambda group: -0.5 * group["betas"][0],
+        # The momentum of step n is beta1 * (1 - 0.96 ** (n * momentum_decay) / 2).
+        "log decay": lambda group: math.log(0.96) * group["momentum_decay"],
+        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        """Take the options."""
+        check_lr(lr)
+        check_at_least_zero("epsilon value", eps)
+        check_betas(betas)
+        check_at_least_zero("weight_decay value", weight_decay)
+        check_at_least_zero("momentum_decay value", momentum_decay)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum_decay": momentum_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _momentum(self, group: dict[str, Any], step: Tensor) -> Tensor:
+        """Return the momentum of the given step."""
+        hyper = self._hyper(group)
+        return webtorch.exp(step * hyper("log decay")) * hyper("-beta1/2") + hyper("beta1")
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper, rate = self._hyper(group), self._scalar(group, "-lr")
+        for step, members in self._advanced(group, pairs):
+            now, following = self._momentum(group, step), self._momentum(group, step + 1)
+            correction = -webtorch.expm1(step * hyper("log beta2"))
+            for param, grad in members:
+                state = self.state[param]
+                if "exp_avg" not in state:
+                    state["mu_product"] = webtorch.ones(
+                        (), dtype=webtorch.float32, device=param.device
+                    )
+                    state["exp_avg"] = webtorch.zeros_like(param)
+                    state["exp_avg_sq"] = webtorch.zeros_like(param)
+                if group["weight_decay"] != 0:
+                    if not group["decoupled_weight_decay"]:
+                        grad = grad.add(param, alpha=hyper("weight_decay"))
+                    elif isinstance(group["lr"], Tensor):
+                        param.mul_(1 - group["lr"] * group["weight_decay"])
+                    else:
+                        param.mul_(hyper("1-lr*weight_decay"))
+                product = state["mu_product"]
+                product.mul_(now)
+                average, square = state["exp_avg"], state["exp_avg_sq"]
+                average.lerp_(grad, hyper("1-beta1"))
+                square.mul_(hyper("beta2")).addcmul_(grad, grad, value=hyper("1-beta2"))
+                root = (square / correction).sqrt().add(hyper("eps"))
+                fresh = (1 - now) / (1 - product) * rate
+                ahead = following / (1 - product * following) * rate
+                param.add_((grad * fresh + average * ahead) / root)

@@ -1,0 +1,122 @@
+"""RAdam. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.adam import check_betas, log_beta
+from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+
+__all__ = ["RAdam"]
+
+
+def _rate(group: dict[str, Any]) -> float:
+    """Return -log(beta2), positive and finite."""
+    return max(-float(log_beta(1)(group)), 1e-30)
+
+
+def _longest(group: dict[str, Any]) -> float:
+    """Return the length of the average that beta2 makes in the limit."""
+    return 2 / (1 - group["betas"][1]) - 1
+
+
+class RAdam(Optimizer):
+    """Adam whose step size is rectified while its average of squares is short. Liu et al., 2020."""
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "1-beta1": lambda group: 1 - group["betas"][0],
+        "beta2": lambda group: group["betas"][1],
+        "1-beta2": lambda group: 1 - group["betas"][1],
+        "log beta1": log_beta(0),
+        "log beta2": log_beta(1),
+        "x": _rate,
+        "-2/x": lambda group: -2 / _rate(group),
+        "rest": lambda group: _longest(group) - 2 / _rate(group),
+        # rho_inf / ((rho_inf - 4) * (rho_inf - 2)): what the rectification has of the limit.
+        "limit": lambda group: (
+            _longest(group) / (((_longest(group) - 4) * (_longest(group) - 2)) or math.inf)
+        ),
+        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        """Take the options."""
+        check_lr(lr)
+        check_at_least_zero("epsilon value", eps)
+        check_betas(betas)
+        check_at_least_zero("weight_decay value", weight_decay)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _length(self, group: dict[str, Any], step: Tensor) -> Tensor:
+        """Return rho, the length of the average of squares: rho_inf - 2 n b^n / (1 - b^n).
+
+        Both terms are near 2 / (1 - b), and rho is near n: float32 would keep few of its digits.
+        With x = -log(b) and y = n x the second term is (2 / x) (y / expm1(y)), whose series
+        starts with 1 - y / 2; what is left of both terms is computed instead.
+        """
+        hyper = self._hyper(group)
+        y = step * hyper("x")
+        y2 = y * y
+        series = y2 * (1 / 12 - y2 * (1 / 720 - y2 * (1 / 30240 - y2 / 1209600)))
+        behind = webtorch.where(y < 0.7, series, y / webtorch.expm1(y) - 1 + y / 2)
+        return step + hyper("rest") + behind * hyper("-2/x")
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper = self._hyper(group)
+        for step, members in self._advanced(group, pairs):
+            scale = webtorch.expm1(step * hyper("log beta1")).reciprocal()
+            scale = scale * self._scalar(group, "lr")
+            rho = self._length(group, step)
+            adaptive = rho > 5.0
+            rectified = ((rho - 4) * (rho - 2) / rho * hyper("limit")).clamp(min=0).sqrt()
+            rectified = rectified * webtorch.sqrt(-webtorch.expm1(step * hyper("log beta2")))
+            for param, grad in members:
+                state = self.state[param]
+                if "exp_avg" not in state:
+                    state["exp_avg"] = webtorch.zeros_like(param)
+                    state["exp_avg_sq"] = webtorch.zeros_like(param)
+                if group["weight_decay"] != 0:
+                    if not group["decoupled_weight_decay"]:
+                        grad = grad.add(param, alpha=hyper("weight_decay"))
+                    elif isinstance(group["lr"], Tensor):
+                        param.mul_(1 - group["lr"] * group["weight_decay"])
+                    else:
+                        param.mul_(hyper("1-lr*weight_decay"))
+                average, square = state["exp_avg"], state["exp_avg_sq"]
+                average.lerp_(grad, hyper("1-beta1"))
+                square.mul_(hyper("beta2")).addcmul_(grad, grad, value=hyper("1-beta2"))
+                factor = webtorch.where(adaptive, rectified / square.sqrt().add(hyper("eps")), 1.0)
+                param.add_(average * scale * factor)

@@ -1,0 +1,77 @@
+"""Rprop. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import webtorch
+from webtorch import Tensor
+from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_lr
+
+__all__ = ["Rprop"]
+
+
+class Rprop(Optimizer):
+    """Each element has its own step size, which grows while the gradient keeps its sign.
+
+    Riedmiller and Braun, 1993.
+    """
+
+    _takes_back: ClassVar[bool] = True
+    _derived: ClassVar[dict[str, Derived]] = {
+        **Optimizer._derived,
+        "eta-": lambda group: group["etas"][0],
+        "eta+": lambda group: group["etas"][1],
+        "smallest": lambda group: group["step_sizes"][0],
+        "largest": lambda group: group["step_sizes"][1],
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        etas: tuple[float, float] = (0.5, 1.2),
+        step_sizes: tuple[float, float] = (1e-6, 50),
+        *,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        """Take the options; `lr` is the first step size, `etas` shrink and grow it."""
+        check_lr(lr)
+        if not 0.0 < etas[0] < 1.0 < etas[1]:
+            raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
+        defaults = {
+            "lr": lr,
+            "etas": etas,
+            "step_sizes": step_sizes,
+            "foreach": foreach,
+            "maximize": maximize,
+            "differentiable": differentiable,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+        check_flags(foreach, None, differentiable)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group."""
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
+        hyper = self._hyper(group)
+        for _, members in self._advanced(group, pairs):
+            for param, grad in members:
+                state = self.state[param]
+                if "prev" not in state:
+                    state["prev"] = webtorch.zeros_like(param)
+                    start = webtorch.zeros_like(grad) + self._scalar(group, "lr")
+                    state["step_size"] = start.to(grad.dtype)
+                previous, size = state["prev"], state["step_size"]
+                agreement = grad * previous
+                changed = webtorch.where(agreement > 0, size * hyper("eta+"), size)
+                changed = webtorch.where(agreement < 0, size * hyper("eta-"), changed)
+                size.copy_(changed.clamp(hyper("smallest"), hyper("largest")))
+                # Where the sign turned, this step does nothing and the next one does not shrink.
+                kept = webtorch.where(agreement < 0, 0.0, grad)
+                param.sub_(kept.sign() * size)
+                previous.copy_(kept)
