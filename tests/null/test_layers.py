@@ -35,6 +35,7 @@ UPWARD_IN_FUNCTIONS = {
     ("ops.convolution", "webtorch.tensors.tape"): _TENSORS,
     ("ops.creation", "webtorch.tensors.calls"): _TENSORS,
     ("ops.creation", "webtorch.tensors.creation"): _TENSORS,
+    ("ops.creation", "webtorch.tensors.device"): _TENSORS,
     ("ops.creation", "webtorch.tensors.tensor"): _TENSORS,
     ("ops.indexing", "webtorch.tensors.tape"): _TENSORS,
     ("ops.movement", "webtorch.tensors.tape"): _TENSORS,

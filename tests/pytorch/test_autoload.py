@@ -51,14 +51,71 @@ def test_import_opens_no_device_and_loads_no_binding() -> None:
     assert out == "False []"
 
 
+def test_import_torch_stays_light() -> None:
+    """A program that never uses the device pays for two small modules, and for no package."""
+    out = python(
+        """
+        import sys, time, torch
+        packages = {"webtorch", "wgpu", "wgpudawn", "numba", "rich"}
+        print([m for m in sys.modules if m.split(".")[0] in packages])
+        import webtorch_autoload
+        print(hasattr(torch, "webgpu"))
+        """
+    )
+    assert out.splitlines() == ["[]", "True"]
+    # What it costs after the rest of PyTorch is there; PyTorch's own import takes some 1500 ms.
+    times = [
+        float(
+            python(
+                """
+                import time, torch
+                start = time.perf_counter()
+                import webtorch_autoload
+                webtorch_autoload.autoload()
+                print((time.perf_counter() - start) * 1000)
+                """,
+                TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+            )
+        )
+        for _ in range(3)
+    ]
+    assert min(times) < 30, times
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # The package is broken: the device is registered, and its first tensor says what is wrong.
+        "sys.modules['webtorch'] = None",
+        # Our own module for the device is broken: a warning.
+        "sys.modules['webtorch_autoload.module'] = None",
+    ],
+)
+def test_a_fault_of_ours_does_not_break_import_torch(fault: str) -> None:
+    out = python(
+        f"""
+        import sys, warnings
+        warnings.simplefilter("ignore")
+        {fault}
+        import torch
+        print((torch.ones(2) + 1).tolist())
+        try:
+            torch.ones(2, device="webgpu")
+        except (RuntimeError, ImportError, NotImplementedError, AssertionError) as error:
+            print("refused")
+        """
+    )
+    assert out.splitlines() == ["[2.0, 2.0]", "refused"]
+
+
 def test_registering_again_does_nothing() -> None:
     out = python(
         """
         import torch
-        from webtorch.pytorch import autoload
-        autoload.autoload()
+        import webtorch_autoload
+        webtorch_autoload.autoload()
         import webtorch.pytorch
-        print(len(autoload._libraries))
+        print(len(webtorch_autoload._libraries))
         """
     )
     assert out == "1"

@@ -1,10 +1,9 @@
 """Real PyTorch on webtorch's engine: `torch.device("webgpu")` and `torch.compile(backend="webgpu")`. Floor 6.
 
-After `pip install webtorch`, `import torch` is enough: its entry points call `autoload` and `compile_backend`.
-Importing this package does the same by hand, for machines where autoloading is switched off.
+After `pip install webtorch`, `import torch` is enough: its entry points call `compile_backend` and, in a package of its
+own that imports nothing of this one, `webtorch_autoload.autoload`. Importing this package does the same by hand, for
+machines where autoloading is switched off.
 
-autoload   the light part: names, and what to do at the first tensor
-module     `torch.webgpu`
 interrupt  Ctrl-C that cannot abort the process
 device     PyTorch storages that carry webtorch's, allocation, copies, views
 functions  what each aten operator means, in calls of the op table
@@ -16,8 +15,8 @@ dynamo     `torch.compile`: forward and backward graphs as programs
 
 from __future__ import annotations
 
-from webtorch.pytorch import autoload
+from webtorch_autoload import autoload
 
-autoload.autoload()
+autoload()
 
 __all__ = ["autoload"]

@@ -26,12 +26,12 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
 from webtorch.pytorch import interrupt
-from webtorch.pytorch import module as device_module
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
+from webtorch_autoload import module as device_module
 
 DEVICE = torch.device("webgpu", 0)
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

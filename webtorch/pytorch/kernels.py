@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from webtorch.pytorch import autoload, device, fallback
+import webtorch_autoload as autoload
+from webtorch.pytorch import device, fallback
 from webtorch.pytorch.device import (
     CPU,
     TO_TORCH,

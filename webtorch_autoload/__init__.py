@@ -1,7 +1,7 @@
-"""What `import torch` calls: the "webgpu" device gets its names, and nothing else happens yet. Floor 6.
+"""What `import torch` calls: the "webgpu" device gets its names, and nothing else happens yet.
 
-Imports PyTorch inside functions only, and neither the engine nor a device: they come with the first tensor on "webgpu"
-(`_engine`), so that programs which never use it pay next to nothing and may still fork.
+Beside webtorch and not in it, because every program that imports PyTorch imports this: webtorch itself comes with the
+first tensor on "webgpu" (`_engine`), so that programs which never use it pay next to nothing and may still fork.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _register(torch: ModuleType) -> None:
         raise RuntimeError(f"PyTorch's place for an outside device is taken by {current!r}")
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from webtorch.pytorch.module import device_module
+    from webtorch_autoload.module import device_module
 
     module = device_module()
 

@@ -1,4 +1,4 @@
-"""`torch.webgpu`: what PyTorch and its users expect of a device's module. Floor 6.
+"""`torch.webgpu`: what PyTorch and its users expect of a device's module.
 
 Imports PyTorch and the engine inside functions only; nothing but `synchronize` and the like opens the device.
 """
