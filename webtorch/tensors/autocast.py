@@ -154,8 +154,10 @@ def follow(rules: Autocast, name: str, function: Callable[..., Any]) -> Callable
 
     @functools.wraps(function)
     def ruled(*args: Any, **kwargs: Any) -> Any:
-        if not state.enabled or kwargs.get("out") is not None:
+        if not state.enabled:
             return function(*args, **kwargs)
+        if kwargs.get("out") is not None:
+            return plain(*args, **kwargs)
         tensors = list(_tensors(args, kwargs))
         # A number in a 0-d tensor on the CPU goes along with the others.
         kinds = {t._storage.runtime.kind for t in tensors}
@@ -164,15 +166,26 @@ def follow(rules: Autocast, name: str, function: Callable[..., Any]) -> Callable
         if rule is None or kind not in state.enabled:
             return function(*args, **kwargs)
         args, kwargs = _ruled(rule, name, kind, tensors, args, kwargs, dtype_at)
-        enabled = state.enabled
-        state.enabled = {k: d for k, d in enabled.items() if k != kind}
-        try:
-            return function(*args, **kwargs)
-        finally:
-            state.enabled = enabled
+        return _off(kind, function, args, kwargs)
 
-    ruled.without_autocast = function  # type: ignore[attr-defined]
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return _off(None, function, args, kwargs) if state.enabled else function(*args, **kwargs)
+
+    ruled.without_autocast = plain  # type: ignore[attr-defined]
     return ruled
+
+
+def _off(
+    kind: str | None, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call with autocast off for a kind of device; None: for all."""
+    enabled = state.enabled
+    state.enabled = {} if kind is None else {k: d for k, d in enabled.items() if k != kind}
+    try:
+        return function(*args, **kwargs)
+    finally:
+        state.enabled = enabled
 
 
 def autocast_rule(rules: Autocast) -> Callable[[Callable[..., Any]], Any]:
@@ -181,7 +194,7 @@ def autocast_rule(rules: Autocast) -> Callable[[Callable[..., Any]], Any]:
 
 
 def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `follow` was given: forms that write to a tensor of theirs keep its type."""
+    """Return the function as it is with autocast off, for forms that write to a tensor: they keep its type."""
     plain: Callable[..., Any] = getattr(function, "without_autocast", function)
     return plain
 
