@@ -1,17 +1,20 @@
 """The recurrences of RNN, LSTM and GRU as functions, with PyTorch's arguments. May import the tensor floor only.
 
-The products with the inputs of all steps are one product; a step is one product and what is elementwise
-behind it, which the compiler puts into one kernel.
+The products with the inputs of all steps are one product; a step is one product with the state and what is
+elementwise behind it. Steps are computed as they come, by one program for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import webtorch
 from webtorch import Tensor
 from webtorch.nn import functional as F
+from webtorch.tensors.host import tracing
+from webtorch.tensors.whole import realize
 
 __all__ = [
     "gru",
@@ -26,116 +29,264 @@ __all__ = [
 
 # The state between two steps: (h,) or (h, c).
 State = tuple[Tensor, ...]
-# (products with the input, state) -> state
-Cell = Callable[[Tensor, State], State]
 
 
-class _Weights:
-    """The parameters of one layer in one direction; absent biases are None."""
+@dataclass(frozen=True)
+class _Cell:
+    """One step of a recurrence, forwards and backwards, without its products with weights.
 
-    def __init__(self, given: Sequence[Tensor], has_biases: bool, projected: bool) -> None:
-        self.ih, self.hh = given[0], given[1]
-        self.bias_ih = given[2] if has_biases else None
-        self.bias_hh = given[3] if has_biases else None
-        self.hr = given[-1] if projected else None
+    `step(inputs, hiddens, state)` takes the products with the input and with h, both (N, gates * H),
+    and returns the new state and what `back` needs. `back(grads, saved, before)` takes the gradients
+    of the new state and returns those of both products and of the state before, as far as it does
+    not go through the product.
+    """
 
-
-def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[[_Weights], Cell]:
-    def make(weights: _Weights) -> Cell:
-        hh = weights.hh.t()
-        return lambda gates, state: (activation(gates + state[0] @ hh),)
-
-    return make
+    step: Callable[[Tensor, Tensor, State], tuple[State, State]]
+    back: Callable[[State, State, State], tuple[State, State, State]]
+    # Whether the products are not just added up: then the bias of the second one is its own.
+    apart: bool = False
 
 
-def _lstm_state(gates: Tensor, cell: Tensor) -> State:
-    """Return (h, c) behind the gates (N, 4 H), in the order input, forget, cell, output."""
-    i, f, g, o = gates.chunk(4, -1)
-    new = webtorch.sigmoid(f) * cell + webtorch.sigmoid(i) * webtorch.tanh(g)
-    return webtorch.sigmoid(o) * webtorch.tanh(new), new
+def _elman(activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> _Cell:
+    def step(inputs: Tensor, hiddens: Tensor, state: State) -> tuple[State, State]:
+        h = activation(inputs + hiddens)
+        return (h,), (h,)
+
+    def back(grads: State, saved: State, before: State) -> tuple[State, State, State]:
+        g = (grads[0] * slope(saved[0]),)
+        return g, g, ()
+
+    return _Cell(step, back)
 
 
-def _long_short(weights: _Weights) -> Cell:
-    hh = weights.hh.t()
-
-    def step(gates: Tensor, state: State) -> State:
-        h, c = _lstm_state(gates + state[0] @ hh, state[1])
-        return (h if weights.hr is None else h @ weights.hr.t()), c
-
-    return step
+_TANH = _elman(webtorch.tanh, lambda h: 1 - h * h)
+_RELU = _elman(webtorch.relu, lambda h: (h > 0).to(h.dtype))
 
 
-def _gru_state(inputs: Tensor, hiddens: Tensor, h: Tensor) -> State:
-    """Return (h,) behind both products (N, 3 H), in the order reset, update, new."""
-    input_r, input_z, input_n = inputs.chunk(3, -1)
-    hidden_r, hidden_z, hidden_n = hiddens.chunk(3, -1)
-    reset, update = webtorch.sigmoid(input_r + hidden_r), webtorch.sigmoid(input_z + hidden_z)
-    new = webtorch.tanh(input_n + reset * hidden_n)
-    return (new + update * (h - new),)
+def _lstm_step(inputs: Tensor, hiddens: Tensor, state: State) -> tuple[State, State]:
+    """Return (h, c) and the gates; their order in the products is input, forget, cell, output."""
+    i, f, g, o = (inputs + hiddens).chunk(4, -1)
+    i, f, g, o = webtorch.sigmoid(i), webtorch.sigmoid(f), webtorch.tanh(g), webtorch.sigmoid(o)
+    c = f * state[1] + i * g
+    t = webtorch.tanh(c)
+    return (o * t, c), (i, f, g, o, t)
 
 
-def _gated(weights: _Weights) -> Cell:
-    def step(gates: Tensor, state: State) -> State:
-        return _gru_state(gates, F.linear(state[0], weights.hh, weights.bias_hh), state[0])
-
-    return step
-
-
-def _input_products(weights: _Weights, x: Tensor, gated: bool) -> Tensor:
-    """Return what all steps take from their inputs; biases that only add up are added here."""
-    bias = weights.bias_ih
-    if bias is not None and not gated:
-        bias = bias + weights.bias_hh
-    return F.linear(x, weights.ih, bias)
+def _lstm_back(grads: State, saved: State, before: State) -> tuple[State, State, State]:
+    i, f, g, o, t = saved
+    dh, dc = grads
+    dc = dc + dh * o * (1 - t * t)
+    gates = (
+        dc * g * i * (1 - i),
+        dc * before[1] * f * (1 - f),
+        dc * i * (1 - g * g),
+        dh * t * o * (1 - o),
+    )
+    return gates, gates, (dc * f,)
 
 
-def _over_steps(step: Cell, gates: Tensor, state: State, reverse: bool) -> tuple[Tensor, State]:
-    """Run a cell over (T, N, gates); return (T, N, H) and the last state."""
-    rows = gates.unbind(0)
-    out = []
-    for row in reversed(rows) if reverse else rows:
-        state = step(row, state)
-        out.append(state[0])
-    return webtorch.stack(out[::-1] if reverse else out), state
+def _gru_step(inputs: Tensor, hiddens: Tensor, state: State) -> tuple[State, State]:
+    """Return (h,) and the gates; their order in the products is reset, update, new."""
+    (xr, xz, xn), (hr, hz, hn) = inputs.chunk(3, -1), hiddens.chunk(3, -1)
+    r, z = webtorch.sigmoid(xr + hr), webtorch.sigmoid(xz + hz)
+    n = webtorch.tanh(xn + r * hn)
+    return (n + z * (state[0] - n),), (r, z, n, hn)
 
 
-def _over_packed(
-    step: Cell, gates: Tensor, sizes: list[int], start: State, reverse: bool
+def _gru_back(grads: State, saved: State, before: State) -> tuple[State, State, State]:
+    r, z, n, hn = saved
+    dn = grads[0] * (1 - z) * (1 - n * n)
+    dz = grads[0] * (before[0] - n) * z * (1 - z)
+    dr = dn * hn * r * (1 - r)
+    return (dr, dz, dn), (dr, dz, dn * r), (grads[0] * z,)
+
+
+_LSTM = _Cell(_lstm_step, _lstm_back)
+_GRU = _Cell(_gru_step, _gru_back, apart=True)
+
+
+def _order(steps: int, reverse: bool) -> Sequence[int]:
+    return range(steps - 1, -1, -1) if reverse else range(steps)
+
+
+def _kept(mask: Tensor | None, t: int, new: State, old: State) -> State:
+    """Return the new state where the sequence goes on at step t, and the old one elsewhere."""
+    if mask is None:
+        return new
+    return tuple(webtorch.where(mask[t], a, b) for a, b in zip(new, old, strict=True))
+
+
+def _recorded(
+    cell: _Cell,
+    gates: Tensor,
+    mask: Tensor | None,
+    start: State,
+    hh: Tensor,
+    bias: Tensor | None,
+    hr: Tensor | None,
+    reverse: bool,
 ) -> tuple[Tensor, State]:
-    """Run a cell over packed steps; return packed outputs and the state behind each sequence."""
-    parts = gates.split(sizes)
-    out: list[Tensor] = []
-    if reverse:
-        # The longest sequences begin; the others join where they end.
-        state = tuple(s[: sizes[-1]] for s in start)
-        active = sizes[-1]
-        for part, size in zip(reversed(parts), reversed(sizes), strict=True):
-            if size > active:
-                state = tuple(
-                    webtorch.cat([s, b[active:size]]) for s, b in zip(state, start, strict=True)
+    """Run a cell over (T, N, gates) as operations that autograd and captures follow.
+
+    Returns (T, N, H) and the last state.
+    """
+    rows, state = gates.unbind(0), start
+    out: list[Any] = [None] * len(rows)
+    for t in _order(len(rows), reverse):
+        new, _ = cell.step(rows[t], F.linear(state[0], hh, bias), state)
+        if hr is not None:
+            new = (F.linear(new[0], hr), *new[1:])
+        state = _kept(mask, t, new, state)
+        out[t] = state[0]
+    return webtorch.stack(out), state
+
+
+class _Steps(webtorch.autograd.Function):
+    """A recurrence over (T, N, gates) that computes each step as it comes.
+
+    All steps of all sequences are one cached program, whatever their number: nothing is compiled
+    anew for another length. The gradients of the weights are one product over all steps.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cell: _Cell,
+        reverse: bool,
+        mask: Tensor | None,
+        gates: Tensor,
+        hh: Tensor,
+        bias: Tensor | None,
+        hr: Tensor | None,
+        *start: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return (T, N, H) and the last state."""
+        steps, batch = gates.shape[:2]
+        out = gates.new_empty((steps, batch, start[0].shape[1]))
+        state: State = start
+        # What backward needs of each step: gates, the state before, h before the projection.
+        saved: list[Any] = [None] * steps
+        needed = any(ctx.needs_input_grad)
+        realize(gates, *start)
+        for t in _order(steps, reverse):
+            before = state
+            new, kept = cell.step(gates[t], F.linear(before[0], hh, bias), before)
+            raw = new[0]
+            if hr is not None:
+                new = (F.linear(raw, hr), *new[1:])
+            state = _kept(mask, t, new, before)
+            out[t].copy_(state[0])
+            if needed:
+                saved[t] = (kept, before, raw)
+                realize(out, *state, *kept, raw)
+            else:
+                realize(out, *state)
+        ctx.cell, ctx.reverse, ctx.saved = cell, reverse, saved
+        ctx.save_for_backward(mask, gates, hh, bias, hr, *start)
+        return (out, *state)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of all inputs."""
+        mask, gates, hh, bias, hr, *start = ctx.saved_tensors
+        if webtorch.is_grad_enabled():
+            inputs = (gates, hh, bias, hr, *start)
+            return (None, None, None, *_differentiable(ctx, inputs, mask, grads))
+        cell, saved = ctx.cell, ctx.saved
+        steps, batch, width = gates.shape
+        hidden = hh.shape[0] // (width // hh.shape[0] or 1)
+        at_input = gates.new_empty((steps, batch, width))
+        at_hidden = gates.new_empty((steps, batch, width)) if cell.apart else at_input
+        # For the weights: h before each step, and both sides of the projection.
+        before_all = gates.new_empty((steps, batch, hh.shape[1]))
+        raw_all = None if hr is None else gates.new_empty((steps, batch, hr.shape[1]))
+        at_h = None if hr is None else gates.new_empty((steps, batch, hr.shape[0]))
+        flowing: State = tuple(grads[1:])
+        realize(*grads)
+        for t in _order(steps, not ctx.reverse):
+            kept, before, raw = saved[t]
+            dh = flowing[0] + grads[0][t]
+            arriving: State = (dh, *flowing[1:])
+            live = arriving
+            if mask is not None:
+                live = tuple(webtorch.where(mask[t], g, 0.0) for g in arriving)
+            if hr is not None and raw_all is not None and at_h is not None:
+                raw_all[t].copy_(raw)
+                at_h[t].copy_(live[0])
+                live = (live[0] @ hr, *live[1:])
+            of_input, of_hidden, of_state = cell.back(live, kept, before)
+            hidden = width // len(of_input)
+            for position, part in enumerate(of_input):
+                at_input[t, :, position * hidden : (position + 1) * hidden].copy_(part)
+            if cell.apart:
+                for position, part in enumerate(of_hidden):
+                    at_hidden[t, :, position * hidden : (position + 1) * hidden].copy_(part)
+            before_all[t].copy_(before[0])
+            through = at_hidden[t] @ hh
+            # An LSTM's h goes through the product only, a GRU's also past it.
+            if len(flowing) == 2:
+                passed: State = (through, *of_state)
+            else:
+                passed = (through + of_state[0],) if of_state else (through,)
+            if mask is not None:
+                passed = tuple(
+                    p + webtorch.where(mask[t], 0.0, g)
+                    for p, g in zip(passed, arriving, strict=True)
                 )
-                active = size
-            state = step(part, state)
-            out.append(state[0])
-        return webtorch.cat(out[::-1]), state
-    state, ended = start, []
-    for part, size in zip(parts, sizes, strict=True):
-        if size < state[0].shape[0]:
-            ended.append(tuple(s[size:] for s in state))
-            state = tuple(s[:size] for s in state)
-        state = step(part, state)
-        out.append(state[0])
-    ended.append(state)
-    # Those that ended last are first in the batch.
-    last = tuple(webtorch.cat(list(pieces)) for pieces in zip(*reversed(ended), strict=True))
-    return webtorch.cat(out), last
+            flowing = passed
+            everything = (at_input, at_hidden, before_all, raw_all, at_h, *flowing)
+            realize(*(one for one in everything if one is not None))
+        flat = at_hidden.reshape(-1, width)
+        of_hh = flat.t() @ before_all.reshape(-1, hh.shape[1])
+        of_bias = None if bias is None else flat.sum(0)
+        of_hr = None
+        if raw_all is not None and at_h is not None and hr is not None:
+            of_hr = at_h.reshape(-1, hr.shape[0]).t() @ raw_all.reshape(-1, hr.shape[1])
+        return (None, None, None, at_input, of_hh, of_bias, of_hr, *flowing)
+
+
+def _differentiable(
+    ctx: Any, inputs: tuple[Any, ...], mask: Tensor | None, grads: tuple[Tensor, ...]
+) -> list[Any]:
+    """Return the gradients as results that have gradients themselves."""
+    gates, hh, bias, hr, *start = inputs
+    out, state = _recorded(ctx.cell, gates, mask, tuple(start), hh, bias, hr, ctx.reverse)
+    wanted = [one for one in inputs if one is not None and one.requires_grad]
+    found = webtorch.autograd.grad(
+        (out, *state), wanted, grads, create_graph=True, allow_unused=True
+    )
+    of = {id(one): grad for one, grad in zip(wanted, found, strict=True)}
+    return [of.get(id(one)) for one in inputs]
+
+
+def _run(
+    cell: _Cell,
+    x: Tensor,
+    mask: Tensor | None,
+    start: State,
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    reverse: bool,
+) -> tuple[Tensor, State]:
+    """Run one direction of one layer over (T, N, features); return (T, N, H) and the last state."""
+    ih, hh = weights[:2]
+    bias_ih, bias_hh = (weights[2], weights[3]) if has_biases else (None, None)
+    # h has another size than c where there is a projection.
+    hr = weights[-1] if len(weights) > (4 if has_biases else 2) else None
+    if bias_ih is not None and bias_hh is not None and not cell.apart:
+        bias_ih, bias_hh = bias_ih + bias_hh, None
+    gates = F.linear(x, ih, bias_ih)
+    if tracing.active:
+        # A capture takes down all steps, and replays them without Python.
+        return _recorded(cell, gates, mask, start, hh, bias_hh, hr, reverse)
+    out, *last = _Steps.apply(cell, reverse, mask, gates, hh, bias_hh, hr, *start)
+    return out, tuple(last)
 
 
 def _layers(
-    make: Callable[[_Weights], Cell],
-    gated: bool,
+    cell: _Cell,
     x: Tensor,
-    sizes: list[int] | None,
+    mask: Tensor | None,
     hx: State,
     params: Sequence[Tensor],
     has_biases: bool,
@@ -144,25 +295,19 @@ def _layers(
     train: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, State]:
-    """Run all layers over (T, N, features) or packed steps; return outputs and last states."""
+    """Run all layers over (T, N, features); return (T, N, directions * H) and the last states."""
     directions = 2 if bidirectional else 1
     if x.shape[0] == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     count = len(params) // (num_layers * directions)
-    # h has another size than c where there is a projection.
-    projected = count > (4 if has_biases else 2)
     last: list[State] = []
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
             place = layer * directions + direction
-            weights = _Weights(params[place * count : (place + 1) * count], has_biases, projected)
-            gates, step = _input_products(weights, x, gated), make(weights)
+            weights = params[place * count : (place + 1) * count]
             start = tuple(h[place] for h in hx)
-            if sizes is None:
-                out, state = _over_steps(step, gates, start, direction == 1)
-            else:
-                out, state = _over_packed(step, gates, sizes, start, direction == 1)
+            out, state = _run(cell, x, mask, start, weights, has_biases, direction == 1)
             outputs.append(out)
             last.append(state)
         x = outputs[0] if directions == 1 else webtorch.cat(outputs, -1)
@@ -171,9 +316,24 @@ def _layers(
     return x, tuple(webtorch.stack(list(states)) for states in zip(*last, strict=True))
 
 
-def _sequence(
-    make: Callable[[_Weights], Cell], gated: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, ...]:
+def _padded(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Return packed steps as (T, N, features), the mask (T, N, 1) of what is real, and where.
+
+    Steps of one shape need no program for each batch size.
+    """
+    sizes = [int(n) for n in batch_sizes.tolist()]
+    places = [t * sizes[0] + i for t, size in enumerate(sizes) for i in range(size)]
+    sources, start = [], 0
+    for size in sizes:
+        sources += [start + i if i < size else 0 for i in range(sizes[0])]
+        start += size
+    real = [[[i < size] for i in range(sizes[0])] for size in sizes]
+    index = webtorch.tensor(sources, dtype=webtorch.int64, device=data.device)
+    padded = data.index_select(0, index).reshape(len(sizes), sizes[0], data.shape[1])
+    return padded, webtorch.tensor(real, device=data.device), places
+
+
+def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
     names: tuple[str, ...]
     packed = "batch_sizes" in kwargs or (
@@ -187,36 +347,37 @@ def _sequence(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     hx = given["hx"]
     state = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
-    batch_first = not packed and given["batch_first"]
-    x = given["data"] if packed else given["input"]
-    sizes = [int(n) for n in given["batch_sizes"].tolist()] if packed else None
-    out, last = _layers(
-        make, gated, x.transpose(0, 1) if batch_first else x, sizes, state,
-        *(given[name] for name in common),
-    )  # fmt: skip
-    return out.transpose(0, 1) if batch_first else out, *last
+    rest = [given[name] for name in common]
+    if packed:
+        x, mask, places = _padded(given["data"], given["batch_sizes"])
+        out, last = _layers(cell, x, mask, state, *rest)
+        index = webtorch.tensor(places, dtype=webtorch.int64, device=out.device)
+        return out.reshape(-1, out.shape[2]).index_select(0, index), *last
+    x = given["input"]
+    out, last = _layers(cell, x.transpose(0, 1) if given["batch_first"] else x, None, state, *rest)
+    return out.transpose(0, 1) if given["batch_first"] else out, *last
 
 
 def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n) of `(input, hx, params, has_biases, num_layers, dropout, train,
     bidirectional, batch_first)`, or packed, of `(data, batch_sizes, hx, params, ...)`.
     """
-    return _sequence(_elman(webtorch.tanh), False, args, kwargs)
+    return _sequence(_TANH, args, kwargs)
 
 
 def rnn_relu(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
-    return _sequence(_elman(webtorch.relu), False, args, kwargs)
+    return _sequence(_RELU, args, kwargs)
 
 
 def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n, c_n); arguments as those of `rnn_tanh`, with hx = (h_0, c_0)."""
-    return _sequence(_long_short, False, args, kwargs)
+    return _sequence(_LSTM, args, kwargs)
 
 
 def gru(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
-    return _sequence(_gated, True, args, kwargs)
+    return _sequence(_GRU, args, kwargs)
 
 
 def _products(
@@ -274,7 +435,7 @@ def lstm_cell(
 ) -> tuple[Tensor, Tensor]:
     """Return (h, c) of one step: (N, features), ((N, H), (N, H)) to two of (N, H)."""
     a, b = _products(input, hx[0], w_ih, w_hh, b_ih, b_hh)
-    h, c = _lstm_state(a + b, hx[1])
+    (h, c), _ = _lstm_step(a, b, tuple(hx))
     return h, c
 
 
@@ -288,4 +449,4 @@ def gru_cell(
 ) -> Tensor:
     """Return h of one step: (N, features), (N, H) to (N, H)."""
     a, b = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-    return _gru_state(a, b, hx)[0]
+    return _gru_step(a, b, (hx,))[0][0]
