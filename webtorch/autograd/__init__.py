@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from webtorch.autograd import graph
+from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from webtorch.tensors.function import Function, FunctionCtx
 from webtorch.tensors.tape import (
     backward,
@@ -15,6 +16,6 @@ from webtorch.tensors.tape import (
 from webtorch.tensors.tensor import Tensor as Variable
 
 __all__ = [
-    "Function", "FunctionCtx", "Variable", "backward", "enable_grad", "grad", "graph",
-    "inference_mode", "no_grad", "set_grad_enabled",
+    "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "grad",
+    "graph", "inference_mode", "no_grad", "set_detect_anomaly", "set_grad_enabled",
 ]  # fmt: skip

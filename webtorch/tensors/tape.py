@@ -12,15 +12,19 @@ import contextlib
 import functools
 import heapq
 import itertools
+import sys
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from webtorch.errors import CaptureError
 from webtorch.ops import primitive
 from webtorch.tensors.host import tracing
+from webtorch.tensors.lines import is_internal
 
 if TYPE_CHECKING:
     from webtorch.tensors.storage import Storage
@@ -48,6 +52,79 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
+
+
+class _Anomaly:
+    """Anomaly detection: functions remember their forward call, and backward looks for NaN."""
+
+    enabled = False
+    check_nan = True
+
+    def __init__(self) -> None:
+        # The function whose rule is running: what it records has it as its cause.
+        self.running: GradFn | None = None
+
+    def note(self, fn: GradFn) -> None:
+        """Keep the user's lines that led to the call that is being recorded."""
+        frames = traceback.walk_stack(sys._getframe(2))
+        lines = [(f, n) for f, n in frames if not is_internal(f.f_code)]
+        fn.metadata["traceback_"] = traceback.StackSummary.extract(reversed(lines)).format()
+        if self.running is not None:
+            fn.metadata["parent_"] = self.running
+
+    def run(self, fn: GradFn, grads: list[Any]) -> Cotangents:
+        """Run a rule. Where it fails, or gives NaN, warn with the lines of the forward call and raise."""
+        if tracing.active:
+            raise CaptureError(
+                "detect_anomaly reads every gradient, and a captured program is replayed without "
+                "Python: call the function that is not compiled."
+            )
+        assert fn.rule is not None
+        before, self.running = self.running, fn
+        try:
+            result = fn.rule(grads)
+            for i, g in enumerate(result if self.check_nan else ()):
+                if g is not None and g.dtype.kind == "float" and g.isnan().any().item():
+                    raise RuntimeError(
+                        f"Function '{fn.title}' returned nan values in its {i}th output."
+                        + self._where(fn)
+                    )
+        except Exception:
+            warnings.warn(self._story(fn), stacklevel=2)
+            raise
+        finally:
+            self.running = before
+        return result
+
+    @staticmethod
+    def _where(fn: GradFn) -> str:
+        lines = fn.metadata.get("traceback_")
+        return f" It was called forward at:\n{lines[-1].rstrip()}" if lines else ""
+
+    @staticmethod
+    def _story(fn: GradFn) -> str:
+        lines = fn.metadata.get("traceback_")
+        if not lines:
+            return (
+                f"Error detected in {fn.title}. No forward pass information available. Enable "
+                "detect anomaly during forward pass for more information."
+            )
+        text = (
+            f"Error detected in {fn.title}. Traceback of forward call that caused the error:\n"
+            + "".join(lines)
+        )
+        parent = fn.metadata.get("parent_")
+        while parent is not None:
+            lines = parent.metadata.get("traceback_", ["  (not recorded)\n"])
+            text += (
+                f"\n\nPrevious calculation was induced by {parent.title}. Traceback of forward call "
+                f"that induced the previous calculation:\n{''.join(lines)}"
+            )
+            parent = parent.metadata.get("parent_")
+        return text
+
+
+anomaly = _Anomaly()
 
 
 class GradFn:
@@ -94,6 +171,8 @@ class GradFn:
         if rule is not None and mode.unclaimed:
             self.saves = True
             mode.unclaimed = []
+        if anomaly.enabled and rule is not None:
+            anomaly.note(self)
 
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
@@ -623,7 +702,7 @@ def run_backward(
                 continue
             if fn.rule is None:
                 raise RuntimeError(FREED)
-            result = fn.rule(grads)
+            result = anomaly.run(fn, grads) if anomaly.enabled else fn.rule(grads)
             if fn.saves and not retain_graph:
                 fn.rule = None
                 # A user's function: what its context saved goes too.
