@@ -41,6 +41,8 @@ _TABLES = frozenset(
 _LIBRARIES = tuple(
     p for p in {sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")} if p
 )
+# Modules whose functions take a number without leaving a trace of it.
+_MATHEMATICS = frozenset(("math", "cmath", "numpy", "statistics", "decimal", "fractions"))
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
 
 
@@ -142,6 +144,8 @@ class Survey:
         self.codes: list[CodeType] = []
         self.modules: list[Module] = []
         self.optimizers: list[Optimizer] = []
+        # Whether the code has functions at hand that turn numbers into others, unseen.
+        self.calculates = False
         self._seen: set[int] = set()
         self._known: set[tuple[int, Any]] = set()
         # Keeps what was walked alive, so that ids stay their own.
@@ -222,6 +226,7 @@ class Survey:
         for cell_name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
+            self.calculates |= _is_mathematics(_contents(cell))
             if cell_name != "__class__":
                 self._place(cell, None, "cell", cell_name)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -233,10 +238,12 @@ class Survey:
             return
         self._seen.add(id(code))
         self.codes.append(code)
+        self.calculates |= not _MATHEMATICS.isdisjoint(code.co_names)
         for global_name in _global_names(code):
             value = space.get(global_name, MISSING)
             if value is MISSING:
                 continue
+            self.calculates |= _is_mathematics(value)
             if isinstance(value, ModuleType):
                 if _is_users(value.__name__) and getattr(value, "__file__", None):
                     for attribute in code.co_names:
@@ -319,6 +326,14 @@ class Survey:
                     self.options.append(Option(group, key, shown))
 
 
+def _is_mathematics(value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        name: Any = value.__name__
+    else:
+        name = getattr(value, "__module__", None)
+    return isinstance(name, str) and name.split(".", maxsplit=1)[0] in _MATHEMATICS
+
+
 def _contents(cell: CellType) -> Any:
     try:
         return cell.cell_contents
@@ -378,6 +393,17 @@ def _reads(code: CodeType) -> tuple[dict[str, int], dict[str, int]]:
             continue
         if step.opname.startswith("LOAD_") and not step.opname.startswith("LOAD_CONST"):
             reads[name] = reads.get(name, 0) + 1
+            following = [s.opname for s in steps[position + 1 : position + 6]]
+            if (
+                len(following) == 5
+                and following[0].startswith("LOAD_")
+                and following[1] in ("BINARY_SUBSCR", "BINARY_OP")
+                and following[2].startswith("LOAD_")
+                and following[3].startswith(("BINARY_OP", "INPLACE_"))
+                and following[4] == "STORE_SUBSCR"
+            ):
+                # counts[0] += 1
+                counts[name] = counts.get(name, 0) + 1
         elif step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
             reads[name] = reads.get(name, 0) + 1
             following = [s.opname for s in steps[position + 1 : position + 5]]
@@ -403,10 +429,14 @@ def _reads(code: CodeType) -> tuple[dict[str, int], dict[str, int]]:
 
 def only_counts(place: Place, codes: list[CodeType]) -> bool:
     """Whether a number is read only to be added to: nothing that is computed depends on it."""
+    if type(place.before) not in (int, float):
+        return False
     name = place.key
     if place.kind == "cell":
         name = place.name
-    if not isinstance(name, str) or not isinstance(place.before, (int, float)):
+    elif isinstance(place.container, list):
+        name = place.name.partition("[")[0]
+    if not isinstance(name, str):
         return False
     read = counted = 0
     for code in codes:

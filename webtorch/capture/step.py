@@ -11,7 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from webtorch.capture.trace import Capture, Compiler, NotReplayable, capture, replay
+from webtorch.capture.trace import (
+    Capture,
+    Compiler,
+    NotReplayable,
+    capture,
+    is_constant,
+    replay,
+)
 from webtorch.ir.program import Program
 from webtorch.nn import Module
 from webtorch.tensors import autocast
@@ -29,6 +36,8 @@ _MANY_SIGNATURES = 8
 _MAX_STATES = 8
 # Calls of one signature in a row that a program could not repeat before none is tried any more.
 _MAX_REFUSALS = 3
+# Constants of up to this many bytes are compared to find out whether a number went into them.
+_MAX_COMPARED = 1 << 20
 
 
 class CompiledFunction:
@@ -87,13 +96,13 @@ class CompiledFunction:
             tensors = [_own(t, in_place) for t in tensors]
         states = self.captures.get(key, [])
         for captured, live in states:
-            if (
-                captured.fits()
-                and all(g.fits(given) for g in captured.grads)
-                and self._proven(key, live, numbers)
-            ):
-                live.update(numbers)
+            if not self._proven(key, live, numbers):
+                continue
+            before = dict(live)
+            live.update(numbers)
+            if captured.fits() and all(g.fits(given) for g in captured.grads):
                 return replay(captured, tensors, given)
+            live.update(before)
         if len(states) >= _MAX_STATES:
             watched = states[0][0].watched
             reason = f"{watched.changed} changes all the time" if watched else ""
@@ -131,6 +140,7 @@ class CompiledFunction:
             return self(*args, **kwargs)
         if not self._settle(key, captured, live, numbers):
             return self(*args, **kwargs)
+        self.free.setdefault(key, set()).update(_free(captured, live))
         self.captures.setdefault(key, []).insert(0, (captured, live))
         self.captures.move_to_end(key)
         self._note_signature(key, args, kwargs)
@@ -174,7 +184,8 @@ class CompiledFunction:
         """
         if isinstance(x, Tensor):
             tensors.append(x)
-            return ("tensor", x._shape, x.dtype, x._storage.runtime, x.requires_grad, x.is_leaf)
+            grad = x.requires_grad and (x.is_leaf or "computed")
+            return ("tensor", x._shape, x.dtype, x._storage.runtime, grad, x._whole)
         if type(x) is float:
             numbers[f"n{len(numbers)}"] = x
             return "float"
@@ -257,9 +268,39 @@ def _alike(a: Capture, b: Capture) -> bool:
         a.executable is b.executable
         and a.dynamic == b.dynamic
         and fixed[0] == fixed[1]
-        and repr(a.sources) == repr(b.sources)
+        and all(_one_source(b, x, y) for x, y in zip(a.sources, b.sources, strict=True))
         and _shape_of(a.result) == _shape_of(b.result)
     )
+
+
+def _free(captured: Capture, live: dict[str, Any]) -> set[str]:
+    """Return the numbers of a call that are known to enter the program only as its arguments."""
+    if captured.watched is None or captured.watched.calculates:
+        return set()
+    met: set[str] = set()
+    stack: list[Any] = [captured.args[i] for i in captured.dynamic]
+    while stack:
+        x = stack.pop()
+        if not isinstance(x, HostScalar):
+            continue
+        if x.source is live:
+            met.add(x.key)
+        stack.extend(getattr(x.source, "operands", ()))
+    return met
+
+
+def _one_source(other: Capture, x: Any, y: Any) -> bool:
+    """Whether an input of a capture is that of another one."""
+    if isinstance(x, int) or isinstance(y, int):
+        return bool(x == y)
+    if other.watched is not None:
+        y = other.watched.moved.get(y, y)
+    if x is y:
+        return True
+    if not (is_constant(x) and is_constant(y)) or x.node.buffer.nbytes > _MAX_COMPARED:
+        return False
+    backend = x.runtime.backend
+    return bytes(backend.download(x.node.buffer)) == bytes(backend.download(y.node.buffer))
 
 
 def _shape_of(x: Any) -> Any:

@@ -37,7 +37,7 @@ from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
 from webtorch.tensors.device import device_of, resolve
-from webtorch.tensors.host import HostScalar, RandomOffset, RandomSeed, bindings, tracing
+from webtorch.tensors.host import Decision, HostScalar, RandomOffset, RandomSeed, bindings, tracing
 from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, mode
@@ -60,6 +60,8 @@ class Capture:
     donated: list[bool]
     # One per program output: the number of a returned tensor, or the storage that gets the value.
     targets: list[int | Storage]
+    # One per program output: the shape that its memory is seen in.
+    shapes: list[tuple[int, ...]]
     args: list[Scalar]
     # Program arguments that are read anew at each replay.
     dynamic: list[int]
@@ -76,6 +78,8 @@ class Capture:
     actions: list[Callable[[], object]] = field(default_factory=list)
     # Places outside that the call gave another value, and that value.
     effects: list[tuple[Place, Any]] = field(default_factory=list)
+    # What numbers of the host decided.
+    decisions: list[Decision] = field(default_factory=list)
     # Named intermediate results.
     named: dict[str, Any] = field(default_factory=dict)
     backward: Backward | None = None
@@ -90,6 +94,8 @@ class Capture:
     def fits(self) -> bool:
         """Whether what the call depends on outside its arguments is as it was."""
         if self.watched is not None and not self.watched.holds():
+            return False
+        if not all(d.holds() for d in self.decisions):
             return False
         return all(g.fits() for g in self.grads)
 
@@ -177,6 +183,7 @@ class Watched:
                 for key, value in state.items():
                     if isinstance(value, Tensor):
                         self.tensors.append(TensorPlace(Place(state, key, "item", str(key))))
+        self.calculates = survey.calculates
         self.quick_tensors = [
             t for t in self.tensors if id(t.place) in {id(p) for p in survey.quick}
         ]
@@ -355,7 +362,7 @@ def capture(
             for t, g, reads in tracing.grads.values()
         ]
         modules = [(weakref.ref(m), state) for m, state in tracing.modules.items()]
-        actions = list(tracing.actions)
+        actions, decisions = list(tracing.actions), list(tracing.decisions.values())
         draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
     finally:
         if not complete:
@@ -397,6 +404,8 @@ def capture(
     effects = [(place, describe(value)) for place, value in effects]
     shown = {name: describe(value) for name, value in named.items()}
     targets: list[int | Storage] = []
+    # A storage keeps the shape that its memory had before, so that later graphs look the same.
+    shapes = [overwritten[s].shape if s in overwritten else s.node.shape for s in storages]
     for i, (storage, donor) in enumerate(zip(storages, frozen.donors, strict=True)):
         new = i in describe.returned and donor is None and storage not in overwritten
         targets.append(i if new or i >= count else storage)
@@ -421,9 +430,9 @@ def capture(
         executable = compiler(runtime, (frozen.key, "forward", count), graph)
         targets = targets[:count]
     captured = Capture(
-        runtime, graph, executable, sources, donated, targets, frozen.args, dynamic, draws, result,
+        runtime, graph, executable, sources, donated, targets, shapes, frozen.args, dynamic, draws, result,
         grads, [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used],
-        watched, actions, effects, shown, backward, bindings.epoch,
+        watched, actions, effects, decisions, shown, backward, bindings.epoch,
     )  # fmt: skip
     if watched is not None:
         watched.holds()
@@ -470,12 +479,13 @@ def _effects(
         return t._storage.node.kind != "buffer" and t._storage not in runtime.overwritten
 
     for place in (*survey.quick, *survey.slow):
+        if only_counts(place, survey.codes):
+            dropped.add(id(place))
+            continue
         value = place.get()
         if value is place.before or same(value, place.before):
             continue
-        if only_counts(place, survey.codes):
-            dropped.add(id(place))
-        elif _is_plain_structure(value) and _is_plain_structure(place.before):
+        if _is_plain_structure(value) and _is_plain_structure(place.before):
             effects.append((place, value))
             if _in_order(value) and holds_tensor(place.before, lambda t: True):
                 # Tensors inside a structure have no places of their own.
@@ -543,6 +553,11 @@ def _constant(node: Node, runtime: Runtime) -> Storage:
     home.node, home.runtime, home.dtype = node, runtime, node.dtype
     home.elements, home.version, home.donor = 0, 0, None
     return home
+
+
+def is_constant(storage: Storage) -> bool:
+    """Whether an input of a program is data that only its graph holds."""
+    return storage.elements == 0 and numel(storage.node.shape) > 0
 
 
 def _homes(
@@ -631,8 +646,8 @@ def replay(captured: Capture, tensors: list[Tensor], given: list[Tensor] | None 
     held = [] if backward is None else backward.hold(tensors, moved)
     buffers = captured.executable.run(inputs, args)
     fresh: dict[int, Storage] = {}
-    for target, buffer in zip(captured.targets, buffers, strict=False):
-        node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
+    for target, shape, buffer in zip(captured.targets, captured.shapes, buffers, strict=False):
+        node = Node("buffer", (), (), (), shape, buffer.dtype)
         node.buffer = buffer
         if isinstance(target, int):
             fresh[target] = Storage(node, runtime)

@@ -7,12 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from webtorch.ir import serial
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Routine
 
 Role = Literal["input", "output", "temporary"]
 
 
+@serial.register
 @dataclass(frozen=True, slots=True)
 class BufferDecl:
     """One buffer of a program. Inputs are bound by the caller; an output may take over an input's
@@ -27,6 +29,7 @@ class BufferDecl:
     alias: int | None = None
 
 
+@serial.register
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Run routine number `routine` on the buffers, with the program arguments named by number in
@@ -41,6 +44,7 @@ class Dispatch:
     line: str = ""
 
 
+@serial.register
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copy all elements of one buffer to another of the same type and size."""
@@ -52,6 +56,7 @@ class Copy:
 Step = Dispatch | Copy
 
 
+@serial.register
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a checked index came from: the op, what was indexed, and the user's line, for the error
@@ -72,6 +77,7 @@ class Site:
         )
 
 
+@serial.register
 @dataclass(frozen=True, slots=True)
 class Program:
     """Routines, buffers and steps in order. `args` are the types of the runtime arguments."""
@@ -106,3 +112,15 @@ class Program:
                 args = "".join(f", a{a}" for a in step.args)
                 lines.append(f"  {self.routines[step.routine].name}({buffers}{args})")
         return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Return the program as text that `from_json` reads, here or in another process."""
+        return serial.dump(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Program:
+        """Return the program that `to_json` wrote. Raises ValueError for anything else."""
+        program = serial.load(text)
+        if not isinstance(program, cls):
+            raise ValueError(f"Program.from_json: this is a {type(program).__name__}")
+        return program

@@ -76,12 +76,107 @@ class HostScalar(float):
     def __neg__(self) -> Any:
         return self._computed(operator.neg)
 
+    def __pos__(self) -> Any:
+        return self
+
     def __abs__(self) -> Any:
         return self._computed(operator.abs)
 
+    # What follows decides something on the host: a replay needs the same decision.
+
+    def _decides(self, function: Callable[..., Any], other: object = None) -> Any:
+        value = _plain(self)
+        outcome = function(value) if other is None else function(value, _plain(other))
+        if tracing.active:
+            tracing.decide(Decision(self, function, other, outcome))
+        return outcome
+
+    def __bool__(self) -> bool:
+        return bool(self._decides(operator.truth))
+
+    def __eq__(self, other: object) -> Any:
+        return self._decides(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._decides(operator.ne, other)
+
+    def __lt__(self, other: object) -> Any:
+        return self._decides(operator.lt, other)
+
+    def __le__(self, other: object) -> Any:
+        return self._decides(operator.le, other)
+
+    def __gt__(self, other: object) -> Any:
+        return self._decides(operator.gt, other)
+
+    def __ge__(self, other: object) -> Any:
+        return self._decides(operator.ge, other)
+
+    __hash__ = float.__hash__
+
+    def __float__(self) -> float:
+        return float(self._decides(float.__float__))
+
+    def __int__(self) -> int:
+        return int(self._decides(float.__int__))
+
+    __trunc__ = __int__
+
+    def __floor__(self) -> int:
+        return int(self._decides(float.__floor__))
+
+    def __ceil__(self) -> int:
+        return int(self._decides(float.__ceil__))
+
+    def __round__(self, digits: Any = None) -> Any:
+        value = _plain(self)
+        return self._decides(lambda x: round(x, digits)) if tracing.active else round(value, digits)
+
+    def __divmod__(self, other: object) -> Any:
+        return self._decides(divmod, other)
+
+    def __mod__(self, other: object) -> Any:
+        return self._computed(operator.mod, other)
+
+    def __floordiv__(self, other: object) -> Any:
+        return self._computed(operator.floordiv, other)
+
 
 def _plain(x: object) -> Any:
-    return float(x) if isinstance(x, HostScalar) else x
+    return float.__float__(x) if isinstance(x, HostScalar) else x
+
+
+class Decision:
+    """What the host decided by a number during a capture: a replay must decide the same."""
+
+    __slots__ = ("function", "number", "other", "outcome")
+
+    def __init__(
+        self, number: HostScalar, function: Callable[..., Any], other: object, outcome: Any
+    ) -> None:
+        self.number, self.function, self.other, self.outcome = number, function, other, outcome
+
+    @property
+    def key(self) -> Any:
+        """Equal for decisions that are made alike."""
+        other = self.other
+        if isinstance(other, HostScalar):
+            other = (id(other.source), other.key)
+        elif not isinstance(other, (int, float, type(None))):
+            other = id(other)
+        return id(self.number.source), self.number.key, self.function, type(other), other
+
+    def holds(self) -> bool:
+        """Whether the number as it is now decides the same."""
+        if self.number.when:
+            # It is known only after a schedule's step.
+            return True
+        value, other = self.number.read(), self.other
+        if other is None:
+            now = self.function(value)
+        else:
+            now = self.function(value, other.read() if isinstance(other, HostScalar) else other)
+        return bool(now == self.outcome or (now != now and self.outcome != self.outcome))
 
 
 class _Computed(Mapping[str, float]):
@@ -186,6 +281,8 @@ class _Tracing(threading.local):
         self.undo: list[Callable[[], object]] = []
         # Generators that numbers were drawn from -> (generator, seed, offset) at the beginning.
         self.generators: dict[int, tuple[Any, int, int]] = {}
+        # What was decided by numbers of the host, by the key of the decision.
+        self.decisions: dict[Any, Decision] = {}
         # Named intermediate results.
         self.named: dict[str, Any] = {}
         # Why the call cannot be replayed, once that is known.
@@ -212,6 +309,10 @@ class _Tracing(threading.local):
         drawn.generator = counter.generator = generator
         counter.relative = (offset - start[2]) % 2**64
         return drawn, counter
+
+    def decide(self, decision: Decision) -> None:
+        """Note a decision by a number of the host."""
+        self.decisions.setdefault(decision.key, decision)
 
     def refuse(self, reason: str) -> None:
         """Note why what the running capture just did cannot be replayed."""
@@ -243,6 +344,9 @@ def make_before(tensor: Any) -> None:
     if type(node.scalars[0]) is HostScalar:
         return
     pending, runtime.pending = runtime.pending, []
+    if pending and pending[-1]() is storage:
+        # It was not this call that made it.
+        pending.pop()
     tracing.active = runtime.capturing = False
     try:
         runtime.add(storage)

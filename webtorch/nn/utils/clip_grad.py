@@ -116,7 +116,8 @@ def clip_grad_value_(
     parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
     """Limit every element of the gradients, in place, to [-clip_value, clip_value]."""
-    clip_value = float(clip_value)
+    if not isinstance(clip_value, float):
+        clip_value = float(clip_value)
     with webtorch.no_grad():
         for grad in _gradients(parameters):
             grad.clamp_(min=-clip_value, max=clip_value)
