@@ -24,7 +24,14 @@ from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.templates.generic import conv_kernel
-from webtorch.runtime.backends.cpu import contraction, jit, lapack, native_threads, numpy_math
+from webtorch.runtime.backends.cpu import (
+    contraction,
+    direct,
+    jit,
+    lapack,
+    native_threads,
+    numpy_math,
+)
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
@@ -195,8 +202,22 @@ class ArrayRunner(Runner):
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
+        # The BLAS has threads of its own.
+        native_threads.rest()
         with np.errstate(all="ignore"):
             self.function(*[b.array for b in buffers])
+
+
+class BufferRunner(Runner):
+    """A routine that is a function of buffers."""
+
+    def __init__(self, routine: Routine, function: Callable[..., None]) -> None:
+        self.routine = routine
+        self.function = function
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        self.function(*buffers)
 
 
 _RUNNERS: WeakValueDictionary[Routine, Runner] = WeakValueDictionary()
@@ -217,6 +238,8 @@ def runner(routine: Routine) -> Runner:
             ):
                 # Depthwise: no matrix product to speak of, so the loop nest itself is best.
                 found = KernelRunner(conv_kernel(routine))
+            case Convolution() if direct.suits(routine):
+                found = BufferRunner(routine, direct.convolution(routine))
             case Convolution():
                 found = ArrayRunner(routine, contraction.convolution(routine))
             case Scan():

@@ -31,7 +31,7 @@ from webtorch.ir.dtype import float16
 from webtorch.runtime.backends.cpu import elementary
 
 # Part of the key of code on disk: raise it when this file or elementary.py changes what is generated.
-_VERSION = 3
+_VERSION = 5
 _CACHE_BYTES = 64 << 20
 
 _FLOATS = {"float32", "float64"}
@@ -962,7 +962,7 @@ class _Engine:
             except (AttributeError, OSError):
                 continue
 
-    def object_code(self, text: str) -> bytes:
+    def object_code(self, text: str, unroll: bool = True) -> bytes:
         llvm = self.llvm
         module = llvm.parse_assembly(text)
         module.triple = self.triple
@@ -972,7 +972,7 @@ class _Engine:
         options.loop_vectorization = True
         options.loop_interleaving = True
         options.slp_vectorization = False
-        options.loop_unrolling = True
+        options.loop_unrolling = unroll
         builder = llvm.create_pass_builder(self.machine, options)
         builder.getModulePassManager().run(module, builder)
         self.optimised = str(module) if os.environ.get("WEBTORCH_CPU_DUMP") else ""
@@ -1037,10 +1037,7 @@ def function(source: str) -> Native:
 
 def _compile(source: str) -> Native:
     engine = _engine()
-    key = "\n".join(
-        [str(_VERSION), _llvmlite_version(), engine.triple, engine.cpu, engine.features, source]
-    )
-    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    digest = _digest(engine, source)
     name = f"wt_{digest}"
     code = _read(digest)
     if code is None:
@@ -1049,15 +1046,32 @@ def _compile(source: str) -> Native:
     return Native(engine.load(code, name))
 
 
+def _digest(engine: _Engine, text: str) -> str:
+    key = "\n".join(
+        [str(_VERSION), _llvmlite_version(), engine.triple, engine.cpu, engine.features, text]
+    )
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
 def assemble(text: str, names: tuple[str, ...]) -> list[int]:
-    """Return the addresses of functions of a module in LLVM's own language."""
+    """Return the addresses of functions of a module in LLVM's own language; their loops are not unrolled."""
     with _LOCK:
         engine = _engine()
-        engine.engine.add_object_file(
-            engine.llvm.object_file.ObjectFileRef.from_data(engine.object_code(text))
-        )
-        engine.engine.finalize_object()
-        return [engine.engine.get_function_address(name) for name in names]
+        digest = _digest(engine, text)
+        code = _read(digest)
+        if code is None:
+            code = engine.object_code(text, unroll=False)
+            _write(digest, code)
+        return [engine.load(code, names[0])] + [
+            engine.engine.get_function_address(name) for name in names[1:]
+        ]
+
+
+def processor() -> tuple[str, bool]:
+    """Return LLVM's features of this processor, and whether it multiplies and adds in one."""
+    with _LOCK:
+        engine = _engine()
+        return engine.features, engine.fused
 
 
 @cache

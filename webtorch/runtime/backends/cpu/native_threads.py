@@ -24,11 +24,13 @@ _PAUSE = {
     "x86_64": "call void @llvm.x86.sse2.pause()",
     "aarch64": "call void @llvm.aarch64.hint(i32 1)",
 }
-# Looks at the state before a worker sleeps: some 50 microseconds.
-_SPINS = 1500
+# Looks at the state before a worker sleeps: a few hundred microseconds, longer than the Python between
+# two kernels, since waking a sleeper costs as much as a small kernel.
+_SPINS = 10_000
 _CELL = 128
 
-# One worker's cell: state (0 idle, 1 posted, 2 running) at 0, whether it sleeps at 4, its job at 8.
+# One worker's cell: state (0 idle, 1 posted, 2 running) at 0, whether it sleeps at 4, its job at 8,
+# whether it is to sleep without spinning first at 16.
 # A job: the next chunk, number of chunks, begin, end, points in a chunk, function, block; 8 bytes each.
 _TEXT = """
 declare i64 @syscall(i64, ...)
@@ -70,6 +72,7 @@ define void @wt_worker(ptr %cell) {
 entry:
   %sleeping = getelementptr i32, ptr %cell, i64 1
   %place = getelementptr i64, ptr %cell, i64 1
+  %resting = getelementptr i64, ptr %cell, i64 2
   br label %look
 look:
   %n = phi i64 [ 0, %entry ], [ %n1, %pause ], [ 0, %finished ], [ SPINS, %awake ]
@@ -78,7 +81,10 @@ look:
   br i1 %posted, label %claim, label %wait
 wait:
   %n1 = add i64 %n, 1
-  %tired = icmp sge i64 %n, SPINS
+  %rest = load atomic i32, ptr %resting monotonic, align 4
+  %asked = icmp ne i32 %rest, 0
+  %long = icmp sge i64 %n, SPINS
+  %tired = or i1 %asked, %long
   br i1 %tired, label %sleep, label %pause
 pause:
   PAUSE
@@ -105,6 +111,24 @@ go:
 finished:
   br label %look
 end:
+  ret void
+}
+
+define void @wt_rest(ptr %cells, i64 %workers) {
+entry:
+  br label %next
+next:
+  %w = phi i64 [ 0, %entry ], [ %w1, %ask ]
+  %more = icmp slt i64 %w, %workers
+  br i1 %more, label %ask, label %done
+ask:
+  %o = mul i64 %w, CELL
+  %o16 = add i64 %o, 16
+  %resting = getelementptr i8, ptr %cells, i64 %o16
+  store atomic i32 1, ptr %resting monotonic, align 4
+  %w1 = add i64 %w, 1
+  br label %next
+done:
   ret void
 }
 
@@ -138,6 +162,8 @@ give:
   %cell = getelementptr i8, ptr %cells, i64 %o
   %place = getelementptr i64, ptr %cell, i64 1
   store ptr %job, ptr %place
+  %rp = getelementptr i64, ptr %cell, i64 2
+  store atomic i32 0, ptr %rp monotonic, align 4
   store atomic i32 1, ptr %cell seq_cst, align 4
   %sp = getelementptr i32, ptr %cell, i64 1
   %asleep = load atomic i32, ptr %sp seq_cst, align 4
@@ -205,12 +231,13 @@ class _Pool:
             .replace("SPINS", str(_SPINS))
             .replace("CELL", str(_CELL))
         )
-        addresses = jit.assemble(text, ("wt_worker", "wt_run"))
+        addresses = jit.assemble(text, ("wt_worker", "wt_run", "wt_rest"))
         self.worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses[0])
         i64, pointer = ctypes.c_int64, ctypes.c_void_p
         self.call: Callable[..., None] = ctypes.CFUNCTYPE(
             None, pointer, i64, pointer, i64, i64, i64, ctypes.c_char_p
         )(addresses[1])
+        self.ask: Callable[..., None] = ctypes.CFUNCTYPE(None, pointer, i64)(addresses[2])
         self.busy = threading.Lock()
         self.start()
 
@@ -241,6 +268,10 @@ class _Pool:
             self.busy.release()
         return True
 
+    def rest(self) -> None:
+        if self.workers and self.pid == os.getpid():
+            self.ask(self.cells, self.workers)
+
 
 _POOL: _Pool | None = None
 _LOCK = threading.Lock()
@@ -256,3 +287,9 @@ def run(function: int, begin: int, end: int, step: int, block: bytes, count: int
             if _POOL is None:
                 _POOL = _Pool()
     return _POOL.run(function, begin, end, step, block, min(count, 257))
+
+
+def rest() -> None:
+    """Let the threads sleep at once: other threads, such as those of a BLAS, want the processors now."""
+    if _POOL is not None:
+        _POOL.rest()
