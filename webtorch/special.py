@@ -11,7 +11,7 @@ for _here, _there in {
     "expm1": "expm1", "digamma": "digamma", "psi": "digamma", "gammaln": "lgamma", "i0": "i0",
     "log1p": "log1p", "log_softmax": "log_softmax", "softmax": "softmax", "logsumexp": "logsumexp",
     "logit": "logit", "multigammaln": "mvlgamma", "polygamma": "polygamma", "round": "round",
-    "sinc": "sinc", "xlogy": "xlogy",
+    "sinc": "sinc", "xlogy": "xlogy", "gammainc": "igamma", "gammaincc": "igammac",
 }.items():  # fmt: skip
     if _there in NAMESPACES["torch"]:
         _names.setdefault(_here, NAMESPACES["torch"][_there])

@@ -107,7 +107,7 @@ DIFFERENTIABLE = [
     and op.promotion != "bool"
     and float64 in op.dtypes
     and not op.name.endswith("_backward")
-    and op.name not in ("_norm_slope", "_trigamma", "_tetragamma")
+    and op.name not in ("_norm_slope", "_trigamma")
 ]
 
 

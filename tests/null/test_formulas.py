@@ -93,7 +93,6 @@ ORACLES: dict[str, Callable[..., torch.Tensor]] = {
     "threshold": lambda x, t, v: torch.where(x <= t, v, x),
     # Not torch.polygamma(1, x), which has 9 digits.
     "_trigamma": lambda x: torch.from_numpy(scipy.special.polygamma(1, x.numpy())),
-    "_tetragamma": lambda x: torch.polygamma(2, x),
     "_erfinv_backward": lambda g, o: 0.5 * math.sqrt(math.pi) * torch.exp(o * o) * g,
     "_lgamma_backward": lambda g, x: g * torch.digamma(x),
 }  # fmt: skip
@@ -109,7 +108,6 @@ POINTS: dict[str, tuple[float, ...]] = {
     "_bce_target_backward": (0.0, 1e-9, 0.25, 0.5, 1.0),
     "_norm_slope": (-3.0, -1.0, 0.0, 0.5, 2.0),
     # erfinv and the gamma functions follow other expansions than PyTorch's: not at every special point equally well.
-    "_tetragamma": (-3.7, -0.4, 0.5, 1.0, 2.0, 6.0, 20.5, 100.0),
     "_trigamma": (-3.7, -0.4, 0.5, 1.0, 2.0, 6.0, 20.5, 100.0),
     # Above 20 PyTorch's mish multiplies by a tanh that is 1; at -inf both give NaN or 0.
     "mish": (-100.0, -6.0, -1.0, -0.0, 0.5, 3.0, 19.5, 20.5, 100.0),

@@ -13,9 +13,8 @@ from typing import Any
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.expr import Expr
-from webtorch.ops.derive import derivative
 from webtorch.ops.elementwise import mul
-from webtorch.ops.record import Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import Autocast, Elementwise, elementwise
 
 SPECIAL = ("special",)
 EULER = 0.57721566490153286061
@@ -230,36 +229,6 @@ _trigamma: Elementwise = elementwise(
     domain=(0.1, 12.0),
     doc="The derivative of digamma.",
 )
-
-
-def _tetragamma_formula(x: Expr) -> Expr:
-    slope = derivative(_trigamma_formula(ex.input_(0, x.dtype)), ex.input_(0, x.dtype))
-    assert slope is not None
-    return ex.substitute(slope, (x,))
-
-
-_tetragamma = elementwise(
-    "_tetragamma",
-    _tetragamma_formula,
-    tensors=("input",),
-    promotion="float",
-    torch="",
-    function_in=(),
-    inplace=False,
-    domain=(0.1, 12.0),
-    doc="The second derivative of digamma.",
-)
-
-
-# No oracle: the order comes before the tensor. Its three entries have theirs.
-@composite(function_in=("torch", "special"), torch="", dtypes=FLOATS)
-def polygamma(n: int, input: Any) -> Any:
-    """Return the n-th derivative of digamma, for n = 0, 1, 2."""
-    if n < 0:
-        raise RuntimeError(f"polygamma: polygamma(n, x) does not support negative n: got {n}.")
-    if n > 2:
-        raise NotImplementedError(f"polygamma: n = {n} is not available; n = 0, 1 and 2 are.")
-    return (digamma, _trigamma, _tetragamma)[n](input)
 
 
 # -- Bessel functions -------------------------------------------------------------------------------------------------

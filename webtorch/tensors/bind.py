@@ -22,7 +22,7 @@ _FILES = (
     "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
-    "linalg", "decomposition",
+    "linalg", "decomposition", "bessel", "gamma", "polynomial",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -213,8 +213,12 @@ def _operators() -> None:
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function
+    Tensor.polygamma_ = calls.bind_inplace(  # type: ignore[attr-defined]
+        "polygamma_", lambda self, n: TABLE["polygamma"].function(n, self)
+    )
     for name, method in {
         "where": lambda self, condition, other: choose(condition, self, other),
+        "polygamma": lambda self, n: TABLE["polygamma"].function(n, self),
         "__getitem__": indexing.getitem,
         "__setitem__": indexing.setitem,
     }.items():
