@@ -170,3 +170,15 @@ def _shown(value: Any, dtype: DType) -> Scalar:
         return dtype.from_bytes(value.tobytes())[0]
     number: Scalar = value.item()
     return number
+
+
+def caches() -> dict[str, dict[str, dict[str, int]]]:
+    """Return the counters of every cache of compiled work, by device and name.
+
+    `entries` are kept now; `hits` were found, `misses` made; `evictions` were dropped to make room,
+    `made_again` of them were made anew. A cache that makes new entries in a loop and never uses
+    them again warns once (`webtorch.errors.CacheChurnWarning`), and says what changes.
+    """
+    from webtorch.runtime.realize import open_runtimes
+
+    return {f"{r.kind}:{r.index}" if r.index else r.kind: r.caches() for r in open_runtimes()}

@@ -37,6 +37,12 @@ class KernelError(WebtorchError):
     """
 
 
+class CacheChurnWarning(UserWarning):
+    """A cache of compiled work makes new entries in a loop and never uses them again; names what
+    changes from one to the next and what to do.
+    """
+
+
 class CaptureError(WebtorchError):
     """A function cannot be captured as one program; names the line and what to do."""
 

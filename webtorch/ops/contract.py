@@ -534,7 +534,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
             b = b.sum(db, keepdim=True, dtype=b.dtype)
         else:
             raise ShapeError(
-                f"contracted dimensions need to match, but first has size {size_a} in dim {da} and "
+                f"tensordot: contracted dimensions need to match, but first has size {size_a} in dim {da} and "
                 f"second has size {size_b} in dim {db}: the shapes are {tuple(a.shape)} and "
                 f"{tuple(b.shape)}"
             )

@@ -810,7 +810,10 @@ def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
     if step == 0 or not math.isfinite(step):
         raise RuntimeError("step must be nonzero")
     if (step > 0 and end < start) or (step < 0 and end > start):
-        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+        raise RuntimeError(
+            "upper bound and lower bound inconsistent with step sign: "
+            f"arange({start}, {end}, {step})"
+        )
     if isinstance(start, float) or isinstance(end, float) or isinstance(step, float):
         return math.ceil((end - start) / step)
     return -(-(end - start) // step)
@@ -874,7 +877,7 @@ def arange(
 def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) -> Any:
     """Return `steps` numbers from start to end, both exact: each half counts from its own end."""
     if steps < 0:
-        raise RuntimeError("number of steps must be non-negative")
+        raise RuntimeError(f"number of steps must be non-negative: linspace got {steps}")
     if steps <= 1:
         return fill((steps,), float(start), dtype, device)
     step = (float(end) - float(start)) / (steps - 1)

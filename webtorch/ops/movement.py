@@ -97,6 +97,16 @@ def _as_shape(x: Any, shape: Shape, strides: Shape, name: str) -> Any:
     return as_view(x, shape, strides, x._offset, vjp=lambda g: reshape(g, old), name=name)
 
 
+def _inferred(op: str, x: Any, sizes: Shape) -> Shape:
+    try:
+        return infer_shape(sizes, numel(x._shape))
+    except ShapeError as error:
+        raise ShapeError(
+            f"{error} ({op} of shape {list(x._shape)}): the sizes must multiply up to "
+            f"{numel(x._shape)}, and one of them may be -1"
+        ) from None
+
+
 @composite(family="movement", function_in=METHOD, torch="Tensor.view")
 def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -> Any:
     """The same memory in another shape; one size may be -1. Raises RuntimeError when strides do not allow it.
@@ -106,7 +116,7 @@ def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -
     if dtype is not None or (len(args) == 1 and isinstance(args[0], DType)):
         return _bits_as(input, args[0] if dtype is None else dtype)
     old = input._shape
-    shape = infer_shape(sizes_of("view", args, size), numel(old))
+    shape = _inferred("view", input, sizes_of("view", args, size))
     strides = reshape_strides(old, input._strides, shape)
     if strides is None:
         raise ShapeError(
@@ -129,7 +139,7 @@ def _bits_as(x: Any, dtype: DType) -> Any:
 def reshape(input: Any, *args: Any, shape: Any = None) -> Any:
     """The elements in another shape; one size may be -1. A view where strides allow it, else a copy."""
     old = input._shape
-    new = infer_shape(sizes_of("reshape", args, shape, "shape"), numel(old))
+    new = _inferred("reshape", input, sizes_of("reshape", args, shape, "shape"))
     strides = reshape_strides(old, input._strides, new)
     if strides is None:
         input = copy(input)
@@ -239,7 +249,8 @@ def _expand(op: str, x: Any, size: Shape) -> Any:
             if want < 0:
                 raise ShapeError(
                     f"The expanded size of the tensor ({want}) isn't allowed in a leading, non-existing "
-                    f"dimension {i}"
+                    f"dimension {i} ({op} of shape {list(old)} to {list(size)}): -1 keeps a size, give a "
+                    "number for a new dimension"
                 )
             continue
         have = old[i - lead]
@@ -248,7 +259,8 @@ def _expand(op: str, x: Any, size: Shape) -> Any:
         elif have != 1 or want < 0:
             raise ShapeError(
                 f"The expanded size of the tensor ({want}) must match the existing size ({have}) at "
-                f"non-singleton dimension {i}.  Target sizes: {list(size)}.  Tensor sizes: {list(old)}"
+                f"non-singleton dimension {i}.  Target sizes: {list(size)}.  Tensor sizes: {list(old)}. "
+                f"{op} repeats dimensions of size 1 only; use repeat or tile to copy others"
             )
     new = tuple(shape)
     return as_view(x, new, tuple(strides), x._offset, vjp=lambda g: sum_to(g, old), name="Expand")
@@ -533,7 +545,10 @@ def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
         )
     start = start + size if start < 0 else start
     if start + length > size:
-        raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
+        raise RuntimeError(
+            f"start ({start}) + length ({length}) exceeds dimension size ({size}). "
+            f"(narrow of shape {list(input._shape)} along dimension {dim})"
+        )
     return window(input, dim, start, length)
 
 
@@ -564,7 +579,8 @@ def _split_with_sizes(x: Any, sizes: Sequence[int], dim: int) -> tuple[Any, ...]
     if sum(sizes) != size:
         raise RuntimeError(
             f"split_with_sizes expects split_sizes to sum exactly to {size} (input tensor's size at "
-            f"dimension {dim}), but got split_sizes={list(sizes)}"
+            f"dimension {dim}), but got split_sizes={list(sizes)}, which sum to {sum(sizes)}: shape "
+            f"{list(x._shape)}"
         )
     return _split_by(x, sizes, dim)
 
@@ -594,7 +610,8 @@ def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0)
         raise RuntimeError(f"split expects split_size be non-negative, but got split_size={length}")
     if length == 0 and input._shape[dim]:
         raise RuntimeError(
-            f"split_size can only be 0 if dimension size is 0, but got dimension size of {input._shape[dim]}"
+            f"split_size can only be 0 if dimension size is 0, but got dimension size of {input._shape[dim]} "
+            f"(split of shape {list(input._shape)} along dimension {dim})"
         )
     return _split_evenly(input, length, dim)
 
@@ -814,7 +831,8 @@ def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
     extent_, stride = (shape[dim], strides[dim]) if shape else (1, 1)
     if size > extent_:
         raise RuntimeError(
-            f"maximum size for tensor at dimension {dim} is {extent_} but size is {size}"
+            f"maximum size for tensor at dimension {dim} is {extent_} but size is {size} "
+            f"(unfold of shape {list(input._shape)})"
         )
     if step <= 0:
         raise RuntimeError(f"step is {step} but must be > 0")
@@ -1042,7 +1060,18 @@ def _listed(name: str, tensors: Any) -> tuple[Any, ...]:
         raise TypeError(
             f"{name}(): argument 'tensors' (position 1) must be tuple of Tensors, not {type(tensors).__name__}"
         )
+    for i, part in enumerate(tensors):
+        if not hasattr(part, "_storage"):
+            raise TypeError(
+                f"{name}(): expected Tensor as element {i} in argument 0, but got {type(part).__name__}"
+            )
     return tuple(tensors)
+
+
+def _shapes(tensors: Sequence[Any]) -> str:
+    """Return the shapes of tensors for a message, the first few of many."""
+    shown = ", ".join(str(list(t._shape)) for t in tensors[:6])
+    return shown + (f", ... ({len(tensors)} tensors)" if len(tensors) > 6 else "")
 
 
 def _cat(tensors: Sequence[Any], dim: int) -> Any:
@@ -1054,7 +1083,8 @@ def _cat(tensors: Sequence[Any], dim: int) -> Any:
     for i, part in enumerate(tensors):
         if not part._shape:
             raise RuntimeError(
-                f"zero-dimensional tensor (at position {i}) cannot be concatenated: use stack, or reshape(1)"
+                f"zero-dimensional tensor (at position {i}) cannot be concatenated: cat joins along a "
+                "dimension that exists; use stack, or reshape(1)"
             )
     dtype, device = _joint_dtype(tensors), tensors[0].device
     # PyTorch's legacy rule: tensors of shape (0,) join with anything.
@@ -1071,13 +1101,16 @@ def _cat(tensors: Sequence[Any], dim: int) -> Any:
             )
         if len(shape) != len(first):
             raise ShapeError(
-                f"Tensors must have same number of dimensions: got {len(first)} and {len(shape)}"
+                f"Tensors must have same number of dimensions: got {len(first)} and {len(shape)} "
+                f"(cat along dimension {dim} of shapes {_shapes(tensors)}): use unsqueeze, or stack for "
+                "a new dimension"
             )
         for d, (a, b) in enumerate(zip(first, shape, strict=True)):
             if a != b and d != dim:
                 raise ShapeError(
                     f"Sizes of tensors must match except in dimension {dim}. Expected size {a} but got "
-                    f"size {b} for tensor number {i} in the list."
+                    f"size {b} for tensor number {i} in the list (cat of shapes {_shapes(tensors)}): "
+                    f"dimension {d} differs; join along that one, or pad it"
                 )
         total += shape[dim]
     out = empty((*first[:dim], total, *first[dim + 1 :]), dtype, device)
@@ -1131,7 +1164,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
         if part._shape != shape:
             raise ShapeError(
                 f"stack expects each tensor to be equal size, but got {list(shape)} at entry 0 and "
-                f"{list(part._shape)} at entry {i}"
+                f"{list(part._shape)} at entry {i}: use cat to join tensors of different sizes"
             )
     dim = normalize_dim(dim, len(shape) + 1)
     return _cat([unsqueeze(part, dim) for part in tensors], dim)
@@ -1531,7 +1564,10 @@ def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: Scalar | 
     """
     rank, counts = len(input._shape), [operator.index(n) for n in pad]
     if len(counts) % 2:
-        raise RuntimeError("Padding length must be divisible by 2")
+        raise RuntimeError(
+            "Padding length must be divisible by 2: pad takes a number before and one after for each "
+            f"dimension, last dimension first, and got {len(pad)}"
+        )
     if len(counts) > 2 * rank:
         raise RuntimeError(
             "Padding length should be less than or equal to two times the input dimension but got padding "

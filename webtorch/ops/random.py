@@ -514,7 +514,8 @@ def multinomial(
     n = input._shape[-1]
     if not replacement and num_samples > n:
         raise RuntimeError(
-            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement: multinomial "
+            f"of {num_samples} out of {input._shape[-1]}; pass replacement=True"
         )
     weights = input.detach()
     if weights.dtype not in (creation.float32, float64):

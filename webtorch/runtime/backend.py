@@ -102,6 +102,10 @@ class Backend(Protocol):
         """Return the source text of a routine on this device."""
         ...
 
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Return the counters of the caches of compiled work, by name."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until all enqueued work is done; raises what the device reported meanwhile."""
         ...

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,9 +23,11 @@ from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType, Scalar, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import numel
+from webtorch.lower.body import line_text
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
+from webtorch.runtime.churn import Churn
 from webtorch.runtime.trace import debug_level, show_program, show_run
 
 # Recorded but unrealized results are bounded: at this number they are computed.
@@ -58,6 +60,12 @@ class Owner(Protocol):
 
     node: Node
     donor: Node | None
+
+
+_REMEDY = (
+    "Compiling costs far more than running: keep shapes fixed (pad to one size, use one batch size "
+    "with drop_last=True, write into a tensor of the largest size and mask what is not used yet)."
+)
 
 
 @dataclass(slots=True)
@@ -172,6 +180,51 @@ def freeze(owners: list[Owner]) -> Frozen:
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
 
 
+def family(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
+    """Return the structure without shapes and strides, and the user's lines: what stays equal from
+    one step of a loop to the next when only shapes change.
+    """
+    parts: list[Any] = []
+    for node in nodes:
+        attrs = node.attrs if node.kind == "map" else [a for a in node.attrs if type(a) is str]
+        line = (id(node.line[0]), node.line[1]) if isinstance(node.line, tuple) else None
+        parts.append((node.kind, node.dtype, line, *attrs))
+    return tuple(parts)
+
+
+def difference(before: object, now: object) -> str:
+    """Say what differs between two graphs of one family: the first operation, or data, that changes."""
+    assert isinstance(before, tuple) and isinstance(now, tuple)
+    changed = [(b, n) for b, n in zip(before, now, strict=False) if b[:3] != n[:3]]
+    if not changed:
+        return "only the order in which tensors are used differs"
+    data = next((n for _, n in changed if n[0] == "buffer"), None)
+    dull = ("buffer", "view", "cast")
+    b, n = next(((b, n) for b, n in changed if n[0] not in dull and n[3] not in dull), changed[0])
+    name, line = n[3], line_text(n[4])
+    where = f" ({line})" if line else ""
+    what = f"shape {b[1]} and then {n[1]}" if b[1] != n[1] else f"{b[2]} and then {n[2]}"
+    text = f"{name}{where} has {what}" if n[0] != "buffer" else f"a tensor has {what}"
+    if data is not None and n[0] != "buffer":
+        old = next(b for b, n in changed if n is data)
+        text += f"; a tensor that is read has shape {old[1]} and then {data[1]}"
+    return text
+
+
+def _outline(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
+    """Return kind, shape, attributes, name and line of every node, for `difference`."""
+    return tuple(
+        (
+            n.kind,
+            n.shape,
+            tuple(a for a in n.attrs if isinstance(a, (int, tuple))),
+            n.attrs[0].name.strip("_") if n.kind == "map" else n.kind,
+            n.line,
+        )
+        for n in nodes
+    )
+
+
 def to_graph(frozen: Frozen) -> Graph:
     """Return the frozen graph in the form that passes transform."""
     number = {n: i for i, n in enumerate(frozen.order)}
@@ -214,6 +267,9 @@ class Runtime:
         self.pending: list[weakref.ref[Owner]] = []
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self.counters = Counters()
+        self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
+        # By executable: the family it belongs to.
+        self.families: dict[int, tuple[Any, ...]] = {}
         self.lock = threading.RLock()
         # While a function is being captured nothing may be computed; says so to whoever asks.
         self.capturing = False
@@ -310,11 +366,16 @@ class Runtime:
             owner.node.become_buffer(buffer)
             owner.donor = None
 
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Return the counters of this device's caches, by name."""
+        return {"programs": self.churn.counts(len(self.programs)), **self.backend.caches()}
+
     def program(self, key: Any, graph: Frozen | Graph) -> Executable:
         """Return the program of a graph from the cache, where `key` names it; else compile it."""
         executable = self.programs.get(key)
         if executable is not None:
             self.counters.hits += 1
+            self.churn.found(self.families.get(id(executable)))
             self.programs.move_to_end(key)
             return executable
         self.counters.misses += 1
@@ -327,7 +388,12 @@ class Runtime:
             )
         self.programs[key] = executable
         if len(self.programs) > _MAX_PROGRAMS:
-            self.programs.popitem(last=False)
+            old_key, old = self.programs.popitem(last=False)
+            self.families.pop(id(old), None)
+            self.churn.dropped(old_key)
+        nodes = graph.nodes if isinstance(graph, Graph) else graph.order
+        kind = self.families[id(executable)] = family(nodes)
+        self.churn.made(key, kind, _outline(nodes), difference)
         return executable
 
 

@@ -93,6 +93,10 @@ class CpuBackend:
             return str(routine)
         return python_source(routine) if jit.available() else numpy_source(routine)
 
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Return the counters of the caches of compiled work, by name."""
+        return {"kernels": jit.counts()}
+
     def synchronize(self) -> None:
         """Raise what kernels reported since the last read."""
         failure, self.failure = self.failure, None

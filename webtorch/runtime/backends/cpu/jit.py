@@ -1001,7 +1001,15 @@ class Native:
 
 _ENGINE: _Engine | None = None
 _LOCK = threading.Lock()
+# Never dropped: machine code stays in the process. A program that makes them in a loop is told by
+# the cache of programs.
 _FUNCTIONS: dict[str, Native] = {}
+_HITS = [0]
+
+
+def counts() -> dict[str, int]:
+    """Return how many compiled functions there are and how often one was found."""
+    return {"entries": len(_FUNCTIONS), "hits": _HITS[0], "misses": len(_FUNCTIONS)}
 
 
 def _engine() -> _Engine:
@@ -1030,6 +1038,7 @@ def function(source: str) -> Native:
     _, rest = source.split("(", 1)
     with _LOCK:
         found = _FUNCTIONS.get(rest)
+        _HITS[0] += found is not None
         if found is None:
             found = _FUNCTIONS[rest] = _compile(f"def kernel({rest}")
     return found

@@ -53,6 +53,7 @@ from webtorch.runtime.backends.webgpu.native import (
 )
 from webtorch.runtime.backends.webgpu.pipeline import Pass, PipelineCache
 from webtorch.runtime.backends.webgpu.transfer import Bytes, from_device, to_device
+from webtorch.runtime.churn import Churn
 
 Renderer = Callable[[Routine, Limits, Engine], Sequence[Pass]]
 
@@ -150,6 +151,12 @@ class WebGPUBackend:
             self.error,
         )
         self.pipelines = PipelineCache(self.native)
+        self.bindings = Churn(
+            "Bind groups on webgpu",
+            "Copy the data into one tensor, as in x.copy_(batch), and use that in the loop.",
+            in_a_row=None,
+            again=4096,
+        )
         # Programs that ran since the last read and may have reported a bad index, in the order of their runs.
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
@@ -188,6 +195,14 @@ class WebGPUBackend:
             if len(self._rendered) > 4096:
                 self._rendered.popitem(last=False)
         return found
+
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Return the counters of the caches of compiled work, by name."""
+        plans = sum(executable.plan_count for executable in self.executables)
+        return {
+            "kernels": self.pipelines.churn.counts(len(self.pipelines)),
+            "bind groups": self.bindings.counts(plans),
+        }
 
     def source(self, routine: Routine) -> str:
         """Return the WGSL of a routine, its passes one after the other."""

@@ -273,6 +273,8 @@ class WebGPUExecutable:
                 plan = self._plans.get(key)
                 if plan is None:
                     plan = self._plan(key, blocks)
+                else:
+                    device.bindings.hits += 1
                 if packed != self._packed:
                     assert self._uniform is not None
                     device.write(self._uniform.pointer, packed)
@@ -330,9 +332,30 @@ class WebGPUExecutable:
                     step.groups.clear()
             raise device.error(problem, "bind")
         plan = self._plans[key] = _Plan(segments, keep)
+        device.bindings.made((id(self), key), id(self), key, self._moved)
         if len(self._plans) > _PLANS:
-            self._plans.popitem(last=False)
+            device.bindings.dropped((id(self), self._plans.popitem(last=False)[0]))
         return plan
+
+    @property
+    def plan_count(self) -> int:
+        """For how many sets of memory bind groups are kept."""
+        return len(self._plans)
+
+    def _moved(self, before: object, now: object) -> str:
+        """Say which tensors of a run were elsewhere in the run before."""
+        assert isinstance(before, tuple) and isinstance(now, tuple)
+        program = self.program
+        numbers = [n for n, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
+        shown = [
+            f"{program.buffers[b].dtype.name}[{program.buffers[b].elements}]"
+            for n, b in enumerate(program.inputs)
+            if n in numbers
+        ]
+        name = program.routines[0].name if program.routines else "a copy"
+        if not shown:
+            return f"results of the program of {name} are in other memory"
+        return f"inputs of the program of {name} are in other memory: {', '.join(shown[:4])}"
 
     def _group(self, step: _Dispatch, key: tuple[int, ...], blocks: list[Block]) -> Owned:
         used = tuple([key[entry] for entry, _ in step.memory])

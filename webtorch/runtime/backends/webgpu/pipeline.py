@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from webtorch.errors import DeviceLostError, KernelError
 from webtorch.ir.dtype import DType
 from webtorch.runtime.backends.webgpu.native import Native, Pointer, is_lost
+from webtorch.runtime.churn import Churn
 
 BindingKind = Literal["read", "read_write", "uniform"]
 
@@ -69,7 +70,11 @@ class PipelineCache:
         )
         self._layouts: dict[tuple[BindingKind, ...], tuple[Any, Any]] = {}
         self.compiled = 0
-        self.hits = 0
+        self.churn = Churn(
+            "Compiled kernels on webgpu",
+            "Use fewer different shapes in one loop: pad to a few sizes.",
+            in_a_row=None,
+        )
 
     def __len__(self) -> int:
         return len(self._pipelines)
@@ -79,13 +84,14 @@ class PipelineCache:
         key = part.source, part.bindings, part.trusted_indices, part.trusted_loops
         found = self._pipelines.get(key)
         if found is not None:
-            self.hits += 1
+            self.churn.hits += 1
             self._pipelines.move_to_end(key)
             return found
         made = self._pipelines[key] = self._compile(part, name)
         self.compiled += 1
+        self.churn.made(key, None, name, lambda _, now: f"kernel {now} is one of them")
         if len(self._pipelines) > self._capacity:
-            self._pipelines.popitem(last=False)
+            self.churn.dropped(self._pipelines.popitem(last=False)[0])
         return made
 
     def _compile(self, part: Pass, name: str) -> Pipeline:
