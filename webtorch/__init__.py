@@ -82,6 +82,6 @@ double, half, long, short = float64, float16, int64, int16
 int = int32
 strided = "torch.strided"
 contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_format"
-channels_last = "torch.channels_last"
+channels_last, channels_last_3d = "torch.channels_last", "torch.channels_last_3d"
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None

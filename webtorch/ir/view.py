@@ -184,3 +184,119 @@ def infer_shape(shape: tuple[int, ...], count: int) -> Shape:
     if count % known:
         raise ShapeError(f"shape '{list(shape)}' is invalid for input of size {count}")
     return (*shape[:unknown], count // known, *shape[unknown + 1 :])
+
+
+# ---- the layout of results
+# ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=65536)
+def memory_order(shape: Shape, strides: Shape) -> Shape | None:
+    """Return the dims from the widest to the narrowest stride, or None where the view has gaps or
+    overlaps.
+    """
+    order = tuple(sorted(range(len(shape)), key=lambda d: (shape[d] > 1, -strides[d])))
+    if not is_contiguous(tuple([shape[d] for d in order]), tuple([strides[d] for d in order])):
+        return None
+    return order
+
+
+def _from_narrowest(shape: Shape, operands: tuple[Shape, ...]) -> list[int]:
+    """Return the dims from the narrowest to the widest stride of the first operand that tells them
+    apart; row-major where none does. As PyTorch's TensorIterator sorts them.
+    """
+    order = list(range(len(shape)))[::-1]
+
+    def comparison(a: int, b: int) -> int:
+        for strides in operands:
+            if strides[a] and strides[b]:
+                if strides[a] != strides[b]:
+                    return 1 if strides[a] > strides[b] else -1
+                if shape[a] > shape[b]:
+                    return 1
+        return 0
+
+    for i in range(1, len(order)):
+        at = i
+        for before in range(i - 1, -1, -1):
+            found = comparison(order[before], order[at])
+            if found > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif found < 0:
+                break
+    return order
+
+
+@lru_cache(maxsize=65536)
+def strides_like(shape: Shape, strides: Shape) -> Shape:
+    """Return the strides of a new tensor in the layout of a view: the same if it has neither gaps
+    nor overlaps, else those that keep its dims in order.
+    """
+    if memory_order(shape, strides) is not None:
+        return strides
+    out = [0] * len(shape)
+    step = 1
+    for d in _from_narrowest(shape, (strides,)):
+        out[d] = step
+        step *= max(shape[d], 1)
+    return tuple(out)
+
+
+# Memory formats: the dims from the widest stride to the narrowest.
+_FORMATS = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
+
+
+def format_order(memory_format: object, rank: int) -> Shape | None:
+    """Return the dims in the order of torch.channels_last or channels_last_3d; None for the others.
+
+    Raises RuntimeError where the format has another rank.
+    """
+    name = str(memory_format).removeprefix("torch.")
+    order = _FORMATS.get(name)
+    if order is not None and len(order) != rank:
+        raise RuntimeError(f"required rank {len(order)} tensor to use {name} format")
+    return order
+
+
+def format_strides(shape: Shape, order: Shape) -> Shape:
+    """Return the strides of new memory whose dims lie in `order`."""
+    inner = contiguous_strides(tuple([shape[d] for d in order]))
+    return tuple([inner[order.index(d)] for d in range(len(shape))])
+
+
+def lies_in(shape: Shape, strides: Shape, order: Shape) -> bool:
+    """Return whether a view is dense with its dims in `order`."""
+    return is_contiguous(tuple([shape[d] for d in order]), tuple([strides[d] for d in order]))
+
+
+@lru_cache(maxsize=65536)
+def result_strides(shape: Shape, operands: tuple[tuple[Shape, Shape], ...], alike: bool) -> Shape:
+    """Return the strides that PyTorch gives the result of an elementwise operation.
+
+    `operands` are the shapes and strides of its tensors, in order, which broadcast to `shape`;
+    `alike` says that there are no numbers beside them.
+    """
+    if alike and all(s == shape for s, _ in operands):
+        if all(is_contiguous(s, st) for s, st in operands):
+            return contiguous_strides(shape)
+        channels_last = _FORMATS["channels_last"]
+        if len(shape) == 4 and all(lies_in(s, st, channels_last) for s, st in operands):
+            return format_strides(shape, channels_last)
+        first = operands[0][1]
+        if all(st == first for _, st in operands) and memory_order(shape, first) is not None:
+            return first
+    aligned = []
+    for s, st in operands:
+        lead = len(shape) - len(s)
+        own = [0 if a == 1 and b != 1 else c for a, b, c in zip(s, shape[lead:], st, strict=True)]
+        aligned.append((*(0,) * lead, *own))
+    order = _from_narrowest(shape, tuple(aligned))
+    if order == list(range(len(shape)))[::-1]:
+        return contiguous_strides(shape)
+    out = [0] * len(shape)
+    step = 1
+    for d in order:
+        out[d] = step
+        step *= shape[d]
+    return tuple(out)

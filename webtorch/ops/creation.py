@@ -25,9 +25,9 @@ from webtorch.ir.dtype import (
     integer_limits,
     promote_types,
 )
-from webtorch.ir.view import Shape, contiguous_strides, extent, numel
+from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops import elementwise, movement
-from webtorch.ops.movement import METHOD, dense_order, in_order, sizes_of
+from webtorch.ops.movement import METHOD, laid_out, sizes_of
 from webtorch.ops.primitive import as_view, cast_to, fill, iota
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.record import composite
@@ -554,7 +554,10 @@ def empty(
     """Uninitialised memory."""
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
-    return finish(_empty(_size("empty", args, size), wanted, where), requires_grad, out, "empty")
+    result = _empty(_size("empty", args, size), wanted, where)
+    if format_order(memory_format, len(result._shape)) is not None:
+        result = like(lambda shape: _empty(shape, wanted, where), result, memory_format)
+    return finish(result, requires_grad, out, "empty")
 
 
 def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -> Any:
@@ -618,10 +621,8 @@ def empty_strided(
 
 def like(make: Any, input: Any, memory_format: Any = None) -> Any:
     """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
-    order = dense_order(input._shape, input._strides)
-    if order is None or "contiguous_format" in str(memory_format):
-        return make(input._shape)
-    return in_order(order, lambda x: make(x._shape), input.detach())
+    strides = movement.strides_for(input._shape, input._strides, memory_format)
+    return laid_out(strides, lambda x: make(x._shape), input.detach())
 
 
 def _like(

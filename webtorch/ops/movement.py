@@ -18,11 +18,16 @@ from webtorch.ir.view import (
     broadcast_shapes,
     contiguous_strides,
     extent,
+    format_order,
+    format_strides,
     infer_shape,
     is_contiguous,
+    lies_in,
+    memory_order,
     normalize_dim,
     numel,
     reshape_strides,
+    strides_like,
 )
 from webtorch.ops import elementwise
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, iota, pad_with, reduce_dims
@@ -991,13 +996,13 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
 # -- copies ----------------------------------------------------------------------------------------
 
 
-def dense_order(shape: Shape, strides: Shape) -> tuple[int, ...] | None:
-    """Return the dims from widest to narrowest stride when the view is dense but not row-major; else None."""
-    if is_contiguous(shape, strides):
-        return None
-    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], -shape[d])))
-    dense = is_contiguous(tuple(shape[d] for d in order), tuple(strides[d] for d in order))
-    return order if dense else None
+def laid_out(strides: Shape, make: Callable[[Any], Any], x: Any) -> Any:
+    """Return `make` of x, new memory of its shape, with the strides given, which leave no gaps."""
+    order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
+    out = make(x) if order is None else in_order(order, make, x)
+    # The strides of dims of one element are free.
+    out._strides = strides
+    return out
 
 
 def in_order(order: tuple[int, ...], make: Callable[[Any], Any], x: Any) -> Any:
@@ -1006,41 +1011,29 @@ def in_order(order: tuple[int, ...], make: Callable[[Any], Any], x: Any) -> Any:
     return _permute(make(_permute(x, order)), inverse)
 
 
-_CHANNELS_LAST = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
-
-
-def _format(memory_format: Any) -> str:
-    return str(memory_format).removeprefix("torch.")
-
-
-def _channels_last(x: Any, name: str) -> Any:
-    order = _CHANNELS_LAST[name]
-    if len(x._shape) != len(order):
-        raise RuntimeError(f"required rank {len(order)} tensor to use {name} format")
-    return in_order(order, copy, x)
+def strides_for(shape: Shape, strides: Shape, memory_format: Any) -> Shape:
+    """Return the strides of a new tensor in a memory format; by default in the layout of the view given."""
+    order = format_order(memory_format, len(shape))
+    if order is not None:
+        return format_strides(shape, order)
+    if str(memory_format).endswith("contiguous_format"):
+        return contiguous_strides(shape)
+    return strides_like(shape, strides)
 
 
 @composite(family="movement", torch="clone")
 def clone(input: Any, *, memory_format: Any = None) -> Any:
-    """A copy in new memory. A dense tensor keeps its strides, others become row-major."""
-    name = _format(memory_format)
-    if name in _CHANNELS_LAST:
-        return _channels_last(input, name)
-    order = dense_order(input._shape, input._strides) if name != "contiguous_format" else None
-    return copy(input) if order is None else in_order(order, copy, input)
+    """A copy in new memory, by default with its dims in the order that they have in `input`."""
+    return laid_out(strides_for(input._shape, input._strides, memory_format), copy, input)
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.contiguous")
 def contiguous(input: Any, memory_format: Any = None) -> Any:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
-    name = _format(memory_format)
-    if name in _CHANNELS_LAST:
-        order = _CHANNELS_LAST[name]
-        if len(order) == len(input._shape) and is_contiguous(
-            tuple(input._shape[d] for d in order), tuple(input._strides[d] for d in order)
-        ):
-            return input
-        return _channels_last(input, name)
+    order = format_order(memory_format, len(input._shape))
+    if order is not None:
+        there = lies_in(input._shape, input._strides, order)
+        return input if there else clone(input, memory_format=memory_format)
     return input if is_contiguous(input._shape, input._strides) else copy(input)
 
 

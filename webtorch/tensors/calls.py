@@ -24,7 +24,7 @@ from webtorch.ir.dtype import (
     promote_types,
 )
 from webtorch.ir.graph import Node
-from webtorch.ir.view import broadcast_shapes, contiguous_strides
+from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
 from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.lines import user_line
@@ -35,6 +35,8 @@ from webtorch.tensors.primitives import (
     check_writable,
     device_mismatch,
     fill,
+    ordered_node,
+    out_of_order,
     reduce_dims,
     write,
 )
@@ -134,7 +136,10 @@ def _expanded(
     )
 
 
-def _operand_node(t: Tensor, shape: tuple[int, ...]) -> Node:
+def _operand_node(t: Tensor, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Node:
+    """Return the value of an operand at `shape`, with its dims in `order`."""
+    if order is not None:
+        return ordered_node(t, shape, _expanded(t._shape, t._strides, shape), order)
     if t._shape == shape:
         return t._node()
     node = t._storage.node
@@ -152,8 +157,11 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     runtime = None
     shape: tuple[int, ...] | None = None
     plain = True  # one dtype, no 0-d tensors beside others
+    rows = True  # no tensor that is in another order than row-major
     for o in operands:
         if isinstance(o, Tensor):
+            if not o._whole:
+                rows = False
             if first is None:
                 first = o
                 runtime, shape = o._storage.runtime, o._shape
@@ -195,13 +203,18 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         if isinstance(o, Tensor) and o._shape != shape:
             shape = _broadcast(op, operands)
             break
+    strides: tuple[int, ...] | None = None
+    if not rows:
+        tensors = tuple([(o._shape, o._strides) for o in operands if isinstance(o, Tensor)])
+        strides = result_strides(shape, tensors, len(tensors) == len(operands))
+    order = None if strides is None else out_of_order(shape, strides)
     srcs: list[Node] = []
     scalars: list[Scalar] = []
     pattern = ""
     for o in operands:
         if isinstance(o, Tensor):
             pattern += "t"
-            srcs.append(_operand_node(o, shape))
+            srcs.append(_operand_node(o, shape, order))
         else:
             pattern += "s"
             scalars.append(_scalar(op, o, compute, op.name.strip("_") not in _REFUSING))
@@ -216,11 +229,13 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         tuple(srcs),
         (op, pattern, compute.compute),
         tuple(scalars),
-        shape,
+        shape if order is None else tuple([shape[d] for d in order]),
         out_dtype,
         user_line(),
     )
     out = Tensor._from_node(node, runtime)
+    if strides is not None and (out._shape, out._strides) != (shape, strides):
+        out = Tensor._from_storage(out._storage, shape, strides, 0, order is None)
     if mode.grad and op.differentiable and out_dtype.kind == "float":
         for o in operands:
             if isinstance(o, Tensor) and o.requires_grad:

@@ -8,7 +8,14 @@ from typing import Any
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
-from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ir.view import (
+    Shape,
+    contiguous_strides,
+    is_contiguous,
+    memory_order,
+    numel,
+    strides_like,
+)
 from webtorch.ops import primitive
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
 from webtorch.runtime.realize import Runtime
@@ -354,13 +361,48 @@ def philox(
     return Tensor._from_node(node, resolve(device))
 
 
+def out_of_order(shape: Shape, strides: Shape) -> Shape | None:
+    """Return the dims of new memory from the widest stride to the narrowest; None for row-major."""
+    return None if is_contiguous(shape, strides) else memory_order(shape, strides)
+
+
+def ordered_node(x: Tensor, shape: Shape, strides: Shape, order: Shape) -> Node:
+    """Return the value of x, seen with other sizes and strides, with its dims in `order`."""
+    shape = tuple([shape[d] for d in order])
+    strides = tuple([strides[d] for d in order])
+    node, offset = x._storage.node, x._offset
+    if not offset and node.shape == shape and is_contiguous(shape, strides):
+        return node
+    if not offset or node.kind not in ("buffer", "update", "scatter"):
+        return Node("view", (node,), (strides, offset), (), shape, x.dtype)
+    return Node("view", (node,), (strides,), (offset,), shape, x.dtype)
+
+
+def _identity(x: Tensor, dtype: DType) -> Tensor:
+    """Return x in new memory of its layout, as `dtype`."""
+    attrs = (IDENTITY, "t", x.dtype.compute)
+    strides = x._strides if x._whole else strides_like(x._shape, x._strides)
+    order = out_of_order(x._shape, strides)
+    if order is None:
+        out = record("map", (x,), attrs, (), x._shape, dtype)
+        whole = True
+    else:
+        source = ordered_node(x, x._shape, x._strides, order)
+        shape = tuple([x._shape[d] for d in order])
+        node = Node("map", (source,), attrs, (), shape, dtype, user_line())
+        out, whole = Tensor._from_node(node, x._storage.runtime), False
+    if (out._shape, out._strides) == (x._shape, strides):
+        return out
+    return Tensor._from_storage(out._storage, x._shape, strides, 0, whole)
+
+
 def cast_to(x: Tensor, dtype: DType) -> Tensor:
     """Return x in another dtype."""
     if x.dtype is dtype:
         return x
     if dtype in x._storage.runtime.unsupported:
         raise DTypeError(unsupported_text(dtype, x._storage.runtime))
-    out = record("map", (x,), (IDENTITY, "t", x.dtype.compute), (), x._shape, dtype)
+    out = _identity(x, dtype)
     if x.dtype.is_floating_point and dtype.is_floating_point and needs_grad((x,)):
         source = x.dtype
         attach(out, "ToCopy", (x,), lambda g: (cast_to(g, source),))

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
-from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ir.view import (
+    contiguous_strides,
+    format_order,
+    is_contiguous,
+    lies_in,
+    memory_order,
+    numel,
+    strides_like,
+)
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
@@ -268,7 +276,15 @@ class Tensor(TensorMethods):
         return self.numel() * self.dtype.itemsize
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
-        """Return whether the elements lie in row-major order."""
+        """Return whether the elements lie in row-major order, or in that of a memory format."""
+        if memory_format is not None and "channels_last" in str(memory_format):
+            rank = len(self._shape)
+            order = format_order(memory_format, 5 if str(memory_format).endswith("3d") else 4)
+            return (
+                order is not None
+                and len(order) == rank
+                and lies_in(self._shape, self._strides, order)
+            )
         return is_contiguous(self._shape, self._strides)
 
     def is_floating_point(self) -> bool:
@@ -702,9 +718,10 @@ class Tensor(TensorMethods):
     # --------------------------------------------------------------------------------------------------
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the tensor with another dtype and/or device: to(dtype), to(device, dtype),
-        to(other).
+        """Return the tensor with another dtype, device or memory format: to(dtype),
+        to(device, dtype), to(other).
         """
+        memory_format = kwargs.pop("memory_format", None)
         target, dtype, copy = _parse_to(args, kwargs)
         out = self
         if target is not None:
@@ -720,6 +737,8 @@ class Tensor(TensorMethods):
                 out = _transfer(out, runtime)
         if dtype is not None and dtype is not out.dtype:
             out = primitive.cast_to(out, dtype)
+        if memory_format is not None and "preserve" not in str(memory_format):
+            out = out.contiguous(memory_format=memory_format)
         return out.clone() if copy and out is self else out
 
     def cpu(self) -> Tensor:
@@ -882,7 +901,15 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
 
     if x.dtype in runtime.unsupported:
         raise DTypeError(unsupported_text(x.dtype, runtime))
-    out = from_contents(x.detach()._contents(), x._shape, x.dtype, runtime)
+    strides = strides_like(x._shape, x._strides)
+    order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
+    if order is None:
+        out = from_contents(x.detach()._contents(), x._shape, x.dtype, runtime)
+    else:
+        # The dims keep their order in memory.
+        source = x.detach().permute(order)
+        there = from_contents(source._contents(), source._shape, x.dtype, runtime)
+        out = Tensor._from_storage(there._storage, x._shape, strides, 0, False)
     home = x._storage.runtime
     return attach(out, "ToCopy", (x,), lambda g: (_transfer(g, home),))
 
@@ -895,7 +922,6 @@ def _parse_to(
     copy = bool(kwargs.pop("copy", False))
     other = kwargs.pop("other", None)
     kwargs.pop("non_blocking", None)
-    kwargs.pop("memory_format", None)
     if kwargs:
         raise TypeError(f"to() received an invalid keyword argument {next(iter(kwargs))!r}")
     for a in args:

@@ -1,0 +1,147 @@
+"""The memory layout of new tensors: strides as PyTorch gives them, for random layouts of the operands."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+Maker = Callable[[Any], Any]
+
+
+def layout(rng: random.Random, sizes: list[int]) -> Maker:
+    """Return a maker of a tensor of these sizes whose dims lie in some order, maybe with gaps or expanded."""
+    rank = len(sizes)
+    order = list(range(rank))
+    if rng.random() < 0.7:
+        rng.shuffle(order)
+    apart = [rng.random() < 0.15 for _ in order]
+    once = [rng.random() < 0.1 for _ in order]
+
+    def make(t: Any) -> Any:
+        memory = [1 if once[d] else sizes[d] * (2 if apart[d] else 1) for d in order]
+        count = 1
+        for size in memory:
+            count *= size
+        x = t.arange(float(count)).reshape(memory)
+        x = x[tuple(slice(None, None, 2 if apart[d] and not once[d] else None) for d in order)]
+        return x.permute([order.index(d) for d in range(rank)]).expand(sizes)
+
+    return make
+
+
+ONE: list[Callable[[Any, Any], Any]] = [
+    lambda t, x: x.neg(),
+    lambda t, x: x + 1,
+    lambda t, x: x.clone(),
+    lambda t, x: x.to(t.float64),
+    lambda t, x: x.gt(1),
+    lambda t, x: t.zeros_like(x),
+    lambda t, x: t.full_like(x, 2),
+    lambda t, x: x.contiguous(),
+    lambda t, x: t.ones_like(x, memory_format=t.contiguous_format),
+]
+TWO: list[Callable[[Any, Any, Any], Any]] = [
+    lambda t, x, y: x + y,
+    lambda t, x, y: x * y * 2,
+    lambda t, x, y: t.maximum(y, x),
+    lambda t, x, y: x > y,
+    lambda t, x, y: t.where(x > 1, x, y),
+    lambda t, x, y: t.lerp(x, y, 0.5),
+]
+
+
+def strides(x: Any) -> list[int]:
+    """Return the strides of the dims that have one: those of dims of one element say nothing."""
+    return [st for n, st in zip(x.shape, x.stride(), strict=True) if n > 1]
+
+
+def check(ours: Any, theirs: Any) -> None:
+    assert tuple(ours.shape) == tuple(theirs.shape)
+    assert strides(ours) == strides(theirs)
+    assert ours.is_contiguous() == theirs.is_contiguous()
+    torch.testing.assert_close(torch.tensor(ours.tolist()).to(theirs.dtype), theirs)
+
+
+@pytest.mark.covers("A29")
+@pytest.mark.parametrize("seed", range(12))
+def test_results_lie_as_pytorchs_do(seed: int) -> None:
+    rng = random.Random(seed)
+    with webtorch.device("cpu"):
+        for _ in range(6):
+            sizes = [rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(1, 4))]
+            make = layout(rng, sizes)
+            for one in ONE:
+                check(one(webtorch, make(webtorch)), one(torch, make(torch)))
+            lead = rng.randrange(len(sizes)) if rng.random() < 0.3 else 0
+            other = layout(rng, [1 if rng.random() < 0.15 else s for s in sizes[lead:]])
+            for two in TWO:
+                check(
+                    two(webtorch, make(webtorch), other(webtorch)),
+                    two(torch, make(torch), other(torch)),
+                )
+
+
+def facts(t: Any, x: Any) -> Any:
+    return (
+        x.stride(),
+        x.is_contiguous(),
+        x.is_contiguous(memory_format=t.channels_last) if x.dim() == 4 else None,
+        x.tolist(),
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t, x: x.contiguous(memory_format=t.channels_last),
+        lambda t, x: x.to(memory_format=t.channels_last),
+        lambda t, x: x.to(t.float64, memory_format=t.channels_last),
+        lambda t, x: x.clone(memory_format=t.channels_last),
+        lambda t, x: x.to(memory_format=t.channels_last).relu() * 2,
+        lambda t, x: x.to(memory_format=t.channels_last) + x.mean((2, 3), keepdim=True),
+        lambda t, x: x.to(memory_format=t.channels_last).contiguous(),
+        lambda t, x: x.to(memory_format=t.channels_last).to(memory_format=t.contiguous_format),
+        lambda t, x: x.to(memory_format=t.channels_last).to(t.float64),
+        lambda t, x: t.zeros_like(x.to(memory_format=t.channels_last)),
+        lambda t, x: t.zeros_like(x, memory_format=t.channels_last),
+        lambda t, x: t.empty(2, 3, 4, 5, memory_format=t.channels_last).fill_(1),
+        lambda t, x: x.to(memory_format=t.channels_last).to(memory_format=t.preserve_format),
+        lambda t, x: x.to(memory_format=t.channels_last).add_(1),
+    ],
+)
+def test_channels_last(make: Callable[[Any, Any], Any]) -> None:
+    def run(t: Any) -> Any:
+        return facts(t, make(t, t.arange(120.0).reshape(2, 3, 4, 5)))
+
+    with webtorch.device("cpu"):
+        assert run(webtorch) == run(torch)
+
+
+def test_a_result_that_is_not_row_major_has_no_flat_view() -> None:
+    for t in (torch, webtorch):
+        y = t.ones(2, 3).t() + 1
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            y.view(-1)
+        assert y.reshape(-1).tolist() == [2.0] * 6
+        y.add_(1)[0, 1] = 7
+        assert y.tolist() == [[3.0, 7.0], [3.0, 3.0], [3.0, 3.0]]
+
+
+def test_gradients_through_other_layouts() -> None:
+    def run(t: Any) -> Any:
+        x = (t.arange(6.0) / 6).reshape(2, 3).requires_grad_()
+        y = (x.t().exp() * t.arange(6.0).reshape(3, 2)).sin()
+        (y * y).sum().backward()
+        return y.detach().tolist(), x.grad.tolist(), y.stride()
+
+    with webtorch.device("cpu"):
+        ours, theirs = run(webtorch), run(torch)
+    assert ours[2] == theirs[2]
+    torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(theirs[0]))
+    torch.testing.assert_close(torch.tensor(ours[1]), torch.tensor(theirs[1]))
