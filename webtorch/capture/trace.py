@@ -641,6 +641,11 @@ def replay(captured: Capture, tensors: list[Tensor], given: list[Tensor] | None 
         storage = tensors[source]._storage if isinstance(source, int) else moved.get(source, source)
         node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
+    for gradient in captured.grads:
+        owner = gradient.owner(given)
+        if owner is not None and gradient.form is ANY and gradient.after is not KEPT:
+            # Its memory is free while the program runs.
+            owner._grad = None
     args, read = _read(captured)
     backward = captured.backward
     held = [] if backward is None else backward.hold(tensors, moved)

@@ -38,7 +38,12 @@ from webtorch.lower.fuse import (
     matrix_operand,
     plain_operand,
 )
+from webtorch.lower.schedule import in_frugal_order
 from webtorch.runtime.backend import Limits
+
+
+# A temporary of at least this size is written over in place where that can be.
+_IN_PLACE_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -84,7 +89,8 @@ def plan_program(graph: Graph, limits: Limits) -> Program:
 def _planned(graph: Graph, limits: Limits, apart: Set[int]) -> tuple[_Planner, Program]:
     fuser = Fuser(graph, limits, apart)
     groups = fuser.run()
-    planner = _Planner(graph, _tasks(graph, groups, fuser.stored, limits))
+    tasks = _tasks(graph, groups, fuser.stored, limits)
+    planner = _Planner(graph, in_frugal_order(graph, tasks))
     return planner, planner.program()
 
 
@@ -262,7 +268,11 @@ class _Planner:
                     self._take(written, donor, taken)
             for written in task.writes:
                 if written not in self.memory.buffer_of:
-                    self._declare(written)
+                    base = self._dying(task, t, written, taken)
+                    if base is None:
+                        self._declare(written)
+                    else:
+                        self._take(written, base, taken)
         self._declare_untouched()
         return self._assemble()
 
@@ -271,6 +281,27 @@ class _Planner:
         node = self.graph.nodes[number]
         role: Role = "output" if number in self.outputs else "temporary"
         self.memory.new(number, BufferDecl(role, node.dtype, node.elements))
+
+    def _dying(self, task: Task, t: int, written: int, taken: set[int]) -> int | None:
+        """Return a large temporary that only this task still reads, where it writes: it may write
+        `written` into the same memory.
+        """
+        if written in self.outputs or not isinstance(task.routine, Kernel):
+            return None
+        node = self.graph.nodes[written]
+        if node.elements * node.dtype.itemsize < _IN_PLACE_BYTES:
+            return None
+        for base in task.nodes:
+            buffer = self.memory.buffer_of.get(base)
+            if (
+                base not in task.writes
+                and buffer is not None
+                and self.memory.decls[buffer].role == "temporary"
+                and self._may_take(base, t, taken)
+                and self._reads_only_in_place(task, base, written, exact=True)
+            ):
+                return base
+        return None
 
     def _may_take(self, base: int, t: int, taken: set[int]) -> bool:
         """Whether base's memory is free to be overwritten by task t."""
@@ -414,7 +445,11 @@ class _Planner:
         )
 
     def _share_slots(self, steps: list[Step]) -> list[BufferDecl]:
-        """Give temporaries whose lifetimes do not overlap the same pool slot, largest fit first."""
+        """Give temporaries whose lifetimes do not overlap the same pool slot.
+
+        The largest first, each into the slot that is used at none of its steps and is nearest in
+        size: then a slot is as large as the first that it got (Pisarchyk and Lee, 2020).
+        """
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for i, step in enumerate(steps):
@@ -422,24 +457,18 @@ class _Planner:
                 first.setdefault(b, i)
                 last[b] = i
         decls = list(self.memory.decls)
-        free: list[tuple[int, int]] = []  # (bytes, slot)
-        ends: list[tuple[int, int, int]] = []  # (last step, bytes, slot)
-        slot_count = 0
-        for b in sorted(
-            (b for b, d in enumerate(decls) if d.role == "temporary"), key=lambda b: first.get(b, 0)
-        ):
-            start = first.get(b, 0)
-            for end in [e for e in ends if e[0] < start]:
-                ends.remove(end)
-                free.append(end[1:])
-            need = decls[b].elements * decls[b].dtype.itemsize
-            fitting = sorted(f for f in free if need <= f[0] <= 2 * need + 1024)
-            if fitting:
-                size, slot = fitting[0]
-                free.remove(fitting[0])
-            else:
-                size, slot = need, slot_count
-                slot_count += 1
+        sizes = {
+            b: d.elements * d.dtype.itemsize for b, d in enumerate(decls) if d.role == "temporary"
+        }
+        # Of each slot: bit i is set if it is used at step i. Sizes fall, so that the last slot that
+        # is free is the nearest in size.
+        used: list[int] = []
+        for b in sorted(sizes, key=lambda b: (-sizes[b], first.get(b, 0))):
+            start, end = first.get(b, 0), last.get(b, 0)
+            life = (1 << (end + 1)) - (1 << start)
+            slot = next((s for s in range(len(used) - 1, -1, -1) if not used[s] & life), len(used))
+            if slot == len(used):
+                used.append(0)
+            used[slot] |= life
             decls[b] = replace(decls[b], alias=slot)
-            ends.append((last.get(b, start), size, slot))
         return decls
