@@ -1,7 +1,5 @@
 """webtorch: PyTorch wherever WebGPU runs. `import webtorch as torch` and write PyTorch."""
 
-from __future__ import annotations
-
 from webtorch.ir.dtype import DType as dtype
 from webtorch.ir.dtype import (
     bfloat16,

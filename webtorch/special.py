@@ -1,10 +1,8 @@
 """`webtorch.special`: the entries of the op table that PyTorch's users find in torch.special."""
 
-from __future__ import annotations
+from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 
-from webtorch.tensors.bind import NAMESPACES
-
-_names = dict(NAMESPACES["special"])
+_names = dict(_NAMESPACES["special"])
 # What torch.special and torch share: the name here, and the one in torch.
 for _here, _there in {
     "expit": "sigmoid", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "exp2": "exp2",
@@ -13,7 +11,7 @@ for _here, _there in {
     "logit": "logit", "multigammaln": "mvlgamma", "polygamma": "polygamma", "round": "round",
     "sinc": "sinc", "xlogy": "xlogy", "gammainc": "igamma", "gammaincc": "igammac",
 }.items():  # fmt: skip
-    if _there in NAMESPACES["torch"]:
-        _names.setdefault(_here, NAMESPACES["torch"][_there])
+    if _there in _NAMESPACES["torch"]:
+        _names.setdefault(_here, _NAMESPACES["torch"][_there])
 globals().update(_names)
 __all__ = sorted(_names)

@@ -1,7 +1,5 @@
 """`webtorch.amp`: mixed precision, as PyTorch's users know it. May import floors 0 to 4."""
 
-from __future__ import annotations
-
 from webtorch.amp.autocast_mode import autocast, custom_bwd, custom_fwd, is_autocast_available
 from webtorch.amp.grad_scaler import GradScaler
 

@@ -1,7 +1,5 @@
 """`webtorch.autograd`, as PyTorch's users know it. Floor 4's public face."""
 
-from __future__ import annotations
-
 from webtorch.autograd import graph
 from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from webtorch.tensors.function import Function, FunctionCtx

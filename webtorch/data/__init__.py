@@ -3,8 +3,6 @@
 May import floors 0 to 4.
 """
 
-from __future__ import annotations
-
 from webtorch.data.collate import default_collate, default_convert
 from webtorch.data.dataset import (
     ChainDataset,

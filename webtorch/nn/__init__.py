@@ -3,8 +3,6 @@
 May import floors 0 to 4.
 """
 
-from __future__ import annotations
-
 from webtorch.nn import functional, init, parameter, utils
 from webtorch.nn.activation import *  # noqa: F403
 from webtorch.nn.attention import MultiheadAttention

@@ -1097,7 +1097,6 @@ sigmoid: Elementwise = elementwise(
     "sigmoid",
     logistic,
     vjp=lambda g, out, x: (sigmoid_backward(g, out),),
-    aliases=("expit",),
     promotion="float",
     function_in=EVERYWHERE,
     domain=(-100.0, 100.0),

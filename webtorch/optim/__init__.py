@@ -3,8 +3,6 @@
 SparseAdam is not here: there are no sparse gradients.
 """
 
-from __future__ import annotations
-
 from webtorch.optim import lr_scheduler, swa_utils
 from webtorch.optim.adadelta import Adadelta
 from webtorch.optim.adafactor import Adafactor

@@ -86,10 +86,13 @@ def _publish(op: Op) -> None:
             if "Tensor" in op.function_in:
                 setattr(Tensor, f"{name}_", inplace)
             for place in op.function_in:
-                if place in ("torch", "nn.functional") and name in _INPLACE_FUNCTIONS:
+                there = ("torch",) if name in _NOT_FUNCTIONAL else ("torch", "nn.functional")
+                if place in there and name in _INPLACE_FUNCTIONS:
                     NAMESPACES[place][f"{name}_"] = inplace
 
 
+# In place, PyTorch has these in torch only.
+_NOT_FUNCTIONAL = ("sigmoid", "tanh")
 # Where a function written with others takes `out=`, as all of PyTorch's do there.
 _TAKE_OUT = frozenset(["torch", "linalg", "special"])
 # Comparisons give bool; in place, the answer is stored in the type of the tensor.

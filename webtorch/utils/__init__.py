@@ -1,7 +1,5 @@
 """`webtorch.utils`: PyTorch's place for what is found elsewhere here. May import floors 0 to 5."""
 
-from __future__ import annotations
-
 from webtorch.utils import checkpoint, data
 
 __all__ = ["checkpoint", "data"]

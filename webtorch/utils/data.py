@@ -1,6 +1,4 @@
 """`webtorch.utils.data`: the name that PyTorch gives `webtorch.data`. May import floors 0 to 5."""
 
-from __future__ import annotations
-
 from webtorch.data import *  # noqa: F403
 from webtorch.data import __all__ as __all__

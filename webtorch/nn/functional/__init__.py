@@ -4,7 +4,7 @@ Nearly all of them are entries of the op table. Those that are not are written h
 file.
 """
 
-from __future__ import annotations
+from types import ModuleType as _ModuleType
 
 from webtorch.nn.functional.activation import *  # noqa: F403
 from webtorch.nn.functional.attention import *  # noqa: F403
@@ -14,3 +14,6 @@ from webtorch.nn.functional.table import entries as _entries
 
 for _name, _function in _entries.items():
     globals().setdefault(_name, _function)
+# The files are rooms of this package and no functions of it.
+for _name in [n for n, v in globals().items() if isinstance(v, _ModuleType)]:
+    del globals()[_name]

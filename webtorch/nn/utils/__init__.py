@@ -1,7 +1,5 @@
 """`nn.utils`: gradient clipping, parameters as one vector. May import the tensor floor only."""
 
-from __future__ import annotations
-
 from webtorch.nn.utils import rnn
 from webtorch.nn.utils.clip_grad import (
     clip_grad_norm,
