@@ -29,6 +29,7 @@ from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn
 from webtorch.runtime.trace import debug_level, show_program, show_run
+from webtorch.runtime.watch import watch
 
 # Recorded but unrealized results are bounded: at this number they are computed.
 _MAX_PENDING = 8192
@@ -386,6 +387,9 @@ class Runtime:
             show_program(
                 executable.program, self.backend, time.perf_counter() - started, self.debug
             )
+        if watch.listener is not None:
+            where = self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+            watch.listener.compiled(executable.program, where, started, time.perf_counter())
         self.programs[key] = executable
         if len(self.programs) > _MAX_PROGRAMS:
             old_key, old = self.programs.popitem(last=False)

@@ -34,6 +34,8 @@ from webtorch.runtime.backends.cpu import (
 )
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
+from webtorch.runtime.backends.cpu.timing import run_timed
+from webtorch.runtime.watch import watch
 
 Array = npt.NDArray[Any]
 Scalar = bool | int | float
@@ -270,7 +272,12 @@ class CpuExecutable:
     def run(self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar]) -> list[CpuBuffer]:
         """Run the program and return its output buffers."""
         with self.lock:
-            outputs: list[CpuBuffer] = self.call(inputs, args)
+            listener = watch.listener
+            outputs: list[CpuBuffer] = (
+                self.call(inputs, args)
+                if listener is None
+                else run_timed(self, listener, inputs, args)
+            )
             if self.program.sites and self.status[0]:
                 site, value = int(self.status[0]) - 1, int(self.status[1])
                 self.status[:] = 0

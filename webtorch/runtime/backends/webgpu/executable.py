@@ -21,7 +21,9 @@ from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, binding_bytes
 from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
 from webtorch.runtime.backends.webgpu.pipeline import Pass, Pipeline
+from webtorch.runtime.backends.webgpu.timestamps import run_timed
 from webtorch.runtime.backends.webgpu.transfer import argument_format, argument_value
+from webtorch.runtime.watch import watch
 
 if TYPE_CHECKING:
     from webtorch.runtime.backends.webgpu.device import WebGPUBackend
@@ -172,7 +174,9 @@ class WebGPUExecutable:
         self._uniform_bytes = 0
         scratch: list[int] = []
         compiled: dict[int, list[tuple[Pass, Pipeline]]] = {}
-        for step in program.steps:
+        # For each dispatch the program's step and the routine's name: what a profiler shows.
+        self.labels: list[tuple[int, str]] = []
+        for number, step in enumerate(program.steps):
             if isinstance(step, Copy):
                 self._prepare_copy(step)
                 continue
@@ -186,10 +190,11 @@ class WebGPUExecutable:
                     raise KernelError(
                         f"compile {routine.name}: the grid {part.grid} has a side outside 1..{most}"
                     )
-                for number, nbytes in enumerate(part.scratch):
-                    if number == len(scratch):
+                for place, nbytes in enumerate(part.scratch):
+                    if place == len(scratch):
                         scratch.append(0)
-                    scratch[number] = max(scratch[number], (nbytes + 15) & -16)
+                    scratch[place] = max(scratch[place], (nbytes + 15) & -16)
+                self.labels.append((number, routine.name))
                 self._steps.append(self._prepare_pass(step, routine.name, part, pipeline))
         self._temporary += scratch
 
@@ -379,6 +384,10 @@ class WebGPUExecutable:
         return group
 
     def _encode(self, plan: _Plan) -> None:
+        listener = watch.listener
+        if listener is not None:
+            run_timed(self, plan, listener)
+            return
         device = self._device
         native = device.native
         null = native.null

@@ -1,0 +1,49 @@
+"""Runs of a CPU program with each step timed, for a profiler. Imports floor 0 and this backend's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from webtorch.ir.program import Copy
+from webtorch.runtime.watch import Listener, Run, Timing
+
+if TYPE_CHECKING:
+    from webtorch.runtime.backends.cpu.executable import CpuExecutable
+    from webtorch.runtime.backends.cpu.memory import CpuBuffer
+
+Function = Callable[..., Any]
+
+
+def run_timed(
+    executable: CpuExecutable, listener: Listener, inputs: Sequence[CpuBuffer], args: Sequence[Any]
+) -> list[CpuBuffer]:
+    """Run a program whose lock is held, tell the listener, and return the output buffers."""
+    program = executable.program
+    times: list[tuple[float, float]] = []
+
+    def timed(function: Function) -> Function:
+        def call(*values: Any) -> None:
+            start = perf_counter()
+            function(*values)
+            times.append((start, perf_counter()))
+
+        return call
+
+    # The program's own straight-line function, with its steps timed: they are its names k0, k1, ...
+    function: Any = executable.call
+    names = dict(function.__globals__)
+    for name, value in function.__globals__.items():
+        if name == "copy" or (name.startswith("k") and name[1:].isdigit()):
+            names[name] = timed(value)
+    exec(compile(executable.text, "<timed program>", "exec"), names)
+    started = perf_counter()
+    outputs: list[CpuBuffer] = names["run"](inputs, args)
+    ended = perf_counter()
+    shown = [
+        "copy" if isinstance(s, Copy) else program.routines[s.routine].name for s in program.steps
+    ]
+    found = [Timing(i, shown[i], *pair) for i, pair in enumerate(times)]
+    listener.ran(Run(program, "cpu", started, ended, lambda: found, True))
+    return outputs
