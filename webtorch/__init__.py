@@ -38,7 +38,20 @@ globals().update(_NAMESPACES["torch"])
 globals().update(_CONSTRUCTORS)
 
 # These need the table's functions.
-from webtorch import amp, autograd, debug, errors, linalg, nn, optim, random, special, utils, webgpu
+from webtorch import (
+    amp,
+    autograd,
+    debug,
+    errors,
+    linalg,
+    nn,
+    optim,
+    profiler,
+    random,
+    special,
+    utils,
+    webgpu,
+)
 from webtorch.amp.autocast_mode import (
     autocast,
     autocast_decrement_nesting,
@@ -57,6 +70,7 @@ from webtorch.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anom
 from webtorch.capture import compile
 from webtorch.io.checkpoint import load, save
 from webtorch.ops.random import Generator, default_generator
+from webtorch.profiler import profile
 from webtorch.tensors.threads import get_num_threads, set_num_threads
 from webtorch.tensors.whole import (
     broadcast_shapes,
