@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -37,14 +36,12 @@ CASES: list[tuple[Shape, Shape, Pair, Pair, Pair, int]] = [
 
 
 @pytest.fixture(params=["own", "avx", "sse2", "neon"])
-def tiles(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def tiles(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Use the tiles of this processor, then those of others: narrower vectors run everywhere."""
     if request.param != "own":
         found = direct.shape_for({"neon": "+neon"}.get(request.param, f"+{request.param}"))
         monkeypatch.setattr(direct, "shape_for", lambda features: found)
-    direct._code.cache_clear()
-    yield request.param
-    direct._code.cache_clear()
+    return str(request.param)
 
 
 def routine(kind: Kind, case: tuple[Any, ...], dtype: Any = float32) -> tuple[Convolution, Any]:

@@ -39,17 +39,10 @@ def narrow(x: Array, dtype: DType) -> Array:
 def matmul(routine: Matmul) -> Run:
     """Return a function of (left, right, out) flat arrays."""
     types = [b.dtype for b in routine.buffers[:3]]
-    batch, left_strides, right_strides = _merge_batch(routine)
-    m, n, k = routine.m, routine.n, routine.k
+    batch, m, left_strides, right_strides = simplified(routine)
+    n, k = routine.n, routine.k
     left_shape, right_shape, out_shape = (*batch, m, k), (*batch, k, n), (*batch, m, n)
-    if len(batch) == 1 and right_strides[0] == 0 and left_strides[0] == m * left_strides[1]:
-        # One matrix for the whole batch: the rows of all batches make one tall matrix.
-        rows = batch[0] * m
-        left_shape, right_shape, out_shape = (rows, k), (k, n), (rows, n)
-        left_strides, right_strides = left_strides[1:], right_strides[1:]
-    shapes = (left_shape, left_strides, right_shape, right_strides, out_shape)
     left_offset, right_offset = routine.left_offset, routine.right_offset
-    left_shape, left_strides, right_shape, right_strides, out_shape = shapes
     plain = all(t not in (bfloat16, float16) for t in types) and types[0] is types[1]
     same = plain and types[0] is types[2]
 
@@ -65,6 +58,18 @@ def matmul(routine: Matmul) -> Run:
             out.reshape(out_shape)[...] = narrow(product, types[2])
 
     return run
+
+
+def simplified(
+    routine: Matmul,
+) -> tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]:
+    """Return the batch, the rows and the strides of both sides, with as few dims as strides allow."""
+    batch, left_strides, right_strides = _merge_batch(routine)
+    m = routine.m
+    if len(batch) == 1 and right_strides[0] == 0 and left_strides[0] == m * left_strides[1]:
+        # One matrix for the whole batch: the rows of all batches make one tall matrix.
+        return (), batch[0] * m, left_strides[1:], right_strides[1:]
+    return batch, m, left_strides, right_strides
 
 
 def _merge_batch(routine: Matmul) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

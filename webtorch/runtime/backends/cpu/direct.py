@@ -10,14 +10,12 @@ results in registers:
               the stride, so spots are done by such phases
     weight    some filters x some taps: products of two vectors, added up over all spots and bunches
 
-Imports NumPy, llvmlite lazily, floors 0-2 and the compiler beside it.
+Imports NumPy, floors 0-2 and modules beside it.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,9 +25,9 @@ import numpy.typing as npt
 
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Convolution
-from webtorch.runtime.backends.cpu import jit, native_threads
+from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
-from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
+from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter
 
 Array = npt.NDArray[Any]
 Table = npt.NDArray[np.int64]
@@ -71,138 +69,22 @@ def shape_for(features: str) -> Shape:
 
 # -- the code ---------------------------
 
-_PREFIX = "wt_conv_"
 
-
-class _Writer:
-    """Writes the functions, each of the form `void f(int64 begin, int64 end, int64 *cells)`."""
-
+class _Writer(VectorWriter):
     def __init__(self, shape: Shape, fused: bool) -> None:
-        from llvmlite import ir
-
-        self.ir, self.shape, self.fused = ir, shape, fused
-        self.module = ir.Module("direct")
-        self.i64, self.f32 = ir.IntType(64), ir.FloatType()
-        self.vector = ir.VectorType(self.f32, shape.lanes)
-        self.pointer = ir.PointerType()
-        self.zero = ir.Constant(self.vector, None)
-
-    def text(self) -> str:
+        super().__init__("conv", shape.lanes, fused)
         self.function("pack", self.pack)
-        for rows, columns in self.shape.tiles:
+        for rows, columns in shape.tiles:
             self.function(f"filters{rows}", self.filters, rows)
-            self.function(f"tiles{rows}", self.tiles, rows, columns)
-        for rows, columns in self.shape.gradients:
-            self.function(f"gradients{rows}", self.gradients, rows, columns)
-        return str(self.module)
-
-    def function(self, name: str, write: Callable[..., None], *tile: int) -> None:
-        kind = self.ir.FunctionType(self.ir.VoidType(), [self.i64, self.i64, self.pointer])
-        function = self.ir.Function(self.module, kind, _PREFIX + name)
-        function.attributes.add("nounwind")
-        self.b = self.ir.IRBuilder(function.append_basic_block("entry"))
-        begin, end, self.cells = function.args
-        self.cell_count = 0
-        write(begin, end, *tile)
-        self.b.ret_void()
-
-    # -- small parts ---------------------------
-
-    def number(self, value: int) -> Any:
-        return self.ir.Constant(self.i64, value)
-
-    def cell(self, kind: Any = None) -> Any:
-        """Return the next parameter."""
-        kind = kind or self.i64
-        place = self.b.gep(self.cells, [self.number(self.cell_count)], source_etype=self.i64)
-        self.cell_count += 1
-        return self.b.load(place, typ=kind)
-
-    def at(self, base: Any, index: Any, kind: Any = None) -> Any:
-        """Return the address of an element: float32 unless another kind is named."""
-        return self.b.gep(base, [index], inbounds=True, source_etype=kind or self.f32)
-
-    def entry(self, table: Any, index: Any) -> Any:
-        """Return an element of a table of int64."""
-        return self.b.load(self.at(table, index, self.i64), typ=self.i64)
-
-    def load(self, place: Any) -> Any:
-        return self.b.load(place, typ=self.vector, align=4)
-
-    def store(self, value: Any, place: Any) -> None:
-        self.b.store(value, place, align=4)
-
-    def lanes(self, index: Any) -> Any:
-        """Return index * lanes."""
-        return self.b.mul(index, self.number(self.shape.lanes))
-
-    def smaller(self, a: Any, b: Any) -> Any:
-        return self.b.select(self.b.icmp_signed("<", a, b), a, b)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        if not self.fused:
-            return self.b.fadd(self.b.fmul(a, b), c)
-        name = f"llvm.fma.v{self.shape.lanes}f32"
-        function = self.module.globals.get(name) or self.ir.Function(
-            self.module, self.ir.FunctionType(self.vector, [self.vector] * 3), name
-        )
-        return self.b.call(function, [a, b, c])
-
-    def splat(self, x: Any) -> Any:
-        one = self.b.insert_element(
-            self.ir.Constant(self.vector, self.ir.Undefined),
-            x,
-            self.ir.Constant(self.ir.IntType(32), 0),
-        )
-        mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), self.shape.lanes), None)
-        return self.b.shuffle_vector(one, one, mask)
-
-    @contextmanager
-    def loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
-        """Count from `start` to below `stop`."""
-        b = self.b
-        before = b.block
-        inside = b.append_basic_block("loop")
-        after = b.append_basic_block("done")
-        b.cbranch(b.icmp_signed("<", start, stop), inside, after)
-        b.position_at_end(inside)
-        counter = b.phi(self.i64)
-        counter.add_incoming(start, before)
-        yield counter
-        following = b.add(counter, self.number(step), flags=("nsw",))
-        counter.add_incoming(following, b.block)
-        b.cbranch(b.icmp_signed("<", following, stop), inside, after)
-        b.position_at_end(after)
-
-    def accumulators(self, count: int) -> list[Any]:
-        """Return places for vectors, in the entry block: LLVM turns them into registers."""
-        with self.b.goto_entry_block():
-            return [self.b.alloca(self.vector) for _ in range(count)]
-
-    def transposed(self, rows: list[Any]) -> list[Any]:
-        """Return the columns of a square of vectors."""
-        lanes, i32 = self.shape.lanes, self.ir.IntType(32)
-        kind = self.ir.VectorType(i32, lanes)
-        half = 1
-        while half < lanes:
-            low = [i if not i & half else i - half + lanes for i in range(lanes)]
-            high = [i + half if not i & half else i + lanes for i in range(lanes)]
-            masks = [
-                self.ir.Constant(kind, [self.ir.Constant(i32, n) for n in m]) for m in (low, high)
-            ]
-            out: list[Any] = [None] * lanes
-            for r in range(lanes):
-                if not r & half:
-                    for mask, place in zip(masks, (r, r + half)):
-                        out[place] = self.b.shuffle_vector(rows[r], rows[r + half], mask)
-            rows, half = out, 2 * half
-        return rows
+            self.function(f"tiles{rows}x{columns}", self.tiles, rows, columns)
+        for rows, columns in shape.gradients:
+            self.function(f"gradients{rows}x{columns}", self.gradients, rows, columns)
 
     # -- the functions ---------------------------
 
     def pack(self, begin: Any, end: Any) -> None:
         """Lay out images anew; a unit is a channel of a bunch."""
-        b, lanes = self.b, self.shape.lanes
+        b, lanes = self.b, self.width
         source, target, places = (self.cell(self.pointer) for _ in range(3))
         spots, plane, channels, images, border = (self.cell() for _ in range(5))
         stride = b.mul(channels, spots)
@@ -275,7 +157,7 @@ class _Writer:
 
     def tiles(self, begin: Any, end: Any, rows: int, columns: int) -> None:
         """Compute some channels of a bunch; a unit is a tile of channels of a bunch."""
-        b, lanes = self.b, self.shape.lanes
+        b, lanes = self.b, self.width
         x, filters, scratch, out, bases, places, taps, phases, tiles = (
             self.cell(self.pointer) for _ in range(9)
         )
@@ -337,7 +219,7 @@ class _Writer:
 
     def unpack(self, source: Any, target: Any, spots: Any, image_size: Any, count: Any) -> None:
         """Write a channel of a bunch to its images."""
-        b, lanes = self.b, self.shape.lanes
+        b, lanes = self.b, self.width
         whole = b.sub(spots, b.srem(spots, self.number(lanes)))
         full = b.icmp_signed("==", count, self.number(lanes))
         whole = b.select(full, whole, self.number(0))
@@ -364,7 +246,7 @@ class _Writer:
         )
         tile_count, depth, bunches, x_size, grad_size, plane, more = (self.cell() for _ in range(7))
         totals = self.accumulators(rows * columns)
-        name = f"llvm.vector.reduce.fadd.v{self.shape.lanes}f32"
+        name = f"llvm.vector.reduce.fadd.v{self.width}f32"
         add_up = self.module.globals.get(name) or self.ir.Function(
             self.module, self.ir.FunctionType(self.f32, [self.f32, self.vector]), name
         )
@@ -418,38 +300,9 @@ class _Writer:
                         b.store(b.fadd(old, value), place)
 
 
-@dataclass(frozen=True, slots=True)
-class _Code:
-    shape: Shape
-    calls: dict[str, jit.Native]
-
-    def run(self, name: str, units: int, cells: Sequence[int]) -> None:
-        """Run all units of a function on the threads."""
-        block = struct.pack("Q" * len(cells), *[c & (1 << 64) - 1 for c in cells])
-        native, threads = self.calls[name], min(get_num_threads(), units)
-        if threads <= 1:
-            native.call(0, units, block)
-            return
-        chunk = -(-units // (4 * threads))
-        if not native_threads.available() or not native_threads.run(
-            native.address, 0, units, chunk, block, threads
-        ):
-            run_parallel(
-                [
-                    (lambda begin=begin, end=end: native.call(begin, end, block))  # type: ignore[misc]
-                    for begin, end in split(0, units, threads)
-                ]
-            )
-
-
 @cache
-def _code() -> _Code:
-    features, fused = jit.processor()
-    shape = shape_for(features)
-    names = ["pack", *[f"gradients{rows}" for rows, _ in shape.gradients]]
-    names += [f"{name}{rows}" for name in ("filters", "tiles") for rows, _ in shape.tiles]
-    found = jit.assemble(_Writer(shape, fused).text(), tuple(_PREFIX + n for n in names))
-    return _Code(shape, {n: jit.Native(address) for n, address in zip(names, found)})
+def _functions(shape: Shape) -> Functions:
+    return _Writer(shape, jit.processor()[1]).compiled()
 
 
 # -- the tables ---------------------------
@@ -535,8 +388,9 @@ class _Plan:
     """What does not change from run to run: sizes and tables of offsets, in elements."""
 
     def __init__(self, routine: Convolution) -> None:
-        self.code = code = _code()
-        self.lanes = code.shape.lanes
+        self.shape = shape_for(jit.processor()[0])
+        self.code = _functions(self.shape)
+        self.lanes = self.shape.lanes
         self.n, self.c, h, w = routine.input_shape
         self.o, self.cg, self.kh, self.kw = routine.weight_shape
         _, _, oh, ow = routine.output_shape
@@ -577,7 +431,7 @@ class _Plan:
         forward = direction == "forward"
         sources, results = (self.cg, self.og) if forward else (self.og, self.cg)
         best: tuple[float, Any] | None = None
-        for tile in self.code.shape.tiles:
+        for tile in self.shape.tiles:
             for apart in ((False, False), (True, False), (True, True)):
                 axes = [getattr(a, direction)(b) for a, b in zip(self.axes, apart, strict=True)]
                 work = sum(
@@ -590,6 +444,7 @@ class _Plan:
                 if best is None or work < best[0]:
                     best = work, (tile, axes)
         assert best is not None
+        self.function = "tiles{}x{}".format(*best[1][0])
         (self.rows, spots), ((rows, top, height), (columns, left, width)) = best[1]
         self.plane = _apart(height * width)
         y, x = np.mgrid[: source[0], : source[1]]
@@ -654,7 +509,7 @@ class _Plan:
             for a in self.axes
         ]
         used = sum(map(len, met[0])) * sum(map(len, met[1]))
-        for tile in self.code.shape.gradients:
+        for tile in self.shape.gradients:
             filters = -(-self.og // tile[0]) * tile[0]
             whole = -(-self.cg * self.window // tile[1]) * tile[1] * self.outside
             apart = -(-self.cg // tile[1]) * tile[1] * used
@@ -662,6 +517,7 @@ class _Plan:
                 if best is None or filters * work < best[0]:
                     best = filters * work, (tile, split_up)
         assert best is not None
+        self.function = "gradients{}x{}".format(*best[1][0])
         (self.rows, columns), apart = best[1]
         self.plane = _apart(height * width)
         y, x = np.mgrid[: source[0], : source[1]]
@@ -728,7 +584,7 @@ class _Plan:
         cells = (
             x, out.address, address(places), len(places), plane, channels, images, int(border)
         )  # fmt: skip
-        self.code.run("pack", bunches * channels, cells)
+        self.code.run("pack", bunches * channels, cells, bunches * channels * len(places))
         return out
 
     def tiled(self, x: CpuBuffer, weight: CpuBuffer, out: CpuBuffer) -> None:
@@ -736,7 +592,7 @@ class _Plan:
         lanes, rows, taps, tiles = self.lanes, self.rows, self.tap_count, self.tile_count
         filters = CpuBuffer(float32, tiles * taps * rows)
         cells = (weight.address, filters.address, *self.addresses[:2], taps, self.filter_stride)
-        self.code.run(f"filters{rows}", tiles, cells)
+        self.code.run(f"filters{rows}", tiles, cells, tiles * rows * taps)
         size_in, size_out = self.sources * self.spots_in, self.results * self.spots_out
         bunch = self.sources * self.plane * lanes
         plane = _apart(self.spots_out)
@@ -751,7 +607,8 @@ class _Plan:
                 *self.addresses[2:], tiles, bunch, taps, self.phase_count, self.spots_out, plane,
                 end - begin, size_out,
             )  # fmt: skip
-            self.code.run(f"tiles{rows}", count * tiles, cells)
+            work = count * tiles * rows * taps * self.spots_out
+            self.code.run(self.function, count * tiles, cells, work)
 
     def gradients(self, x: CpuBuffer, grad: CpuBuffer, out: CpuBuffer) -> None:
         """Compute the filters' gradients from images and outputs' gradients."""
@@ -770,7 +627,8 @@ class _Plan:
                 self.cg * self.window, -(-count // lanes), x_bunch, grad_bunch, plane,
                 int(begin > 0),
             )  # fmt: skip
-            self.code.run(f"gradients{self.rows}", self.tile_count * self.tap_tiles, cells)
+            work = self.o * self.cg * self.window * self.outside * count // lanes
+            self.code.run(self.function, self.tile_count * self.tap_tiles, cells, work)
 
 
 def address(table: Table) -> int:

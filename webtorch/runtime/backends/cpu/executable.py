@@ -27,6 +27,7 @@ from webtorch.lower.templates.generic import conv_kernel
 from webtorch.runtime.backends.cpu import (
     contraction,
     direct,
+    gemm,
     jit,
     lapack,
     native_threads,
@@ -233,6 +234,8 @@ def runner(routine: Routine) -> Runner:
             case Kernel():
                 parts = split_reduction(routine) if jit.available() else None
                 found = KernelRunner(routine) if parts is None else SplitRunner(routine, *parts)
+            case Matmul() if gemm.suits(routine):
+                found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
                 found = ArrayRunner(routine, contraction.matmul(routine))
             case Convolution() if (

@@ -1,0 +1,180 @@
+"""Writing functions over vectors of a fixed number of float32 lanes, for products that keep their results in registers.
+
+LLVM turns plain loops into vector code, but does not tile them; what is written here is tiled by hand.
+Every function has the form `void f(int64 begin, int64 end, int64 *cells)`: it does the units
+begin..end-1, and `cells` holds addresses and numbers. Imports llvmlite lazily, and modules beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from webtorch.runtime.backends.cpu import jit, native_threads
+from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
+
+# Waking threads pays from here on: some 5 microseconds of one thread.
+_PARALLEL_WORK = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Compiled functions."""
+
+    calls: dict[str, jit.Native]
+
+    def run(self, name: str, units: int, cells: Sequence[int], work: int) -> None:
+        """Run all units of a function, on the threads if there is enough work, counted in vectors."""
+        block = struct.pack(f"{len(cells)}q", *cells)
+        native, threads = self.calls[name], min(get_num_threads(), units)
+        if threads <= 1 or work < _PARALLEL_WORK:
+            native.call(0, units, block)
+            return
+        chunk = -(-units // (4 * threads))
+        if not native_threads.available() or not native_threads.run(
+            native.address, 0, units, chunk, block, threads
+        ):
+            run_parallel(
+                [partial(native.call, begin, end, block) for begin, end in split(0, units, threads)]
+            )
+
+
+class VectorWriter:
+    """Writes functions into one module. `prefix` begins their names, which are for the whole process."""
+
+    def __init__(self, prefix: str, lanes: int, fused: bool) -> None:
+        from llvmlite import ir
+
+        self.ir, self.width, self.fused = ir, lanes, fused
+        self.prefix = f"wt_{prefix}{lanes}_"
+        self.module = ir.Module(prefix)
+        self.i64, self.f32 = ir.IntType(64), ir.FloatType()
+        self.vector = self.vector_of(lanes)
+        self.pointer = ir.PointerType()
+        self.zero = ir.Constant(self.vector, None)
+        self.names: list[str] = []
+
+    def function(self, name: str, write: Callable[..., None], *options: int) -> None:
+        """Write the function `name`: `write` gets its first unit and the end of its units."""
+        kind = self.ir.FunctionType(self.ir.VoidType(), [self.i64, self.i64, self.pointer])
+        function = self.ir.Function(self.module, kind, self.prefix + name)
+        function.attributes.add("nounwind")
+        self.names.append(name)
+        self.b = self.ir.IRBuilder(function.append_basic_block("entry"))
+        begin, end, self.cells = function.args
+        self.cell_count = 0
+        write(begin, end, *options)
+        self.b.ret_void()
+
+    def compiled(self) -> Functions:
+        """Return the functions as machine code."""
+        addresses = jit.assemble(str(self.module), tuple(self.prefix + n for n in self.names))
+        return Functions(
+            {n: jit.Native(address) for n, address in zip(self.names, addresses, strict=True)}
+        )
+
+    # -- small parts ---------------------------
+
+    def vector_of(self, lanes: int) -> Any:
+        """Return the type of a vector."""
+        return self.ir.VectorType(self.f32, lanes)
+
+    def number(self, value: int) -> Any:
+        """Return a constant."""
+        return self.ir.Constant(self.i64, value)
+
+    def cell(self, kind: Any = None) -> Any:
+        """Return the next parameter."""
+        kind = kind or self.i64
+        place = self.b.gep(self.cells, [self.number(self.cell_count)], source_etype=self.i64)
+        self.cell_count += 1
+        return self.b.load(place, typ=kind)
+
+    def at(self, base: Any, index: Any, kind: Any = None) -> Any:
+        """Return the address of an element: float32 unless another kind is named."""
+        return self.b.gep(base, [index], inbounds=True, source_etype=kind or self.f32)
+
+    def entry(self, table: Any, index: Any) -> Any:
+        """Return an element of a table of int64."""
+        return self.b.load(self.at(table, index, self.i64), typ=self.i64)
+
+    def load(self, place: Any, kind: Any = None) -> Any:
+        """Return a vector; it need not be aligned."""
+        return self.b.load(place, typ=kind or self.vector, align=4)
+
+    def store(self, value: Any, place: Any) -> None:
+        """Store a vector."""
+        self.b.store(value, place, align=4)
+
+    def lanes(self, index: Any) -> Any:
+        """Return index * lanes."""
+        return self.b.mul(index, self.number(self.width))
+
+    def smaller(self, a: Any, b: Any) -> Any:
+        """Return the smaller number."""
+        return self.b.select(self.b.icmp_signed("<", a, b), a, b)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """Return a * b + c of vectors."""
+        if not self.fused:
+            return self.b.fadd(self.b.fmul(a, b), c)
+        name = f"llvm.fma.v{self.width}f32"
+        function = self.module.globals.get(name) or self.ir.Function(
+            self.module, self.ir.FunctionType(self.vector, [self.vector] * 3), name
+        )
+        return self.b.call(function, [a, b, c])
+
+    def splat(self, x: Any) -> Any:
+        """Return a vector of one number."""
+        one = self.b.insert_element(
+            self.ir.Constant(self.vector, self.ir.Undefined),
+            x,
+            self.ir.Constant(self.ir.IntType(32), 0),
+        )
+        mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), self.width), None)
+        return self.b.shuffle_vector(one, one, mask)
+
+    @contextmanager
+    def loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+        """Count from `start` to below `stop`."""
+        b = self.b
+        before = b.block
+        inside = b.append_basic_block("loop")
+        after = b.append_basic_block("done")
+        b.cbranch(b.icmp_signed("<", start, stop), inside, after)
+        b.position_at_end(inside)
+        counter = b.phi(self.i64)
+        counter.add_incoming(start, before)
+        yield counter
+        following = b.add(counter, self.number(step), flags=("nsw",))
+        counter.add_incoming(following, b.block)
+        b.cbranch(b.icmp_signed("<", following, stop), inside, after)
+        b.position_at_end(after)
+
+    def accumulators(self, count: int) -> list[Any]:
+        """Return places for vectors, in the entry block: LLVM turns them into registers."""
+        with self.b.goto_entry_block():
+            return [self.b.alloca(self.vector) for _ in range(count)]
+
+    def transposed(self, rows: list[Any]) -> list[Any]:
+        """Return the columns of a square of vectors."""
+        lanes, i32 = len(rows), self.ir.IntType(32)
+        kind = self.ir.VectorType(i32, lanes)
+        half = 1
+        while half < lanes:
+            low = [i if not i & half else i - half + lanes for i in range(lanes)]
+            high = [i + half if not i & half else i + lanes for i in range(lanes)]
+            masks = [
+                self.ir.Constant(kind, [self.ir.Constant(i32, n) for n in m]) for m in (low, high)
+            ]
+            out: list[Any] = [None] * lanes
+            for r in range(lanes):
+                if not r & half:
+                    for mask, place in zip(masks, (r, r + half)):
+                        out[place] = self.b.shuffle_vector(rows[r], rows[r + half], mask)
+            rows, half = out, 2 * half
+        return rows
