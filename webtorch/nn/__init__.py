@@ -3,7 +3,7 @@
 May import floors 0 to 4.
 """
 
-from webtorch.nn import functional, init, parameter, utils
+from webtorch.nn import functional, init, parameter, quantized, utils
 from webtorch.nn.activation import *  # noqa: F403
 from webtorch.nn.attention import MultiheadAttention
 from webtorch.nn.container import *  # noqa: F403

@@ -22,6 +22,7 @@ _FILES = (
     "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
+    "quantize",
     "linalg", "decomposition", "bessel", "gamma", "polynomial",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
