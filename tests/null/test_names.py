@@ -9,7 +9,16 @@ import pytest
 
 # Names that PyTorch does not have at this place.
 OURS: dict[str, set[str]] = {
-    "": {"debug", "errors", "get_printoptions", "printoptions", "realize", "synchronize", "webgpu"},
+    "": {
+        "debug",
+        "errors",
+        "get_printoptions",
+        "printoptions",
+        "profile",
+        "realize",
+        "synchronize",
+        "webgpu",
+    },
     "nn.functional": {"snake", "style_affine", "swiglu"},
     # In PyTorch: torch.autograd.function.FunctionCtx, torch.utils.data._utils.worker.WorkerInfo.
     "autograd": {"FunctionCtx"},

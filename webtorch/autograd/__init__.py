@@ -1,7 +1,8 @@
 """`webtorch.autograd`, as PyTorch's users know it. Floor 4's public face."""
 
-from webtorch.autograd import graph
+from webtorch.autograd import function, functional, graph
 from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
+from webtorch.autograd.gradcheck import gradcheck, gradgradcheck
 from webtorch.tensors.function import Function, FunctionCtx
 from webtorch.tensors.tape import (
     backward,
@@ -14,6 +15,7 @@ from webtorch.tensors.tape import (
 from webtorch.tensors.tensor import Tensor as Variable
 
 __all__ = [
-    "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "grad",
-    "graph", "inference_mode", "no_grad", "set_detect_anomaly", "set_grad_enabled",
+    "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "function",
+    "functional", "grad", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
+    "set_detect_anomaly", "set_grad_enabled",
 ]  # fmt: skip

@@ -1,0 +1,44 @@
+"""`webtorch.autograd.function`: operations with a gradient written by the user. May import floor 4."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from webtorch.tensors.function import Function, FunctionCtx
+from webtorch.tensors.tape import GradFn, gradient_edge, mode, no_grad, set_history
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["Function", "FunctionCtx", "once_differentiable"]
+
+
+def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Say that a `backward` cannot be differentiated itself: doing so raises RuntimeError.
+
+    Used below @staticmethod. The gradients are computed without being recorded.
+    """
+
+    @functools.wraps(fn)
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with no_grad():
+            found = fn(ctx, *grads)
+        given = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
+        if not mode.grad or not given:
+            return found
+
+        def refuse(cotangents: Any) -> Any:
+            raise RuntimeError(
+                "trying to differentiate twice a function that was marked with @once_differentiable"
+            )
+
+        edges = tuple(gradient_edge(g) for g in given)
+        results = []
+        for g in found if isinstance(found, tuple) else (found,):
+            if isinstance(g, Tensor):
+                g = g.detach()
+                set_history(g, GradFn("Error", edges, refuse))
+            results.append(g)
+        return tuple(results) if isinstance(found, tuple) else results[0]
+
+    return backward

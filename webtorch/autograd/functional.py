@@ -1,0 +1,312 @@
+"""`webtorch.autograd.functional`: derivatives of functions, as PyTorch has them. May import floor 4.
+
+All of it is reverse mode. A Jacobian times a vector is the derivative of (cotangent times Jacobian) for the cotangent,
+which costs two backward passes (the "double backwards trick", J. Townsend, 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.ops.creation import ones_like, zeros, zeros_like
+from webtorch.ops.movement import stack
+from webtorch.tensors.tape import enable_grad, grad
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
+
+Tensors = tuple[Tensor, ...]
+
+
+def _tuple(given: Any, what: str, name: str) -> tuple[bool, Tensors]:
+    """Return whether a tuple was given, and a tuple of tensors."""
+    several = isinstance(given, tuple)
+    found = given if several else (given,)
+    for i, x in enumerate(found):
+        if not isinstance(x, Tensor):
+            at = f"the value at index {i}" if several else f"the given {what}"
+            raise TypeError(
+                f"The {what} given to {name} must be either a Tensor or a tuple of Tensors but {at} has type "
+                f"{type(x)}."
+            )
+    return several, found
+
+
+def _start(inputs: Tensors, create_graph: bool) -> Tensors:
+    """Return inputs to differentiate for: parts of the caller's graph, or leaves of their own."""
+    return tuple(
+        x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
+        for x in inputs
+    )
+
+
+def _finish(results: Sequence[Tensor], create_graph: bool) -> Tensors:
+    return tuple(results) if create_graph else tuple(r.detach() for r in results)
+
+
+def _check_strict(outputs: Tensors, strict: bool) -> None:
+    for i, y in enumerate(outputs):
+        if strict and not y.requires_grad:
+            raise RuntimeError(
+                f"Output {i} of the user-provided function does not require gradients. The outputs must be computed "
+                "in a differentiable manner from the input when running in strict mode."
+            )
+
+
+def _gradients(
+    outputs: Sequence[Tensor],
+    inputs: Tensors,
+    cotangents: Sequence[Tensor | None],
+    create_graph: bool,
+    strict: bool = False,
+) -> Tensors:
+    """Return the gradients of `outputs` for `inputs`; zeros where nothing depends on an input."""
+    pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(inputs)
+    if pairs:
+        found = grad(
+            [y for y, _ in pairs],
+            list(inputs),
+            [v for _, v in pairs],
+            create_graph=create_graph,
+            retain_graph=True,
+            allow_unused=True,
+        )
+    for i, g in enumerate(found):
+        if strict and (g is None or (create_graph and not g.requires_grad)):
+            raise RuntimeError(
+                f"The output of the user-provided function is independent of input {i}. This is not allowed in "
+                "strict mode."
+            )
+    return tuple(zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
+
+
+def _vectors(v: Any, like: Tensors, several: bool, name: str) -> Tensors:
+    """Return the vectors to multiply with: as given, in the shapes of `like`, or 1 for a single number."""
+    if v is None:
+        if len(like) != 1 or like[0].numel() != 1:
+            what = (
+                "user-provided function returns"
+                if name == "vjp"
+                else "input to the user-provided function is"
+            )
+            raise RuntimeError(
+                f"The vector v can only be None if the {what} a single Tensor with a single element."
+            )
+        return (ones_like(like[0]),)
+    _, vectors = _tuple(v, "v", name)
+    if len(vectors) != len(like):
+        raise RuntimeError(
+            f"v is a tuple of invalid length: should be {len(like)} but got {len(vectors)}."
+            if several
+            else "The given v should contain a single Tensor."
+        )
+    for i, (x, t) in enumerate(zip(vectors, like, strict=True)):
+        if x.shape != t.shape:
+            at = f"Entry {i} in v" if several else "v"
+            raise RuntimeError(f"{at} has invalid size: should be {t.shape} but got {x.shape}.")
+    return vectors
+
+
+def _run(func: Callable[..., Any], inputs: Tensors, name: str) -> tuple[bool, Tensors]:
+    return _tuple(func(*inputs), "outputs of the user-provided function", name)
+
+
+def _packed(several: bool, found: Sequence[Any]) -> Any:
+    return tuple(found) if several else found[0]
+
+
+def vjp(
+    func: Callable[..., Any],
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
+) -> tuple[Any, Any]:
+    """Return func(*inputs) and `v` times its Jacobian. `v` has the shapes of the outputs."""
+    with enable_grad():
+        several, inputs = _tuple(inputs, "inputs", "vjp")
+        points = _start(inputs, create_graph)
+        many, outputs = _run(func, points, "vjp")
+        _check_strict(outputs, strict)
+        vectors = _vectors(v, outputs, many, "vjp")
+        found = _gradients(outputs, points, vectors, create_graph, strict)
+    return (
+        _packed(many, _finish(outputs, create_graph)),
+        _packed(several, _finish(found, create_graph)),
+    )
+
+
+def jvp(
+    func: Callable[..., Any],
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
+) -> tuple[Any, Any]:
+    """Return func(*inputs) and its Jacobian times `v`. `v` has the shapes of the inputs."""
+    with enable_grad():
+        several, inputs = _tuple(inputs, "inputs", "jvp")
+        points = _start(inputs, create_graph)
+        vectors = _vectors(v, points, several, "jvp")
+        many, outputs = _run(func, points, "jvp")
+        _check_strict(outputs, strict)
+        # Linear in these: their values do not matter.
+        cotangents = tuple(zeros_like(y).requires_grad_() for y in outputs)
+        pulled = _gradients(outputs, points, cotangents, True, strict)
+        found = _gradients(pulled, cotangents, vectors, create_graph, strict)
+    return (
+        _packed(many, _finish(outputs, create_graph)),
+        _packed(many, _finish(found, create_graph)),
+    )
+
+
+def jacobian(
+    func: Callable[..., Any],
+    inputs: Any,
+    create_graph: bool = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    strategy: str = "reverse-mode",
+) -> Any:
+    """Return the Jacobian of func at `inputs`: shape (*output shape, *input shape); tuples where func takes or
+    returns tuples, outputs outside.
+
+    `vectorize` and `strategy` are PyTorch's: the result is the same, computed in reverse mode.
+    """
+    _check_strategy("jacobian", strategy, vectorize, strict, create_graph)
+    with enable_grad():
+        several, inputs = _tuple(inputs, "inputs", "jacobian")
+        points = _start(inputs, create_graph)
+        many, outputs = _run(func, points, "jacobian")
+        _check_strict(outputs, strict)
+        rows: list[Any] = []
+        for y in outputs:
+            parts: list[list[Tensor]] = [[] for _ in points]
+            flat = y.reshape(-1)
+            for i in range(y.numel()):
+                for part, g in zip(
+                    parts,
+                    _gradients((flat[i],), points, (None,), create_graph, strict),
+                    strict=True,
+                ):
+                    part.append(g)
+            blocks = [
+                (
+                    stack(part) if part else zeros(0, *x.shape, dtype=y.dtype, device=x.device)
+                ).reshape(tuple(y.shape) + tuple(x.shape))
+                for part, x in zip(parts, points, strict=True)
+            ]
+            rows.append(_packed(several, _finish(blocks, create_graph)))
+    return _packed(many, rows)
+
+
+def _check_strategy(
+    name: str, strategy: str, vectorize: bool, strict: bool, create_graph: bool
+) -> None:
+    if strategy not in ("forward-mode", "reverse-mode"):
+        raise AssertionError(
+            'Expected strategy to be either "forward-mode" or "reverse-mode". Hint: If your function has more '
+            'outputs than inputs, "forward-mode" tends to be more performant. Otherwise, prefer to use '
+            '"reverse-mode".'
+        )
+    if strategy == "forward-mode" and create_graph:
+        raise NotImplementedError(
+            f'torch.autograd.functional.{name}: `create_graph=True` and `strategy="forward-mode"` are not supported '
+            'together (yet). Please either set `create_graph=False` or `strategy="reverse-mode"`.'
+        )
+    if strategy == "forward-mode" and not vectorize:
+        raise NotImplementedError(
+            f"Computing {name.capitalize()} using forward-AD or forward-over-reverse Hessian is only implemented for "
+            "`vectorize=True`."
+        )
+    if vectorize and strict:
+        raise RuntimeError(
+            f"torch.autograd.functional.{name}: `strict=True` and `vectorized=True` are not supported together. "
+            "Please either set `strict=False` or `vectorize=False`."
+        )
+
+
+def _number(func: Callable[..., Any], points: Tensors, name: str) -> Tensor:
+    """Return func(*points), which must be one number."""
+    many, outputs = _run(func, points, name)
+    if many or outputs[0].numel() != 1:
+        raise RuntimeError(
+            f"The function given to {name} should return a single Tensor"
+            if many
+            else f"The Tensor returned by the function given to {name} should contain a single element"
+        )
+    return outputs[0].squeeze()
+
+
+def hessian(
+    func: Callable[..., Any],
+    inputs: Any,
+    create_graph: bool = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    outer_jacobian_strategy: str = "reverse-mode",
+) -> Any:
+    """Return the second derivatives of func, which returns one number: shape (*input shape, *input shape); a
+    tuple of tuples for a tuple of inputs.
+    """
+    several, inputs = _tuple(inputs, "inputs", "hessian")
+
+    def slope(*points: Tensor) -> Tensors:
+        points = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in points)
+        y = _number(func, points, "hessian")
+        _check_strict((y,), strict)
+        found = _gradients((y,), points, (None,), True)
+        if strict:
+            for i, g in enumerate(found):
+                if not g.requires_grad:
+                    raise RuntimeError(
+                        "jacobian of the user-provided function with respect to input "
+                        f"{i} is independent of the input. This is not allowed in strict mode."
+                    )
+        return found
+
+    _check_strategy("hessian", outer_jacobian_strategy, vectorize, strict, create_graph)
+    found = jacobian(slope, inputs, create_graph=create_graph)
+    return found if several else found[0][0]
+
+
+def vhp(
+    func: Callable[..., Any],
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
+) -> tuple[Any, Any]:
+    """Return func(*inputs), one number, and `v` times its Hessian."""
+    with enable_grad():
+        several, inputs = _tuple(inputs, "inputs", "vhp")
+        points = _start(inputs, create_graph)
+        vectors = _vectors(v, points, several, "vhp")
+        y = _number(func, points, "vhp")
+        _check_strict((y,), strict)
+        slopes = _gradients((y,), points, (None,), True, strict)
+        found = _gradients(slopes, points, vectors, create_graph, strict)
+    return _finish((y,), create_graph)[0], _packed(several, _finish(found, create_graph))
+
+
+def hvp(
+    func: Callable[..., Any],
+    inputs: Any,
+    v: Any = None,
+    create_graph: bool = False,
+    strict: bool = False,
+) -> tuple[Any, Any]:
+    """Return func(*inputs), one number, and its Hessian times `v`."""
+    with enable_grad():
+        several, inputs = _tuple(inputs, "inputs", "hvp")
+        points = _start(inputs, create_graph)
+        vectors = _vectors(v, points, several, "hvp")
+        y = _number(func, points, "hvp")
+        _check_strict((y,), strict)
+        slopes = _gradients((y,), points, (None,), True, strict)
+        cotangents = tuple(zeros_like(x).requires_grad_() for x in points)
+        pulled = _gradients(slopes, points, cotangents, True, strict)
+        found = _gradients(pulled, cotangents, vectors, create_graph, strict)
+    return _finish((y,), create_graph)[0], _packed(several, _finish(found, create_graph))
