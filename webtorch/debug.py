@@ -18,12 +18,24 @@ from webtorch.ir.dtype import DType, bfloat16
 from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
+from webtorch.tensors.host import tracing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 Scalar = bool | int | float
 Written = dict[int, dict[int, Scalar]]
+
+
+def capture(name: str, tensor: Any) -> Any:
+    """Name an intermediate result of a compiled function; returns it as it is.
+
+    It costs nothing unless `webtorch.compile(..., captures=...)` asks for the name: then
+    `captured()` of the compiled function gives its value of the latest call.
+    """
+    if tracing.active:
+        tracing.keep(name, tensor)
+    return tensor
 
 
 def generic(routine: Routine) -> Kernel:

@@ -110,8 +110,8 @@ def memory_plan(program: Program, names: Mapping[int, str] | None = None) -> Mem
             writer.setdefault(step.target, ("copy", ""))
         else:
             routine = program.routines[step.routine]
-            for b, slot in zip(step.buffers, routine.buffers, strict=True):
-                if slot.access != "read":
+            for b, used_as in zip(step.buffers, routine.buffers, strict=True):
+                if used_as.access != "read":
                     writer.setdefault(b, (routine.name, step.line))
     number = {b: i for i, b in enumerate(program.inputs)}
     held: list[Held] = []

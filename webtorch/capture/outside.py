@@ -155,6 +155,14 @@ class Survey:
         while self._waiting:
             self._walk(*self._waiting.popleft())
 
+    def module_names(self) -> dict[int, str]:
+        """Return the names of the modules, as in `named_modules()` of the first that was met."""
+        found: dict[int, str] = {}
+        for module in self.modules:
+            for name, part in module.named_modules():
+                found.setdefault(id(part), name)
+        return found
+
     def _visit(self, value: Any, name: str) -> None:
         """Walk `value` later, once."""
         if isinstance(value, _PLAIN) or id(value) in self._seen or isinstance(value, Tensor):

@@ -6,25 +6,34 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from webtorch.capture.kernels import KernelText, kernel_texts
+from webtorch.capture.memory import MemoryPlan, memory_plan
+from webtorch.capture.meta import compile_for_nothing, without_values
 from webtorch.capture.trace import (
     Capture,
     Compiler,
     NotReplayable,
+    Returned,
     capture,
     is_constant,
     replay,
 )
+from webtorch.capture.viewer import page
+from webtorch.errors import CacheChurnWarning
 from webtorch.ir.program import Program
 from webtorch.nn import Module
+from webtorch.ops import movement
 from webtorch.tensors import autocast
 from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.host import HostScalar, host_scalar
-from webtorch.tensors.tape import mode
+from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.
@@ -54,13 +63,24 @@ class CompiledFunction:
     Attributes are those of the function or Module.
     """
 
-    def __init__(self, function: Callable[..., Any], compiler: Compiler | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        device: str | None = None,
+        captures: bool | Iterable[str] = (),
+    ) -> None:
         self.function = function
+        # Without a device nothing runs.
+        self.runs = device is None
+        self.wanted = captures if isinstance(captures, bool) else frozenset(captures)
+        # The named intermediate results of the latest call.
+        self.named: dict[str, Tensor] = {}
         self.captures: OrderedDict[Any, list[tuple[Capture, dict[str, Any]]]] = OrderedDict()
         # Signatures that cannot be replayed.
         self.usual: set[Any] = set()
         self.refusals: dict[Any, int] = {}
-        self.compiler = compiler
+        self.compiler: Compiler | None = None if self.runs else compile_for_nothing
         # Number arguments of a signature that only enter as arguments of the program, and those
         # whose value decided what was computed.
         self.free: dict[Any, set[str]] = {}
@@ -101,7 +121,7 @@ class CompiledFunction:
             before = dict(live)
             live.update(numbers)
             if captured.fits() and all(g.fits(given) for g in captured.grads):
-                return replay(captured, tensors, given)
+                return self._replay(captured, tensors, given)
             live.update(before)
         if len(states) >= _MAX_STATES:
             watched = states[0][0].watched
@@ -124,14 +144,16 @@ class CompiledFunction:
         positional, named = _replace((args, kwargs), iter(tensors), live, iter(live))
         try:
             captured = capture(
-                self.function, positional, named, tensors, careful=True, compiler=self.compiler
-            )
+                self.function, positional, named, tensors,
+                careful=True, compiler=self.compiler, wanted=self.wanted,
+            )  # fmt: skip
         except NotReplayable as usual:
             count = self.refusals[key] = self.refusals.get(key, 0) + 1
             if count >= _MAX_REFUSALS:
                 self._give_up(key, usual.reason)
             return usual.result
         self.refusals.pop(key, None)
+        self._name_arguments(captured, args, kwargs)
         parts = [i for i, t in enumerate(given) if not t._whole]
         if parts and key not in self.written and _writes(captured, parts):
             # The copy of a part would be written, and not the part.
@@ -147,7 +169,13 @@ class CompiledFunction:
         if len(self.captures) > _MAX_SIGNATURES:
             gone, _ = self.captures.popitem(last=False)
             self.signatures.pop(gone, None)
-        return replay(captured, tensors, given)
+        return self._replay(captured, tensors, given)
+
+    def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
+        if not self.runs:
+            return _without_values(captured.result)
+        result, self.named = replay(captured, tensors, given)
+        return result
 
     # ---- numbers
 
@@ -225,6 +253,7 @@ class CompiledFunction:
                     f"{len(self.signatures)} signatures because its argument {name!r} changes: "
                     f"{before}, then {now}. The oldest of more than {_MAX_SIGNATURES} programs is "
                     f"dropped; {advice}",
+                    CacheChurnWarning,
                     stacklevel=4,
                 )
 
@@ -253,8 +282,82 @@ class CompiledFunction:
         return next(reversed(self.captures.values()))[0][0]
 
     def program(self) -> Program:
-        """Return the program of the latest signature. Raises RuntimeError before the first call."""
+        """Return the program of the latest signature; printed, it lists its steps.
+
+        Raises RuntimeError before the first call.
+        """
         return self.latest().executable.program
+
+    def kernels(self) -> list[KernelText]:
+        """Return the kernels of the latest program: loops, WGSL, and the user's lines."""
+        captured = self.latest()
+        limits = captured.runtime.backend.limits
+        program = captured.executable.program
+        return kernel_texts(program, limits if captured.runtime.kind == "webgpu" else None)
+
+    def memory_plan(self) -> MemoryPlan:
+        """Return what memory a run of the latest program takes, known before it runs."""
+        captured = self.latest()
+        return memory_plan(captured.executable.program, captured.input_names())
+
+    def graph(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the latest program as a page of HTML that needs nothing else; write it to `path`.
+
+        It shows the steps and what they read and write, the kernels with their WGSL and the user's
+        lines, and the memory over time.
+        """
+        captured = self.latest()
+        device = captured.runtime.kind if self.runs else "none"
+        text = page(
+            _title(self.function), device, self.program(), self.kernels(), self.memory_plan()
+        )
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def captured(self) -> dict[str, Tensor]:
+        """Return the named intermediate results of the latest call, as tensors on the CPU.
+
+        They are those that `webtorch.debug.capture(name, tensor)` named in the function, and the
+        results of submodules under their names, if `webtorch.compile(..., captures=...)` asks for
+        them. All of them are read at once.
+        """
+        return read_together(self.named)
+
+    def _name_arguments(
+        self, captured: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        names = argument_names(self.function, args)
+        captured.names = [n for n, form in _described(names, args, kwargs) if "[" in form]
+
+
+def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU, read in one transfer for each device and type."""
+    groups: dict[Any, list[str]] = {}
+    for name, t in tensors.items():
+        groups.setdefault((t._storage.runtime, t.dtype), []).append(name)
+    out: dict[str, Tensor] = {}
+    with no_grad():
+        for names in groups.values():
+            parts = [tensors[n].detach().reshape(-1) for n in names]
+            whole = (movement.cat(parts) if len(parts) > 1 else parts[0]).cpu()
+            at = 0
+            for name, part in zip(names, parts, strict=True):
+                count = part.numel()
+                out[name] = whole[at : at + count].reshape(tensors[name]._shape)
+                at += count
+    return {name: out[name] for name in tensors}
+
+
+def _without_values(x: Any) -> Any:
+    """Return a structure like the one that a call returns, with tensors that have no values."""
+    if isinstance(x, Returned):
+        return without_values(x.shape, x.dtype)
+    if isinstance(x, dict):
+        return {k: _without_values(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_without_values(v) for v in x)
+    return x
 
 
 def _equal(a: float, b: float) -> bool:
@@ -390,15 +493,33 @@ def _replace(x: Any, tensors: Any, live: dict[str, Any], names: Any) -> Any:
     return x
 
 
-def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: Any = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    device: str | None = None,
+    captures: bool | Iterable[str] = (),
+) -> Any:
     """Return `model` (a function or Module) compiled; also a decorator, with or without arguments.
 
-    PyTorch's options (fullgraph, dynamic, backend, mode) are accepted; there is one compiler and
-    one mode.
+    PyTorch's options are accepted; there is one compiler and one mode. With `device="meta"` nothing
+    runs and no device is needed: a call plans the program for a common GPU, to be looked at, and
+    returns tensors without values. `captures` names intermediate results that `captured()` is to
+    give after a call (True: all that have a name).
     """
     if model is None:
-        return lambda function: compile(function, **options)
-    unknown = set(options) - {"fullgraph", "dynamic", "backend", "mode", "options", "disable"}
-    if unknown:
-        raise TypeError(f"compile() got an unexpected keyword argument {sorted(unknown)[0]!r}")
-    return model if options.get("disable") else CompiledFunction(model)
+        return functools.partial(
+            compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
+            options=options, disable=disable, device=device, captures=captures,
+        )  # fmt: skip
+    if device not in (None, "meta"):
+        raise ValueError(
+            f"compile: device={device!r}: a program runs where its tensors are; the only other "
+            "choice is 'meta', which compiles without a device"
+        )
+    return model if disable else CompiledFunction(model, device=device, captures=captures)

@@ -82,6 +82,8 @@ class Capture:
     decisions: list[Decision] = field(default_factory=list)
     # Named intermediate results.
     named: dict[str, Any] = field(default_factory=dict)
+    # The names of the argument tensors.
+    names: list[str] = field(default_factory=list)
     backward: Backward | None = None
     epoch: int = 0
 
@@ -90,6 +92,19 @@ class Capture:
         """How many counters of the device's default generator the call uses up."""
         generator = default_generator(device_of(self.runtime))
         return sum(count for g, count in self.draws if g is generator)
+
+    def input_names(self) -> dict[int, str]:
+        """Return the names of the program's inputs, by their number, as far as they have any."""
+        known = self.watched.names() if self.watched is not None else {}
+        found: dict[int, str] = {}
+        for i, source in enumerate(self.sources):
+            if isinstance(source, int):
+                found[i] = self.names[source] if source < len(self.names) else f"argument {source}"
+            elif is_constant(source):
+                found[i] = "constant"
+            elif id(source) in known:
+                found[i] = known[id(source)]
+        return found
 
     def fits(self) -> bool:
         """Whether what the call depends on outside its arguments is as it was."""
@@ -159,6 +174,7 @@ class Returned:
     origin: Any = None
     # Equal for one tensor that is returned twice.
     identity: int = 0
+    dtype: Any = None
     # The name of the gradient function whose graph the call used up; "" where there is none.
     history: str = ""
 
@@ -179,10 +195,12 @@ class Watched:
         self.lengths: list[Length] = [n for n in survey.lengths if id(n) not in dropped]
         for optimizer in survey.optimizers:
             self.lengths.append(Length(optimizer.state, "optimizer.state"))
-            for state in optimizer.state.values():
+            shown = {id(t.now): t.place.name for t in reversed(self.tensors)}
+            for param, state in optimizer.state.items():
                 for key, value in state.items():
                     if isinstance(value, Tensor):
-                        self.tensors.append(TensorPlace(Place(state, key, "item", str(key))))
+                        name = f"{key} of {shown.get(id(param), 'a parameter')}"
+                        self.tensors.append(TensorPlace(Place(state, key, "item", name)))
         self.calculates = survey.calculates
         self.quick_tensors = [
             t for t in self.tensors if id(t.place) in {id(p) for p in survey.quick}
@@ -243,6 +261,11 @@ class Watched:
         self.moved = {a: b for a, b in self.moved.items() if a is not b}
         return True
 
+    def names(self) -> dict[int, str]:
+        """Return the names of the storages that the capture met, by id."""
+        found = {id(t.storage): t.place.name for t in reversed(self.tensors)}
+        return found
+
     def storages(self) -> set[int]:
         """Return the ids of the storages of all watched tensors, as they are now."""
         return {id(t.now._storage) for t in self.tensors}
@@ -294,13 +317,15 @@ def capture(
     careful: bool = False,
     runtime: Runtime | None = None,
     compiler: Compiler | None = None,
+    wanted: bool | frozenset[str] = False,
 ) -> Capture:
     """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (computed).
 
     `runtime` is where the call computes; by default that is the arguments' device. `compiler` turns
-    its graph into a program. With `careful`, what the function reads outside its arguments is
-    watched, and NotReplayable is raised where the call did what a program cannot repeat. Raises
-    CaptureError where the function reads a value of what it computes.
+    its graph into a program; `wanted` are names of intermediate results to keep. With `careful`,
+    what the function reads outside its arguments is watched, and NotReplayable is raised where the
+    call did what a program cannot repeat. Raises CaptureError where the function reads a value of
+    what it computes.
     """
     survey = Survey(function) if careful else None
     runtime = runtime or _one_runtime(function, tensors, survey)
@@ -312,6 +337,9 @@ def capture(
     work = [(r, r.counters.realized, len(r.pending)) for r in others]
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
     tracing.begin()
+    tracing.wanted = wanted
+    if survey is not None and wanted:
+        tracing.module_names = survey.module_names()
     runtime.capturing = True
     runtime.overwritten.clear()
     effects: list[tuple[Place, Any]] = []
@@ -432,7 +460,8 @@ def capture(
     captured = Capture(
         runtime, graph, executable, sources, donated, targets, shapes, frozen.args, dynamic, draws, result,
         grads, [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used],
-        watched, actions, effects, decisions, shown, backward, bindings.epoch,
+        watched, actions, effects, decisions, shown, [], backward,
+        bindings.epoch,
     )  # fmt: skip
     if watched is not None:
         watched.holds()
@@ -593,7 +622,7 @@ class _Describe:
                 history = fn.title
             storage = x._storage if number is None or origin is not None else None
             return Returned(
-                number, x._shape, x._strides, x._offset, storage, origin, id(x), history
+                number, x._shape, x._strides, x._offset, storage, origin, id(x), x.dtype, history
             )
         if isinstance(x, dict):
             return {k: self(v) for k, v in x.items()}
@@ -618,10 +647,13 @@ def _returned(x: Any) -> Iterator[Returned]:
     return (leaf for leaf in _leaves(x) if isinstance(leaf, Returned))
 
 
-def replay(captured: Capture, tensors: list[Tensor], given: list[Tensor] | None = None) -> Any:
+def replay(
+    captured: Capture, tensors: list[Tensor], given: list[Tensor] | None = None
+) -> tuple[Any, dict[str, Tensor]]:
     """Run a captured call on other arguments of the same signature. Does not wait for the device.
 
-    `given` are the caller's own tensors, where `tensors` are copies or parts of them.
+    `given` are the caller's own tensors, where `tensors` are copies or parts of them. Return what
+    the call returns, and its named intermediate results.
     """
     runtime = captured.runtime
     given = tensors if given is None else given
@@ -670,10 +702,10 @@ def replay(captured: Capture, tensors: list[Tensor], given: list[Tensor] | None 
     for place, value in captured.effects:
         place.set(rebuild(value))
     result = rebuild(captured.result)
-    rebuild(captured.named)
+    named = rebuild(captured.named)
     if backward is not None:
         backward.attach(rebuild.made, given, held, buffers[len(captured.targets) :], args)
-    return result
+    return result, named
 
 
 def _read(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:

@@ -41,7 +41,6 @@ from webtorch.lower.fuse import (
 from webtorch.lower.schedule import in_frugal_order
 from webtorch.runtime.backend import Limits
 
-
 # A temporary of at least this size is written over in place where that can be.
 _IN_PLACE_BYTES = 1 << 16
 
@@ -268,11 +267,11 @@ class _Planner:
                     self._take(written, donor, taken)
             for written in task.writes:
                 if written not in self.memory.buffer_of:
-                    base = self._dying(task, t, written, taken)
-                    if base is None:
+                    dying = self._dying(task, t, written, taken)
+                    if dying is None:
                         self._declare(written)
                     else:
-                        self._take(written, base, taken)
+                        self._take(written, dying, taken)
         self._declare_untouched()
         return self._assemble()
 

@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 from webtorch.ir.graph import Graph
 
-
 # A task that takes less than this part of the largest value is thought to take nothing.
 _SMALL = 64
 

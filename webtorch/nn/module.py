@@ -626,6 +626,11 @@ class Module:
         """Run forward, with hooks only where there are any."""
         if tracing.active:
             tracing.modules.setdefault(self, self._state_of_call())
+            name = tracing.module_names.pop(id(self), "")
+            if name:
+                result = self._call_impl(*args, **kwargs)
+                tracing.keep(name, result)
+                return result
         if not (
             self._forward_hooks
             or self._forward_pre_hooks

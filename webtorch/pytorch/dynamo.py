@@ -497,7 +497,7 @@ class CompiledGraph:
             if len(self.captures) > _MAX_CAPTURES:
                 self.captures.popitem(last=False)
         made: dict[Storage, Any] = {}
-        return [_to_torch(x, made, owners) for x in replay(captured, flats)]
+        return [_to_torch(x, made, owners) for x in replay(captured, flats)[0]]
 
     def _capture(self, key: tuple[Any, ...], flats: list[Tensor]) -> Capture:
         def run(*tensors: Tensor) -> list[Any]:

@@ -285,6 +285,10 @@ class _Tracing(threading.local):
         self.decisions: dict[Any, Decision] = {}
         # Named intermediate results.
         self.named: dict[str, Any] = {}
+        # Which of them are wanted: all, or these.
+        self.wanted: bool | frozenset[str] = False
+        # Modules whose results have names, by id.
+        self.module_names: dict[int, str] = {}
         # Why the call cannot be replayed, once that is known.
         self.refused: str | None = None
 
@@ -309,6 +313,18 @@ class _Tracing(threading.local):
         drawn.generator = counter.generator = generator
         counter.relative = (offset - start[2]) % 2**64
         return drawn, counter
+
+    def keep(self, name: str, result: Any) -> None:
+        """Note a named intermediate result (a tensor, or something with tensors), if it is wanted."""
+        wanted = self.wanted if isinstance(self.wanted, bool) else name in self.wanted
+        if not wanted:
+            return
+        if hasattr(result, "_storage"):
+            self.named[name] = result.detach()
+        elif isinstance(result, (list, tuple)):
+            for i, part in enumerate(result):
+                if hasattr(part, "_storage"):
+                    self.named[f"{name}.{i}"] = part.detach()
 
     def decide(self, decision: Decision) -> None:
         """Note a decision by a number of the host."""
