@@ -86,3 +86,30 @@ def test_a_tensor_above_the_binding_limit_is_refused_before_it_is_made() -> None
     with pytest.raises(OutOfMemoryError, match=r"than a kernel can use at once.*split the tensor"):
         webtorch.empty(limit // 4 + 1024, device="webgpu").fill_(1.0)[:1].tolist()
     assert (x + 1).tolist() == [2.0, 2.0]
+
+
+def test_above_the_binding_limit_every_operation_is_right_or_refused_with_the_figure() -> None:
+    limit = webtorch.zeros(1, device="webgpu")._storage.runtime.backend.limits.max_binding_bytes
+    if limit > 1 << 30:
+        pytest.skip("needs an adapter with a binding limit of 1 GiB or less")
+    n = limit // 4 + 4
+    # What never reaches memory needs no binding.
+    total = webtorch.ones(n, device="webgpu").sum()
+    assert total.item() == n
+    side = int(n**0.5) + 1
+    for make in (
+        lambda: webtorch.ones(n, device="webgpu") * 2 + 1,
+        lambda: webtorch.ones(n).to("webgpu"),
+        lambda: webtorch.ones(side, 4, device="webgpu") @ webtorch.ones(4, side, device="webgpu"),
+        lambda: webtorch.ones(2 * n, device="webgpu", dtype=webtorch.float16).exp(),
+        lambda: webtorch.cat([webtorch.ones(n // 2 + 4, device="webgpu")] * 2),
+    ):
+        with pytest.raises(OutOfMemoryError, match=rf"\({limit // (1 << 20)} MiB, {limit} bytes\)"):
+            make()[-2:].tolist()
+    assert webtorch.ones(3, device="webgpu").tolist() == [1.0, 1.0, 1.0]
+
+
+def test_more_elements_than_positions_are_refused() -> None:
+    for count in (2**31 - 4, 2**36):
+        with pytest.raises(OutOfMemoryError, match=f"{count} elements are more than a kernel on"):
+            webtorch.ones(count, device="webgpu").sum().item()

@@ -88,10 +88,10 @@ class Node:
         self.dtype = dtype
         self.line = line
         self.buffer: Any = None
-        # Set when a second storage takes this value (a clone costs nothing until one of them is
-        # written): its memory must
-        # then not be taken over by what overwrites the first.
-        self.shared = False
+        # The storages that took this value, as weak references, once it is more than one (a clone
+        # costs nothing until one of them is written); True if something else reads it. Its memory
+        # is not taken over by what overwrites one of them while there are others.
+        self.shared: bool | list[Any] = False
         # On a buffer whose memory NumPy arrays may see too: tells whether one still does.
         self.host: Callable[[], object] | None = None
 

@@ -273,6 +273,14 @@ class _Writer:
         if direct and self.store_into(stores[0]):
             return
         values = [self.value(s.value) for s in stores]
+        written = {s.buffer for s in stores}
+        for i, s in enumerate(stores):
+            root = s.value
+            while root.op == "cast":
+                root = root.args[0]
+            if root.op == "load" and root.value in written and len(stores) > 1:
+                # A view of what another store may overwrite first.
+                values[i] = self.assign("t", f"{values[i]}.copy()")
         targets = []
         for s in stores:
             where = self.strided(s)

@@ -336,24 +336,8 @@ class _Planner:
                     and (repeats or e.args[0] is not store.position or len(e.args) != 1)
                 ):
                     return False
-        # A row kernel walks a row several times: what a later stage or store reads must not be
-        # overwritten before.
-        return not (
-            task.routine.reduces
-            and len(task.routine.stores) > 1
-            and store.level == "inner"
-            and self._read_by_other_stores(task.routine, slot, target)
-        )
-
-    @staticmethod
-    def _read_by_other_stores(kernel: Kernel, slot: int, target: int) -> bool:
-        return any(
-            e.op == "load" and e.value == slot
-            for s in kernel.stores
-            if s.buffer != target
-            for root in (s.value, s.position)
-            for e in ex.walk(root)
-        )
+        # Kernels compute the values of all stores of a point before they write the first.
+        return True
 
     def _take(self, written: int, base: int, taken: set[int]) -> None:
         taken.add(base)

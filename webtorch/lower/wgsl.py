@@ -9,7 +9,7 @@ by `wgsl_shader`.
 
 from __future__ import annotations
 
-from webtorch.errors import DeviceError
+from webtorch.errors import DeviceError, OutOfMemoryError
 from webtorch.ir.kernel import (
     Convolution,
     Host,
@@ -24,12 +24,25 @@ from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
 
+# Positions are 32-bit numbers with a sign; a loop looks a little beyond its end.
+_MAX_POSITIONS = (1 << 31) - (1 << 24)
+
+
 def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches that compute `routine`, in order.
 
     Raises DTypeError for a type that WGSL does not have, OverflowError for a constant that 32 bits
-    cannot hold, DeviceError for what only the CPU computes.
+    cannot hold, DeviceError for what only the CPU computes, OutOfMemoryError for more elements than
+    32-bit positions can number.
     """
+    count = max((slot.elements for slot in routine.buffers), default=0)
+    if isinstance(routine, Kernel):
+        count = max(count, routine.outer_count * routine.inner_count)
+    if count > _MAX_POSITIONS:
+        raise OutOfMemoryError(
+            f"{routine.name}: {count} elements are more than a kernel on WebGPU can number with 32 "
+            f"bits ({_MAX_POSITIONS}); split the tensor, or use device 'cpu'"
+        )
     match routine:
         case Kernel():
             return render_kernel(routine, limits, engine)

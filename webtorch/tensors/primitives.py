@@ -236,11 +236,8 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         return x
     node = values._node()
     if x._whole:
-        if not fresh:
-            if node is values._storage.node:
-                node = values._storage.share()
-            else:
-                node.shared = True
+        if not fresh and node is values._storage.node:
+            node = values._storage.share()
         storage.replace(node)
     elif numel(x._shape):
         old = storage.node

@@ -5,6 +5,7 @@ Floor 4.
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 from webtorch.ir.dtype import DType
@@ -38,8 +39,25 @@ class Storage:
         self.version = 0
         # The computed value that a pending one will replace: its memory may be written in place.
         self.donor: Node | None = None
+        if node.shared:
+            self._join(node)
         if node.kind != "buffer":
             runtime.add(self)
+
+    def _join(self, node: Node) -> None:
+        """Note that this storage holds a value that others hold too."""
+        holders = node.shared
+        if isinstance(holders, list):
+            if len(holders) & (len(holders) - 1) == 0:
+                holders[:] = [r for r in holders if (s := r()) is not None and s.node is node]
+            holders.append(weakref.ref(self))
+
+    def _shares(self, node: Node) -> bool:
+        """Whether something else holds a value of this storage."""
+        holders = node.shared
+        if isinstance(holders, bool):
+            return holders
+        return any((s := r()) is not None and s is not self and s.node is node for r in holders)
 
     def replace(self, node: Node) -> None:
         """Give the storage a new value, as an in-place operation does."""
@@ -49,12 +67,14 @@ class Storage:
                 self._write_through(old, node)
                 self.version += 1
                 return
-            self.donor = None if old.shared else old
+            self.donor = None if self._shares(old) else old
             if self.runtime.capturing:
                 self.runtime.overwritten.setdefault(self, old)
             self.node = node
             self.runtime.add(self)
         self.node = node
+        if node.shared:
+            self._join(node)
         if node.kind == "buffer":
             self.donor = None
         self.version += 1
@@ -62,7 +82,7 @@ class Storage:
     def _write_through(self, home: Node, node: Node) -> None:
         """Compute a new value now, into the memory `home` that NumPy arrays see too."""
         # Another storage that takes this value as well must not end up in this memory.
-        self.donor = None if node.shared or not home.buffer.writable else home
+        self.donor = None if self._shares(node) or not home.buffer.writable else home
         self.node = node
         try:
             self.runtime.add(self)
@@ -79,6 +99,8 @@ class Storage:
             if node.buffer is not home.buffer:
                 home.buffer.array[...] = node.buffer.array
             self.node = home
+        elif node.shared:
+            self._join(node)
 
     def share(self) -> Node:
         """Return the value for a second storage to hold; the memory stays until one is written."""
@@ -88,13 +110,14 @@ class Storage:
             return Node(
                 "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
             )
-        node.shared = True
+        if not node.shared:
+            node.shared = [weakref.ref(self)]
         return node
 
     def own(self) -> Node:
         """Return the value as a buffer node of memory that no other storage holds."""
         node = self.realize()
-        if node.shared:
+        if self._shares(node):
             self.node = Node(
                 "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
             )

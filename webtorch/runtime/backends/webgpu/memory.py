@@ -178,9 +178,10 @@ class Pool:
     def _grow(self, capacity: int, nbytes: int, dtype: DType | None, elements: int) -> Block:
         what = f"{dtype.name}[{elements}], " if dtype is not None else ""
         if nbytes > self._max_binding or capacity > self._max_buffer:
+            most = min(self._max_binding, self._max_buffer)
             raise OutOfMemoryError(
-                f"allocate: {what}{_size(nbytes)}, is more than a kernel can use at once on this adapter "
-                f"({_size(min(self._max_binding, self._max_buffer))}); split the tensor, or use device 'cpu'"
+                f"allocate: {what}{_size(nbytes)} ({nbytes} bytes), is more than a kernel can use at once "
+                f"on this adapter ({_size(most)}, {most} bytes); split the tensor, or use device 'cpu'"
             )
         if self.limit is not None and self.reserved + capacity > self.limit:
             self.release_unused()
