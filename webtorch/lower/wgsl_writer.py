@@ -348,6 +348,10 @@ class KernelWriter:
             if not ready:
                 pending.append((node, True))
                 pending.extend((a, False) for a in reversed(self._needs(node)))
+            if self._same_in_block(node, scope):
+                assert scope.base is not None
+                scope.env[node] = self.value(node, scope.base)
+                continue
                 continue
             home = self._home(node, scope)
             text = self._text(node, scope, home)
@@ -369,6 +373,19 @@ class KernelWriter:
 
     def _home(self, node: Expr, scope: Scope) -> Scope:
         return scope if self.varies(node) else self._root(scope)
+
+    def _same_in_block(self, node: Expr, scope: Scope) -> bool:
+        """Whether the block's first point has the value too: it does not depend on the last inner
+        dimension, in which the points of a whole block differ."""
+        return (
+            self.fast_inner
+            and scope.base is not None
+            and scope.base is not scope
+            and self.splits_last
+            and self.fast_count % self.lanes == 0
+            and self.varies(node)
+            and not self.mask(node) & (1 << (self.rank + len(self.kernel.inner) - 1))
+        )
 
     def _root(self, scope: Scope) -> Scope:
         while scope.parent is not None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int8, int32
 from webtorch.ops.contract import check_tensor, rows_times
 from webtorch.ops.primitive import cast_to, iota
-from webtorch.ops.record import LOWER, composite
+from webtorch.ops.record import LOWER, composite, elementwise
 
 # Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix
 # product is less work.
@@ -78,12 +79,24 @@ def _shifts(x: Any) -> Any:
     return iota(_PER_WORD, 0, 4, int32, x.device)
 
 
+nibble = elementwise(
+    "_nibble",
+    lambda word, shift: ex.shr(word, shift) & 15,
+    tensors=("word", "shift"),
+    torch="",
+    function_in=(),
+    inplace=False,
+    dtypes=(int32,),
+    doc="The four bits of a word that begin at bit `shift`.",
+)
+
+
 @composite(name="_dequantize_weight", function_in=(), torch="", differentiable=False)
 def dequantize_weight(packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
     """Return the float32 weight (out, in) that packed numbers stand for."""
     rows, count = scales.shape
     if bits == 4:
-        q = (packed.unsqueeze(-1) >> _shifts(packed)) & 15
+        q = nibble(packed.unsqueeze(-1), _shifts(packed))
         w = cast_to(q, float32).reshape(rows, count, -1) - zeros.unsqueeze(-1)
     else:
         w = cast_to(packed, float32).reshape(rows, count, -1)
