@@ -7,8 +7,8 @@ and evaluation mode.
 from __future__ import annotations
 
 import os
+import traceback
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,27 +28,34 @@ FULL = os.environ.get("WEBTORCH_CONFORMANCE") == "full"
 QUICK = 2
 INFOS = {info.name.removeprefix("nn."): info for info in module_db}
 
-# Samples that webtorch refuses by design: the error is the specified behaviour.
-COMPLEX = "complex"
+# The samples of these bring random numbers of float64.
+DTYPES = dict.fromkeys(("FractionalMaxPool2d", "FractionalMaxPool3d"), torch.float64)
 
 
-def to_ours(value: Any) -> Any:
-    """Return arguments of PyTorch as webtorch's."""
+def to_ours(value: Any, seen: dict[int, Any] | None = None) -> Any:
+    """Return arguments of PyTorch as webtorch's; a tensor that is there twice stays one."""
+    seen = {} if seen is None else seen
     if isinstance(value, torch.Tensor):
-        dtype = getattr(webtorch, str(value.dtype).rpartition(".")[2])
-        ours = webtorch.tensor(value.detach().numpy(), dtype=dtype)
-        return ours.requires_grad_(value.requires_grad) if value.is_floating_point() else ours
+        if id(value) not in seen:
+            seen[id(value)] = _tensor(value)
+        return seen[id(value)]
     if isinstance(value, torch.dtype):
         return getattr(webtorch, str(value).rpartition(".")[2])
     if isinstance(value, torch.nn.Module):
         return copied(value)
     if isinstance(value, dict):
-        return {key: to_ours(one) for key, one in value.items()}
+        return {key: to_ours(one, seen) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(to_ours(one) for one in value)
-    if isinstance(value, Callable) and hasattr(nn.functional, getattr(value, "__name__", "")):  # type: ignore[arg-type]
-        return getattr(nn.functional, value.__name__)
-    return value
+        return type(value)(to_ours(one, seen) for one in value)
+    name = getattr(value, "__name__", "") if callable(value) else ""
+    return getattr(nn.functional, name, value) if name else value
+
+
+def _tensor(value: torch.Tensor) -> Any:
+    """Return a tensor of PyTorch as a leaf of webtorch."""
+    dtype = getattr(webtorch, str(value.dtype).rpartition(".")[2])
+    ours = webtorch.tensor(value.detach().numpy(), dtype=dtype)
+    return ours.requires_grad_(value.requires_grad) if value.is_floating_point() else ours
 
 
 def copied(reference: torch.nn.Module) -> Any:
@@ -57,8 +64,8 @@ def copied(reference: torch.nn.Module) -> Any:
         attention = reference.self_attn
         return nn.TransformerEncoderLayer(
             attention.embed_dim, attention.num_heads, reference.linear1.out_features,
-            reference.dropout.p, batch_first=attention.batch_first,
-            norm_first=reference.norm_first,
+            reference.dropout.p, to_ours(reference.activation), batch_first=attention.batch_first,
+            norm_first=reference.norm_first, bias=reference.linear1.bias is not None,
         )  # fmt: skip
     raise NotImplementedError(type(reference))
 
@@ -91,7 +98,11 @@ def samples(name: str, training: bool) -> list[Any]:
         warnings.simplefilter("ignore")
         return list(
             info.module_inputs_func(
-                info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+                info,
+                device="cpu",
+                dtype=DTYPES.get(name, torch.float32),
+                requires_grad=True,
+                training=training,
             )
         )
 
@@ -110,7 +121,12 @@ def compare(name: str, sample: Any, training: bool) -> None:
     if called is None:
         return
     args, kwargs = tuple(called.args), dict(called.kwargs)
-    ours = to_ours(args), to_ours(kwargs)
+    seen: dict[int, Any] = {}
+    ours = to_ours(args, seen), to_ours(kwargs, seen)
+    for one in leaves([*args, kwargs]):
+        if one.requires_grad:
+            # Some samples are results of operations.
+            one.retain_grad()
     if name.startswith("Lazy"):
         with torch.no_grad(), webtorch.no_grad():
             reference(*args, **kwargs)
@@ -155,10 +171,12 @@ def report(name: str, limit: int | None) -> list[str]:
             try:
                 compare(name, sample, training)
             except Exception as error:
-                text = str(error).strip().splitlines() or [""]
+                frames = traceback.extract_tb(error.__traceback__)
+                line = next(f.lineno for f in reversed(frames) if f.filename == __file__)
+                text = " ".join(str(error).split())
                 failures.append(
-                    f"#{number} {sample.desc} training={training} {sample.constructor_input}: "
-                    f"{type(error).__name__}: {' '.join(text)[:300]}"
+                    f"#{number} {sample.desc} training={training}, line {line}: "
+                    f"{type(error).__name__}: {text[:300]}"
                 )
     return failures
 

@@ -5,30 +5,44 @@ May import floors 0 to 4.
 
 from webtorch.nn import functional, init, parameter, quantized, utils
 from webtorch.nn.activation import *  # noqa: F403
+from webtorch.nn.adaptive import AdaptiveLogSoftmaxWithLoss
 from webtorch.nn.attention import MultiheadAttention
 from webtorch.nn.container import *  # noqa: F403
 from webtorch.nn.conv import *  # noqa: F403
 from webtorch.nn.distance import *  # noqa: F403
 from webtorch.nn.dropout import *  # noqa: F403
-from webtorch.nn.embedding import Embedding
+from webtorch.nn.embedding import Embedding, EmbeddingBag
+from webtorch.nn.lazy import *  # noqa: F403
 from webtorch.nn.linear import *  # noqa: F403
 from webtorch.nn.loss import *  # noqa: F403
 from webtorch.nn.module import Module
 from webtorch.nn.norm import *  # noqa: F403
-from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.nn.parallel import DataParallel
+from webtorch.nn.parameter import (
+    Buffer,
+    Parameter,
+    UninitializedBuffer,
+    UninitializedParameter,
+)
 from webtorch.nn.pooling import *  # noqa: F403
 from webtorch.nn.rnn import *  # noqa: F403
 from webtorch.nn.transformer import *  # noqa: F403
 from webtorch.nn.vision import *  # noqa: F403
 
 __all__ = [
+    "AdaptiveLogSoftmaxWithLoss",
     "Buffer",
+    "DataParallel",
     "Embedding",
+    "EmbeddingBag",
     "Module",
     "MultiheadAttention",
     "Parameter",
+    "UninitializedBuffer",
+    "UninitializedParameter",
     "functional",
     "init",
     "parameter",
+    "quantized",
     "utils",
 ]

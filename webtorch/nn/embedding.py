@@ -11,13 +11,25 @@ from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "EmbeddingBag"]
+
+
+def _options(layer: Any) -> str:
+    """Return what an embedding's printed form says about options that differ from the defaults."""
+    text = ""
+    if layer.max_norm is not None:
+        text += f", max_norm={layer.max_norm}"
+    if layer.norm_type != 2:
+        text += f", norm_type={layer.norm_type}"
+    if layer.scale_grad_by_freq is not False:
+        text += f", scale_grad_by_freq={layer.scale_grad_by_freq}"
+    return text
 
 
 class Embedding(Module):
     """A table of `num_embeddings` rows of `embedding_dim`, read by index.
 
-    Row `padding_idx` starts as zeros and gets no gradient.
+    Row `padding_idx` starts as zeros and gets no gradient. Gradients are dense, also with `sparse`.
     """
 
     def __init__(
@@ -36,17 +48,6 @@ class Embedding(Module):
     ) -> None:
         """Make weight (num_embeddings, embedding_dim), drawn from the standard normal."""
         super().__init__()
-        for name, given in (
-            ("max_norm", max_norm is not None),
-            ("scale_grad_by_freq", scale_grad_by_freq),
-            ("sparse", sparse),
-        ):
-            if given:
-                raise NotImplementedError(
-                    f"Embedding: {name} is not supported: it changes the weight, or the form of "
-                    "its gradient, on every read. Leave it out and renormalize the weight after "
-                    "the step."
-                )
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise AssertionError("Padding_idx must be within num_embeddings")
@@ -80,14 +81,17 @@ class Embedding(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows that the integers of `input` name: (*) to (*, embedding_dim)."""
-        return F.embedding(input, self.weight, self.padding_idx)
+        return F.embedding(
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type,
+            self.scale_grad_by_freq, self.sparse,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         text = f"{self.num_embeddings}, {self.embedding_dim}"
         if self.padding_idx is not None:
             text += f", padding_idx={self.padding_idx}"
-        return text
+        return text + _options(self)
 
     @classmethod
     def from_pretrained(
@@ -115,3 +119,108 @@ class Embedding(Module):
             scale_grad_by_freq=scale_grad_by_freq,
             sparse=sparse,
         )
+
+
+class EmbeddingBag(Module):
+    """Sums, means or maxima of an embedding's rows, bag by bag, without the rows themselves."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """Make weight (num_embeddings, embedding_dim), drawn from the standard normal."""
+        super().__init__()
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise AssertionError("padding_idx must be within num_embeddings")
+            padding_idx %= num_embeddings
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.padding_idx = padding_idx
+        if _weight is None:
+            self.weight = Parameter(
+                webtorch.empty((num_embeddings, embedding_dim), device=device, dtype=dtype)
+            )
+            self.reset_parameters()
+        else:
+            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
+                raise AssertionError(
+                    "Shape of weight does not match num_embeddings and embedding_dim"
+                )
+            self.weight = Parameter(_weight)
+        self.mode = mode
+        self.sparse = sparse
+        self.include_last_offset = include_last_offset
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with webtorch.no_grad():
+                self.weight[self.padding_idx].fill_(0)
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return (bags, embedding_dim) for (bags, length), or for (*) cut at `offsets` (bags,)."""
+        return F.embedding_bag(
+            input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq,
+            self.mode, self.sparse, per_sample_weights, self.include_last_offset, self.padding_idx,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Return the sizes, and what differs from the defaults."""
+        text = f"{self.num_embeddings}, {self.embedding_dim}{_options(self)}"
+        text += f", mode={self.mode!r}"
+        if self.padding_idx is not None:
+            text += f", padding_idx={self.padding_idx}"
+        return text
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> EmbeddingBag:
+        """Return a layer whose weight is `embeddings` (rows, columns)."""
+        if embeddings.dim() != 2:
+            raise AssertionError("Embeddings parameter is expected to be 2-dimensional")
+        rows, columns = embeddings.shape
+        bag = cls(
+            num_embeddings=rows,
+            embedding_dim=columns,
+            _weight=embeddings,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            mode=mode,
+            sparse=sparse,
+            include_last_offset=include_last_offset,
+            padding_idx=padding_idx,
+        )
+        bag.weight.requires_grad = not freeze
+        return bag

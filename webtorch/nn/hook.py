@@ -42,6 +42,19 @@ class RemovableHandle:
             if hooks is not None:
                 hooks.pop(self.id, None)
 
+    def __getstate__(self) -> tuple[Any, int, list[Any]]:
+        """Return the dicts themselves: a copy removes its hook from the copies of them."""
+        return self._hooks_ref(), self.id, [reference() for reference in self._extra_refs]
+
+    def __setstate__(self, state: tuple[Any, int, list[Any]]) -> None:
+        """Take back what `__getstate__` returned; dicts that are gone stay gone."""
+        hooks, self.id, extra = state
+        gone: OrderedDict[int, Any] = OrderedDict()
+        self._hooks_ref = weakref.ref(gone if hooks is None else hooks)
+        self._extra_refs = [weakref.ref(gone if one is None else one) for one in extra]
+        # Ids stay unique in a process that reads handles of another one.
+        RemovableHandle._ids = itertools.count(max(next(RemovableHandle._ids), self.id + 1))
+
     def __enter__(self) -> RemovableHandle:
         """Return the handle itself."""
         return self

@@ -5,12 +5,12 @@ May import the tensor floor only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
 
-__all__ = ["Buffer", "Parameter"]
+__all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
 
 
 class Parameter(Tensor):
@@ -93,3 +93,109 @@ def _rebuild_parameter(cls: type[Parameter], data: Tensor, requires_grad: bool) 
 def _rebuild_buffer(cls: type[Buffer], data: Tensor, persistent: bool) -> Buffer:
     """Return a buffer from what `Buffer.__reduce_ex__` gave."""
     return cls(data, persistent=persistent)
+
+
+_NO_SHAPE = (
+    "Can't access the shape of an uninitialized parameter or buffer. This error usually happens in "
+    "`load_state_dict` when trying to load an uninitialized parameter into an initialized one. "
+    "Call `forward` to initialize the parameters before accessing their attributes."
+)
+
+
+class _Uninitialized(Tensor):
+    """A tensor whose shape is not known yet; `materialize` gives it one and its final class."""
+
+    _becomes: ClassVar[Any]
+
+    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        """Take uninitialised memory of `shape`, on the device and of the dtype given first."""
+        device = self.device if device is None else device
+        dtype = self.dtype if dtype is None else dtype
+        self.data = webtorch.empty(tuple(shape), device=device, dtype=dtype)
+        self.__class__ = self._becomes
+
+    @property
+    def shape(self) -> Any:
+        """Raise RuntimeError: there is none."""
+        raise RuntimeError(_NO_SHAPE)
+
+    def share_memory_(self) -> Any:
+        """Raise RuntimeError: there is no memory."""
+        raise RuntimeError(
+            "Can't share memory on an uninitialized parameter or buffer. Call `forward` to "
+            "initialize the parameters before calling `module.share_memory()`."
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Return the name of the class."""
+        return f"<{type(self).__name__}>"
+
+
+class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
+    """A parameter whose shape is not known yet: lazy layers have it until their first call."""
+
+    _becomes = Parameter
+
+    def __new__(
+        cls, requires_grad: bool = True, device: Any = None, dtype: Any = None
+    ) -> UninitializedParameter:
+        """Return a parameter without a shape."""
+        return Tensor._make_subclass(
+            cls, webtorch.empty(0, device=device, dtype=dtype), requires_grad
+        )
+
+    def __init__(self, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> None:
+        """Do nothing: the tensor was complete when `__new__` returned it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UninitializedParameter:
+        """Return another parameter without a shape, once per `memo`."""
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(self.requires_grad, self.device, self.dtype)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle as device, dtype and whether it requires a gradient."""
+        return type(self), (self.requires_grad, str(self.device), self.dtype)
+
+
+class UninitializedBuffer(_Uninitialized, Buffer):
+    """A buffer whose shape is not known yet: lazy norms have it until their first call."""
+
+    _becomes = Buffer
+
+    def __new__(
+        cls,
+        requires_grad: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        persistent: bool = True,
+    ) -> UninitializedBuffer:
+        """Return a buffer without a shape."""
+        return Tensor._make_subclass(
+            cls, webtorch.empty(0, device=device, dtype=dtype), requires_grad
+        )
+
+    def __init__(
+        self,
+        requires_grad: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        persistent: bool = True,
+    ) -> None:
+        """Record whether the buffer belongs to the state dict."""
+        self.persistent = persistent
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UninitializedBuffer:
+        """Return another buffer without a shape, once per `memo`."""
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(False, self.device, self.dtype, self.persistent)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle as device, dtype and persistence."""
+        return type(self), (False, str(self.device), self.dtype, self.persistent)
+
+
+def is_lazy(param: Any) -> bool:
+    """Return whether `param` has no shape yet."""
+    return isinstance(param, _Uninitialized)

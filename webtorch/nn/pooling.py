@@ -19,6 +19,8 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "FractionalMaxPool2d",
+    "FractionalMaxPool3d",
     "LPPool1d",
     "LPPool2d",
     "LPPool3d",
@@ -355,3 +357,59 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool):
     def forward(self, input: Tensor) -> Any:
         """Return the maxima, with their indices if `return_indices`."""
         return F.adaptive_max_pool3d(input, self.output_size, self.return_indices)
+
+
+class _FractionalMaxPool(Module):
+    """Maxima of windows at random distances, for outputs of any size. Graham, 2014."""
+
+    _rank: int
+
+    def __init__(
+        self,
+        kernel_size: Any,
+        output_size: Any = None,
+        output_ratio: Any = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> None:
+        """Take the windows' size, and either the output's size or its ratio to the input's."""
+        super().__init__()
+        rank = self._rank
+        self.kernel_size = repeat(kernel_size, rank)
+        self.return_indices = return_indices
+        self.register_buffer("_random_samples", _random_samples)
+        self.output_size = None if output_size is None else repeat(output_size, rank)
+        self.output_ratio = None if output_ratio is None else repeat(output_ratio, rank)
+        if output_size is None and output_ratio is None:
+            raise ValueError(
+                f"FractionalMaxPool{rank}d requires specifying either an output size, or a "
+                "pooling ratio"
+            )
+        if output_size is not None and output_ratio is not None:
+            raise ValueError("only one of output_size and output_ratio may be specified")
+        if self.output_ratio is not None and not all(0 < ratio < 1 for ratio in self.output_ratio):
+            raise ValueError(f"output_ratio must be between 0 and 1 (got {output_ratio})")
+
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, and where they are if `return_indices`."""
+        pool = F.fractional_max_pool2d if self._rank == 2 else F.fractional_max_pool3d
+        return pool(
+            input,
+            self.kernel_size,
+            self.output_size,
+            self.output_ratio,
+            self.return_indices,
+            _random_samples=self._random_samples,
+        )
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """Fractional max pooling of (N, C, H, W) or (C, H, W)."""
+
+    _rank = 2
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """Fractional max pooling of (N, C, T, H, W) or (C, T, H, W)."""
+
+    _rank = 3

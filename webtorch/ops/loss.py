@@ -395,7 +395,11 @@ def gaussian_nll_loss(
         if tuple(var.shape) != tuple(input.shape):
             if tuple(input.shape[:-1]) == tuple(var.shape):
                 var = var.unsqueeze(-1)
-            elif tuple(input.shape[:-1]) != tuple(var.shape[:-1]) or var.shape[-1] != 1:
+            # PyTorch's rule: the sizes that differ add up to 1, so there is one, and it is 1.
+            elif (
+                input.ndim != var.ndim
+                or math.fsum(b for a, b in zip(input.shape, var.shape, strict=True) if a != b) != 1
+            ):
                 raise ValueError(
                     f"gaussian_nll_loss: var is of incorrect size: {tuple(var.shape)} with input {tuple(input.shape)}."
                 )

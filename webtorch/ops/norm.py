@@ -120,7 +120,7 @@ def layer_norm(
     """Return input with mean 0 and variance 1 over its last dims, times weight, plus bias (Ba et al., 2016)."""
     dims = _last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     if 0 in input.shape:
-        return input.clone()
+        return _affine(input, weight, bias, input.dtype) if weight is not None else input.clone()
     return _affine(normalized(widened(input), dims, eps), weight, bias, input.dtype)
 
 
@@ -139,7 +139,7 @@ def rms_norm(
     """Return input / root mean square over its last dims, times weight (Zhang and Sennrich, 2019)."""
     dims = _last_dims("rms_norm", input, normalized_shape, weight=weight)
     if 0 in input.shape:
-        return input.clone()
+        return _affine(input, weight, None, input.dtype) if weight is not None else input.clone()
     # 16-bit inputs are computed in float32, and PyTorch's default eps is that of the type computed in.
     wide = widened(input)
     unit = rms_normalized(wide, dims, EPSILON[wide.dtype] if eps is None else eps)

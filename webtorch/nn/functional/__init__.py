@@ -7,7 +7,10 @@ file.
 from types import ModuleType as _ModuleType
 
 from webtorch.nn.functional.activation import *  # noqa: F403
+from webtorch.nn.functional.alignment import *  # noqa: F403
 from webtorch.nn.functional.attention import *  # noqa: F403
+from webtorch.nn.functional.bag import *  # noqa: F403
+from webtorch.nn.functional.fractional import *  # noqa: F403
 from webtorch.nn.functional.loss import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
 from webtorch.nn.functional.table import entries as _entries

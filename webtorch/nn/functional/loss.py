@@ -12,12 +12,15 @@ from webtorch.ops.record import FP32
 from webtorch.tensors.autocast import autocast_rule
 
 __all__ = [
+    "linear_cross_entropy",
     "multi_margin_loss",
+    "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "triplet_margin_with_distance_loss",
 ]
 
 _logsigmoid, _pairwise_distance = table("logsigmoid"), table("pairwise_distance")
+_linear, _cross_entropy = table("linear"), table("cross_entropy")
 
 
 def legacy_reduction(
@@ -92,6 +95,40 @@ def multi_margin_loss(
     return _reduced(losses.squeeze(0) if unbatched and target.dim() == 0 else losses, reduction)
 
 
+def multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the mean over classes of max(0, 1 - (x[label] - x[class])), summed over the labels.
+
+    `target` has the shape of the input, (N, C) or (C): the labels of a sample, those before its
+    first -1. Pairs of two labels do not count.
+    """
+    reduction = legacy_reduction(size_average, reduce, reduction)
+    if input.dim() not in (0, 1, 2):
+        raise RuntimeError(
+            "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "
+            f"{list(input.shape)}"
+        )
+    if tuple(target.shape) != tuple(input.shape):
+        raise RuntimeError(
+            f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}"
+        )
+    classes = int(input.shape[-1]) if input.dim() else 1
+    x, y = input.reshape(-1, classes), target.reshape(-1, classes)
+    labels = ((y < 0).to(webtorch.int32).cumsum(1) == 0) & (y >= 0)
+    index = y.clamp(min=0)
+    marks = webtorch.zeros_like(x).scatter_reduce(1, index, labels.to(x.dtype), "amax")
+    # (N, label, class)
+    gaps = (1 - x.gather(1, index).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
+    counted = labels.unsqueeze(2) & (marks == 0).unsqueeze(1)
+    losses = webtorch.where(counted, gaps, 0.0).sum((1, 2)) / classes
+    return _reduced(losses if input.dim() == 2 else losses.squeeze(0), reduction)
+
+
 def triplet_margin_with_distance_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -116,3 +153,62 @@ def triplet_margin_with_distance_loss(
     if swap:
         far = webtorch.minimum(far, distance(positive, negative))
     return _reduced((near - far + margin).clamp(min=0), reduction)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: None = None,
+) -> Tensor:
+    """Return the cross entropy of `input @ linear_weight.T + linear_bias`.
+
+    (N, features) or (features), and weights (classes, *, features), to a target (N, *) of class
+    numbers or (N, classes, *) of probabilities.
+    """
+    given: object = options
+    if given is not None:
+        raise NotImplementedError(
+            "linear_cross_entropy: options is not supported: the compiler decides how the logits "
+            "are computed. Leave it out."
+        )
+    if input.dim() not in (1, 2):
+        raise RuntimeError(f"expected input with dimensionality 1 or 2, got {input.dim()}")
+    if linear_weight.dim() < 2:
+        raise RuntimeError(
+            f"expected linear_weight with dimensionality at least 2, got {linear_weight.dim()}"
+        )
+    features = linear_weight.shape[-1]
+    if input.shape[-1] != features:
+        raise RuntimeError(
+            "expected equal input and linear_weight last dimensions (in_features), got "
+            f"{input.shape[-1]} and {features}, respectively"
+        )
+    rows = tuple(linear_weight.shape[:-1])
+    if linear_bias is not None and tuple(linear_bias.shape) != rows:
+        raise RuntimeError(f"expected linear_bias shape {rows}, got {tuple(linear_bias.shape)}")
+    if len(rows) > 1 and input.dim() == 1:
+        raise RuntimeError(
+            "K-dimensional loss defined by linear_weight shape "
+            f"{tuple(linear_weight.shape)} requires batched input, (N, {features}), got unbatched "
+            f"input with shape {tuple(input.shape)}"
+        )
+    shape = (*input.shape[:-1], *rows)
+    if tuple(target.shape) == shape and ignore_index is not None:
+        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    flat = None if linear_bias is None else linear_bias.reshape(-1)
+    logits = _linear(input, linear_weight.reshape(-1, features), flat).reshape(shape)
+    return _cross_entropy(
+        logits,
+        target,
+        weight=weight,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )

@@ -1,0 +1,113 @@
+"""Bags of embeddings. May import floors 0 to 4; `embedding` itself is the op table's."""
+
+from __future__ import annotations
+
+import math
+
+import webtorch
+from webtorch import Tensor
+from webtorch.nn.functional.table import table
+
+__all__ = ["embedding_bag"]
+
+_embedding = table("embedding")
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Return the sum, mean or max of the rows of each bag: (bags, embedding_dim).
+
+    `input` is (bags, length), or (*) with `offsets` (bags,), the positions where the bags begin;
+    empty bags give zeros. Gradients are dense, also with `sparse`.
+    """
+    if weight.dtype in (webtorch.int64, webtorch.int32) and input.is_floating_point():
+        raise ValueError("embedding_bag: the arguments are (input, weight): they are swapped")
+    if per_sample_weights is not None and input.size() != per_sample_weights.size():
+        raise ValueError(
+            f"embedding_bag: If per_sample_weights ({per_sample_weights.size()}) is not None, then "
+            f"it must have the same shape as the input ({input.size()})"
+        )
+    if not weight.dim() == 2:
+        raise ValueError(
+            f"weight has to be a 2D Tensor, but got Tensor of dimension {weight.dim()}"
+        )
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError("mode has to be one of sum, mean or max")
+    if mode == "max" and scale_grad_by_freq:
+        raise ValueError("max mode does not support scaling the gradient by the frequency")
+    if mode == "max" and sparse:
+        raise ValueError("max mode does not support sparse weights")
+    if per_sample_weights is not None and mode != "sum":
+        raise NotImplementedError(
+            "embedding_bag: per_sample_weights was not None. per_sample_weights is only supported "
+            f"for mode='sum' (got mode='{mode}'). Please open a feature request on GitHub."
+        )
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError(
+                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch "
+                "of fixed length sequences. However, found offsets of type "
+                f"{type(offsets).__name__}"
+            )
+        count, length = input.shape
+        bags = webtorch.arange(count, device=input.device).repeat_interleave(length)
+    elif input.dim() == 1:
+        if offsets is None:
+            raise ValueError("offsets has to be a 1D Tensor but got None")
+        if offsets.dim() != 1:
+            raise ValueError("offsets has to be a 1D Tensor")
+        count = int(offsets.shape[0]) - (1 if include_last_offset else 0)
+        # The bag of a position is how many bags began at or before it.
+        starts = offsets[:count]
+        positions = webtorch.arange(int(input.shape[0]), device=input.device)
+        bags = webtorch.searchsorted(starts.to(positions.dtype), positions, right=True) - 1
+    else:
+        raise ValueError(
+            f"input has to be 1D or 2D Tensor, but got Tensor of dimension {input.dim()}"
+        )
+    flat = input.reshape(-1)
+    rows = _embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    return _reduced(rows, flat, bags, count, mode, per_sample_weights, padding_idx, weight)
+
+
+def _reduced(
+    rows: Tensor,
+    flat: Tensor,
+    bags: Tensor,
+    count: int,
+    mode: str,
+    per_sample_weights: Tensor | None,
+    padding_idx: int | None,
+    weight: Tensor,
+) -> Tensor:
+    """Return the rows (n, dim) reduced by bag; padding counts as if it were not there."""
+    shape = (count, int(rows.shape[1]))
+    real = webtorch.ones_like(flat, dtype=webtorch.bool)
+    if padding_idx is not None:
+        real = flat != padding_idx % int(weight.shape[0])
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1)
+    index = bags.unsqueeze(1).expand(rows.shape[0], shape[1])
+    if mode == "max":
+        hidden = webtorch.where(real.unsqueeze(1), rows, -math.inf)
+        start = webtorch.full(shape, -math.inf, dtype=rows.dtype, device=rows.device)
+        out = start.scatter_reduce(0, index, hidden, "amax", include_self=True)
+        return webtorch.where(out == -math.inf, 0.0, out)
+    kept = webtorch.where(real.unsqueeze(1), rows, 0.0)
+    out = webtorch.zeros(shape, dtype=rows.dtype, device=rows.device).index_add(0, bags, kept)
+    if mode == "sum":
+        return out
+    ones = real.to(rows.dtype)
+    lengths = webtorch.zeros(count, dtype=rows.dtype, device=rows.device).index_add(0, bags, ones)
+    return out / lengths.clamp(min=1).unsqueeze(1)

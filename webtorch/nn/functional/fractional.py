@@ -1,0 +1,140 @@
+"""Fractional max pooling. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+
+__all__ = [
+    "fractional_max_pool2d",
+    "fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d",
+    "fractional_max_pool3d_with_indices",
+]
+
+
+def _each(value: Any, rank: int) -> tuple[Any, ...]:
+    """Return one number for each dimension."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
+
+
+def _starts(samples: Tensor, size: int, window: int, out: int) -> Tensor:
+    """Return where the windows of a dimension begin, (N, C, out), by the method of Graham, 2014."""
+    end = webtorch.full(
+        (*samples.shape, 1), size - window, dtype=webtorch.int64, device=samples.device
+    )
+    if out == 1:
+        return end
+    ratio = (size - window) / (out - 1)
+    steps = webtorch.arange(out - 1, device=samples.device).to(samples.dtype)
+    shift = samples.unsqueeze(2)
+    begun = ((steps + shift) * ratio).to(webtorch.int64) - (shift * ratio).to(webtorch.int64)
+    return webtorch.cat([begun, end], 2)
+
+
+def _pooled(
+    rank: int,
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any,
+    output_ratio: Any,
+    samples: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the maxima and where they are in the input's last dimensions, counted as one."""
+    name = f"fractional_max_pool{rank}d"
+    if output_size is None and output_ratio is None:
+        raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
+    if input.dim() not in (rank + 1, rank + 2):
+        raise RuntimeError(
+            f"{name}: Expected {rank + 1}D or {rank + 2}D tensor, but got: {list(input.shape)}"
+        )
+    x = input if input.dim() == rank + 2 else input.unsqueeze(0)
+    batch, channels, *sizes = x.shape
+    window = _each(kernel_size, rank)
+    if output_size is None:
+        outs = tuple(int(s * r) for s, r in zip(sizes, _each(output_ratio, rank), strict=True))
+    else:
+        outs = _each(output_size, rank)
+    for size, k, out in zip(sizes, window, outs, strict=True):
+        if out + k - 1 > size:
+            raise RuntimeError(
+                f"{name}: a window of {k} and an output of {out} do not fit into an input of "
+                f"{size}: output + window - 1 must be at most the input's size"
+            )
+    if samples is None:
+        samples = webtorch.rand((batch, channels, rank), dtype=x.dtype, device=x.device)
+    if samples.shape[0] != batch:
+        # PyTorch takes those of the first of several batches.
+        samples = samples[:batch]
+    # PyTorch's samples are (width, height) in two dimensions, (time, height, width) in three.
+    order = (1, 0) if rank == 2 else (0, 1, 2)
+    index: Any = 0
+    for dim in range(rank):
+        start = _starts(samples[..., order[dim]], sizes[dim], window[dim], outs[dim])
+        inside = webtorch.arange(window[dim], device=x.device)
+        place = (start.unsqueeze(3) + inside).reshape(
+            batch, channels,
+            *(outs[d] if d == dim else 1 for d in range(rank)),
+            *(window[d] if d == dim else 1 for d in range(rank)),
+        )  # fmt: skip
+        index = index * sizes[dim] + place
+    full = (batch, channels, *outs, *window)
+    index = index.expand(full).reshape(batch, channels, *outs, -1)
+    values = x.flatten(2).gather(2, index.reshape(batch, channels, -1)).reshape(index.shape)
+    best, position = values.max(-1)
+    where = index.gather(-1, position.unsqueeze(-1)).squeeze(-1)
+    if input.dim() == rank + 1:
+        return best.squeeze(0), where.squeeze(0)
+    return best, where
+
+
+def fractional_max_pool2d_with_indices(
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the maxima of windows at random distances, and where they are: (N, C, H, W)."""
+    return _pooled(2, input, kernel_size, output_size, output_ratio, _random_samples)
+
+
+def fractional_max_pool3d_with_indices(
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the maxima of windows at random distances, and where they are: (N, C, T, H, W)."""
+    return _pooled(3, input, kernel_size, output_size, output_ratio, _random_samples)
+
+
+def fractional_max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    """Return the maxima of windows at random distances, and where they are if `return_indices`."""
+    found = _pooled(2, input, kernel_size, output_size, output_ratio, _random_samples)
+    return found if return_indices else found[0]
+
+
+def fractional_max_pool3d(
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    """Return the maxima of windows at random distances, and where they are if `return_indices`."""
+    found = _pooled(3, input, kernel_size, output_size, output_ratio, _random_samples)
+    return found if return_indices else found[0]
