@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import types
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def value(theirs: Any, device: str) -> Any:
             return tuple(value(v, device) for v in theirs)
         case list() | tuple():
             return type(theirs)(value(v, device) for v in theirs)
+        case torch.nn.Module():
+            return getattr(webtorch.nn, type(theirs).__name__)()
         case types.FunctionType() | types.BuiltinFunctionType():
             return function(theirs)
     return theirs
@@ -104,9 +107,9 @@ def by_name(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _catalogue() -> dict[int, str]:
-    """Return where each function of PyTorch is found: id -> name."""
-    found: dict[int, str] = {}
+def _catalogue() -> dict[int, list[str]]:
+    """Return where each function of PyTorch is found: id -> names."""
+    found: dict[int, list[str]] = {}
     for place in ("", "nn.functional", "linalg", "special", "fft", "signal.windows", "masked"):
         module: Any = torch
         for part in filter(None, place.split(".")):
@@ -114,11 +117,11 @@ def _catalogue() -> dict[int, str]:
         for name in dir(module):
             item = getattr(module, name)
             if callable(item) and not isinstance(item, type):
-                found.setdefault(id(item), f"{place}.{name}".lstrip("."))
+                found.setdefault(id(item), []).append(f"{place}.{name}".lstrip("."))
     for name in dir(torch.Tensor):
         item = getattr(torch.Tensor, name)
         if callable(item):
-            found.setdefault(id(item), f"Tensor.{name}")
+            found.setdefault(id(item), []).append(f"Tensor.{name}")
     return found
 
 
@@ -145,8 +148,12 @@ def function(theirs: Any) -> Any:
     Functions of PyTorch are found by name; the database's own helpers run again with webtorch as
     their `torch`. Raises Missing.
     """
-    if id(theirs) in _NAMES:
-        return by_name(_NAMES[id(theirs)])
+    names = _NAMES.get(id(theirs), ())
+    for name in names:
+        with contextlib.suppress(Missing):
+            return by_name(name)
+    if names:
+        raise Missing(names[0])
     if not isinstance(theirs, types.FunctionType):
         name = getattr(theirs, "__name__", "")
         if getattr(operator, name, None) is theirs:

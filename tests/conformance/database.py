@@ -35,9 +35,13 @@ OUTSIDE = {
     "imag": "complex",
     "linalg.eig": "complex",
     "hash_tensor": "private",
+    # Called as torch.ops.aten.
+    "slice": "private",
+    "native_dropout_backward": "private",
+    "max_pool2d_with_indices_backward": "private",
 }
 # Names that start like those above and still count.
-INSIDE = ("linalg.eigh", "linalg.eigvalsh", "__")
+INSIDE = ("linalg.eigh", "linalg.eigvalsh", "slice_scatter", "_segment_reduce", "__")
 
 
 def title(op: OpInfo) -> str:

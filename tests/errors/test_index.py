@@ -206,3 +206,11 @@ def test_counting_indices_are_checked_too(device: str) -> None:
     assert x[webtorch.arange(4, device=device)].tolist() == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(IndexOutOfRangeError, match="index 5"):
         x[webtorch.arange(3, 8, device=device)].tolist()
+
+
+def test_an_array_of_the_result_raises_too() -> None:
+    """numpy() shares memory and copies nothing; it is a read all the same."""
+    bad = webtorch.arange(5.0).gather(0, webtorch.tensor([9]))
+    with pytest.raises(IndexOutOfRangeError):
+        bad.numpy()
+    assert webtorch.ones(3).sum().item() == 3

@@ -167,7 +167,7 @@ def resize_(self: Any, *sizes: Any, memory_format: Any = None) -> Any:
     return self
 
 
-@composite(name="resize_as_", function_in=METHOD, torch="")
+@composite(name="resize_as_", function_in=("torch", *METHOD), torch="")
 def resize_as_(self: Any, other: Any) -> Any:
     """Give the tensor the shape of another."""
     return resize_(self, tuple(other._shape))

@@ -11,6 +11,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import FLOATS, DType, float32
+from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL, put_back
 from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
 from webtorch.ops.primitive import cast_to, reduce_dims
@@ -216,6 +217,8 @@ def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> A
 )
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     """Return the cosine of the angle between x1 and x2 along `dim`; norms are at least eps."""
+    shape = broadcast_shapes(x1._shape, x2._shape)
+    x1, x2 = x1.expand(shape), x2.expand(shape)
     first, second = (x / clamp_min(vector_norm(x, 2, dim, True), eps) for x in (x1, x2))
     return sum(first * second, dim)
 

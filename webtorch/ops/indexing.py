@@ -397,6 +397,55 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
+@composite(family="index", inplace=True)
+def index_reduce(
+    input: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """A copy of input with the slices of `source` that meet combined: prod, mean, amax or amin."""
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise RuntimeError(
+            f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}."
+        )
+    _same_type("index_reduce", input, source)
+    index = _vector("index_reduce", index)
+    dim = normalize_dim(dim, len(input._shape))
+    x = movement.reshape(input, (1,)) if not input._shape else input
+    rows = movement.reshape(source, (1,)) if not source._shape else source
+    if rows._shape[dim] != index.numel():
+        raise ShapeError(
+            f"index_reduce(): Number of indices ({index.numel()}) should be equal to "
+            f"source.size(dim): ({rows._shape[dim]}), for dim: {dim}"
+        )
+    if not rows.numel():
+        return copy(input)
+    where = movement.reshape(index, (1,) * dim + (-1,) + (1,) * (len(x._shape) - dim - 1))
+    where = movement.expand(cast_to(where, int64), rows._shape)
+    out = scatter_reduce(x, dim, where, rows, reduce, include_self=include_self)
+    return movement.reshape(out, input._shape)
+
+
+@composite(family="index", inplace=True)
+def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
+    _check_index("put_", index)
+    if input.dtype is not source.dtype:
+        raise DTypeError(
+            f"put_(): self and source expected to have the same dtype, but got self.dtype = "
+            f"{input.dtype} and source.dtype = {source.dtype}"
+        )
+    if index.numel() != source.numel():
+        raise ShapeError(
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        )
+    if not index.numel():
+        return copy(input)
+    flat = _flat(movement.clone(input))
+    combine = "add" if accumulate else "set"
+    out = _scatter(flat, [_flat(index)], _flat(source), combine, "put_", True)
+    return movement.reshape(out, input._shape)
+
+
 def _as_value(op: str, value: Any, like: Any) -> Any:
     """Return a number or 0-d tensor as a 0-d tensor of `like`'s type and device."""
     if not _is_tensor(value):
@@ -421,6 +470,14 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     base = _to_front(input if input._shape else movement.reshape(input, (1,)), dim)
     if not index.numel() or 0 in base._shape:
         return copy(input)
+    if value.requires_grad:
+        # Duplicates are one write, so the gradient counts them once: the value goes where a mask is.
+        flags = fill(base._shape[:1], False, bool_, base.device)
+        one = fill(index._shape, True, bool_, base.device)
+        flags = _scatter(flags, [index], one, "set", "index_fill_", wrap=True, dims=(dim,))
+        flags = movement.reshape(flags, (-1,) + (1,) * (len(base._shape) - 1))
+        out = elementwise.where(flags, value, base)
+        return movement.reshape(_from_front(out, dim), input._shape)
     rows = _expanded(value, (index.numel(), *base._shape[1:]))
     # Negative positions count from the end here, as in PyTorch.
     out = _scatter(base, [index], rows, "set", "index_fill_", wrap=True, dims=(dim,))
@@ -465,6 +522,8 @@ def _check_against(x: Any, index: Any, dim: int, what: str) -> None:
 
 
 def _gather(x: Any, dim: int, index: Any, op: str = "gather") -> Any:
+    if not index.numel() and index.dtype not in (int64, int32):
+        return _no_elements(x, index._shape)
     _check_index(op, index)
     result_shape = index._shape
     x, index = _at_least_1d(x), _at_least_1d(index)
@@ -734,6 +793,9 @@ def take(input: Any, index: Any) -> Any:
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     _check_index("take_along_dim", indices)
+    # Negative positions count from the end here, unlike in gather.
+    size = input.numel() if dim is None else input._shape[normalize_dim(dim, len(input._shape))]
+    indices = elementwise.where(elementwise.lt(indices, 0), indices + size, indices)
     if dim is None:
         return _gather(_flat(input), 0, _flat(indices))
     if len(input._shape) != len(indices._shape):
@@ -809,6 +871,19 @@ def nonzero(input: Any, *, as_tuple: bool = False) -> Any:
     if not columns:
         return fill((positions.numel(), 0), 0, int64, input.device)
     return movement.stack(columns, 1)
+
+
+@composite(family="index")
+def nonzero_static(input: Any, *, size: int, fill_value: int = -1) -> Any:
+    """The first `size` positions of elements that are not zero; missing rows are `fill_value`."""
+    if size < 0:
+        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
+    found = nonzero(input)
+    count, width = found._shape
+    if count >= size:
+        return movement.clone(found[:size])
+    rest = fill((size - count, width), fill_value, int64, input.device)
+    return movement.cat((found, rest), 0)
 
 
 @composite(family="index")

@@ -1599,10 +1599,16 @@ def _padded(input: Any, counts: list[int], mode: str, value: Scalar | None) -> A
                 f"The input size {size}, plus negative padding {before} and {after} resulted in a negative "
                 f"output size, which is invalid. Check dimension {dim} of your input."
             )
-        sides = [None, None] if mode == "constant" else _EDGES[mode](out, dim, before, after, mode)
+        start = max(-before, 0)
+        cropped = out
         if before < 0 or after < 0:
-            start = max(-before, 0)
-            out = window(out, dim, start, size - start - max(-after, 0))
+            cropped = window(out, dim, start, size - start - max(-after, 0))
+        # What goes round is what is left.
+        whole = cropped if mode == "circular" else out
+        sides = (
+            [None, None] if mode == "constant" else _EDGES[mode](whole, dim, before, after, mode)
+        )
+        out = cropped
         if mode == "constant":
             low[dim], high[dim] = max(before, 0), max(after, 0)
         elif before > 0 or after > 0:

@@ -6,6 +6,7 @@ All are written with other operations, so their gradients follow.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from webtorch.errors import ShapeError
@@ -14,8 +15,11 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
 from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.ops.record import Autocast, composite, return_type
+from webtorch.ops.reduce import vector_norm
 
 Mode = return_type("mode")
+Histogram = return_type("histogram", "hist", "bin_edges")
+HistogramDD = return_type("histogramdd", "hist", "bin_edges")
 
 
 @composite(family="index")
@@ -25,7 +29,7 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
         raise ShapeError("diff expects input to be at least one-dimensional")
     if n < 0:
         raise RuntimeError(f"order must be non-negative but got {n}")
-    parts = [p for p in (prepend, input, append) if p is not None]
+    parts = [p for p in (prepend, input, append) if p is not None and n]
     x = movement.cat(parts, dim) if len(parts) > 1 else input
     d = normalize_dim(dim, x.ndim)
     for _ in range(min(n, x._shape[d])):
@@ -33,6 +37,100 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
         after, before = movement.narrow(x, d, 1, size), movement.narrow(x, d, 0, size)
         x = after ^ before if x.dtype.kind == "bool" else after - before
     return x.clone() if x is input else x
+
+
+def _uneven_slopes(x: Any, places: Any, d: int) -> Any:
+    """Return the second-order slopes inside, at places with steps of different lengths."""
+    size = x._shape[d]
+    steps = diff(places)
+    shape = (1,) * d + (-1,) + (1,) * (x.ndim - d - 1)
+    before, after = steps[:-1].reshape(shape), steps[1:].reshape(shape)
+    first, middle, last = (movement.narrow(x, d, k, size - 2) for k in range(3))
+    total = before + after
+    return (
+        -after / (before * total) * first
+        + (after - before) / (before * after) * middle
+        + before / (after * total) * last
+    )
+
+
+def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
+    size = x._shape[d]
+    uneven = hasattr(spacing, "_storage") and spacing.ndim == 1
+    if uneven:
+        inside = _uneven_slopes(x, spacing, d)
+        steps = diff(spacing)
+        count = len(steps)
+        first, second, last, previous = (steps[k % count] for k in (0, 1, -1, -2))
+    else:
+        inside = (movement.narrow(x, d, 2, size - 2) - movement.narrow(x, d, 0, size - 2)) / (
+            2 * spacing
+        )
+        first = second = last = previous = spacing
+
+    def at(k: int) -> Any:
+        return movement.narrow(x, d, k % size, 1)
+
+    if edge_order == 1:
+        low, high = (at(1) - at(0)) / first, (at(-1) - at(-2)) / last
+    else:
+        total = first + second
+        low = (
+            -(first + total) / (first * total) * at(0)
+            + total / (first * second) * at(1)
+            - first / (second * total) * at(2)
+        )
+        total = previous + last
+        high = (
+            last / (previous * total) * at(-3)
+            - total / (previous * last) * at(-2)
+            + (last + total) / (last * total) * at(-1)
+        )
+    return movement.cat((low, inside, high), d)
+
+
+@composite(family="index", function_in=("torch",))
+def gradient(
+    input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1
+) -> tuple[Any, ...]:
+    """The slopes along each of `dim` (all by default) by central differences, one tensor each."""
+    name = "torch.gradient"
+    if edge_order not in (1, 2):
+        raise RuntimeError(f"{name} only supports edge_order=1 and edge_order=2.")
+    if dim is None:
+        dims = list(range(input.ndim))
+    else:
+        dims = [normalize_dim(d, input.ndim) for d in ((dim,) if isinstance(dim, int) else dim)]
+    if len(set(dims)) != len(dims):
+        raise RuntimeError(f"dim {dims[0]} appears multiple times in the list of dims")
+    if spacing is None:
+        spacing = 1
+    if isinstance(spacing, (int, float)):
+        spacings: list[Any] = [spacing] * len(dims)
+    else:
+        spacings = list(spacing) if isinstance(spacing, (list, tuple)) else [spacing]
+        if len(spacings) != len(dims):
+            raise RuntimeError(
+                f"{name} expected spacing to be unspecified, a scalar or a list of length equal to "
+                f"'self.dim() = {input.ndim}', since dim argument was not given, but got a list of "
+                f"length {len(spacings)}"
+            )
+    for d, each in zip(dims, spacings, strict=True):
+        if hasattr(each, "_storage"):
+            if each._storage.runtime is not input._storage.runtime:
+                raise RuntimeError(
+                    f"{name} expected each tensor to be on the same device, but got devices "
+                    f"{input.device} and {each.device}!"
+                )
+            if each.ndim != 1 or each._shape[0] != input._shape[d]:
+                raise RuntimeError(
+                    f"{name} expected each element in spacing to have one dimension of size "
+                    f"{input._shape[d]}, but got an element with shape {list(each._shape)}"
+                )
+        if input._shape[d] < edge_order + 1:
+            raise RuntimeError(f"{name} expected each dimension size to be at least edge_order+1")
+    x = input if input.dtype.kind == "float" else input.float()
+    return tuple(_slope_along(x, d, s, edge_order) for d, s in zip(dims, spacings, strict=True))
 
 
 @composite(family="index", autocast=Autocast(gpu="fp32"))
@@ -54,6 +152,19 @@ def trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
     if x.ndim == 1:
         x = x.reshape((1,) * d + (-1,) + (1,) * (y.ndim - d - 1))
     return (heights * diff(x, 1, d)).sum(d) / 2
+
+
+@composite(family="index", function_in=("torch",))
+def cumulative_trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+    """The running integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
+    d = normalize_dim(dim, y.ndim)
+    size = max(y._shape[d] - 1, 0)
+    heights = movement.narrow(y, d, y._shape[d] - size, size) + movement.narrow(y, d, 0, size)
+    if x is None:
+        return (heights * (dx / 2)).cumsum(d)
+    if x.ndim == 1:
+        x = x.reshape((1,) * d + (-1,) + (1,) * (y.ndim - d - 1))
+    return (heights * diff(x, 1, d - y.ndim) / 2).cumsum(d)
 
 
 @composite(family="index")
@@ -85,7 +196,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
             norm = total - correction * (weights * aweights).sum() / total
         norm = norm.clamp(min=0)
     out = product / norm
-    return out.reshape(()) if input.ndim < 2 else out
+    return out.reshape(()) if out.numel() == 1 else out
 
 
 @composite(family="index")
@@ -145,6 +256,119 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     inside = (x >= low) & (x <= high)
     place = elementwise.where(inside, place, bins)
     return indexing.bincount(place, None, bins + 1)[:bins].to(input.dtype)
+
+
+def _edges(name: str, x: Any, bins: int, low_high: Any) -> Any:
+    """Return bins + 1 equal steps from the smallest to the largest, or over the range given."""
+    if bins <= 0:
+        raise RuntimeError(f"{name}(): bins must be > 0, but got {bins}")
+    if low_high is not None:
+        low, high = float(low_high[0]), float(low_high[1])
+    elif x.numel():
+        low, high = float(x.min().item()), float(x.max().item())
+    else:
+        low = high = 0.0
+    if low > high:
+        raise RuntimeError(f"{name}(): min {low} should not exceed max {high}")
+    if low == high:
+        low, high = (0.0, 1.0) if not x.numel() and low_high is None else (low - 0.5, high + 0.5)
+    return creation.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
+
+
+def _bin_of(x: Any, edges: Any) -> Any:
+    """Return the bin of each element; the number of bins where it lies outside. The last is closed."""
+    count = edges._shape[0] - 1
+    place = indexing.searchsorted(edges.contiguous(), x.contiguous(), right=True) - 1
+    place = elementwise.where(x == edges[-1], count - 1, place)
+    return elementwise.where((x >= edges[0]) & (x <= edges[-1]), place, count)
+
+
+@composite(family="index", differentiable=False)
+def histogram(
+    input: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    """(how many elements, or how much weight, lie in each bin; the edges). Bins are a number or edges."""
+    _check_float("histogram", input)
+    found, edges = _histogram(
+        "histogram", input.detach().reshape((-1, 1)), [bins], range, weight, density
+    )
+    return Histogram(found, edges[0])
+
+
+@composite(family="index", function_in=("torch",), differentiable=False)
+def histogramdd(
+    input: Any, bins: Any, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    """(the histogram of points (*, D) over D dims, the edges of the bins in each)."""
+    _check_float("histogramdd", input)
+    if input.ndim < 2:
+        raise RuntimeError("histogramdd(): input tensor should have at least 2 dimensions")
+    width = input._shape[-1]
+    each = [bins] * width if isinstance(bins, int) else list(bins)
+    if len(each) != width:
+        raise RuntimeError(
+            f"histogramdd(): The size of bins must be equal to the innermost dimension of the input, "
+            f"but got {len(each)} and {width}"
+        )
+    found, edges = _histogram(
+        "histogramdd", input.detach().reshape((-1, width)), each, range, weight, density
+    )
+    return HistogramDD(found, tuple(edges))
+
+
+def _check_float(name: str, x: Any) -> None:
+    if x.dtype.kind != "float":
+        raise RuntimeError(f"{name}(): the input must be a floating point tensor, not {x.dtype}")
+
+
+def _histogram(
+    name: str, x: Any, bins: list[Any], low_high: Any, weight: Any, density: bool
+) -> tuple[Any, list[Any]]:
+    edges = []
+    for d, b in enumerate(bins):
+        if hasattr(b, "_storage"):
+            edges.append(b)
+        else:
+            pair = None if low_high is None else low_high[2 * d : 2 * d + 2]
+            edges.append(_edges(name, x[:, d], int(b), pair))
+    counts = [e._shape[0] - 1 for e in edges]
+    place: Any = 0
+    inside: Any = True
+    for d, (e, count) in enumerate(zip(edges, counts, strict=True)):
+        each = _bin_of(x[:, d], e)
+        inside = (each < count) & inside
+        place = place * count + each
+    total = math.prod(counts)
+    place = elementwise.where(inside, place, total)
+    amount = (
+        fill(place._shape, 1, x.dtype, x.device)
+        if weight is None
+        else cast_to(weight.detach().reshape((-1,)), x.dtype)
+    )
+    flat = fill((total + 1,), 0, x.dtype, x.device)
+    found = indexing.index_add(flat, 0, place, amount)[:total].reshape(tuple(counts))
+    if density:
+        found = found / found.sum()
+        for d, e in enumerate(edges):
+            found = found / diff(e).reshape((-1,) + (1,) * (len(edges) - d - 1))
+    return found, edges
+
+
+@composite(family="index", inplace=True)
+def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
+    """A copy whose slices along `dim` with a p-norm above maxnorm are scaled down to it."""
+    if p <= 0:
+        raise RuntimeError("renorm: non-positive-norm not supported")
+    if input.ndim < 2:
+        raise RuntimeError(
+            f"renorm: input needs at least 2 dimensions, got {input.ndim} dimensions"
+        )
+    if maxnorm < 0:
+        raise RuntimeError(f"renorm: expected maxnorm to be >= 0 but got {maxnorm}")
+    d = normalize_dim(dim, input.ndim)
+    others = tuple(k for k in range(input.ndim) if k != d)
+    size = vector_norm(input, p, others, True)
+    return input * elementwise.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
 
 
 @composite(family="index")

@@ -23,7 +23,8 @@ _FILES = (
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
-    "linalg", "decomposition", "bessel", "gamma", "polynomial",
+    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying",
+    "segment", "masked", "native",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -210,6 +211,7 @@ def _operators() -> None:
             f"__i{name}__",
             calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")),
         )
+    Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         forward(f"__{name}__", name)
     for name in _INPLACE_COMPARISONS:

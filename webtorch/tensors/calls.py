@@ -497,8 +497,11 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             return result if out is None else store_in(out, result, op.name)
 
     elif count == 2 and not op.numbers and op.tensors == ("input", "other"):
+        takes = _NUMBERS.get(op.name.strip("_"), "other")
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
+            if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
+                _check_numbers(op, takes, input, other)
             result = apply(op, (_operand(op, input), _operand(op, other, 1)))
             return result if out is None else store_in(out, result, op.name)
 
@@ -513,6 +516,29 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc
     return function
+
+
+# Which operand of a binary function may be a number, as PyTorch's signatures have it; elsewhere the
+# second may. Operators take numbers on both sides.
+_NONE = """ldexp logaddexp logaddexp2 atan2 hypot logical_and logical_or logical_xor maximum minimum
+    fmax fmin heaviside nextafter igamma igammac"""
+_BOTH = """add sub mul div floor_divide div_floor div_trunc remainder pow xlogy xlog1py zeta
+    bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"""
+_NUMBERS = dict.fromkeys(_NONE.split(), "none") | dict.fromkeys(_BOTH.split(), "both")
+
+
+def _check_numbers(op: Elementwise, takes: str, input: Any, other: Any) -> None:
+    """Raise TypeError where PyTorch's function of this name takes no number."""
+    given = [isinstance(x, (bool, int, float)) for x in (input, other)]
+    # Internal entries are called with what their public ones have checked.
+    if not op.function_in:
+        return
+    if all(given) or (given[0] and takes != "both") or (given[1] and takes == "none"):
+        number = 0 if given[0] else 1
+        raise TypeError(
+            f"{op.name}(): argument '{op.tensors[number]}' (position {number + 1}) must be Tensor, "
+            f"not {type((input, other)[number]).__name__}"
+        )
 
 
 def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:

@@ -80,7 +80,11 @@ class CpuBackend:
     def lend(
         self, buffer: CpuBuffer, before: Callable[[], object] | None
     ) -> tuple[Array, Callable[[], object]]:
-        """Return a buffer's memory as a flat NumPy array, and what tells whether it is still seen."""
+        """Return a buffer's memory as a flat NumPy array, and what tells whether it is still seen.
+
+        Raises what `download` raises.
+        """
+        self.synchronize()
         return lend(buffer, before)
 
     def compile(self, program: Program) -> CpuExecutable:

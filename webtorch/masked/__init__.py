@@ -1,0 +1,8 @@
+"""`webtorch.masked`: torch.masked's functions, the entries of the op table that are found there."""
+
+from __future__ import annotations
+
+from webtorch.tensors.bind import NAMESPACES
+
+globals().update(NAMESPACES["masked"])
+__all__ = sorted(NAMESPACES["masked"])

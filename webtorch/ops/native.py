@@ -1,0 +1,200 @@
+"""PyTorch's native names: normalisations with their statistics, grid samplers, the parts of floats.
+
+May import floors 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import FLOATS, float32, float64, int32, int64
+from webtorch.ir.expr import Expr
+from webtorch.ops import creation, movement, norm, resize
+from webtorch.ops.elementwise import where
+from webtorch.ops.primitive import cast_to, empty
+from webtorch.ops.record import composite, elementwise, return_type
+from webtorch.ops.reduce import widened
+
+FUNCTION = ("torch",)
+Frexp = return_type("frexp", "mantissa", "exponent")
+
+
+@composite(family="index", function_in=FUNCTION)
+def native_layer_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[Any, Any, Any]:
+    """(layer_norm, means, reciprocal standard deviations)."""
+    shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    out = norm.layer_norm(input, shape, weight, bias, eps)
+    dims = tuple(range(input.ndim - len(shape), input.ndim))
+    # As in PyTorch, the statistics have no gradient here.
+    x = widened(input.detach())
+    return (
+        out,
+        x.mean(dims, keepdim=True),
+        (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt(),
+    )
+
+
+@composite(family="index", function_in=FUNCTION)
+def native_group_norm(
+    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Any, Any, Any]:
+    """(group_norm, means, reciprocal standard deviations), the statistics (N, group)."""
+    out = norm.group_norm(input.reshape((N, C, HxW)), group, weight, bias, eps).reshape(
+        input._shape
+    )
+    x = input.reshape((N, group, C // group * HxW))
+    return out, x.mean(-1), (x.var(-1, unbiased=False) + eps).rsqrt()
+
+
+@composite(family="index", function_in=FUNCTION)
+def native_batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, Any, Any]:
+    """(batch_norm, means, reciprocal standard deviations of this batch); the last two are empty outside training."""
+    x = input.detach()
+    dims = (0, *range(2, input.ndim))
+    out = norm.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not training:
+        none = creation.empty(0, dtype=input.dtype, device=input.device)
+        return out, none, movement.clone(none)
+    return out, x.mean(dims), (x.var(dims, unbiased=False) + eps).rsqrt()
+
+
+@composite(family="index", function_in=FUNCTION)
+def constant_pad_nd(input: Any, pad: Sequence[int], value: Any = 0) -> Any:
+    """The input inside a border of `value`, its widths counted from the last dim."""
+    return movement.pad(input, pad, "constant", value)
+
+
+def _sampler(name: str) -> None:
+    def function(
+        input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
+    ) -> Any:
+        mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
+        padding = ("zeros", "border", "reflection")[padding_mode]
+        return resize.grid_sample(input, grid, mode, padding, align_corners)
+
+    function.__doc__ = "nn.functional.grid_sample with modes as numbers."
+    composite(name=name, family="index", function_in=FUNCTION)(function)
+
+
+for _name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"):
+    _sampler(_name)
+
+
+@composite(family="creation", function_in=FUNCTION)
+def empty_permuted(
+    size: Sequence[int],
+    physical_layout: Sequence[int],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Uninitialised memory whose dims lie in the order `physical_layout`, the outermost first."""
+    if len(size) != len(physical_layout):
+        raise RuntimeError(
+            "Number of dimensions in size does not match the length of the physical_layout; i.e. "
+            f"len(size) = {len(size)} is not equal to len(physical_layout) = {len(physical_layout)}"
+        )
+    rank = len(size)
+    for k, d in enumerate(physical_layout):
+        if not 0 <= d < rank:
+            raise RuntimeError(
+                f"Dimension out of range (expected to be between 0 and {rank - 1}, but got {d} at index {k})."
+            )
+        if list(physical_layout).count(d) > 1:
+            raise RuntimeError(f"Duplicate dim not allowed: {d}")
+    wanted = creation.chosen_dtype(dtype)
+    made = empty(tuple(size[d] for d in physical_layout), wanted, device)
+    back = [list(physical_layout).index(d) for d in range(rank)]
+    return creation.finish(made.permute(back) if rank else made, requires_grad)
+
+
+# -- the parts of a float -----------------------------------------------------------------------------
+
+
+def _next(x: Expr, y: Expr) -> Expr:
+    """Step by one in the ordered sequence of bit patterns."""
+    whole = int64 if x.dtype is float64 else int32
+    bits = ex.bitcast(x, whole)
+    # Away from 0 the pattern grows, towards 0 it shrinks.
+    grows = (y > x) ^ (x < 0)
+    one = ex.const(1, whole)
+    stepped = ex.bitcast(ex.where(grows, bits + one, bits - one), x.dtype)
+    least = 5e-324 if x.dtype is float64 else 1.401298464324817e-45
+    from_zero = ex.where(y > 0, ex.const(least, x.dtype), ex.const(-least, x.dtype))
+    value = ex.where(ex.eq(x, 0), from_zero, stepped)
+    value = ex.where(ex.eq(x, y), y, value)
+    return ex.where(ex.isnan(x) | ex.isnan(y), ex.const(math.nan, x.dtype), value)
+
+
+nextafter = elementwise(
+    "nextafter",
+    _next,
+    # PyTorch's convention: as if the result were the input.
+    vjp=lambda g, out, x, y: (where(x == y, 0.0, g), None),
+    dtypes=(float32, float64),
+    doc="The next number of the type after input, towards other.",
+)
+
+
+def _exponent(x: Expr) -> Expr:
+    """Return the e with 0.5 <= |x| / 2 ** e < 1, as a float; 0 for 0, infinities and NaN."""
+    a = ex.unary("abs", x)
+    ok = ~(ex.eq(a, 0) | ex.isinf(a) | ex.isnan(a))
+    a = ex.where(ok, a, 1.0)
+    # Numbers below the normal ones are brought among them first.
+    tiny = a < 1e-30
+    a = ex.where(tiny, a * 2.0**100, a)
+    e = ex.floor(ex.log2(a)) + 1
+    # The logarithm may round to the wrong side of a power of two.
+    scaled = a * ex.exp2(-e)
+    e = ex.where(scaled >= 1, e + 1, ex.where(scaled < 0.5, e - 1, e))
+    return ex.where(ok, ex.where(tiny, e - 100, e), 0.0)
+
+
+_frexp_exponent = elementwise(
+    "_frexp_exponent", _exponent, tensors=("input",), dtypes=FLOATS, torch="", function_in=(),
+    inplace=False, differentiable=False, doc="The binary exponent.",
+)  # fmt: skip
+
+
+@composite(family="index")
+def frexp(input: Any) -> Any:
+    """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
+    if input.dtype.kind != "float":
+        raise DTypeError("torch.frexp() only supports floating-point dtypes")
+    e = _frexp_exponent(input.detach())
+    wide = widened(input)
+    half = (cast_to(e, wide.dtype) / 2).floor()
+    # In two steps: 2 ** e itself may be out of range.
+    mantissa = wide * (-half).exp2() * (half - cast_to(e, wide.dtype)).exp2()
+    return Frexp(cast_to(mantissa, input.dtype), cast_to(e, int32))
+
+
+angle = elementwise(
+    "angle",
+    lambda x: ex.where(
+        ex.isnan(x), x, ex.where(x < 0, ex.const(math.pi, x.dtype), ex.const(0.0, x.dtype))
+    ),
+    tensors=("input",),
+    promotion="float",
+    inplace=False,
+    doc="The angle of a real number as a complex one: pi of negative ones, else 0.",
+)
