@@ -19,6 +19,7 @@ from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
 from webtorch.tensors.host import tracing
+from webtorch.tensors.numerics import check_numerics as check_numerics
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -51,6 +51,10 @@ class LinAlgError(WebtorchError):
     """A matrix does not have what was asked of it (an inverse, a factorisation): torch.linalg's error."""
 
 
+class NonFiniteError(FloatingPointError, WebtorchError):
+    """A computed value is NaN or infinite, and `debug.check_numerics` was asked to say where it began."""
+
+
 class IndexOutOfRangeError(IndexError, WebtorchError):
     """An index read on the device was out of range; names the operation, the value and the user's
     line.

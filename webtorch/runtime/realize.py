@@ -328,6 +328,8 @@ class Runtime:
             if not owners:
                 return
             try:
+                if watch.before is not None:
+                    watch.before(self, owners)
                 self._run(owners)
             except BaseException:
                 self._run_apart(owners)

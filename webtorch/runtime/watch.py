@@ -1,13 +1,14 @@
 """Whoever wants to see what runs: nobody, or a profiler. Floor 3; imports floor 0 only.
 
-Executables ask `watch.listener` once per run; while there is none nothing else is done.
+Executables ask `watch.listener` once per run and runtimes `watch.before`; while there is none nothing
+else is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from webtorch.ir.program import Program
 
@@ -57,6 +58,8 @@ class Listener(Protocol):
 
 class _Watch:
     listener: Listener | None = None
+    # Called with a runtime and the owners whose pending values it is about to compute.
+    before: Callable[[Any, list[Any]], None] | None = None
 
 
 watch = _Watch()
