@@ -99,7 +99,7 @@ def test_the_digits_report_is_whole_and_alone(mistakes: int) -> None:
     assert "A <fast> CPU & more" in text
     pictures = checker.tags.count("svg") - 2
     assert pictures == min(mistakes, 24)
-    assert "--seed 3" in text
+    assert "--seed 3" in text and "--quick" not in text
 
 
 def test_the_gpt_report_is_whole_and_alone() -> None:
@@ -116,6 +116,17 @@ def test_a_loss_that_is_not_a_number_does_not_break_the_report() -> None:
     result.losses = [float("nan")] * 3
     result.test_losses = [float("inf")] * 3
     check(digits_page(result, MACHINE))
+
+
+def test_the_command_that_repeats_a_quick_run_is_quick() -> None:
+    digits, gpt = digits_result(), gpt_result()
+    digits.quick = gpt.quick = True
+    digits.epoch_seconds = [3.0, 1.0]
+    page = digits_page(digits, MACHINE)
+    assert "--seed 3 --epochs 3 --quick<" in page and "--epochs 2 --quick<" in gpt_page(
+        gpt, MACHINE
+    )
+    assert "2.00 s" in page  # the median epoch
 
 
 def test_light_and_dark_and_narrow_are_provided_for() -> None:

@@ -376,3 +376,11 @@ def test_the_cotangent_of_an_overwritten_view_may_be_a_view_itself() -> None:
         return x.grad, z.grad
 
     same(program)
+
+
+def test_a_view_that_is_a_leaf_is_called_a_view() -> None:
+    def program(t: Any) -> Any:
+        x = t.arange(4.0, dtype=t.float64).reshape(2, 2).requires_grad_()
+        return error(lambda: x.add_(1)), error(lambda: x[0].add_(1))
+
+    same(program)

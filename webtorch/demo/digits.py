@@ -124,6 +124,7 @@ class DigitsResult:
     seconds: float = 0.0
     training_seconds: float = 0.0
     examples: int = 0
+    quick: bool = False
 
     @property
     def accuracy(self) -> float:
@@ -161,7 +162,12 @@ def train(
     # The weights used up numbers of the CPU's generator only: dropout starts afresh on every device.
     torch.manual_seed(seed)
     result = DigitsResult(
-        seed, epochs, sum(p.numel() for p in model.parameters()), count, len(data.test_labels)
+        seed,
+        epochs,
+        sum(p.numel() for p in model.parameters()),
+        count,
+        len(data.test_labels),
+        quick=quick,
     )
     images = torch.tensor(data.train_images[:count], device=device)
     labels = torch.tensor(data.train_labels[:count], device=device)

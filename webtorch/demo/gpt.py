@@ -163,6 +163,7 @@ class GPTResult:
     seconds: float = 0.0
     training_seconds: float = 0.0
     tokens: int = 0
+    quick: bool = False
 
     @property
     def tokens_per_second(self) -> float:
@@ -198,7 +199,13 @@ def train(
     # The weights used up numbers of the CPU's generator only: dropout starts afresh on every device.
     torch.manual_seed(seed)
     result = GPTResult(
-        preset_name, preset, seed, sum(p.numel() for p in model.parameters()), corpus, epochs
+        preset_name,
+        preset,
+        seed,
+        sum(p.numel() for p in model.parameters()),
+        corpus,
+        epochs,
+        quick=quick,
     )
     optimizer = _optimizer(model, preset)
     total = epochs * preset.steps

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
+from statistics import median
 
 from webtorch.demo.charts import Guide, Series, line_chart, pixel_picture
 from webtorch.demo.digits import SIDE, DigitsResult
@@ -102,7 +103,7 @@ def digits_page(result: DigitsResult, machine: Machine) -> str:
                 ("Seed", str(result.seed)),
             ],
             f"webtorch demo digits --device {machine.device} --seed {result.seed} "
-            f"--epochs {result.epochs}",
+            f"--epochs {result.epochs}{' --quick' * result.quick}",
         ),
         _footer(
             "Data: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine "
@@ -172,7 +173,7 @@ def gpt_page(result: GPTResult, machine: Machine) -> str:
                 ("Seed", str(result.seed)),
             ],
             f"webtorch demo gpt --preset {result.preset_name} --device {machine.device} "
-            f"--seed {result.seed} --epochs {result.epochs}",
+            f"--seed {result.seed} --epochs {result.epochs}{' --quick' * result.quick}",
         ),
         _footer(
             "Text: the Python standard library, © Python Software Foundation. Architecture: nanoGPT, "
@@ -342,4 +343,4 @@ def _short(seconds: float) -> str:
 def _epoch_time(seconds: Sequence[float], first: bool = False) -> str:
     if not seconds:
         return "none"
-    return f"{seconds[0] if first else sorted(seconds)[len(seconds) // 2]:.2f} s"
+    return f"{seconds[0] if first else median(seconds):.2f} s"

@@ -200,12 +200,12 @@ def check_writable(x: Tensor) -> None:
             "https://github.com/pytorch/rfcs/pull/17 for more details."
         )
     if mode.grad:
-        if x.requires_grad and x.is_leaf:
+        base = x._base
+        if base is None and x.requires_grad and x.is_leaf:
             raise RuntimeError(
                 "a leaf Variable that requires grad is being used in an in-place operation."
             )
-        base = x._base
-        if base is not None and base.requires_grad and base.is_leaf:
+        if base is not None and any(t.requires_grad and t.is_leaf for t in (x, base)):
             raise RuntimeError(
                 "a view of a leaf Variable that requires grad is being used in an in-place "
                 "operation."
