@@ -1,6 +1,6 @@
-"""`nn.utils`: gradient clipping, parameters as one vector. May import the tensor floor only."""
+"""`nn.utils`: clipping, parameters as a vector, norms of weights, packed sequences. May import nn's base files."""
 
-from webtorch.nn.utils import rnn
+from webtorch.nn.utils import parametrizations, parametrize, rnn, stateless
 from webtorch.nn.utils.clip_grad import (
     clip_grad_norm,
     clip_grad_norm_,
@@ -9,14 +9,35 @@ from webtorch.nn.utils.clip_grad import (
     get_total_norm,
 )
 from webtorch.nn.utils.convert_parameters import parameters_to_vector, vector_to_parameters
+from webtorch.nn.utils.fusion import (
+    fuse_conv_bn_eval,
+    fuse_conv_bn_weights,
+    fuse_linear_bn_eval,
+    fuse_linear_bn_weights,
+)
+from webtorch.nn.utils.init import skip_init
+from webtorch.nn.utils.spectral_norm import remove_spectral_norm, spectral_norm
+from webtorch.nn.utils.weight_norm import remove_weight_norm, weight_norm
 
 __all__ = [
     "clip_grad_norm",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
+    "fuse_conv_bn_eval",
+    "fuse_conv_bn_weights",
+    "fuse_linear_bn_eval",
+    "fuse_linear_bn_weights",
     "get_total_norm",
     "parameters_to_vector",
+    "parametrizations",
+    "parametrize",
+    "remove_spectral_norm",
+    "remove_weight_norm",
     "rnn",
+    "skip_init",
+    "spectral_norm",
+    "stateless",
     "vector_to_parameters",
+    "weight_norm",
 ]
