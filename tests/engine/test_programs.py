@@ -10,6 +10,7 @@ import torch
 
 import webtorch
 from tests.conftest import need_device
+from webtorch.ir import expr as ex
 
 
 def _runtime(device: str) -> Any:
@@ -188,3 +189,32 @@ def test_threads_may_use_tensors_at_once(device: str) -> None:
         thread.join(60)
     assert not failures, failures
     assert results == {n: [pytest.approx(31.5 * n, rel=1e-5)] * 6 for n in range(4)}
+
+
+def test_a_dear_expression_is_not_computed_once_for_each_stage_of_a_row(device: str) -> None:
+    """A software adapter took many seconds to compile it several times over."""
+    x = webtorch.linspace(0.5, 3.0, 40, device=device).reshape(5, 8).clone()
+    runtime = _runtime(device)
+    webtorch.synchronize()
+    for name in ("polygamma", "zeta"):
+        call = getattr(webtorch.special, name)
+        expected = torch.tensor(x.tolist())
+        if name == "polygamma":
+            y, expected = call(2, x), torch.special.polygamma(2, expected)
+        else:
+            y, expected = call(x + 1, x), torch.special.zeta(expected + 1, expected)
+        soft = webtorch.nn.functional.softmax(y, -1)
+        found = soft.tolist()
+        torch.testing.assert_close(torch.tensor(found), expected.softmax(-1), rtol=1e-4, atol=1e-6)
+        program = next(reversed(runtime.programs.values())).program
+        sizes = [
+            sum(1 for root in routine.expressions() for _ in ex.walk(root))
+            for routine in program.routines
+        ]
+        rows = [n for n, r in zip(sizes, program.routines, strict=True) if r.reduces]
+        assert rows
+        assert max(rows) < 60 < max(sizes), (rows, sizes)
+    # One reduction computes everything once: nothing is stored for it.
+    webtorch.special.polygamma(2, x).sum(-1).tolist()
+    program = next(reversed(runtime.programs.values())).program
+    assert len(program.steps) == 1

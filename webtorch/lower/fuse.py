@@ -41,6 +41,10 @@ TEMPLATES = frozenset({"matmul", "conv", "scan", "host"})
 _MAX_SIZE = 160
 # One kernel never holds more than this many expression parts in all.
 _MAX_GROUP_SIZE = 600
+# A row kernel computes what it reduces once for each of its stages. An expression that costs more
+# than this is computed in a kernel of its own: software adapters take seconds to compile it several
+# times over, and every device takes longer to run it.
+_MAX_ROW_COST = 200
 # Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them
 # several times.
 _MAX_FUSED_ROW = 65536
@@ -103,6 +107,8 @@ class Fuser:
         self.leaves: list[frozenset[int]] = []
         self.sizes: list[int] = []
         self.costs: list[int] = []
+        # Costs of nodes themselves, whether they are stored or not.
+        self.own_costs: list[int] = []
         self.max_slots = limits.max_buffers_per_kernel - 1
         self.use_counts = [0] * len(graph.nodes)
         for node in graph.nodes:
@@ -165,6 +171,11 @@ class Fuser:
                 repeats = node.elements >= 2 * self.nodes[source].elements
                 if node.kind == "view" and repeats and self.costs[source] > 3:
                     self._store(source)
+                if node.kind == "reduce" and self.costs[source] > _MAX_ROW_COST:
+                    while self.nodes[source].kind == "view" and self.use_counts[source] == 1:
+                        source = self.nodes[source].srcs[0]
+                    if self.use_counts[source] > 1:
+                        self._store(source)
 
     def _store_operand(
         self, number: int, operand: Callable[[Graph, int, set[int]], object]
@@ -216,6 +227,7 @@ class Fuser:
         self.leaves.append(leaves)
         self.sizes.append(size)
         self.costs.append(cost)
+        self.own_costs.append(cost)
         if number in self.stored:
             self.leaves[number] = frozenset((number,))
             self.sizes[number], self.costs[number] = 1, 0
@@ -309,6 +321,8 @@ class Fuser:
         ):
             return False
         body = group.body
+        if self._too_dear_for_rows(group, number, node):
+            return False
         if node.kind == "reduce":
             mine = self._own_loops(node)
             if group.kind == "row":
@@ -362,6 +376,18 @@ class Fuser:
                 if other.before & after:
                     other.before |= group.before
         return True
+
+    def _too_dear_for_rows(self, group: Group, number: int, node: GraphNode) -> bool:
+        """Whether joining would make a row kernel compute a dear expression for each of its stages."""
+        if node.kind == "reduce":
+            return group.kind != "row" and any(
+                self.own_costs[m] > _MAX_ROW_COST for m in group.members
+            )
+        return (
+            group.kind == "row"
+            and self._work(node) != group_rows(group)
+            and self.own_costs[number] > _MAX_ROW_COST
+        )
 
     def _reads_elsewhere(
         self, body: Body, before: dict[tuple[int, Index, Expr | None], Expr], shared: set[int]
@@ -542,6 +568,12 @@ class Fuser:
         self.group_of[number] = group
         self.stored.add(number)
         return True
+
+
+def group_rows(group: Group) -> int:
+    """Number of outer points of a group's loops."""
+    assert group.body is not None
+    return group.body.loops.outer_count
 
 
 def evaluate(body: Body, number: int, node: GraphNode) -> None:

@@ -23,7 +23,6 @@ from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
-
 # Positions are 32-bit numbers with a sign; a loop looks a little beyond its end.
 _MAX_POSITIONS = (1 << 31) - (1 << 24)
 
