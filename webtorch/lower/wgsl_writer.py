@@ -345,13 +345,13 @@ class KernelWriter:
             node, ready = pending.pop()
             if scope.find(node) is not None:
                 continue
-            if not ready:
-                pending.append((node, True))
-                pending.extend((a, False) for a in reversed(self._needs(node)))
             if self._same_in_block(node, scope):
                 assert scope.base is not None
                 scope.env[node] = self.value(node, scope.base)
                 continue
+            if not ready:
+                pending.append((node, True))
+                pending.extend((a, False) for a in reversed(self._needs(node)))
                 continue
             home = self._home(node, scope)
             text = self._text(node, scope, home)
