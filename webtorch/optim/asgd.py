@@ -18,6 +18,7 @@ class ASGD(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _beginnings: ClassVar[dict[str, float | str]] = {"eta": "lr", "mu": 1.0}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "-lambd": lambda group: -group["lambd"],

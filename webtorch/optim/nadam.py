@@ -17,6 +17,7 @@ class NAdam(Optimizer):
     """Adam with Nesterov momentum. Dozat, 2016."""
 
     _takes_back: ClassVar[bool] = True
+    _beginnings: ClassVar[dict[str, float | str]] = {"mu_product": 1.0}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "beta1": lambda group: group["betas"][0],

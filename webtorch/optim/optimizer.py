@@ -169,6 +169,8 @@ class Optimizer:
     # Whether a step can be taken back on the device. GradScaler sets `found_inf`, a 0-d tensor, before
     # it calls `step`: where that is not 0, parameters and state stay as they were.
     _takes_back: ClassVar[bool] = False
+    # State that does not begin as zero: the number, or the name of the option, that it begins as.
+    _beginnings: ClassVar[dict[str, float | str]] = {}
     # Derived numbers of `Hyper`, by name.
     _derived: ClassVar[dict[str, Derived]] = {
         "-lr": lambda group: -group["lr"],
@@ -180,7 +182,7 @@ class Optimizer:
         if "step" in cls.__dict__ and not getattr(cls.step, "hooked", False):
             cls.step = _hooked(cls.step)  # type: ignore[method-assign]
         if {"step", "_update", "_update_one"} & cls.__dict__.keys():
-            # Another update may keep numbers on the host, or begin with state that is not zero.
+            # Another update may keep numbers on the host.
             cls._takes_back = cls.__dict__.get("_takes_back", False)
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -339,11 +341,20 @@ class Optimizer:
                         if isinstance(value, Tensor):
                             yield (id(param), name), value
 
+    def _beginning(self, place: tuple[int, str]) -> Any:
+        """Return what a parameter's state begins as, before its first step."""
+        param, name = place
+        start = self._beginnings.get(name, 0.0)
+        if isinstance(start, float):
+            return start
+        group = next(g for g in self.param_groups if any(id(p) == param for p in g["params"]))
+        return self._scalar(group, start)
+
     def _take_back(self, before: dict[tuple[int, str], Tensor], found_inf: Tensor) -> None:
         """Give back the values of before the step where `found_inf` is not 0, on the device.
 
-        State that the step created is then as it would be before a first step: zero. It stays, so
-        that a step which is captured next finds it.
+        State that the step created is then as it is before a first step. It stays, so that a step
+        which is captured next finds it.
         """
         bad: dict[Any, Tensor] = {}
         done: set[int] = set()
@@ -354,7 +365,7 @@ class Optimizer:
                 done.add(id(tensor))
                 if tensor.device not in bad:
                     bad[tensor.device] = found_inf.to(tensor.device) != 0
-                old = before.get(place, 0.0)
+                old = before[place] if place in before else self._beginning(place)
                 tensor.copy_(webtorch.where(bad[tensor.device], old, tensor))
 
     def _begin_states(self) -> None:

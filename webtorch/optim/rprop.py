@@ -18,6 +18,7 @@ class Rprop(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _beginnings: ClassVar[dict[str, float | str]] = {"step_size": "lr"}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "eta-": lambda group: group["etas"][0],

@@ -57,6 +57,10 @@ class SGD(Optimizer):
         }
         super().__init__(params, defaults)
         check_flags(foreach, fused, differentiable)
+        if dampening != 0:
+            # The first gradient is not dampened: a first step that is taken back leaves no trace of
+            # which gradient is the first, so the host must know.
+            self._takes_back = False  # type: ignore[misc]
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
