@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import webtorch
 from webtorch import Tensor
+from webtorch.errors import DeviceError
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.tensors.host import bindings, tracing
@@ -500,6 +501,14 @@ class Module:
         if isinstance(device, int):
             target = f"webgpu:{device}"
         return self._apply(lambda t: t.to(target))
+
+    def cuda(self: _Self, device: Any = None) -> _Self:
+        """Raise: there is no CUDA here."""
+        raise DeviceError("Module.cuda: webtorch has no CUDA device; use .to('webgpu')")
+
+    def share_memory(self: _Self) -> _Self:
+        """Return the module: tensors are not shared between processes here."""
+        return self
 
     def type(self: _Self, dst_type: Any) -> _Self:
         """Cast parameters and buffers, of whatever dtype, to `dst_type`."""

@@ -5,7 +5,9 @@ The functions are the op table's; PyTorch's `inplace` argument and `name_` forms
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 from webtorch import Tensor
 from webtorch.nn.functional.table import table
@@ -21,6 +23,7 @@ __all__ = [
     "hardtanh_",
     "leaky_relu",
     "leaky_relu_",
+    "log_softmax",
     "mish",
     "relu",
     "relu6",
@@ -28,6 +31,8 @@ __all__ = [
     "selu",
     "selu_",
     "silu",
+    "softmax",
+    "softmin",
     "threshold",
     "threshold_",
 ]
@@ -36,6 +41,7 @@ _relu, _relu6, _silu, _mish = table("relu"), table("relu6"), table("silu"), tabl
 _elu, _celu, _selu, _hardtanh = table("elu"), table("celu"), table("selu"), table("hardtanh")
 _hardsigmoid, _hardswish = table("hardsigmoid"), table("hardswish")
 _leaky_relu, _threshold = table("leaky_relu"), table("threshold")
+_softmax, _log_softmax, _softmin = table("softmax"), table("log_softmax"), table("softmin")
 
 
 def _applied(
@@ -146,3 +152,37 @@ def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Ten
 def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
     """Write threshold over the input."""
     return _applied(_threshold, input, threshold, value, inplace=True)
+
+
+def _along(
+    compute: Callable[..., Tensor], input: Tensor, dim: int | None, level: int, dtype: Any
+) -> Tensor:
+    """Return a softmax; without a dimension PyTorch's choice is made, with its warning."""
+    if dim is None:
+        warnings.warn(
+            f"Implicit dimension choice for {compute.__name__} has been deprecated. Change the call "
+            "to include dim=X as an argument.",
+            stacklevel=level + 1,
+        )
+    return compute(input, dim, dtype)
+
+
+def softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Tensor:
+    """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
+    return _along(_softmax, input, dim, _stacklevel, dtype)
+
+
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Tensor:
+    """Return log(softmax(input)) along `dim`; nothing overflows."""
+    return _along(_log_softmax, input, dim, _stacklevel, dtype)
+
+
+def softmin(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Tensor:
+    """Return softmax(-input) along `dim`."""
+    return _along(_softmin, input, dim, _stacklevel, dtype)

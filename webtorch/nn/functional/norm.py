@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import webtorch
 from webtorch import Tensor
+from webtorch.nn.functional.table import table
 
-__all__ = ["local_response_norm"]
+__all__ = ["local_response_norm", "normalize"]
+
+_normalize = table("normalize")
+
+
+def normalize(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    """Return input / max(norm, eps), with the p-norm along `dim`; written into `out` if given."""
+    result = _normalize(input, p, dim, eps)
+    return result if out is None else out.copy_(result)
 
 
 def local_response_norm(
