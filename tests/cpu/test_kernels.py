@@ -725,7 +725,7 @@ def test_failed_check_is_noted(execution: str) -> None:
     if execution == "native":
         runner.compile()
     buffers = [harness.buffer(int64, [1, -10, 9, -11, 10]), harness.buffer(int64, np.zeros(5))]
-    status = np.zeros(2, np.int32)
+    status = np.zeros(2, np.int64)
     runner.run(buffers, (), status)
     assert status.tolist() == [4, -11]
 
