@@ -95,6 +95,19 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "norm_dim": (lambda t, i, x: x.norm(2, 0), ((3, 2),)),
     "dist": (lambda t, i, a, b: t.dist(a, b), ((3,), (3,))),
     "prod_dim": (lambda t, i, x: x.prod(0), ((3, 2),)),
+    "renorm": (lambda t, i, x: t.renorm(x, 2, 0, 1.0), ((3, 2),)),
+    "pdist": (lambda t, i, x: t.pdist(x), ((4, 3),)),
+    "linalg_matrix_norm": (lambda t, i, x: t.linalg.matrix_norm(x), ((3, 2),)),
+    "frobenius_norm": (lambda t, i, x: t.frobenius_norm(x, 1), ((3, 2),)),
+    "native_layer_norm": (
+        lambda t, i, x, w, b: t.native_layer_norm(x, (3,), w, b, 1e-5)[0],
+        ((2, 3), (3,), (3,)),
+    ),
+    "vstack": (lambda t, i, a, b: t.vstack([a, b]), ((3,), (3,))),
+    "dstack": (lambda t, i, a, b: t.dstack([a, b]), ((3,), (3,))),
+    "column_stack": (lambda t, i, a, b: t.column_stack([a, b]), ((3,), (3,))),
+    "concat": (lambda t, i, a, b: t.concat([a, b]), ((3,), (3,))),
+    "concatenate": (lambda t, i, a, b: t.concatenate([a, b]), ((3,), (3,))),
     "quantile": (lambda t, i, x: t.quantile(x, 0.5), ((5,),)),
     "cat": (lambda t, i, a, b: t.cat([a, b]), ((3,), (2,))),
     "stack": (lambda t, i, a, b: t.stack([a, b]), ((3,), (3,))),
@@ -203,13 +216,23 @@ def _expected(kind: str, call: Callable[..., Any], values: Any, dtypes: Any) -> 
             return error
 
 
-def _check(kind: str, theirs: Any, ours: Any, values: list[torch.Tensor], note: str) -> None:
+def _check(
+    kind: str,
+    theirs: Any,
+    ours: Any,
+    values: list[torch.Tensor],
+    note: str,
+    takes: tuple[Any, ...] = (),
+) -> None:
+    """Compare result types for inputs of each type, and of two. `takes`: what our operation has a kernel for."""
     combinations = [[d] * len(values) for d in FLOATS]
     # Of other types than its target's the fake index_copy takes a source; no real one does.
     if len(values) > 1 and note != "index_copy":
         combinations += [[FLOATS[i % 2] for i in range(len(values))]]
     checked = 0
     for dtypes in combinations:
+        if takes and not {getattr(webtorch, d) for d in dtypes} <= set(takes):
+            continue
         expected = _expected(kind, theirs, values, dtypes)
         if isinstance(expected, Exception) and "autocast" not in str(expected):
             # PyTorch has no kernel for these types, or no fake one: nothing to compare with.
@@ -248,6 +271,7 @@ def test_table_operations(op: Op, device: str) -> None:
         lambda *x: ours(*x, *args, **kwargs),
         values,
         op.name,
+        op.dtypes,
     )
 
 
@@ -271,14 +295,61 @@ def test_other_operations(name: str, device: str) -> None:
     )
 
 
+# Of a symmetric positive matrix a and a vector b: on the CPU all of them run in float32.
+LINALG: dict[str, Callable[..., Any]] = {
+    "inverse": lambda t, a, b: t.inverse(a),
+    "linalg_inv": lambda t, a, b: t.linalg.inv(a),
+    "linalg_inv_ex": lambda t, a, b: t.linalg.inv_ex(a)[0],
+    "pinverse": lambda t, a, b: t.pinverse(a),
+    "cholesky": lambda t, a, b: t.cholesky(a),
+    "linalg_cholesky": lambda t, a, b: t.linalg.cholesky(a),
+    "linalg_cholesky_ex": lambda t, a, b: t.linalg.cholesky_ex(a)[0],
+    "cholesky_inverse": lambda t, a, b: t.cholesky_inverse(a),
+    "cholesky_solve": lambda t, a, b: t.cholesky_solve(b[:, None], a),
+    "linalg_solve": lambda t, a, b: t.linalg.solve(a, b),
+    "triangular_solve": lambda t, a, b: t.triangular_solve(b[:, None], a)[0],
+    "linalg_lstsq": lambda t, a, b: t.linalg.lstsq(a, b[:, None])[0],
+    "linalg_tensorsolve": lambda t, a, b: t.linalg.tensorsolve(a, b),
+    "linalg_tensorinv": lambda t, a, b: t.linalg.tensorinv(a, ind=1),
+    "linalg_qr": lambda t, a, b: t.linalg.qr(a)[1],
+    "qr": lambda t, a, b: t.qr(a)[1],
+    "geqrf": lambda t, a, b: t.geqrf(a)[0],
+    "linalg_householder_product": lambda t, a, b: t.linalg.householder_product(a, b),
+    "orgqr": lambda t, a, b: t.orgqr(a, b),
+    "ormqr": lambda t, a, b: t.ormqr(a, b, a),
+    "linalg_eigh": lambda t, a, b: t.linalg.eigh(a)[0],
+    "linalg_eigvalsh": lambda t, a, b: t.linalg.eigvalsh(a),
+    "linalg_svd": lambda t, a, b: t.linalg.svd(a)[1],
+    "linalg_svdvals": lambda t, a, b: t.linalg.svdvals(a),
+    "svd": lambda t, a, b: t.svd(a)[1],
+    "linalg_cond": lambda t, a, b: t.linalg.cond(a),
+    "linalg_matrix_rank": lambda t, a, b: t.linalg.matrix_rank(a),
+}
+
+
+@pytest.mark.covers("A14")
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("name", LINALG)
+def test_linear_algebra_on_the_cpu(name: str) -> None:
+    a = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]])
+    call = LINALG[name]
+    _check(
+        "cpu",
+        lambda *x: call(torch, *x),
+        lambda *x: call(webtorch, *x),
+        [a, torch.tensor([1.0, 2.0, 0.5])],
+        name,
+    )
+
+
 def test_every_rule_is_tested() -> None:
     ruled = {op.name for op in TABLE.values() if op.autocast is not None and op.function_in}
-    covered = {op.name for op in table.tested()} | set(CASES)
+    covered = {op.name for op in table.tested()} | set(CASES) | set(LINALG)
     # Tested under a name that says how, or together with an entry of the same code.
     elsewhere = {
         "matmul", "multi_dot", "scaled_dot_product_attention", "cross", "adaptive_max_pool3d",
         "max_unpool2d", "max_unpool3d", "nanquantile", "index_put", "std", "var_mean", "nanmean",
-        "multilabel_margin_loss", "binary_cross_entropy",
+        "multilabel_margin_loss", "binary_cross_entropy", "linalg_lu_solve", "lu_solve", "nuclear_norm",
     }  # fmt: skip
     assert not ruled - covered - elsewhere, ruled - covered - elsewhere
 

@@ -29,7 +29,7 @@ from webtorch.ops.linalg import (
     solve_triangular,
 )
 from webtorch.ops.primitive import cast_to, fill
-from webtorch.ops.record import composite, return_type
+from webtorch.ops.record import Autocast, composite, return_type
 
 QR = return_type("linalg_qr", "Q", "R")
 OldQR = return_type("qr", "Q", "R")
@@ -90,7 +90,13 @@ def _qr(a: Any, mode: str) -> Any:
     return call("qr", (a,), (mode,), ((m, k), (k, n)))
 
 
-@composite(name="linalg_qr", family="index", function_in=LINALG, torch="linalg.qr")
+@composite(
+    name="linalg_qr",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.qr",
+    autocast=Autocast(cpu="fp32"),
+)
 def linalg_qr(A: Any, mode: str = "reduced") -> Any:
     """(Q, R) with A = Q R; mode "reduced", "complete" or "r" (Q is empty)."""
     check_matrix("linalg.qr", A, "A")
@@ -121,14 +127,14 @@ def _undifferentiable_r(a: Any, r: Any) -> Any:
     return r.clone()
 
 
-@composite(name="qr", family="index")
+@composite(name="qr", family="index", autocast=Autocast(cpu="fp32"))
 def qr(input: Any, some: bool = True) -> Any:
     """(Q, R) with input = Q R; not `some` gives a square Q."""
     check_matrix("linalg.qr", input, "A")
     return OldQR(*_qr(input, "reduced" if some else "complete"))
 
 
-@composite(family="index", differentiable=False)
+@composite(family="index", differentiable=False, autocast=Autocast(cpu="fp32"))
 def geqrf(input: Any) -> Any:
     """(R above the Householder vectors in one matrix, tau)."""
     check_matrix("geqrf", input, "input")
@@ -164,6 +170,7 @@ def _reflectors(name: str, v: Any, tau: Any) -> Any:
     function_in=LINALG,
     aliases=(),
     torch="linalg.householder_product",
+    autocast=Autocast(cpu="fp32"),
 )
 def householder_product(A: Any, tau: Any) -> Any:
     """The first columns of the product of the reflections I - tau v v^T."""
@@ -176,13 +183,13 @@ def householder_product(A: Any, tau: Any) -> Any:
     return out
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def orgqr(input: Any, tau: Any) -> Any:
     """The first columns of the product of the reflections I - tau v v^T."""
     return householder_product(input, tau)
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def ormqr(input: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False) -> Any:
     """The product of Q (of its transpose) and `other`, where Q's reflections are given."""
     check_matrix("torch.ormqr", input, "input")
@@ -261,7 +268,13 @@ _NOT_CONVERGED = (
 )
 
 
-@composite(name="linalg_eigh", family="index", function_in=LINALG, torch="linalg.eigh")
+@composite(
+    name="linalg_eigh",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.eigh",
+    autocast=Autocast(cpu="fp32"),
+)
 def eigh(A: Any, UPLO: str = "L") -> Any:
     """(eigenvalues in ascending order, eigenvectors) of symmetric matrices, from one triangle."""
     w, v, info = _eigh(A, _uplo("linalg.eigh", A, UPLO))
@@ -269,7 +282,13 @@ def eigh(A: Any, UPLO: str = "L") -> Any:
     return Eigh(w, v)
 
 
-@composite(name="linalg_eigvalsh", family="index", function_in=LINALG, torch="linalg.eigvalsh")
+@composite(
+    name="linalg_eigvalsh",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.eigvalsh",
+    autocast=Autocast(cpu="fp32"),
+)
 def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     """The eigenvalues of symmetric matrices in ascending order, from one triangle."""
     uplo = _uplo("linalg.eigvalsh", A, UPLO)
@@ -343,7 +362,13 @@ def _check_driver(name: str, driver: Any) -> None:
         )
 
 
-@composite(name="linalg_svd", family="index", function_in=LINALG, torch="linalg.svd")
+@composite(
+    name="linalg_svd",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.svd",
+    autocast=Autocast(cpu="fp32"),
+)
 def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
     """(U, singular values in descending order, V^T) with A = U diag(S) V^T."""
     check_matrix("linalg.svd", A, "A")
@@ -353,7 +378,13 @@ def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None)
     return SVD(u, s, vh)
 
 
-@composite(name="linalg_svdvals", family="index", function_in=LINALG, torch="linalg.svdvals")
+@composite(
+    name="linalg_svdvals",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.svdvals",
+    autocast=Autocast(cpu="fp32"),
+)
 def svdvals(A: Any, *, driver: str | None = None) -> Any:
     """The singular values in descending order."""
     check_matrix("linalg.svdvals", A, "A")
@@ -365,7 +396,7 @@ def svdvals(A: Any, *, driver: str | None = None) -> Any:
     return s
 
 
-@composite(name="svd", family="index")
+@composite(name="svd", family="index", autocast=Autocast(cpu="fp32"))
 def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
     """(U, S, V) with input = U diag(S) V^T."""
     check_matrix("linalg.svd", input, "A")
@@ -445,7 +476,7 @@ def pinv(
     return _pinv(A, bound, hermitian)
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def pinverse(input: Any, rcond: float = 1e-15) -> Any:
     """The pseudo-inverse."""
     return pinv(input, rtol=rcond)
@@ -457,6 +488,7 @@ def pinverse(input: Any, rcond: float = 1e-15) -> Any:
     function_in=LINALG,
     torch="linalg.matrix_rank",
     differentiable=False,
+    autocast=Autocast(cpu="fp32"),
 )
 def matrix_rank(
     A: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
@@ -487,7 +519,13 @@ def _lstsq(a: Any, b: Any, rcond: float) -> Any:
     return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
 
 
-@composite(name="linalg_lstsq", family="index", function_in=LINALG, torch="linalg.lstsq")
+@composite(
+    name="linalg_lstsq",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lstsq",
+    autocast=Autocast(cpu="fp32"),
+)
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """(the X that makes A X - B smallest, residuals, ranks, singular values)."""
     name = "torch.linalg.lstsq"
@@ -539,7 +577,11 @@ def _all_full(rank: Any, n: int) -> bool:
 
 
 @composite(
-    name="linalg_matrix_norm", family="index", function_in=LINALG, torch="linalg.matrix_norm"
+    name="linalg_matrix_norm",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.matrix_norm",
+    autocast=Autocast(gpu="fp32_result"),
 )
 def matrix_norm(
     A: Any,
@@ -627,7 +669,13 @@ def linalg_norm(
     return out
 
 
-@composite(name="linalg_cond", family="index", function_in=LINALG, torch="linalg.cond")
+@composite(
+    name="linalg_cond",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.cond",
+    autocast=Autocast(cpu="fp32"),
+)
 def cond(A: Any, p: Any = None) -> Any:
     """The condition number: the norm times the norm of the inverse."""
     if p not in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf):

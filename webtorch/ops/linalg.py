@@ -19,7 +19,7 @@ from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import movement
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, host, iota
-from webtorch.ops.record import composite, return_type
+from webtorch.ops.record import Autocast, composite, return_type
 
 LINALG = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
@@ -164,7 +164,7 @@ def solve_triangular(
     return _solve_triangular(a.mT, b.mT, not upper, unitriangular).mT
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def triangular_solve(
     input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
@@ -245,7 +245,13 @@ def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -
 _SINGULAR = "The solver failed because the input matrix is singular."
 
 
-@composite(name="linalg_solve", family="index", function_in=LINALG, torch="linalg.solve")
+@composite(
+    name="linalg_solve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.solve",
+    autocast=Autocast(cpu="fp32"),
+)
 def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     """The solution of A X = B (of X A = B where not `left`). Raises LinAlgError for singular A."""
     return solve_ex(A, B, left=left, check_errors=True).result
@@ -256,7 +262,13 @@ def _inv(a: Any) -> Any:
     return call("inv", (a,), (), (a._shape[-2:], ()))
 
 
-@composite(name="linalg_inv_ex", family="index", function_in=LINALG, torch="linalg.inv_ex")
+@composite(
+    name="linalg_inv_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.inv_ex",
+    autocast=Autocast(cpu="fp32"),
+)
 def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     """(the inverses of matrices, info)."""
     check_matrix("linalg.inv", A, "A", square=True)
@@ -270,20 +282,30 @@ def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     return InvEx(x, info)
 
 
-@composite(name="linalg_inv", family="index", function_in=LINALG, torch="linalg.inv")
+@composite(
+    name="linalg_inv",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.inv",
+    autocast=Autocast(cpu="fp32"),
+)
 def inv(A: Any) -> Any:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv_ex(A, check_errors=True).inverse
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def inverse(input: Any) -> Any:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv(input)
 
 
 @composite(
-    name="linalg_tensorsolve", family="index", function_in=LINALG, torch="linalg.tensorsolve"
+    name="linalg_tensorsolve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.tensorsolve",
+    autocast=Autocast(cpu="fp32"),
 )
 def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     """The X with tensordot(A, X, X.ndim) = B."""
@@ -300,7 +322,13 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     return x.reshape(rest)
 
 
-@composite(name="linalg_tensorinv", family="index", function_in=LINALG, torch="linalg.tensorinv")
+@composite(
+    name="linalg_tensorinv",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.tensorinv",
+    autocast=Autocast(cpu="fp32"),
+)
 def tensorinv(A: Any, ind: int = 2) -> Any:
     """The inverse of tensordot(A, ., ind)."""
     if ind <= 0:
@@ -440,7 +468,13 @@ def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     return LU(*lu_unpack(found.LU, found.pivots))
 
 
-@composite(name="linalg_lu_solve", family="index", function_in=LINALG, torch="linalg.lu_solve")
+@composite(
+    name="linalg_lu_solve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lu_solve",
+    autocast=Autocast(cpu="fp32"),
+)
 def linalg_lu_solve(
     LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
 ) -> Any:
@@ -471,7 +505,7 @@ def linalg_lu_solve(
     return solve_triangular(LU, x, upper=True)
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:
     """The solution of A X = b from A's factors."""
     return linalg_lu_solve(LU_data, LU_pivots, b)
@@ -568,7 +602,11 @@ def _cholesky(a: Any) -> Any:
 
 
 @composite(
-    name="linalg_cholesky_ex", family="index", function_in=LINALG, torch="linalg.cholesky_ex"
+    name="linalg_cholesky_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.cholesky_ex",
+    autocast=Autocast(cpu="fp32"),
 )
 def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
@@ -586,13 +624,19 @@ _NOT_POSITIVE = (
 )
 
 
-@composite(name="linalg_cholesky", family="index", function_in=LINALG, torch="linalg.cholesky")
+@composite(
+    name="linalg_cholesky",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.cholesky",
+    autocast=Autocast(cpu="fp32"),
+)
 def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
     """L with A = L L^T. Raises LinAlgError where A is not positive definite."""
     return cholesky_ex(A, upper=upper, check_errors=True).L
 
 
-@composite(name="cholesky", family="index")
+@composite(name="cholesky", family="index", autocast=Autocast(cpu="fp32"))
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
     check_matrix("cholesky", input, "A", square=True)
@@ -601,7 +645,7 @@ def cholesky(input: Any, upper: bool = False) -> Any:
     return x.mT if upper else x
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`)."""
     for x, what in ((input, "b"), (L, "u")):
@@ -630,7 +674,7 @@ def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
     return _solve_triangular(lower.mT, _solve_triangular(lower, b, False, False), True, False)
 
 
-@composite(family="index")
+@composite(family="index", autocast=Autocast(cpu="fp32"))
 def cholesky_inverse(input: Any, upper: bool = False) -> Any:
     """The inverse of A = L L^T from L."""
     check_matrix("cholesky_inverse", input, "A", square=True)

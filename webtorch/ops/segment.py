@@ -11,7 +11,7 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import contract, creation, indexing
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 
 @composite(family="index", function_in=("torch",), torch="")
@@ -86,7 +86,12 @@ def segment_reduce(
     return out
 
 
-@composite(family="index", function_in=("torch", "nn.functional"), torch="nn.functional.pdist")
+@composite(
+    family="index",
+    function_in=("torch", "nn.functional"),
+    torch="nn.functional.pdist",
+    autocast=Autocast(gpu="fp32"),
+)
 def pdist(input: Any, p: float = 2.0) -> Any:
     """The p-norm distances between all pairs of rows, in the order (0, 1), (0, 2), ..., (1, 2), ..."""
     if input.ndim != 2:

@@ -167,6 +167,30 @@ def cumulative_trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1)
     return (heights * diff(x, 1, d - y.ndim) / 2).cumsum(d)
 
 
+def _check_weights(count: int, **weights: Any) -> None:
+    """Raise PyTorch's errors for weights of observations that do not fit."""
+    for name, w in weights.items():
+        if w is None:
+            continue
+        if w.ndim > 1:
+            raise RuntimeError(
+                f"cov(): expected {name} to have one or fewer dimensions but got {name} with {w.ndim} "
+                "dimensions"
+            )
+        kind, wanted = ("float", "floating point") if name == "aweights" else ("int", "integral")
+        if w.dtype.kind != kind and not (kind == "int" and w.dtype.kind == "uint"):
+            raise RuntimeError(
+                f"cov(): expected {name} to have {wanted} dtype but got {name} with {w.dtype} dtype"
+            )
+        if w.numel() != count:
+            raise RuntimeError(
+                f"cov(): expected {name} to have the same numel as there are observations in the "
+                f"input but got {w.numel()} != {count}"
+            )
+        if w.numel() and not w._storage.runtime.capturing and bool((w < 0).any().item()):
+            raise RuntimeError(f"cov(): {name} cannot be negative")
+
+
 @composite(family="index")
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     """The covariance matrix of variables (rows) over observations (columns)."""
@@ -176,6 +200,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
             f"{input.ndim} dimensions"
         )
     x = input if input.ndim == 2 else input.reshape((1, -1))
+    _check_weights(x._shape[1], fweights=fweights, aweights=aweights)
     if not x.dtype.is_floating_point:
         x = x.float()
     weights = None if fweights is None else cast_to(fweights, x.dtype)
@@ -354,7 +379,7 @@ def _histogram(
     return found, edges
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, autocast=Autocast(gpu="fp32"))
 def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     """A copy whose slices along `dim` with a p-norm above maxnorm are scaled down to it."""
     if p <= 0:
