@@ -1,4 +1,4 @@
-"""The `webtorch` command: `demo` and `doctor`. Floor 6; imports a command's module when it is run.
+"""The `webtorch` command: `demo`, `doctor` and `tune`. Floor 6; imports a command's module when it is run.
 
 Exit codes: 0 all is well, 1 the work failed (a device that fails, data that is missing), 2 the
 command line is wrong, 130 interrupted.
@@ -97,7 +97,36 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     doctor.set_defaults(command=_doctor)
+
+    tune = commands.add_parser(
+        "tune",
+        help="measure which kernels are fastest for matrix products on this adapter",
+        description="Measure the kernels that could compute matrix products, in float32, check each "
+        "against the generic kernel, and use the fastest from now on (in every process; `webtorch "
+        "doctor` lists them). WEBTORCH_TUNE=1 does this for every product that a program meets.",
+        allow_abbrev=False,
+    )
+    tune.add_argument(
+        "shapes", nargs="*", type=_shape, metavar="MxKxN",
+        help="products to measure: rows x inner x columns (default: 512 to 2048, all layouts)",
+    )  # fmt: skip
+    tune.add_argument(
+        "--device", type=_device, default="webgpu", metavar="webgpu[:N]", help="which adapter"
+    )
+    tune.add_argument(
+        "--seconds", type=_positive, default=30, metavar="N", help="at most for each (default 30)"
+    )
+    tune.set_defaults(command=_tune)
     return parser
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    sizes = [int(s) if s.isdigit() else 0 for s in text.lower().split("x")]
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no product: say rows x inner x columns, 512x384x1536"
+        )
+    return sizes[0], sizes[1], sizes[2]
 
 
 def _device(text: str) -> str:
@@ -121,6 +150,48 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     from webtorch.doctor import examine
 
     return examine(console, options.device)
+
+
+def _tune(options: argparse.Namespace, console: Console) -> int:
+    from rich.table import Table
+
+    from webtorch.errors import DeviceError
+    from webtorch.runtime.backends import get_backend
+    from webtorch.runtime.backends.webgpu import WebGPUBackend
+    from webtorch.runtime.backends.webgpu.tuner import matmul_routine, table_path, tune
+
+    kind, _, index = options.device.partition(":")
+    device = get_backend(kind, int(index or 0))
+    if not isinstance(device, WebGPUBackend):
+        raise DeviceError(f"tune: {options.device!r} has no tiles to choose; use --device webgpu")
+    sizes = (512, 1024, 2048) if device.limits.is_gpu else (128, 256)
+    shapes = [(*shape, "nn") for shape in options.shapes] or [
+        (size, size, size, layout) for size in sizes for layout in ("nn", "nt", "tn")
+    ]
+    table = Table("product", "class", "as shipped", "fastest", "gain", title=device.description())
+    wrong = 0
+    for m, k, n, layout in shapes:
+        result = tune(device, matmul_routine(m, n, k, layout), options.seconds)
+        if result is None:
+            console.print(f"{m}x{k}x{n}: nothing to choose", highlight=False)
+            continue
+        wrong += sum(bool(x.problem) for x in result.measured)
+        best, default = result.best, result.default
+        row = [f"{m}x{k}x{n} {layout}", result.name]
+        if best is None:
+            row += [default.problem, "none is right", ""]
+        else:
+            flops = 2e-9 * m * n * k
+            row += [f"{flops / x.seconds:.1f} GFLOP/s" for x in (default, best)]
+            row.append(f"{default.seconds / best.seconds:.2f}x")
+        table.add_row(*row)
+    console.print(table)
+    if wrong:
+        console.print(
+            f"{wrong} kernels were refused: their results differ from the generic kernel's."
+        )
+    console.print(f"kept in {table_path()}", highlight=False, soft_wrap=True)
+    return 0
 
 
 def _demo(options: argparse.Namespace, console: Console) -> int:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends import get_backend
-from webtorch.runtime.backends.webgpu import AdapterInfo
+from webtorch.runtime.backends.webgpu import AdapterInfo, WebGPUBackend
 from webtorch.runtime.backends.webgpu import adapters as webgpu_adapters
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ def examine(console: Console, requested: str | None = None) -> int:
         f"{escape(choice.reason)}.",
         highlight=False,
     )
+    for line in _tuning(choice.device):
+        console.print(Text(line))
     outcomes = list(self_test(choice.device))
     console.print()
     console.print(_test_table(choice.device, outcomes))
@@ -149,6 +151,22 @@ def examine(console: Console, requested: str | None = None) -> int:
         return 1
     console.print(f"[green bold]All {len(outcomes)} kernel families pass.[/]", highlight=False)
     return 0
+
+
+def _tuning(device: str) -> Iterator[str]:
+    """Yield which tiles the products of a WebGPU device use, and from where."""
+    kind, _, index = device.partition(":")
+    backend = get_backend(kind, int(index or 0))
+    if not isinstance(backend, WebGPUBackend):
+        return
+    family = backend.limits.family or "integrated or unknown"
+    units = "with" if backend.limits.has_matrix_units else "without"
+    yield f"Products: shipped table for {family} adapters, {units} matrix units."
+    if not backend.tuned:
+        yield "No measured kernels; `webtorch tune` measures them."
+    for name, (*tile, split) in sorted(backend.tuned.items()):
+        what = "{}x{}x{} of {}x{}".format(*tile) if any(tile) else "no tile"
+        yield f"  measured: {name}: {what}, k in {split}"
 
 
 # --- the self-test -------------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def test_every_tile_and_split_agrees(kind: str) -> None:
         for tile, split in (
             (None, 1),
             (None, 3),
-            (TILES[4], 1),
-            (TILES[6], 4),
+            (TILES[6], 1),
+            (TILES[8], 4),
         ):
             passes = gemm.product_passes(p, device.limits, tile, split, columns)
             close(device.run(r, inputs, passes=passes)[2], expected, float32)

@@ -162,11 +162,18 @@ def _write_returns(writer: KernelWriter, root: Expr, scope: Scope) -> None:
     scope.lines.append(f"return {writer.value(root, scope)};")
 
 
-def assemble(declared: list[str], shared: list[str], body: list[str], size: int, f16: bool) -> str:
-    """Return the whole shader text."""
+def assemble(
+    declared: list[str],
+    shared: list[str],
+    body: list[str],
+    size: int,
+    f16: bool,
+    directives: tuple[str, ...] = (),
+) -> str:
+    """Return the whole shader text; `directives` open it."""
     functions = {f"wt_{n}": function_source(n) for n in EXPANSIONS}
     helpers = prelude.needed(["\n".join([*declared, *shared, *body])], functions)
-    head = ["enable f16;"] if f16 else []
+    head = [*(["enable f16;"] if f16 else []), *directives]
     return "\n".join(
         [
             *head,
@@ -190,11 +197,12 @@ def finish(
     grid: tuple[int, int, int],
     scratch: tuple[int, ...],
     has_status: bool,
+    directives: tuple[str, ...] = (),
 ) -> WgslPass:
     """Put declarations, helpers and body together."""
     lines, slots, bindings, args, args_bytes = declarations(writer, body, scratch, has_status)
     f16 = any(writer.slots[n].native_f16 for n in slots)
-    source = assemble(lines, shared, body, size, f16)
+    source = assemble(lines, shared, body, size, f16, directives)
     return WgslPass(
         source, grid, (size, 1, 1), slots, scratch, args, args_bytes, has_status, tuple(bindings)
     )

@@ -68,6 +68,9 @@ class Slot:
 
     @property
     def declared(self) -> str:
+        if self.width == 8 and self.native_f16:
+            # Eight at once, as bits: there is no wider vector.
+            return "vec4<u32>"
         if self.packed:
             base = "u32"
         elif self.native_f16:
@@ -371,9 +374,6 @@ class KernelWriter:
         assert text_found is not None
         return text_found
 
-    def _home(self, node: Expr, scope: Scope) -> Scope:
-        return scope if self.varies(node) else self._root(scope)
-
     def _same_in_block(self, node: Expr, scope: Scope) -> bool:
         """Whether the block's first point has the value too: it does not depend on the last inner
         dimension, in which the points of a whole block differ."""
@@ -386,6 +386,9 @@ class KernelWriter:
             and self.varies(node)
             and not self.mask(node) & (1 << (self.rank + len(self.kernel.inner) - 1))
         )
+
+    def _home(self, node: Expr, scope: Scope) -> Scope:
+        return scope if self.varies(node) else self._root(scope)
 
     def _root(self, scope: Scope) -> Scope:
         while scope.parent is not None:

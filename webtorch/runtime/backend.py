@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from webtorch.ir.dtype import DType
@@ -34,6 +34,12 @@ class Limits:
     is_gpu: bool
     # The adapter's family in the table of tiles (lower/templates/tuning.py).
     family: str = ""
+    # Whether matrix units multiply 16 x 16 fragments of float16, with sums in float32, in subgroups
+    # of 32.
+    has_matrix_units: bool = False
+    # Tiles of products that were measured on this adapter: class of shapes -> rows, columns, depth,
+    # own rows, own columns, parts of k (lower/templates/gemm.py).
+    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     # Whether a Convolution or Matmul template exists here (else the compiler lowers them to generic
     # kernels).
     has_matmul: bool = True

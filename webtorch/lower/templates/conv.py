@@ -36,7 +36,7 @@ from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
-__all__ = ["conv_kernel", "phase_products", "product", "render"]
+__all__ = ["conv_kernel", "is_product", "phase_products", "product", "render"]
 
 
 def _split(x: Expr, *sizes: int) -> list[Expr]:
@@ -219,11 +219,21 @@ def _phases(r: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     return passes
 
 
+def _has_phases(r: Convolution, p: Product) -> bool:
+    return r.kind == "input" and max(r.stride) > 1 and p.m * p.n * p.k > 1 << 20
+
+
+def is_product(r: Convolution) -> bool:
+    """Whether one product of tiles computes the routine."""
+    p, _ = product(r)
+    return min(p.m, p.n) >= 4 and p.k > 0 and not _has_phases(r, p)
+
+
 def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a convolution or of one of its gradients."""
     p, columns = product(routine)
     if p.m < 4 or p.n < 4 or p.k == 0:
         return render_kernel(conv_kernel(routine), limits, engine)
-    if routine.kind == "input" and max(routine.stride) > 1 and p.m * p.n * p.k > 1 << 20:
+    if _has_phases(routine, p):
         return _phases(routine, limits, engine)
     return render_product(p, limits, columns)

@@ -28,7 +28,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Kernel
-from webtorch.lower.templates.tuning import FAMILIES, Tile
+from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import encode, wgsl_type
@@ -76,44 +76,71 @@ _LONGEST = 4 << 15
 # What a workgroup spends before and after its loop, in k; what a second pass costs, in seconds; and
 # the bytes a second in which partial sums are written and read.
 _OVERHEAD_K, _SECOND_PASS, _BYTES = 48, 3e-6, 3e12
-_SPLITS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 44, 64)
+# Operations spent on one element of an operand whose position is computed.
+_GATHER = 20
 
 
-def choose(p: Product, limits: Limits) -> tuple[Tile | None, int]:
+def shape_class(p: Product, limits: Limits) -> str:
+    """Return the name of the class that a product belongs to for tuning: how its operands are read
+    (w as vectors along rows or columns, d as vectors along k, g one by one), its type, and its
+    sizes, rounded up to powers of two."""
+    how = ("w" if o.wide else "d" if o.deep else "g" for o in operands_of(ProductWriter(p, limits)))
+    sizes = "x".join(str(1 << (size - 1).bit_length()) for size in (p.batch, p.m, p.n, p.k))
+    return f"{p.buffers[0].dtype.name} {''.join(how)} {sizes}"
+
+
+def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None, int]:
     """Return the tile (None for the kernel without workgroup memory) and how many workgroups share
     the k of an output.
 
-    The fastest by a model: workgroups run in rounds, as many at once as the adapter's family has
-    multiprocessors, and a round takes a tile's operations at the tile's rate.
+    The fastest by a model: the busiest multiprocessor works on its workgroups in turns, and each
+    takes a tile's operations at the tile's rate, slower while few run side by side. What was
+    measured on this adapter comes first, unless not `tuned`.
     """
+    if tuned and limits.tuned:
+        found = limits.tuned.get(shape_class(p, limits))
+        if found is not None:
+            *tile_sizes, split = found
+            return Tile(*tile_sizes) if any(tile_sizes) else None, max(1, min(split, p.k // 4))
     if not limits.is_gpu:
         groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
         needed = -(-p.k // _LONGEST)
         return None, max(needed, min(8 // groups, p.k // 2048)) if groups < 4 else needed
     family = FAMILIES[limits.family]
+    # Operands that are not read as vectors compute the position of every element.
+    writer = ProductWriter(p, limits)
+    gathers = [not (o.wide or o.deep) for o in operands_of(writer)]
     best: tuple[float, Tile | None, int] = (math.inf, None, 1)
-    for tile, rate in family.rates:
+    for known in family.tiles:
+        tile = known.tile
         if (
             tile.threads > limits.max_workgroup_invocations
             or tile.shared_bytes > limits.workgroup_memory_bytes
         ):
             continue
         groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
-        # Workgroups that a multiprocessor needs to be busy.
-        busy = max(1, 128 // tile.threads)
-        for split in _SPLITS:
-            if split > 1 and (p.k < 128 * split or groups >= 2 * family.at_once * busy):
-                break
+        slow = 1 + _GATHER * (gathers[0] / tile.columns + gathers[1] / tile.rows)
+        for split in useful_splits(p, groups, family.multiprocessors):
             chunk = -(-p.k // split) + _OVERHEAD_K
-            rounds = -(-groups * split // (family.at_once * busy)) * busy
-            seconds = rounds * 2 * tile.rows * tile.columns * chunk * family.at_once / (rate * 1e12)
+            each = 2 * tile.rows * tile.columns * chunk * slow / (known.rate * 1e12)
+            seconds = (
+                each
+                * family.multiprocessors
+                * known.turns(-(-groups * split // family.multiprocessors))
+            )
             if split > 1:
                 seconds += _SECOND_PASS + 8 * p.batch * p.m * p.n * split / _BYTES
             best = min(best, (seconds, tile, split), key=lambda found: found[0])
     return best[1], best[2]
 
 
-class _Places(Scope):
+def useful_splits(p: Product, groups: int, multiprocessors: int) -> set[int]:
+    """Return how many parts of k are worth trying: none, and those that just fill a few turns."""
+    most = max(1, min(p.k // 128, 512))
+    return {1} | {max(1, min(most, n * multiprocessors // groups)) for n in (1, 2, 3, 4, 6, 8)}
+
+
+class Places(Scope):
     """A scope that also sees the values of others: what depends on k alone, or on the row alone, is
     computed once."""
 
@@ -145,7 +172,7 @@ class ProductWriter(KernelWriter):
                     self.uses[a] = self.uses.get(a, 0) + 1
         self.p = p
         self.kind = wgsl_type(p.buffers[2].dtype.compute)
-        self.before = _Places([])
+        self.before = Places([])
 
     def varies(self, x: Expr) -> bool:
         """Vector loads are chosen by the template, not by lanes."""
@@ -159,34 +186,34 @@ class ProductWriter(KernelWriter):
 
     def _home(self, node: Expr, scope: Scope) -> Scope:
         mask = self.mask(node)
-        if isinstance(scope, _Places):
+        if isinstance(scope, Places):
             for other in (*scope.sees, scope):
-                if isinstance(other, _Places) and mask & ~other.variables == 0:
+                if isinstance(other, Places) and mask & ~other.variables == 0:
                     return other
         return scope
 
-    def is_wide(self, load: Expr, variable: int) -> bool:
-        """Whether four values of `variable` from a multiple of 4 on are one aligned vector in
+    def is_wide(self, load: Expr, variable: int, width: int = 4) -> bool:
+        """Whether `width` values of `variable` from a multiple of it on are one aligned vector in
         memory."""
         source = load.args[0] if load.op == "cast" else load
-        if source.op != "load" or len(source.args) > 1 or self.p.sizes[variable] % 4:
+        if source.op != "load" or len(source.args) > 1 or self.p.sizes[variable] % width:
             return False
         slot = self.p.buffers[cast(int, source.value)]
-        if slot.elements % 4 or slot.access != "read" or (self.is_packed(slot.dtype)):
+        if slot.elements % width or slot.access != "read" or (self.is_packed(slot.dtype)):
             return False
         form = affine(source.args[0], self.affine_memo)
         if form is None and variable == K and source is self.p.left:
-            return self.p.left_run % 4 == 0
+            return self.p.left_run % width == 0
         return (
             form is not None
-            and form[0] % 4 == 0
+            and form[0] % width == 0
             and form[1].get(variable, 0) == 1
-            and all(c % 4 == 0 for d, c in form[1].items() if d != variable)
+            and all(c % width == 0 for d, c in form[1].items() if d != variable)
         )
 
-    def declare(self, wide: dict[int, bool]) -> None:
-        """Choose how the buffers are declared; `wide` names the operands that are read as
-        vectors."""
+    def declare(self, wide: dict[int, bool], widths: dict[int, int] | None = None) -> None:
+        """Choose how the buffers are declared; `wide` names the operands that are read as vectors
+        of 4, `widths` those of other vectors."""
         for number, slot in enumerate(self.p.buffers):
             packed = self.is_packed(slot.dtype)
             s = Slot(
@@ -196,6 +223,8 @@ class ProductWriter(KernelWriter):
                 s.width = 32 // slot.dtype.bits
             elif wide.get(number):
                 s.width = 4
+            elif widths:
+                s.width = widths.get(number, 1)
             self.slots[number] = s
         out = self.slots[2]
         if out.packed:
@@ -229,8 +258,24 @@ class ProductWriter(KernelWriter):
         """Return the text of a four-element load in the compute type."""
         source = load.args[0] if load.op == "cast" else load
         slot = self.slots[cast(int, source.value)]
-        text = f"{slot.name}[{self.value(source.args[0], scope)} >> 2u]"
+        text = f"{slot.name}[{self.vector_index(source.args[0], scope, 4)}]"
         return text if slot.declared == f"vec4<{self.kind}>" else f"vec4<{self.kind}>({text})"
+
+    def vector_index(self, position: Expr, scope: Scope, width: int) -> str:
+        """Return `position`, a multiple of `width`, in vectors."""
+        shift = width.bit_length() - 1
+        form = affine(position, self.affine_memo)
+        if form is None:
+            return f"{self.value(position, scope)} >> {shift}u"
+        # Every term is a multiple: divided one by one, rows of a tile share an address.
+        terms = [str(form[0] // width)] if form[0] else []
+        for d, c in form[1].items():
+            name = self.value(self.p.variable(d), scope) if c else ""
+            if c == 1:
+                terms.append(f"({name} >> {shift}u)")
+            elif c:
+                terms.append(f"{name} * {c // width}" if c > width else name)
+        return " + ".join(terms) or "0"
 
     def store_columns(
         self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
@@ -242,7 +287,7 @@ class ProductWriter(KernelWriter):
         body: list[str] = []
 
         def at(step: int) -> str:
-            scope = _Places(body, (), 0xF)
+            scope = Places(body, (), 0xF)
             scope.env[p.variable(BATCH)] = batch
             scope.env[p.variable(ROW)] = row
             scope.env[p.variable(COLUMN)] = column if step == 0 else f"({column} + {step})"
@@ -279,11 +324,11 @@ class ProductWriter(KernelWriter):
                 body += here
                 body[mark:] = ["  " + x for x in body[mark:]]
                 body.append("}")
-        lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"]
+        lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"] if guard else body
 
 
 @dataclass(slots=True)
-class _Operand:
+class Operand:
     """One operand: its load, the variable that its vectors run along, and how it is read."""
 
     load: Expr
@@ -302,7 +347,7 @@ class _Operand:
         return cast(int, source.value)
 
 
-def _operands(w: ProductWriter) -> tuple[_Operand, _Operand]:
+def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
     p = w.p
     out = []
     dtype = p.buffers[2].dtype.compute
@@ -313,11 +358,11 @@ def _operands(w: ProductWriter) -> tuple[_Operand, _Operand]:
         along_k = p.k_fastest if form is None else form[1].get(K, 0) == 1
         wide = w.is_wide(load, variable)
         deep = not wide and w.is_wide(load, K)
-        out.append(_Operand(load, variable, wide, along_k, deep))
+        out.append(Operand(load, variable, wide, along_k, deep))
     return out[0], out[1]
 
 
-def _vector(w: ProductWriter, operand: _Operand, scope_of: list[_Places]) -> str:
+def _vector(w: ProductWriter, operand: Operand, scope_of: list[Places]) -> str:
     """Return the text of four values along the operand's variable; `scope_of` places each of
     them."""
     if operand.wide:
@@ -327,23 +372,34 @@ def _vector(w: ProductWriter, operand: _Operand, scope_of: list[_Places]) -> str
 
 
 def _row_scopes(
-    w: ProductWriter, operand: _Operand, first: str, batch: _Places, lines: list[str]
-) -> list[_Places]:
-    """Return the places of four clamped values of the operand's variable, starting at `first`."""
+    w: ProductWriter,
+    operand: Operand,
+    first: str,
+    batch: Places,
+    lines: list[str],
+    exact: bool = False,
+) -> list[Places]:
+    """Return the places of four values of the operand's variable, starting at `first`: clamped
+    unless they are `exact`, that is, never beyond the end."""
     size = w.p.sizes[operand.variable]
+    base = w.bind(first, lines) if exact else ""
     scopes = []
     for step in range(1 if operand.wide else 4):
-        scope = _Places(lines, (batch,), (1 << BATCH) | (1 << operand.variable))
+        scope = Places(lines, (batch,), (1 << BATCH) | (1 << operand.variable))
         text = f"{first} + {step}" if step else first
         most = size - 4 if operand.wide else size - 1
-        scope.env[w.p.variable(operand.variable)] = w.bind(f"min({text}, {most})", lines)
+        if exact:
+            name = f"({base} + {step})" if step else base
+        else:
+            name = w.bind(f"min({text}, {most})", lines)
+        scope.env[w.p.variable(operand.variable)] = name
         scopes.append(scope)
     return scopes
 
 
-def _lane_scopes(rows: list[_Places], k: _Places, variable: int, lines: list[str]) -> list[_Places]:
+def _lane_scopes(rows: list[Places], k: Places, variable: int, lines: list[str]) -> list[Places]:
     return [
-        _Places(lines, (r.sees[0], r, k), (1 << BATCH) | (1 << variable) | (1 << K)) for r in rows
+        Places(lines, (r.sees[0], r, k), (1 << BATCH) | (1 << variable) | (1 << K)) for r in rows
     ]
 
 
@@ -361,7 +417,7 @@ def product_passes(
     """Return the dispatches of a product with a given tile and split of k."""
     writer = ProductWriter(p, limits)
     writer.image_columns = image_columns or 1
-    left, right = _operands(writer)
+    left, right = operands_of(writer)
     writer.declare({o.slot: o.wide or o.deep for o in (left, right)})
     chunk = -(-p.k // split)
     depth = tile.depth if tile else 4
@@ -377,12 +433,12 @@ def product_passes(
     lines, shared, size, grid = body
     passes = [finish(writer, lines, shared, size, grid, scratch, False)]
     if split > 1:
-        passes.append(_add_parts(p, limits, split, words, scratch, image_columns))
+        passes.append(add_parts(p, limits, split, words, scratch, image_columns))
     # Rows, columns and k are clamped, and stores guarded: the engine's checks are not needed.
     return [replace(one, trusted_indices=True, trusted_loops=True) for one in passes]
 
 
-def _add_parts(
+def add_parts(
     p: Product, limits: Limits, split: int, words: int, scratch: tuple[int, ...], image_columns: int
 ) -> WgslPass:
     """Write the pass that adds the parts of a split product, four columns an invocation."""
@@ -413,18 +469,26 @@ def _fma(kind: str, a: str, b: str, c: str) -> str:
     return f"fma(vec4<f32>({a}), {b}, {c})" if kind == "f32" else f"vec4<{kind}>({a}) * {b} + {c}"
 
 
-def _finish_block(
-    w: ProductWriter, body: list[str], row: str, column: str, value: str, split: int
+def finish_block(
+    w: ProductWriter,
+    body: list[str],
+    row: str,
+    column: str,
+    value: str,
+    split: int,
+    tile: Tile | MatrixTile,
 ) -> None:
     p = w.p
-    guard = f"{row} < {p.m} && {column} < {p.n}"
+    tests = [f"{row} < {p.m}"] if p.m % tile.rows else []
+    tests += [f"{column} < {p.n}"] if p.n % tile.columns else []
+    guard = " && ".join(tests)
     if split == 1:
         w.store_columns(row, column, "batch", value, body, guard)
         return
     quads = -(-p.n // 4)
     words = p.batch * p.m * quads * 4
     at = f"part * {words} + ((batch * {p.m} + {row}) * {quads}) * 4 + {column}"
-    body.append(f"if ({guard}) {{")
+    body.append(f"if ({guard}) {{" if guard else "{")
     body.append(f"  let at = {at};")
     for i, c in enumerate("xyzw"):
         bits = f"{value}.{c}" if w.kind == "u32" else f"bitcast<u32>({value}.{c})"
@@ -432,7 +496,7 @@ def _finish_block(
     body.append("}")
 
 
-def _numbers(
+def tile_numbers(
     p: Product, rows: int, columns: int, split: int, grid: tuple[int, int, int], exact: bool
 ) -> list[str]:
     """Write the numbers of a workgroup's tile."""
@@ -452,21 +516,25 @@ def _numbers(
     return lines
 
 
+# What 8 x 8 invocations of the kernel without workgroup memory compute.
+_BLOCK = Tile(32, 32, 4, 4, 4)
+
+
 def _blocks(
-    w: ProductWriter, left: _Operand, right: _Operand, chunk: int, split: int
+    w: ProductWriter, left: Operand, right: Operand, chunk: int, split: int
 ) -> tuple[list[str], list[str], int, tuple[int, int, int]]:
     """Write the kernel without workgroup memory: 8 x 8 invocations of 4 x 4 outputs."""
     p = w.p
     groups = -(-p.m // 32) * -(-p.n // 32) * p.batch * split
     grid = fold_grid(groups, w.limits)
-    body = _numbers(p, 32, 32, split, grid, grid[0] * grid[1] * grid[2] == groups)
+    body = tile_numbers(p, 32, 32, split, grid, grid[0] * grid[1] * grid[2] == groups)
     body += [
         "let row = tile_row + i32(lid / 8u) * 4;",
         "let column = tile_column + i32(lid % 8u) * 4;",
     ]
     if p.m > 4 or p.n > 4:
         body.append(f"if (row >= {p.m} || column >= {p.n}) {{ return; }}")
-    batch = _Places(body, (), 1 << BATCH)
+    batch = Places(body, (), 1 << BATCH)
     batch.env[p.variable(BATCH)] = "batch"
     rows = _row_scopes(w, left, "row", batch, body)
     columns = _row_scopes(w, right, "column", batch, body)
@@ -486,7 +554,7 @@ def _blocks(
         if step == 4:
             for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
                 if operand.deep:
-                    k = _Places(loop, (), 1 << K)
+                    k = Places(loop, (), 1 << K)
                     k.env[p.variable(K)] = "k"
                     lanes = _lane_scopes(scopes, k, operand.variable, loop)
                     lines4 = [w.bind(w.wide_load(operand.load, s), loop) for s in lanes]
@@ -494,7 +562,7 @@ def _blocks(
                         parts = ", ".join(f"{x}.{c}" for x in lines4)
                         names.append(w.bind(f"vec4<{w.kind}>({parts})", loop))
         for at in range(step):
-            k = _Places(loop, (), 1 << K)
+            k = Places(loop, (), 1 << K)
             k.env[p.variable(K)] = f"(k + {at})" if at else "k"
             for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
                 if len(names) <= at:
@@ -508,7 +576,7 @@ def _blocks(
         body += ["  " + x for x in loop]
         body.append("}")
     for r in range(4):
-        _finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split)
+        finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split, _BLOCK)
     return body, [], 64, grid
 
 
@@ -517,12 +585,12 @@ class _Unit:
     """What one invocation copies from an operand to its tile: a vector of four rows (columns) at
     one k, or, of a deep operand, four vectors of four k each, turned around on the way."""
 
-    operand: _Operand
+    operand: Operand
     tile: str
     tag: str
     # Vectors in a row of the tile, the padding not counted.
     span: int
-    rows: list[_Places]
+    rows: list[Places]
     # The test whether this invocation has anything to copy, where not all have.
     inside: str
 
@@ -536,7 +604,7 @@ class _Unit:
         size, operand, block = w.p.k, self.operand, list[str]()
         k_name = w.bind(f"{base} + k{self.tag}", block)
         guarded = size % depth != 0
-        k = _Places(block, (), 1 << K)
+        k = Places(block, (), 1 << K)
         last = size - 4 if operand.deep else size - 1
         k.env[w.p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if guarded else k_name
         lanes = _lane_scopes(self.rows, k, operand.variable, block)
@@ -551,25 +619,28 @@ class _Unit:
             [f"if ({self.inside}) {{", *("  " + x for x in block), "}"] if self.inside else block
         )
 
-    def share(self, kinds: str) -> list[str]:
+    def share(self, kinds: str, depth: int) -> list[str]:
         """Return the stores to workgroup memory."""
-        span = self.span + 1
-        lines = [f"{self.tile}[k{self.tag} * {span} + v{self.tag}] = {self.registers[0]};"]
+        span, tag, quarter = self.span + _PAD, self.tag, depth // 4
+        # k lies in row k % 4 * quarter + k / 4 of the tile: four groups of four k, turned around
+        # together, then go to rows next to one another, in different banks.
         if self.operand.deep:
             lines = []
             for i, c in enumerate("xyzw"):
                 turned = ", ".join(f"{name}.{c}" for name in self.registers)
-                lines.append(
-                    f"{self.tile}[(k{self.tag} + {i}) * {span} + v{self.tag}] = {kinds}({turned});"
-                )
+                at = f"({i * quarter} + k{tag} / 4) * {span} + v{tag}"
+                lines.append(f"{self.tile}[{at}] = {kinds}({turned});")
+        else:
+            at = f"(k{tag} % 4 * {quarter} + k{tag} / 4) * {span} + v{tag}"
+            lines = [f"{self.tile}[{at}] = {self.registers[0]};"]
         return [f"if ({self.inside}) {{", *("  " + x for x in lines), "}"] if self.inside else lines
 
 
 def _units(
     w: ProductWriter,
     tile: Tile,
-    operands: tuple[tuple[_Operand, int, str, str], ...],
-    batch: _Places,
+    operands: tuple[tuple[Operand, int, str, str], ...],
+    batch: Places,
     body: list[str],
 ) -> list[_Unit]:
     """Return what every invocation copies, after writing where its parts lie in the tiles."""
@@ -588,34 +659,52 @@ def _units(
                 k_text, v_text = f"n{tag} / {span}", f"n{tag} % {span}"
             body.append(f"let k{tag} = {k_text};")
             body.append(f"let v{tag} = {v_text};")
-            rows = _row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body)
+            exact = w.p.sizes[operand.variable] % (span * 4) == 0
+            rows = _row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body, exact)
             inside = f"n{tag} < {total}" if (u + 1) * threads > total else ""
             units.append(_Unit(operand, name, tag, span, rows, inside))
     return units
 
 
+def _lanes(across: int, down: int) -> list[str]:
+    """Write where in the tile an invocation computes: 32 neighbours, which run in step, as 4 x 8
+    where that fits, so that they read few different vectors."""
+    if across % 8 or down % 4 or across == 8:
+        return [f"let tx = i32(lid % {across}u);", f"let ty = i32(lid / {across}u);"]
+    blocks = across // 8
+    return [
+        f"let tx = i32(lid % 8u + (lid / 32u % {blocks}u) * 8u);",
+        f"let ty = i32(lid / 8u % 4u + (lid / {32 * blocks}u) * 4u);",
+    ]
+
+
+# Vectors between the rows of a tile, for memory banks: neighbouring k of a wide operand, or the
+# four groups of k of a deep one, then lie in different ones.
+_PAD = 2
+
+
 def _tiles(
-    w: ProductWriter, tile: Tile, left: _Operand, right: _Operand, chunk: int, split: int
+    w: ProductWriter, tile: Tile, left: Operand, right: Operand, chunk: int, split: int
 ) -> tuple[list[str], list[str], int, tuple[int, int, int]]:
     """Write the kernel with tiles in workgroup memory."""
     p = w.p
     across, down, depth, threads = tile.columns // 4, tile.rows // 4, tile.depth, tile.threads
     groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch * split
     grid = fold_grid(groups, w.limits)
-    body = _numbers(p, tile.rows, tile.columns, split, grid, grid[0] * grid[1] * grid[2] == groups)
+    body = tile_numbers(
+        p, tile.rows, tile.columns, split, grid, grid[0] * grid[1] * grid[2] == groups
+    )
     wide_x = tile.columns // tile.own_columns
     body += [
-        f"let tx = i32(lid % {wide_x}u);",
-        f"let ty = i32(lid / {wide_x}u);",
+        *_lanes(wide_x, tile.rows // tile.own_rows),
         "let me = i32(lid);",
     ]
-    # One vector of padding in a row of vectors: neighbouring k then lie in different memory banks.
     kinds = f"vec4<{w.kind}>"
     shared = [
-        f"var<workgroup> left_tile: array<{kinds}, {depth * (down + 1)}>;",
-        f"var<workgroup> right_tile: array<{kinds}, {depth * (across + 1)}>;",
+        f"var<workgroup> left_tile: array<{kinds}, {depth * (down + _PAD)}>;",
+        f"var<workgroup> right_tile: array<{kinds}, {depth * (across + _PAD)}>;",
     ]
-    batch = _Places(body, (), 1 << BATCH)
+    batch = Places(body, (), 1 << BATCH)
     batch.env[p.variable(BATCH)] = "batch"
     begin = f"part * {chunk}" if split > 1 else "0"
     end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
@@ -644,7 +733,7 @@ def _tiles(
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {depth}) {{")
     loop: list[str] = []
     for unit in units:
-        loop += unit.share(kinds)
+        loop += unit.share(kinds, depth)
     loop.append("workgroupBarrier();")
     ahead: list[str] = []
     fetch(ahead, f"k0 + {depth}")
@@ -658,9 +747,9 @@ def _tiles(
     for kk in range(depth):
         loop.append("{")
         for i in range(per_row):
-            loop.append(f"  let a{i} = left_tile[ty + {kk * (down + 1) + i * y_step}];")
+            loop.append(f"  let a{i} = left_tile[ty + {kk * (down + _PAD) + i * y_step}];")
         for j in range(per_column):
-            loop.append(f"  let b{j} = right_tile[tx + {kk * (across + 1) + j * x_step}];")
+            loop.append(f"  let b{j} = right_tile[tx + {kk * (across + _PAD) + j * x_step}];")
         for i in range(per_row):
             for r, c in enumerate("xyzw"):
                 for j in range(per_column):
@@ -675,7 +764,7 @@ def _tiles(
             row = w.bind(f"tile_row + (ty + {i * y_step}) * 4 + {r}", body)
             for j in range(per_column):
                 column = w.bind(f"tile_column + (tx + {j * x_step}) * 4", body)
-                _finish_block(w, body, row, column, f"acc{i * 4 + r}_{j}", split)
+                finish_block(w, body, row, column, f"acc{i * 4 + r}_{j}", split, tile)
     return body, shared, threads, grid
 
 

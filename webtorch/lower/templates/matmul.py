@@ -7,13 +7,14 @@ from webtorch.ir.dtype import int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Matmul
 from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.templates import matrix_units
 from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
-__all__ = ["matmul_kernel", "product", "render"]
+__all__ = ["is_product", "matmul_kernel", "product", "render"]
 
 
 def product(r: Matmul) -> Product:
@@ -56,11 +57,16 @@ def _scale(batch: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     return found or 0
 
 
+def is_product(r: Matmul) -> bool:
+    """Whether tiles serve. Dot products and matrix-vector products are reductions: nothing is read
+    twice."""
+    return r.k > 0 and r.m > 1 and r.n > 1 and numel(r.batch) * r.m * r.n >= 16
+
+
 def render(routine: Matmul, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a matrix product."""
     r = routine
-    outputs = numel(r.batch) * r.m * r.n
-    if r.k == 0 or (r.m == 1 and r.n == 1) or outputs < 16 or r.m == 1 or r.n == 1:
-        # Dot products and matrix-vector products are reductions: nothing is read twice.
+    if not is_product(r):
         return render_kernel(matmul_kernel(r), limits, engine)
-    return render_product(product(r), limits)
+    p = product(r)
+    return matrix_units.render(p, limits, engine) or render_product(p, limits)

@@ -7,6 +7,7 @@ products; only their proportions decide which tile is taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,38 +28,110 @@ class Tile:
     @property
     def shared_bytes(self) -> int:
         """Bytes of workgroup memory."""
-        return 16 * self.depth * (self.rows // 4 + 1 + self.columns // 4 + 1)
+        return 16 * self.depth * (self.rows // 4 + 2 + self.columns // 4 + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTile:
+    """A workgroup's tile on matrix units: down x across subgroups of 32, each with so many rows and
+    columns of 16 x 16 fragments, and `depth` k at a time."""
+
+    down: int
+    across: int
+    fragment_rows: int
+    fragment_columns: int
+    depth: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output."""
+        return self.down * self.fragment_rows * 16
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output."""
+        return self.across * self.fragment_columns * 16
+
+    @property
+    def subgroups(self) -> int:
+        """Subgroups in a workgroup."""
+        return self.down * self.across
+
+    @property
+    def threads(self) -> int:
+        """Invocations in a workgroup."""
+        return 32 * self.subgroups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of workgroup memory, whichever way the operands lie."""
+        along_k = (self.rows + self.columns) * (self.depth + 8)
+        across = self.depth * (self.rows + self.columns + 16)
+        return 2 * max(along_k, across) + 1024 * self.subgroups
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a tile on a family of adapters: the rate that it reaches where workgroups
+    fill a multiprocessor, and how many fit on one side by side."""
+
+    tile: Tile
+    rate: float
+    resident: int
+
+    def turns(self, groups: int) -> float:
+        """Return how long one multiprocessor takes for `groups` workgroups, in their time at full
+        rate."""
+        whole, rest = divmod(groups, self.resident)
+        return whole * self.resident + (
+            rest / _speed(rest * self.tile.threads // 32) if rest else 0
+        )
+
+
+# What a multiprocessor reaches with so many groups of 32 invocations.
+_SPEED = ((0, 0.0), (2, 0.48), (4, 0.76), (8, 0.95), (12, 1.0))
+
+
+def _speed(warps: int) -> float:
+    for (few, slow), (many, fast) in pairwise(_SPEED):
+        if warps <= many:
+            return slow + (fast - slow) * (warps - few) / (many - few)
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the launch rules assume of adapters: how many workgroups of 128 invocations run side by
-    side at full speed, and what each tile reaches."""
+    """Adapters that share launch rules: how many multiprocessors they have, and their tiles."""
 
-    at_once: int
-    rates: tuple[tuple[Tile, float], ...]
+    multiprocessors: int
+    tiles: tuple[Known, ...]
+
+    def up_to(self, own: int, multiprocessors: int) -> Family:
+        """Return a family with only the tiles of at most `own` outputs an invocation."""
+        fitting = (k for k in self.tiles if k.tile.own_rows * k.tile.own_columns <= own)
+        return Family(multiprocessors, tuple(fitting))
 
 
-# An H200 on 4096^3 and 1024^3, wgpu-native and Dawn alike within 5 %.
+# An H200 on 4096^3, 8192x384x1536 and 1024^3; wgpu-native and Dawn alike within 5 %.
 HOPPER = Family(
     132,
     (
-        (Tile(128, 128, 16, 8, 16), 44.5),
-        (Tile(64, 128, 16, 8, 8), 42.5),
-        (Tile(128, 64, 16, 8, 8), 38.5),
-        (Tile(64, 64, 16, 8, 8), 36.5),
-        (Tile(64, 64, 16, 8, 4), 31.5),
-        (Tile(32, 64, 16, 4, 8), 25.0),
-        (Tile(32, 32, 16, 4, 4), 17.0),
+        Known(Tile(128, 128, 16, 8, 16), 45.0, 2),
+        Known(Tile(256, 128, 16, 8, 16), 43.5, 1),
+        Known(Tile(128, 256, 16, 8, 16), 43.0, 1),
+        Known(Tile(64, 128, 16, 8, 8), 43.0, 4),
+        Known(Tile(128, 64, 16, 8, 8), 42.0, 4),
+        Known(Tile(64, 64, 16, 8, 8), 39.0, 7),
+        Known(Tile(64, 64, 16, 8, 4), 34.0, 8),
+        Known(Tile(32, 64, 16, 4, 8), 26.0, 16),
+        Known(Tile(32, 32, 16, 4, 4), 18.0, 16),
     ),
 )
-# Fewer registers, or an unknown number of them: at most 64 outputs an invocation.
-DISCRETE = Family(64, tuple((t, r) for t, r in HOPPER.rates if t.own_rows * t.own_columns <= 64))
-INTEGRATED = Family(
-    16, tuple((t, r) for t, r in DISCRETE.rates if t.own_rows * t.own_columns <= 32)
-)
+# Unknown adapters: with fewer registers, at most 64 outputs an invocation.
+DISCRETE = HOPPER.up_to(64, 64)
+INTEGRATED = HOPPER.up_to(32, 16)
 
-TILES: tuple[Tile, ...] = tuple(tile for tile, _ in HOPPER.rates)
+TILES: tuple[Tile, ...] = tuple(k.tile for k in HOPPER.tiles)
 
 FAMILIES: dict[str, Family] = {"H200": HOPPER, "H100": HOPPER, "discrete": DISCRETE, "": INTEGRATED}
 

@@ -162,6 +162,20 @@ def _look_up() -> list[AdapterInfo]:
     return found
 
 
+def has_matrix_units(adapter: AdapterInfo, features: frozenset[str]) -> bool:
+    """Return whether a device with `features` multiplies 16 x 16 x 16 fragments of float16 with
+    float32 sums, in subgroups that are always 32 wide. Only Dawn can say so."""
+    if "chromium-experimental-subgroup-matrix" not in features:
+        return False
+    extras = importlib.import_module(f"{binding().__name__}.backends.dawn.extras")
+    found = extras.get_adapter_properties(adapter.handle).get("subgroup_matrix_configs") or ()
+    wanted = {
+        "component_type": "f16", "result_component_type": "f32", "m": 16, "n": 16, "k": 16,
+        "min_subgroup_size": 32, "max_subgroup_size": 32,
+    }  # fmt: skip
+    return any(all(one.get(key) == value for key, value in wanted.items()) for one in found)
+
+
 def is_available() -> bool:
     """Return whether any adapter, hardware or software, can be used. Never raises for a missing binding."""
     try:

@@ -27,15 +27,17 @@ from webtorch.errors import (
     OutOfMemoryError,
 )
 from webtorch.ir.dtype import ALL, DType, uint32
-from webtorch.ir.kernel import Routine
+from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
 from webtorch.runtime.backend import Buffer, Limits
+from webtorch.runtime.backends.webgpu import tuner
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
     Engine,
     adapters,
     binding,
+    has_matrix_units,
     quiet_loader,
 )
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
@@ -138,7 +140,7 @@ class WebGPUBackend:
         self.features: frozenset[str] = frozenset(device.features)
         self.native = open_native(binding(), device)
         self.engine: Engine = "dawn" if self.native.engine == "dawn" else "naga"
-        self.limits = _limits(dict(device.limits), adapter, "shader-f16" in self.features)
+        self.limits = _limits(dict(device.limits), adapter, self.features)
         self.lock = threading.RLock()
         self.lost: str | None = None
         self.executables = ExecutableSet()
@@ -161,6 +163,12 @@ class WebGPUBackend:
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
         self._rendered: OrderedDict[Routine, Sequence[Pass]] = OrderedDict()
+        # Kernels that were measured on this adapter (tuner.py); the limits show them to the renderer.
+        self.tuned: dict[str, tuple[int, ...]] = {}
+        self.limits = replace(self.limits, tuned=self.tuned)
+        self._tunes = tuner.tuning_mode() == "on"
+        if tuner.tuning_mode() != "off":
+            self.tuned.update(tuner.load(self))
         self._staging: dict[int, list[Pointer]] = {}
         self._staging_bytes = 0
         self._unflushed = 0
@@ -187,6 +195,8 @@ class WebGPUBackend:
         """Return the WGSL passes of a routine, rendered once."""
         found = self._rendered.get(routine)
         if found is None:
+            if self._tunes and isinstance(routine, Matmul | Convolution):
+                self._tune(routine)
             if self._renderer is None:
                 from webtorch.lower.wgsl import render
 
@@ -203,6 +213,26 @@ class WebGPUBackend:
             "kernels": self.pipelines.churn.counts(len(self.pipelines)),
             "bind groups": self.bindings.counts(plans),
         }
+
+    def put_rendered(self, routine: Routine, passes: Sequence[Pass] | None) -> None:
+        """Use these passes for a routine, or render it anew next time if None."""
+        if passes is None:
+            self._rendered.pop(routine, None)
+        else:
+            self._rendered[routine] = passes
+
+    def _tune(self, routine: Routine) -> None:
+        """Measure the kernels of a routine's class, once."""
+        # What is compiled meanwhile must not be tuned itself.
+        self._tunes = False
+        try:
+            if tuner.class_name(self, routine) not in self.tuned:
+                tuner.tune(self, routine)
+        except OSError:
+            # The folder cannot be written: what was found serves this process.
+            pass
+        finally:
+            self._tunes = True
 
     def source(self, routine: Routine) -> str:
         """Return the WGSL of a routine, its passes one after the other."""
@@ -571,7 +601,7 @@ def _request_device(adapter: AdapterInfo) -> Any:
             ) from error
 
 
-def _limits(limits: dict[str, int], adapter: AdapterInfo, has_f16: bool) -> Limits:
+def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[str]) -> Limits:
     found = Limits(
         max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
         & -16,
@@ -580,9 +610,10 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, has_f16: bool) -> Limi
         max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],
         max_workgroups_per_dim=min(limits["max-compute-workgroups-per-dimension"], 65535),
         workgroup_memory_bytes=limits["max-compute-workgroup-storage-size"],
-        has_f16=has_f16,
+        has_f16="shader-f16" in features,
         is_gpu=adapter.is_hardware,
         family=family_of(adapter.name, adapter.adapter_type),
+        has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
     )
     # A one-dimensional workgroup can be no wider than its first side.
     widest = min(found.max_workgroup_invocations, limits["max-compute-workgroup-size-x"])

@@ -1,0 +1,118 @@
+"""Products on matrix units: which are, and that the kernels compute them.
+
+No adapter here has matrix units, so their three built-in functions are replaced by plain code that
+does, lane by lane, what the proposal says; everything else of the kernel runs as it is. Source:
+https://github.com/gpuweb/gpuweb/blob/main/proposals/subgroup-matrix.md
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.lower.harness import open_device
+from tests.lower.test_wgsl_matmul import LAYOUTS, compare, make
+from webtorch.ir.dtype import DType, bfloat16, float16, float32
+from webtorch.lower.templates import matrix_units
+from webtorch.lower.templates.matmul import product, render
+from webtorch.lower.templates.tuning import MatrixTile
+from webtorch.lower.wgsl_shader import WgslPass
+from webtorch.runtime.backend import Limits
+
+HALF = (float16, float16, float16)
+WITH = Limits(1 << 31, 8, 1024, 65_535, 48 << 10, True, True, has_matrix_units=True)
+
+# Lane l of a subgroup holds columns (l % 2) * 8 ... + 7 of row l / 2 of a result.
+EMULATED = """
+fn element_left(at: u32) -> f32 { return unpack2x16float(left_tile[at / 8u][(at / 2u) % 4u])[at % 2u]; }
+fn element_right(at: u32) -> f32 { return unpack2x16float(right_tile[at / 8u][(at / 2u) % 4u])[at % 2u]; }
+fn place(m: vec3<u32>, r: u32, c: u32) -> u32 {
+  if (m.z == 1u) { return (m.x + r * m.y) * 8u + c; }
+  return (m.x + c * m.y) * 8u + r;
+}
+fn accumulate(a: vec3<u32>, b: vec3<u32>, old: array<f32, 8>, lane: u32) -> array<f32, 8> {
+  var m = old;
+  for (var i = 0u; i < 8u; i = i + 1u) {
+    for (var k = 0u; k < 16u; k = k + 1u) {
+      m[i] = m[i] + element_left(place(a, lane / 2u, k)) * element_right(place(b, k, (lane % 2u) * 8u + i));
+    }
+  }
+  return m;
+}
+"""
+
+
+def emulated(p: WgslPass) -> WgslPass:
+    """Return a pass that needs no matrix units."""
+    text = re.sub(r"^(enable (subgroups|chromium)|diagnostic).*\n", "", p.source, flags=re.M)
+    if "subgroupMatrix" not in text:
+        return p
+    text = text.replace("subgroup_matrix_result<f32, 16, 16>", "array<f32, 8>")
+    text = re.sub(
+        r"subgroupMatrixLoad<\w+<f16, 16, 16>, (row|col)_major>\(&\w+, (.+), (\d+u)\);",
+        lambda m: f"vec3<u32>({m[2]}, {m[3]}, {'1u' if m[1] == 'row' else '0u'});",
+        text,
+    )
+    text = re.sub(
+        r"subgroupMatrixMultiplyAccumulate\((\w+), (\w+), (\w+)\)",
+        r"accumulate(\1, \2, \3, lid % 32u)",
+        text,
+    )
+    text = re.sub(
+        r"subgroupMatrixStore<row_major>\(&finished, stage, (\w+), 16u\);",
+        r"for (var i = 0u; i < 8u; i = i + 1u) { finished[stage + (lid % 32u) * 8u + i] = \1[i]; }",
+        text,
+    )
+    assert "subgroup" not in text
+    return replace(p, source=text.replace("@compute", EMULATED + "@compute"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nn", "tn", "nt", "tt"])
+@pytest.mark.parametrize(
+    ("tile", "m", "n", "k", "split", "out"),
+    [
+        (MatrixTile(2, 2, 1, 1, 32), 64, 64, 64, 1, float16),
+        (MatrixTile(1, 2, 2, 1, 16), 72, 40, 136, 1, float32),
+        (MatrixTile(2, 1, 1, 2, 32), 40, 56, 200, 3, float16),
+    ],
+    ids=str,
+)
+def test_every_layout_edge_and_split(
+    tile: MatrixTile, m: int, n: int, k: int, split: int, out: DType, layout: tuple[bool, bool]
+) -> None:
+    device = open_device()
+    if not device.limits.has_f16:
+        pytest.skip("the adapter has no float16")
+    r = make((2,), m, n, k, (float16, float16, out), *layout)
+    passes = matrix_units.matrix_passes(product(r), device.limits, tile, split)
+    compare(r, [emulated(p) for p in passes], device=device)
+
+
+def test_rows_that_are_no_multiple_of_eight_run_along_k() -> None:
+    device = open_device()
+    if not device.limits.has_f16:
+        pytest.skip("the adapter has no float16")
+    r = make((), 37, 19, 24, HALF, False, True)
+    passes = matrix_units.matrix_passes(product(r), device.limits, MatrixTile(2, 2, 1, 1, 32), 1)
+    compare(r, [emulated(p) for p in passes], device=device)
+
+
+def uses_them(r: object, limits: Limits = WITH, engine: str = "dawn") -> bool:
+    """Whether a product is rendered for matrix units."""
+    return any("subgroupMatrix" in p.source for p in render(r, limits, engine))  # type: ignore[arg-type]
+
+
+def test_which_products_matrix_units_compute() -> None:
+    for layout in LAYOUTS:
+        assert uses_them(make((), 512, 512, 512, HALF, *layout))
+    assert uses_them(make((3,), 256, 256, 256, (float16, float16, float32)))
+    # Other types, other engines, other adapters; operands that are not eight apart; small ones.
+    assert not uses_them(make((), 512, 512, 512))
+    assert not uses_them(make((), 512, 512, 512, (bfloat16,) * 3))
+    assert not uses_them(make((), 512, 512, 512, HALF), engine="naga")
+    assert not uses_them(make((), 512, 512, 512, HALF), replace(WITH, has_matrix_units=False))
+    assert not uses_them(make((), 512, 512, 508, HALF))
+    assert not uses_them(make((), 512, 512, 512, HALF, offset=3))
+    assert not uses_them(make((), 512, 8, 512, HALF))

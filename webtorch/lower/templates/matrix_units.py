@@ -1,0 +1,285 @@
+"""Products of 16-bit floats on matrix units (WGSL subgroup matrices; Dawn has them behind
+chromium_experimental_subgroup_matrix). Floor 2; imports floor 0, the renderer and the product
+kernels.
+
+A workgroup copies tiles of both operands to workgroup memory as they lie, eight elements at a time;
+each subgroup multiplies its part in fragments of 16 x 16 with sums in float32. Rows of a tile are
+padded by eight elements, else neighbouring rows would meet in the same memory banks. Results go
+through workgroup memory, fragment by fragment, to be converted and written where they belong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from webtorch.ir.dtype import float16, float32
+from webtorch.lower.templates.gemm import (
+    BATCH,
+    COLUMN,
+    ROW,
+    K,
+    Operand,
+    Places,
+    Product,
+    ProductWriter,
+    add_parts,
+    finish_block,
+    tile_numbers,
+)
+from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
+from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid
+from webtorch.runtime.backend import Limits
+
+# A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
+_SIDE, _VECTOR = 16, 8
+_ENABLES = (
+    "enable subgroups;",
+    "enable chromium_experimental_subgroup_matrix;",
+    # Offsets depend on the subgroup's number, which is lid / 32: uniform, but not to the analysis.
+    "diagnostic(off, chromium.subgroup_matrix_uniformity);",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One operand: whether its rows in memory run along k, and how its tile lies."""
+
+    operand: Operand
+    along_k: bool
+    name: str
+    origin: str
+    # Rows of the tile, and vectors in each without the padding.
+    rows: int
+    vectors: int
+
+    @property
+    def stride(self) -> int:
+        """Vectors from one row of the tile to the next."""
+        return self.vectors + 1
+
+
+def operands(w: ProductWriter) -> tuple[tuple[Operand, bool], tuple[Operand, bool]] | None:
+    """Return (operand, whether it runs along k) for both, or None if one cannot be read as vectors
+    of eight."""
+    p = w.p
+    found = []
+    for load, variable in ((p.left, ROW), (p.right, COLUMN)):
+        if load.op != "load" or load.dtype is not float16:
+            return None
+        if w.is_wide(load, K, _VECTOR):
+            found.append((Operand(load, variable, False, True), True))
+        elif w.is_wide(load, variable, _VECTOR):
+            found.append((Operand(load, variable, True, False), False))
+        else:
+            return None
+    return found[0], found[1]
+
+
+def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int] | None:
+    """Return a tile and how many workgroups share the k of an output, or None where matrix units do
+    not serve: other types, other adapters, operands that are not eight apart, tiny products."""
+    if not (limits.has_matrix_units and limits.has_f16 and engine == "dawn"):
+        return None
+    if p.buffers[2].dtype not in (float16, float32) or min(p.m, p.n, p.k) < _SIDE:
+        return None
+    if operands(ProductWriter(p, limits)) is None:
+        return None
+    at_once = FAMILIES[limits.family].multiprocessors
+    best: tuple[float, MatrixTile, int] | None = None
+    for tile, rate in MATRIX_TILES:
+        if tile.shared_bytes > limits.workgroup_memory_bytes:
+            continue
+        groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
+        for split in (1, 2, 4, 8, 16):
+            if split > 1 and (p.k < 512 * split or groups * split > 4 * at_once):
+                break
+            turns = max(2, -(-groups * split // at_once))
+            work = 2.0 * tile.rows * tile.columns * (-(-p.k // split) + 256)
+            seconds = turns * work * at_once / (rate * 1e12)
+            if split > 1:
+                seconds += 3e-6 + 8 * p.batch * p.m * p.n * split / 3e12
+            if best is None or seconds < best[0]:
+                best = seconds, tile, split
+    return None if best is None else best[1:]
+
+
+# (tile, TFLOP/s) on an H200, 4096^3 and 8192^3.
+MATRIX_TILES: tuple[tuple[MatrixTile, float], ...] = (
+    (MatrixTile(2, 2, 4, 4, 32), 285.0),
+    (MatrixTile(2, 2, 2, 2, 32), 120.0),
+)
+
+
+def render(p: Product, limits: Limits, engine: Engine) -> list[WgslPass] | None:
+    """Return the dispatches of a product on matrix units, or None where they do not serve."""
+    found = choose(p, limits, engine)
+    return None if found is None else matrix_passes(p, limits, *found)
+
+
+def matrix_passes(p: Product, limits: Limits, tile: MatrixTile, split: int) -> list[WgslPass]:
+    """Return the dispatches of a product with a given tile and split of k."""
+    w = ProductWriter(p, limits)
+    both = operands(w)
+    assert both is not None, p.name
+    w.declare({}, {operand.slot: _VECTOR for operand, _ in both})
+    chunk = -(-p.k // split)
+    chunk = -(-chunk // tile.depth) * tile.depth
+    split = -(-p.k // chunk)
+    words = p.batch * p.m * (-(-p.n // 4) * 4)
+    scratch = (4 * words * split,) if split > 1 else ()
+    groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch * split
+    grid = fold_grid(groups, limits)
+    exact = grid[0] * grid[1] * grid[2] == groups
+    body = tile_numbers(p, tile.rows, tile.columns, split, grid, exact)
+    sides = tuple(
+        _Side(
+            operand,
+            along_k,
+            name,
+            origin,
+            span if along_k else tile.depth,
+            (tile.depth if along_k else span) // _VECTOR,
+        )
+        for (operand, along_k), name, origin, span in zip(
+            both,
+            ("left_tile", "right_tile"),
+            ("tile_row", "tile_column"),
+            (tile.rows, tile.columns),
+            strict=True,
+        )
+    )
+    shared = [f"var<workgroup> {s.name}: array<vec4<u32>, {s.rows * s.stride}>;" for s in sides]
+    shared.append(f"var<workgroup> finished: array<f32, {tile.subgroups * _SIDE * _SIDE}>;")
+    _multiply(w, tile, sides, chunk, split, body)
+    _write(w, tile, split, body)
+    one = finish(w, body, shared, tile.threads, grid, scratch, False, _ENABLES)
+    passes = [replace(one, trusted_indices=True, trusted_loops=True)]
+    if split > 1:
+        passes.append(add_parts(p, limits, split, words, scratch, 0))
+    return passes
+
+
+def _multiply(
+    w: ProductWriter,
+    tile: MatrixTile,
+    sides: tuple[_Side, ...],
+    chunk: int,
+    split: int,
+    body: list[str],
+) -> None:
+    """Write the loop over k that leaves sums in the fragments m0_0, m0_1, ..."""
+    p = w.p
+    body += [
+        f"let part_row = (lid / 32u / {tile.across}u) * {tile.fragment_rows * _SIDE}u;",
+        f"let part_column = (lid / 32u % {tile.across}u) * {tile.fragment_columns * _SIDE}u;",
+    ]
+    begin = f"part * {chunk}" if split > 1 else "0"
+    end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
+    body += [f"let k_begin = {begin};", f"let k_end = {end};"]
+    batch = Places(body, (), 1 << BATCH)
+    batch.env[p.variable(BATCH)] = "batch"
+    units: list[tuple[_Side, str, Places, bool]] = []
+    for side in sides:
+        total = side.rows * side.vectors
+        for u in range(-(-total // tile.threads)):
+            tag = f"{side.name[0]}{u}"
+            body += [
+                f"let n{tag} = i32(lid) + {u * tile.threads};",
+                f"let row{tag} = n{tag} / {side.vectors};",
+                f"let vector{tag} = n{tag} % {side.vectors};",
+                f"var f{tag}: vec4<u32>;",
+            ]
+            variable = side.operand.variable
+            size, span = p.sizes[variable], tile.rows if variable == ROW else tile.columns
+            place = Places(body, (batch,), (1 << BATCH) | (1 << variable))
+            first = f"row{tag}" if side.along_k else f"vector{tag} * {_VECTOR}"
+            text = f"{side.origin} + {first}"
+            last = size - (1 if side.along_k else _VECTOR)
+            place.env[p.variable(variable)] = w.bind(
+                text if size % span == 0 else f"min({text}, {last})", body
+            )
+            units.append((side, tag, place, (u + 1) * tile.threads > total))
+
+    def fetch(base: str, indent: str) -> None:
+        for side, tag, place, guarded in units:
+            block: list[str] = []
+            step = f"vector{tag} * {_VECTOR}" if side.along_k else f"row{tag}"
+            k_name = w.bind(f"{base} + {step}", block)
+            over = p.k % tile.depth != 0
+            k = Places(block, (), 1 << K)
+            last = p.k - (_VECTOR if side.along_k else 1)
+            k.env[p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if over else k_name
+            both = Places(
+                block, (batch, place, k), (1 << BATCH) | (1 << side.operand.variable) | (1 << K)
+            )
+            text = f"b{side.operand.slot}[{w.vector_index(side.operand.load.args[0], both, 8)}]"
+            if over:
+                text = f"select(vec4<u32>(), {text}, {k_name} < {p.k})"
+            block.append(f"f{tag} = {text};")
+            if guarded:
+                inside = f"n{tag} < {side.rows * side.vectors}"
+                block = [f"if ({inside}) {{", *("  " + x for x in block), "}"]
+            body.extend(indent + x for x in block)
+
+    rows, columns = tile.fragment_rows, tile.fragment_columns
+    kind = f"subgroup_matrix_result<f32, {_SIDE}, {_SIDE}>"
+    body += [f"var m{i}_{j}: {kind};" for i in range(rows) for j in range(columns)]
+    fetch("k_begin", "")
+    body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {tile.depth}) {{")
+    for side, tag, _, guarded in units:
+        store = f"{side.name}[row{tag} * {side.stride} + vector{tag}] = f{tag};"
+        inside = f"n{tag} < {side.rows * side.vectors}"
+        body.append(f"  if ({inside}) {{ {store} }}" if guarded else f"  {store}")
+    body.append("  workgroupBarrier();")
+    body.append(f"  if (k0 + {tile.depth} < k_end) {{")
+    fetch(f"k0 + {tile.depth}", "    ")
+    body.append("  }")
+    left, right = sides
+    for kk in range(0, tile.depth, _SIDE):
+        body.append("  {")
+        for side, letter, count, first in (
+            (left, "a", rows, "part_row"),
+            (right, "b", columns, "part_column"),
+        ):
+            which = "left" if letter == "a" else "right"
+            # Row-major: rows of the matrix are rows of the tile.
+            major = "row_major" if side.along_k == (letter == "a") else "col_major"
+            for i in range(count):
+                at = f"{first} + {i * _SIDE}u"
+                if side.along_k:
+                    offset = f"({at}) * {side.stride}u + {kk // _VECTOR}u"
+                else:
+                    offset = f"{kk * side.stride}u + ({at}) / {_VECTOR}u"
+                body.append(
+                    f"    let {letter}{i} = subgroupMatrixLoad<subgroup_matrix_{which}"
+                    f"<f16, {_SIDE}, {_SIDE}>, {major}>(&{side.name}, {offset}, {side.stride}u);"
+                )
+        for i in range(rows):
+            for j in range(columns):
+                m = f"m{i}_{j}"
+                body.append(f"    {m} = subgroupMatrixMultiplyAccumulate(a{i}, b{j}, {m});")
+        body.append("  }")
+    body += ["  workgroupBarrier();", "}"]
+
+
+def _write(w: ProductWriter, tile: MatrixTile, split: int, body: list[str]) -> None:
+    """Write the fragments to memory: each lane takes half a row of sixteen."""
+    size = _SIDE * _SIDE
+    body += [
+        f"let stage = (lid / 32u) * {size}u;",
+        "let lane = lid % 32u;",
+        "let from_row = tile_row + i32(part_row + lane / 2u);",
+        "let from_column = tile_column + i32(part_column + (lane % 2u) * 8u);",
+    ]
+    for i in range(tile.fragment_rows):
+        for j in range(tile.fragment_columns):
+            body.append(f"subgroupMatrixStore<row_major>(&finished, stage, m{i}_{j}, {_SIDE}u);")
+            body.append("workgroupBarrier();")
+            row = w.bind(f"from_row + {i * _SIDE}", body)
+            for half in (0, 4):
+                at = w.bind(f"stage + lane * 8u + {half}u", body)
+                parts = ", ".join(f"finished[{at} + {n}u]" for n in range(4))
+                value = w.bind(f"vec4<f32>({parts})", body)
+                column = w.bind(f"from_column + {j * _SIDE + half}", body)
+                finish_block(w, body, row, column, value, split, tile)
+            body.append("workgroupBarrier();")
