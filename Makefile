@@ -17,6 +17,8 @@ TORCH := torch==2.13.0
 
 # Extra arguments for pytest, for example: make test PYTEST_ARGS="tests/null -x"
 PYTEST_ARGS ?=
+# Extra arguments for the conformance run, for example: --device cpu --dtype float32 --limit 12
+CONFORMANCE_ARGS ?=
 # One process a core; the libraries below then need no threads of their own.
 WORKERS ?= auto
 
@@ -27,7 +29,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test venv lint types format check system coverage-table clean
+.PHONY: conformance help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -36,6 +38,7 @@ help:
 	@echo "make lint            ruff: rules and layout"
 	@echo "make format          ruff: put the layout right"
 	@echo "make types           mypy, strict"
+	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -58,6 +61,11 @@ format: $(VENV)/.full
 
 types: $(VENV)/.full
 	$(BIN)/mypy
+
+# Stopped, it goes on where it was; `make conformance CONFORMANCE_ARGS="--fresh --limit 12"` starts anew, quickly.
+conformance: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m tests.conformance.run $(CONFORMANCE_ARGS)
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table

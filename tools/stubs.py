@@ -9,6 +9,7 @@ Nobody edits the stubs: they follow from the table.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -179,6 +180,8 @@ def top() -> str:
         ):
             for alias in node.names:
                 public = alias.asname or alias.name
+                if public.startswith("_"):
+                    continue
                 if public == alias.name:
                     head.append(f"from {node.module} import {public} as {public}\n")
                 else:
@@ -266,6 +269,9 @@ def main() -> int:
             ("stale: " if "--check" in sys.argv else "written: ")
             + str(path.relative_to(ROOT.parent))
         )
+    if importlib.util.find_spec("torch") and "--check" not in sys.argv:
+        # The page of PyTorch's names that do not exist follows from the table too.
+        subprocess.run([sys.executable, str(Path(__file__).with_name("names.py"))], check=True)
     return 1 if stale and "--check" in sys.argv else 0
 
 

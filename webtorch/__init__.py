@@ -15,6 +15,7 @@ from webtorch.ir.dtype import (
     uint32,
 )
 from webtorch.ir.dtype import bool_ as bool
+from webtorch.tensors.absent import MissingName as _MissingName
 from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 from webtorch.tensors.bind import load_table as _load_table
 from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
@@ -99,3 +100,10 @@ contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_
 channels_last, channels_last_3d = "torch.channels_last", "torch.channels_last_3d"
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None
+
+
+def __getattr__(name: str) -> object:
+    """Say what is known of a name that does not exist here."""
+    import sys
+
+    raise _MissingName(sys.modules[__name__], "", name)

@@ -1,5 +1,8 @@
 """`webtorch.special`: the entries of the op table that PyTorch's users find in torch.special."""
 
+import sys as _sys
+
+from webtorch.tensors.absent import MissingName as _MissingName
 from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 
 _names = dict(_NAMESPACES["special"])
@@ -15,3 +18,8 @@ for _here, _there in {
         _names.setdefault(_here, _NAMESPACES["torch"][_there])
 globals().update(_names)
 __all__ = sorted(_names)
+
+
+def __getattr__(name: str) -> object:
+    """Say what is known of a name that does not exist here."""
+    raise _MissingName(_sys.modules[__name__], "special", name)

@@ -66,7 +66,10 @@ def value(theirs: Any, device: str) -> Any:
         case torch.Size():
             return tuple(theirs)
         case torch.memory_format() | torch.layout():
-            return getattr(webtorch, str(theirs).removeprefix("torch."))
+            found = getattr(webtorch, str(theirs).removeprefix("torch."), None)
+            if found is None:
+                raise Unsupported(str(theirs))
+            return found
         case slice():
             return slice(*(value(v, device) for v in (theirs.start, theirs.stop, theirs.step)))
         case dict():

@@ -79,6 +79,16 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextlib.contextmanager
+def host_kernels() -> Iterator[None]:
+    """Let WebGPU tensors go to the CPU for what only the CPU computes."""
+    before = webtorch.webgpu.allow_host_kernels()
+    try:
+        yield
+    finally:
+        webtorch.webgpu.allow_host_kernels(before)
+
+
 def spread(items: Sequence[Any], limit: int) -> list[Any]:
     """Return at most `limit` of the items, evenly spread; all of them for 0."""
     if not limit or len(items) <= limit:
@@ -257,12 +267,13 @@ def forward(
     theirs: Callable[..., Any] | None = None,
     find: Callable[[], Callable[..., Any]] | None = None,
     in_place: bool = False,
+    gaps: bool = True,
 ) -> None:
     """Compare results on the database's inputs, and on a few with gaps in memory."""
     theirs = op.op if theirs is None else theirs
     values = op.name not in RANDOM
     cases = samples(op, dtype, False, limit)
-    if not in_place:
+    if gaps and not in_place:
         cases += [s.noncontiguous() for s in cases[:2]]
     for sample in cases:
         if in_place and sample.broadcasts_input:
@@ -479,7 +490,7 @@ def check(op: OpInfo, device: str, dtype: torch.dtype, limit: int = 0) -> dict[s
     # What an earlier operation left behind is not computed among this one's results.
     gc.collect()
     results: dict[str, Result] = {"forward": Result()}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), host_kernels():
         warnings.simplefilter("ignore")
         forward(op, device, dtype, limit, results["forward"])
         if dtype in (torch.float32, torch.float64):

@@ -1,7 +1,155 @@
-"""Writes docs/conformance.md from the kept results."""
+"""Writes docs/conformance.md and its machine-readable twin from the kept results."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
 
-def write() -> None:
-    """Write the report."""
+import torch
+
+from tests.conformance import database
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = ROOT / ".cache" / "conformance"
+LIST = Path(__file__).with_name("must_pass.txt")
+KINDS = ("forward", "gradient", "second gradient", "method", "inplace", "error")
+Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
+
+HEAD = """# Conformance: PyTorch's own test database
+
+PyTorch {version} ships the samples that its operators are tested with (`torch.testing`, the OpInfo
+database). `make conformance` runs them on `webtorch`'s functions of the same names: results (values,
+dtypes, shapes; contiguous and with gaps in memory), gradients and second gradients, methods, in-place
+forms, and inputs that must be refused with PyTorch's type of error.
+
+- A value agrees if it is as close to PyTorch's, or to PyTorch's in float64, as
+  `torch.testing.assert_close` asks by default (or as the database asks for this operation), or within
+  twice PyTorch's own error. Random results are compared in shape and dtype. Where PyTorch's second
+  derivative is not a number, any number will do.
+- WebGPU is Mesa's lavapipe, a software adapter. What only the CPU computes (factorisations) goes there
+  through `webtorch.webgpu.allow_host_kernels()`; samples that need float64 do not count there.
+- Counted are {count} operations: all of the database but those of complex numbers, sparse layouts,
+  `torch.fft`, private names and CUDA source text. Complex samples of the others are left out.
+- {sampling}
+"""
+
+
+def read() -> Results:
+    """Return the kept results of the operations that count: (device, dtype) -> title -> result."""
+    from tests.conformance import run
+
+    names = set(database.operations())
+    found: Results = {}
+    for device in database.DEVICES:
+        for dtype in database.DTYPES:
+            kept = {k: v for k, v in run.read(device, dtype).items() if k in names}
+            if kept:
+                found[device, dtype] = kept
+    return found
+
+
+def counts(result: dict[str, Any], kind: str) -> tuple[int, int, int]:
+    """Return how many samples passed, failed, and had no function to run."""
+    if "died" in result:
+        return (0, 1, 0) if kind == "forward" else (0, 0, 0)
+    part = result.get(kind) or {}
+    return part.get("passed", 0), part.get("failed", 0), part.get("missing", 0)
+
+
+def share(passed: int, failed: int, missing: int) -> str:
+    """Return the share that passed, in percent; rounded down, so that 100 means all."""
+    total = passed + failed + missing
+    return f"{passed * 1000 // total / 10:.1f} %" if total else ""
+
+
+def _totals(results: Results) -> list[str]:
+    lines = ["## Totals", "", "| device | dtype | check | pass | fail | missing | share |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|")
+    for (device, dtype), kept in results.items():
+        for kind in KINDS:
+            total = [sum(c) for c in zip(*(counts(r, kind) for r in kept.values()), strict=True)]
+            if sum(total):
+                p, f, m = total
+                lines.append(
+                    f"| {device} | {dtype} | {kind} | {p} | {f} | {m} | {share(p, f, m)} |"
+                )
+    return lines
+
+
+def _cell(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return ""
+    passed, failed, missing = (
+        sum(c) for c in zip(*(counts(result, k) for k in KINDS), strict=True)
+    )
+    if missing and not passed:
+        return "missing"
+    if not (passed or failed or missing):
+        return "–"
+    return f"**{passed}/{failed + missing}**" if failed or missing else str(passed)
+
+
+def _table(results: Results) -> list[str]:
+    short = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
+
+    def heading(device: str, dtype: str) -> str:
+        name = dtype.rstrip("0123456789")
+        return f"{device} {short.get(name, name)}{dtype[len(name) :]}"
+
+    lines = [
+        "## Operations", "",
+        "Samples that passed; in bold, passed/failed.", "",
+        "| operation | " + " | ".join(heading(*key) for key in results) + " |",
+        "|---|" + "--:|" * len(results),
+    ]  # fmt: skip
+    for name in database.operations():
+        cells = [_cell(kept.get(name)) for kept in results.values()]
+        if any(cells):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def in_full(results: Results) -> list[str]:
+    """Return the operations that passed every check of every run."""
+    found = []
+    for name in database.operations():
+        runs = [kept[name] for kept in results.values() if name in kept]
+        sums = [counts(r, k) for r in runs for k in KINDS]
+        if runs and sum(s[0] for s in sums) and not any(s[1] or s[2] for s in sums):
+            found.append(name)
+    return found
+
+
+def must_pass() -> list[str]:
+    """Return the committed list of operations that pass in full."""
+    return LIST.read_text(encoding="utf-8").splitlines() if LIST.exists() else []
+
+
+def accept() -> None:
+    """Make the operations that pass in full the committed list."""
+    LIST.write_text("\n".join(in_full(read())) + "\n", encoding="utf-8")
+
+
+def write() -> list[str]:
+    """Write the report. Return the operations of the committed list that did not pass."""
+    results = read()
+    limits = sorted({r.get("limit", 0) for kept in results.values() for r in kept.values()})
+    sampling = (
+        "Every sample was run."
+        if limits == [0]
+        else f"At most {max(limits)} samples of an operation, evenly spread, were run on each device\n"
+        "  and dtype (`--limit`; without it, all are)."
+    )
+    text = HEAD.format(
+        version=torch.__version__.split("+")[0], count=len(database.operations()), sampling=sampling
+    )
+    lines = [*_totals(results), "", *_table(results), ""]
+    path = ROOT / "docs" / "conformance.md"
+    path.write_text(text + "\n" + "\n".join(lines), encoding="utf-8")
+    twin = {f"{device} {dtype}": kept for (device, dtype), kept in results.items()}
+    CACHE.mkdir(parents=True, exist_ok=True)
+    (CACHE / "conformance.json").write_text(json.dumps(twin, indent=1), encoding="utf-8")
+    passed = set(in_full(results))
+    ran = {name for kept in results.values() for name in kept}
+    return [name for name in must_pass() if name in ran and name not in passed]

@@ -152,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--failed", action="store_true", help="again what failed before")
     parser.add_argument("--report", action="store_true", help="only write docs/conformance.md")
+    parser.add_argument(
+        "--accept", action="store_true", help="write must_pass.txt from the kept results"
+    )
     given = parser.parse_args(argv)
     from tests.conformance import database, report
 
@@ -178,9 +181,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                     tasks.append((device, dtype, name))
         if tasks:
             run(tasks, given.jobs, given.limit, bool(given.ops))
-    if not given.ops:
-        report.write()
-    return 0
+    if given.accept:
+        report.accept()
+    if given.ops:
+        return 0
+    broken = report.write()
+    if broken:
+        sys.stdout.write(
+            "of must_pass.txt, these did not pass in full: " + ", ".join(broken) + "\n"
+        )
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -15,11 +15,7 @@ def main() -> None:
     os.dup2(2, 1)
     import torch
 
-    import webtorch
     from tests.conformance import check, database
-
-    # Factorisations on WebGPU go through the CPU, as the report says.
-    webtorch.webgpu.allow_host_kernels()
 
     torch.set_num_threads(1)
     operations = database.operations()

@@ -15,6 +15,7 @@ from webtorch.ir.dtype import FLOATS
 from webtorch.ir.expr import Expr
 from webtorch.ops.elementwise import (
     EVERYWHERE,
+    LARGEST,
     NUMERIC,
     log1pexp,
     logistic,
@@ -367,8 +368,8 @@ hardshrink = elementwise(
     samples=(((), {}), ((1.0,), {})),
     doc="input, or 0 where |input| <= lambd.",
 )
-softshrink = elementwise(
-    "softshrink",
+_softshrink = elementwise(
+    "_softshrink",
     lambda x, lambd: ex.where(
         x > lambd, x - lambd, ex.where(x < -lambd, x + lambd, ex.where(ex.isnan(x), x, 0.0))
     ),
@@ -376,11 +377,29 @@ softshrink = elementwise(
     defaults={"lambd": 0.5},
     dtypes=FLOATS,
     torch="nn.functional.softshrink",
-    function_in=FUNCTIONAL,
+    function_in=(),
     inplace=False,
     samples=(((), {}), ((1.0,), {})),
     doc="input moved towards 0 by lambd.",
 )
+
+
+@composite(
+    dtypes=FLOATS,
+    torch="nn.functional.softshrink",
+    function_in=FUNCTIONAL,
+    samples=(((), {}), ((1.0,), {})),
+)
+def softshrink(input: Any, lambd: float = 0.5) -> Any:
+    """Return input moved towards 0 by lambd (>= 0), 0 where it is nearer."""
+    if lambd < 0:
+        raise RuntimeError(
+            f"lambda must be in range [0, {LARGEST[input.dtype]:g}] for input dtype {input.dtype}, "
+            f"but found {lambd}"
+        )
+    return _softshrink(input, lambd)
+
+
 snake = elementwise(
     "snake",
     # sin(a x)**2 / a.

@@ -393,7 +393,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 @composite(
     family="contract",
-    function_in=("nn.functional",),
+    function_in=("torch", "nn.functional"),
     torch="nn.functional.bilinear",
     autocast=Autocast("whole", "promote"),
 )

@@ -892,6 +892,14 @@ def _compute_dtype(dtype: DType) -> DType:
     return default_dtype() if dtype.kind != "float" else dtype.compute
 
 
+def _check_steps(name: str, steps: Any) -> None:
+    """Raise TypeError, as PyTorch does, unless the number of steps is an integer."""
+    if isinstance(steps, float) or (_is_tensor(steps) and steps.dtype.kind == "float"):
+        raise TypeError(
+            f"{name}(): argument 'steps' (position 3) must be int, not {type(steps).__name__}"
+        )
+
+
 @composite(family="creation", function_in=TORCH)
 def linspace(
     start: Any,
@@ -906,6 +914,7 @@ def linspace(
     requires_grad: bool = False,
 ) -> Any:
     """`steps` numbers at equal distances from start to end, both included."""
+    _check_steps("linspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = _number(start), _number(end), int(_number(steps))
     if wanted.kind != "float" and count > 1:
@@ -944,6 +953,7 @@ def logspace(
     requires_grad: bool = False,
 ) -> Any:
     """Base ** x for `steps` numbers x at equal distances from start to end, both included."""
+    _check_steps("logspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = _number(start), _number(end), int(_number(steps))
     if wanted.kind != "float":

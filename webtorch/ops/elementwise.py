@@ -199,6 +199,10 @@ def sub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
 @composite(function_in=("torch",), dtypes=NUMERIC)
 def rsub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     """Return other - alpha * input."""
+    if not is_tensor(input):
+        raise TypeError(
+            f"rsub(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
+        )
     return sub(other, input, alpha=alpha)
 
 
@@ -319,9 +323,15 @@ _cube = elementwise(
 )
 
 
+def _check_one_tensor(name: str, input: Any, exponent: Any) -> None:
+    if not is_tensor(input) and not is_tensor(exponent):
+        raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
+
+
 @composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), autocast=Autocast(gpu="fp32"))
 def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
+    _check_one_tensor("pow", input, exponent)
     if is_tensor(exponent) or not is_tensor(input):
         return _pow(input, exponent)
     if input.dtype.kind != "float":
@@ -346,6 +356,7 @@ def pow(input: Any, exponent: Any) -> Any:
 @composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0))
 def float_power(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent, computed in float64."""
+    _check_one_tensor("float_power", input, exponent)
     wide = [x.to(float64) if is_tensor(x) else float(x) for x in (input, exponent)]
     return pow(*wide)
 

@@ -678,6 +678,8 @@ def triplet_margin_loss(
     reduction: str = "mean",
 ) -> Any:
     """Return max(0, |anchor - positive| - |anchor - negative| + margin), in the p-norm (Balntas et al., 2016)."""
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
     near = pairwise_distance(anchor, positive, p, eps)
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:

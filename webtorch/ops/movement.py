@@ -540,6 +540,8 @@ def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
     shape = input._shape
     if not shape:
         raise ShapeError("narrow() cannot be applied to a 0-dim tensor.")
+    if hasattr(start, "_storage") and (start._shape or start.dtype.kind not in ("int", "uint")):
+        raise RuntimeError("start must be an 0-dim integral Tensor.")
     dim, start, length = normalize_dim(dim, len(shape)), operator.index(start), int(length)
     size = shape[dim]
     if length < 0:
@@ -1439,6 +1441,8 @@ def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
                 f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}"
             )
         return reshape(roll(ravel(input), shifts, (0,)), input._shape)
+    if not input._shape:
+        raise IndexError(f"Dimension specified as {dims[0]} but tensor has no dimensions")
     if len(shifts) != len(dims):
         raise RuntimeError(
             f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}"

@@ -13,17 +13,17 @@ from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, float32, float64, int32, int64
 from webtorch.ir.expr import Expr
-from webtorch.ops import creation, movement, norm, resize
+from webtorch.ops import creation, decomposition, indexing, movement, norm, resize
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, empty
-from webtorch.ops.record import composite, elementwise, return_type
-from webtorch.ops.reduce import widened
+from webtorch.ops.record import Autocast, composite, elementwise, return_type
+from webtorch.ops.reduce import vector_norm, widened
 
 FUNCTION = ("torch",)
 Frexp = return_type("frexp", "mantissa", "exponent")
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
 def native_layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[Any, Any, Any]:
@@ -198,3 +198,92 @@ angle = elementwise(
     inplace=False,
     doc="The angle of a real number as a complex one: pi of negative ones, else 0.",
 )
+
+
+# -- torch's forms of functions of nn.functional ------------------------------------------------------
+
+
+@composite(name="torch_batch_norm", family="index", function_in=FUNCTION, torch="batch_norm")
+def torch_batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """nn.functional.batch_norm with its arguments in another order."""
+    return norm.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@composite(name="torch_instance_norm", family="index", function_in=FUNCTION, torch="instance_norm")
+def torch_instance_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """nn.functional.instance_norm with its arguments in another order."""
+    return norm.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+@composite(name="torch_embedding", family="index", function_in=FUNCTION, torch="embedding")
+def torch_embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """nn.functional.embedding with the weight first; padding_idx -1 is none."""
+    chosen = None if padding_idx == -1 else padding_idx
+    return indexing.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
+
+
+@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """The root of the sum of squares over `dim`, over all dims by default."""
+    return vector_norm(input, 2, None if not isinstance(dim, int) and not dim else dim, keepdim)
+
+
+@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
+    """The sum of the singular values of matrices."""
+    return decomposition.matrix_norm(input, "nuc", dim, keepdim)
+
+
+@composite(family="index", function_in=FUNCTION)
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    """The matrix of powers of a vector's elements, falling from N - 1 to 0 unless `increasing`."""
+    if x.ndim != 1:
+        raise RuntimeError("x must be a one-dimensional tensor.")
+    count = x._shape[0] if N is None else N
+    if count < 0:
+        raise RuntimeError("N must be non-negative.")
+    kind = x.dtype if x.dtype.kind == "float" else int64
+    powers = [cast_to(x, kind) ** k for k in range(count)]
+    if not powers:
+        return creation.empty((x._shape[0], 0), dtype=kind, device=x.device)
+    return movement.stack(powers if increasing else powers[::-1], 1)
+
+
+@composite(family="index", function_in=FUNCTION)
+def is_neg(input: Any) -> bool:
+    """Return False: no tensor is a lazily negated view."""
+    return False
+
+
+@composite(family="index", function_in=FUNCTION)
+def is_conj(input: Any) -> bool:
+    """Return False: no tensor is a lazily conjugated view."""
+    return False

@@ -700,6 +700,8 @@ def lp_pool3d(
 def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int, ...]:
     """Return the output sizes; None keeps a size."""
     shape = tuple(input.shape)
+    if not isinstance(output_size, int | None) and len(tuple(output_size)) >= input.ndim:
+        raise ValueError(f"Input dimension should be at least {len(tuple(output_size)) + 1}")
     if input.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank:]:
         raise ShapeError(
             f"{op}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "

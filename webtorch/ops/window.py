@@ -21,8 +21,9 @@ def _made(
     if layout is not None and str(layout) != "torch.strided":
         raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
     wanted = creation.chosen_dtype(dtype)
-    if not wanted.is_floating_point:
-        raise ValueError(f"{name} expects floating point dtypes, got: {wanted}")
+    narrow = wanted.itemsize < 4 and not name.endswith("_window")
+    if not wanted.is_floating_point or narrow:
+        raise ValueError(f"{name} expects float32 or float64 dtypes, got: {wanted}")
     made = creation.tensor(list(values), dtype=wanted, device=device)
     return creation.finish(made, requires_grad)
 

@@ -12,6 +12,7 @@ from webtorch.ops.assign import CONVERSIONS
 from webtorch.ops.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.tensors import calls, indexing, lapack, primitives
+from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.gradient_names import GRADIENT_NAMES
 from webtorch.tensors.tape import composed
@@ -24,7 +25,7 @@ _FILES = (
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
     "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying",
-    "segment", "masked", "native",
+    "segment", "masked", "native", "integer",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -102,9 +103,12 @@ _INPLACE_COMPARISONS = (
     "eq", "ne", "lt", "le", "gt", "ge", "greater", "greater_equal", "less", "less_equal", "not_equal",
     "logical_and", "logical_or", "logical_xor", "logical_not",
 )  # fmt: skip
+_FORMS = """acosh addmv alpha_dropout arccos arccosh arcsin arcsinh arctan arctanh asinh atanh clamp_max
+    clamp_min clip conj_physical feature_alpha_dropout fix gcd i0 index_put lcm ldexp negative rrelu"""
 # The in-place forms that PyTorch has as functions too.
 _INPLACE_FUNCTIONS = frozenset(
     [
+        *_FORMS.split(),
         "abs",
         "acos",
         "asin",
@@ -225,6 +229,7 @@ def _operators() -> None:
     for name, method in {
         "where": lambda self, condition, other: choose(condition, self, other),
         "polygamma": lambda self, n: TABLE["polygamma"].function(n, self),
+        "__getattr__": _no_attribute,
         "__getitem__": indexing.getitem,
         "__setitem__": indexing.setitem,
     }.items():
@@ -236,6 +241,11 @@ def _operators() -> None:
         "__pos__": "positive",
     }.items():
         setattr(Tensor, name, TABLE[entry].function)
+
+
+def _no_attribute(self: Tensor, name: str) -> Any:
+    """Say what is known of a name that tensors do not have."""
+    raise MissingName(type(self), "Tensor", name)
 
 
 def _is_number_like(value: Any) -> bool:

@@ -521,7 +521,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 # Which operand of a binary function may be a number, as PyTorch's signatures have it; elsewhere the
 # second may. Operators take numbers on both sides.
 _NONE = """ldexp logaddexp logaddexp2 atan2 hypot logical_and logical_or logical_xor maximum minimum
-    fmax fmin heaviside nextafter igamma igammac"""
+    fmax fmin heaviside nextafter igamma igammac gcd lcm"""
 _BOTH = """add sub mul div floor_divide div_floor div_trunc remainder pow xlogy xlog1py zeta
     bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"""
 _NUMBERS = dict.fromkeys(_NONE.split(), "none") | dict.fromkeys(_BOTH.split(), "both")

@@ -82,8 +82,8 @@ def multi_margin_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
-    unbatched = input.dim() == 1
-    x = input.unsqueeze(0) if unbatched else input
+    unbatched = input.dim() < 2
+    x = input.reshape(1, -1) if unbatched else input
     y = target.reshape(-1)
     gaps = (margin - x.gather(1, y.unsqueeze(1)) + x).clamp(min=0)
     gaps = gaps if p == 1 else gaps * gaps
@@ -165,19 +165,14 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
-    options: None = None,
+    options: object = None,
 ) -> Tensor:
     """Return the cross entropy of `input @ linear_weight.T + linear_bias`.
 
     (N, features) or (features), and weights (classes, *, features), to a target (N, *) of class
-    numbers or (N, classes, *) of probabilities.
+    numbers or (N, classes, *) of probabilities. `options` says how PyTorch computes the logits;
+    here the compiler decides that, and the result is the same.
     """
-    given: object = options
-    if given is not None:
-        raise NotImplementedError(
-            "linear_cross_entropy: options is not supported: the compiler decides how the logits "
-            "are computed. Leave it out."
-        )
     if input.dim() not in (1, 2):
         raise RuntimeError(f"expected input with dimensionality 1 or 2, got {input.dim()}")
     if linear_weight.dim() < 2:

@@ -1,0 +1,174 @@
+"""Writes what webtorch knows of PyTorch's public names, and the page of those that it does not have.
+
+    python tools/names.py            write webtorch/tensors/pytorch_names.txt and docs/differences.md
+    python tools/names.py --check    fail if they are not what PyTorch and webtorch say now
+
+Needs PyTorch. Nobody edits the two files: the reasons stand here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = ROOT / "webtorch" / "tensors" / "pytorch_names.txt"
+PAGE = ROOT / "docs" / "differences.md"
+# Where names are compared: PyTorch's module without "torch.", "Tensor" for its methods.
+PLACES = ("", "Tensor", "linalg", "special", "nn", "nn.functional", "optim")
+# The first pattern that matches a name gives the reason.
+REASONS: tuple[tuple[str, str], ...] = (
+    (
+        r"sparse|_csr|_csc|_bsr|_bsc|_coo|coalesce|crow_|ccol_|col_indices|row_indices|^indices|^values"
+        r"|hspmm|hsmm|dsmm|smm$|spmm|saddmm|sspaddmm|to_dense|dense_dim"
+        r"|jagged|nested|padded",
+        "Tensors are dense and strided; sparse and jagged layouts are not planned.",
+    ),
+    (
+        r"quant|qint|quint|^q_|qscheme|per_tensor|per_channel|fbgemm|fake_|int_repr|choose_q|fused_moving|mkldnn"
+        r"|^bits|^bit$|^u?int[1-7]$|float4|float8|scaled_mm|ScalingType|Swizzle",
+        "Quantised and sub-byte types are not supported.",
+    ),
+    (
+        r"complex|cfloat|cdouble|chalf|Complex|polar|stft|imag|^real$|^fft$|view_as_real|eig$|eigvals$",
+        "Complex numbers are not supported yet.",
+    ),
+    (
+        r"cudnn|miopen|cuda|mps|mtia|maia|xpu|xla|ipu|hip|vulkan|fbgemm|accelerator|AcceleratorError|Stream|Event"
+        r"|record_stream|get_device_module|windows|batch_norm_(back|elem|gather|stats|update)",
+        "Another vendor's device; webtorch has `cpu` and `webgpu` (see `webtorch.webgpu`).",
+    ),
+    (
+        r"Script|jit|JIT|^fx$|Graph|Type$|^Code$|CompilationUnit|Capsule|AliasDb|Argument|Block|CallStack|ClassType"
+        r"|FunctionSchema|IODescriptor|Interface|parse_|import_ir|unify_|merge_type|Logger|LockingLogger|StaticModule"
+        r"|ThroughputBenchmark|Benchmark|ErrorReport|FileCheck|ExecutionPlan|OperatorInfo|Module(Serial|Builder)|^Use$"
+        r"|^Value$|^Node$|^Gradient$|TracingState|DeepCopyMemo|AnyType|get_file_path|^fork$|^wait$|Future|futures"
+        r"|export|package|hub|library|classes|Dispatch|ExcludeDisp|Tag|PyTorchFile|Deserialization|Serialization|FatalError|"
+        r"LiteScript|Concrete|Aggregation|^AVG$|^SUM$|boolean_dispatch|Broadcasting|has_torch_function|handle_torch",
+        "Part of TorchScript, FX or PyTorch's C++ core; a step is captured by `webtorch.compile`.",
+    ),
+    (
+        r"^[Ss]ym|SymInt|SymBool|SymFloat|while_loop|^cond$|vmap|^func$|compiler|dynamo",
+        "Belongs to PyTorch's own compiler.",
+    ),
+    (r"distributed|multiprocessing|rpc|RRef", "One process, one device."),
+    (
+        r"[Ss]torage|^set_$|const_data_ptr|data_ptr|USE_|has_(lapack|mkl|openmp|spectral)|set_num_interop"
+        r"|get_num_interop|init_num_threads|flush_denormal|compiled_with|module_load|thread_safe|prepare_multi",
+        "Concerns PyTorch's memory, build or threads.",
+    ),
+    (r"_?lstm|_?gru|rnn_", "Use the layers of `webtorch.nn` (LSTM, GRU, RNN and their cells)."),
+    (
+        r"^(solve|symeig|eig|lstsq|matrix_rank)$",
+        "PyTorch has removed it: its function only raises. Use `webtorch.linalg`.",
+    ),
+    (
+        r"deterministic|warn_always|anomaly|autocast|debug_mode|set_default_tensor_type|overrides|monitor|"
+        r"DisableTorchFunction|as_subclass|reinforce|volatile|storage_type|profiler_|library",
+        "A switch or hook of PyTorch that has no effect to switch here.",
+    ),
+)  # fmt: skip
+REASONS = (
+    (
+        r"_notes$|^common_|TYPE_CHECKING|classproperty|PRIVATE|factory_kwargs|assert_int|multi_dim|torch_version"
+        r"|^types$|^cpp$|^cpu$|^ao$|^intrinsic$|^qat$|^quantizable$|^modules$|^functional$|return_types|_MODES$"
+        r"|^Tensor$|^Container$|^serialization$|^testing$|^version$|grad_dtype|swap_in_optimizer|^nn.grad$",
+        "A constant, type or file of PyTorch's own code.",
+    ),
+    *REASONS,
+)
+OTHERWISE = "Not available yet."
+HEAD = """# What PyTorch has and webtorch does not
+
+Compared with PyTorch {version}: `webtorch` has {have} of the {total} public names of {places}.
+A missing name raises `AttributeError`, says that PyTorch has it, and names the nearest one that exists. This page is written by
+`tools/names.py`; how well the operations that exist agree is in [conformance.md](conformance.md).
+"""
+
+
+def _public(place: Any) -> list[str]:
+    found = []
+    for name in dir(place):
+        if name.startswith("_"):
+            continue
+        item = getattr(place, name, None)
+        if isinstance(item, types.ModuleType) and not item.__name__.startswith("torch."):
+            continue  # what a file of PyTorch imports for itself
+        if getattr(item, "__module__", "") in ("typing", "collections.abc", "enum", "_thread"):
+            continue
+        found.append(name)
+    return found
+
+
+def _place(root: str, place: str) -> Any:
+    module = importlib.import_module(root)
+    if place == "Tensor":
+        return module.Tensor
+    return importlib.import_module(f"{root}.{place}") if place else module
+
+
+def listed() -> str:
+    """Return the text of the list: a line for each place, "place: name name ...", wrapped."""
+    import textwrap
+
+    lines = []
+    for place in PLACES:
+        names = " ".join(_public(_place("torch", place)))
+        lines.append(f"[{place}]")
+        lines += textwrap.wrap(names, 118, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines) + "\n"
+
+
+def reason(name: str) -> str:
+    """Return why webtorch does not have a name."""
+    return next((why for pattern, why in REASONS if re.search(pattern, name)), OTHERWISE)
+
+
+def page() -> str:
+    """Return the page of names that webtorch does not have, by reason."""
+    import torch
+
+    have = total = 0
+    groups: dict[str, dict[str, list[str]]] = {}
+    for place in PLACES:
+        ours = _place("webtorch", place)
+        for name in _public(_place("torch", place)):
+            total += 1
+            if hasattr(ours, name):
+                have += 1
+            else:
+                groups.setdefault(reason(name), {}).setdefault(place, []).append(name)
+    shown = ", ".join(f"`torch{'.' + p if p else ''}`" for p in PLACES)
+    text = HEAD.format(
+        version=torch.__version__.split("+")[0], have=have, total=total, places=shown
+    )
+    for why in [OTHERWISE, *dict(reversed([(w, 0) for _, w in reversed(REASONS)]))]:
+        if why not in groups:
+            continue
+        text += f"\n## {why.rstrip('.')}\n\n"
+        for place, names in groups[why].items():
+            text += (
+                f"- `torch{'.' + place if place else ''}`: {', '.join(f'`{n}`' for n in names)}\n"
+            )
+    return text
+
+
+def main() -> int:
+    """Write or check the files; return the exit code."""
+    stale = []
+    for path, text in ((LIST, listed()), (PAGE, page())):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+            if "--check" not in sys.argv:
+                path.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(f"{'stale' if '--check' in sys.argv else 'written'}: {path.relative_to(ROOT)}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,44 @@
+"""What to say of a name that PyTorch has and webtorch does not. Floor 4.
+
+The names stand in pytorch_names.txt, written by tools/names.py and read when such an error is shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def pytorch_names() -> dict[str, frozenset[str]]:
+    """Return PyTorch's public names by place: "" for torch itself, "Tensor", "linalg" and so on."""
+    found: dict[str, frozenset[str]] = {}
+    text = Path(__file__).with_name("pytorch_names.txt").read_text(encoding="utf-8")
+    for part in text.split("[")[1:]:
+        place, _, names = part.partition("]")
+        found[place] = frozenset(names.split())
+    return found
+
+
+class MissingName(AttributeError):
+    """A name that does not exist; says whether PyTorch has it, and the nearest one that exists.
+
+    The text is made when it is read: `hasattr` asks often and reads nothing.
+    """
+
+    def __init__(self, owner: Any, place: str, name: str) -> None:
+        super().__init__(place, name)
+        self.owner, self.place, self.missing = owner, place, name
+
+    def __str__(self) -> str:
+        place, name = self.place, self.missing
+        path = f".{place}" if place else ""
+        what = "'Tensor' object" if place == "Tensor" else f"module 'webtorch{path}'"
+        text = f"{what} has no attribute '{name}'"
+        if name in pytorch_names().get(place, ()):
+            text += ": PyTorch has it, webtorch does not (docs/differences.md says why)"
+        present = [n for n in dir(self.owner) if not n.startswith("_")]
+        near = difflib.get_close_matches(name, present, 1, 0.7)
+        return f"{text}. The nearest that exists is '{near[0]}'." if near else text
