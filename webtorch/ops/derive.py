@@ -147,9 +147,12 @@ Slope = Callable[[], Expr]
 
 
 def _share(x: Expr, y: Expr) -> tuple[Slope, Slope]:
-    """The larger side takes the slope, ties share it; `x` is the side that wins when x > y."""
-    half = ex.where(ex.eq(x, y), ex.const(0.5, x.dtype), 0.0)
-    return (lambda: ex.where(x > y, 1.0, half)), (lambda: ex.where(y > x, 1.0, half))
+    """The larger side takes the slope, ties share it; `x` is the side that wins when x > y.
+
+    Beside a NaN neither side loses: both take it, as in PyTorch.
+    """
+    share = ex.where(ex.eq(x, y), ex.const(0.5, x.dtype), 1.0)
+    return (lambda: ex.where(x < y, 0.0, share)), (lambda: ex.where(y < x, 0.0, share))
 
 
 def _pow(x: Expr, y: Expr, out: Expr) -> tuple[Slope, Slope]:
