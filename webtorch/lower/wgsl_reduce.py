@@ -42,6 +42,8 @@ _STATIC_NODES = 1500
 
 # Terms that one running float sum may take before a fresh partial sum is started.
 _BLOCK = 64
+# How often the body of a reducing loop is written out, and the most lines that this may give.
+_UNROLLED, _UNROLLED_LINES = 4, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,22 +374,51 @@ class ReductionWriter:
         start = f"ty * {w.lanes}" if self.g.ty > 1 else "0"
         if self.begin:
             start = f"{self.begin} + {start}"
-        lines: list[str] = []
-        scopes = self.lane_scopes("k", lines)
         sums = [a for a in accs if a.reduce.op == "sum" and a.kind == "f32"]
-        blocked = bool(sums) and self.blocks // self.g.split > 2 * _BLOCK
+        turns = self.blocks // self.g.split
+        blocked = bool(sums) and turns > 2 * _BLOCK
         renamed = {a.stage: a.value for a in sums}
         if blocked:
             for a in sums:
                 a.value = f"part{a.stage}"
-        write(scopes, lines)
+        step = self.per_block
+
+        def turn(offset: int) -> list[str]:
+            lines: list[str] = []
+            name = "k"
+            if offset:
+                name = w.fresh()
+                lines.append(f"let {name} = k + {offset};")
+            write(self.lane_scopes(name, lines), lines)
+            return lines
+
+        once = turn(0)
+        # A loop that only reads: written out four times, so that four loads are on their way at
+        # once. Drivers do not do it themselves, for the counters that engines put into loops.
+        wide = w.limits.is_gpu and bool(accs) and turns >= _UNROLLED * 2
+        wide = wide and len(once) * _UNROLLED <= _UNROLLED_LINES
+        four = [line for i in range(_UNROLLED) for line in turn(i * step)] if wide else []
         for a in sums:
             a.value = renamed[a.stage]
-        step = self.per_block
+
+        def loops(begin: str, end: str, indent: str) -> list[str]:
+            if not four:
+                head = f"for (var k: i32 = {begin}; k < {end}; k = k + {step}) {{"
+                return [indent + x for x in (head, *("  " + y for y in once), "}")]
+            ahead, all_ = (_UNROLLED - 1) * step, _UNROLLED * step
+            lines = [
+                f"var k: i32 = {begin};",
+                f"for (; k + {ahead} < {end}; k = k + {all_}) {{",
+                *("  " + x for x in four),
+                "}",
+                f"for (; k < {end}; k = k + {step}) {{",
+                *("  " + x for x in once),
+                "}",
+            ]
+            return [indent + x for x in ("{", *("  " + y for y in lines), "}")]
+
         if not blocked:
-            self.body.append(f"for (var k: i32 = {start}; k < {self.end}; k = k + {step}) {{")
-            self.body += ["  " + x for x in lines]
-            self.body.append("}")
+            self.body += loops(start, self.end, "")
             return
         # A long running sum loses digits: each block of terms gets its own partial sum.
         self.body.append(
@@ -395,9 +426,7 @@ class ReductionWriter:
         )
         self.body += [f"  var part{a.stage}: f32 = 0f;" for a in sums]
         self.body.append(f"  let stop = min(kb + {step * _BLOCK}, {self.end});")
-        self.body.append(f"  for (var k: i32 = kb; k < stop; k = k + {step}) {{")
-        self.body += ["    " + x for x in lines]
-        self.body.append("  }")
+        self.body += loops("kb", "stop", "  ")
         self.body += [f"  {a.value} = {a.value} + part{a.stage};" for a in sums]
         self.body.append("}")
 
