@@ -70,7 +70,7 @@ from webtorch.amp.autocast_mode import (
     set_autocast_enabled,
 )
 from webtorch.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
-from webtorch.capture import compile
+from webtorch.capture import compile, mark_dynamic
 from webtorch.io.checkpoint import load, save
 from webtorch.ops.random import Generator, default_generator
 from webtorch.profiler import profile

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.dtype import DType, bfloat16
 from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
+from webtorch.lower.passes import PassResult, run_passes
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
 from webtorch.tensors.host import tracing
@@ -37,6 +38,17 @@ def capture(name: str, tensor: Any) -> Any:
     if tracing.active:
         tracing.keep(name, tensor)
     return tensor
+
+
+def passes(compiled: Any) -> list[PassResult]:
+    """Return what each optimisation pass did to the latest graph of a compiled function.
+
+    Printed, a result is the graph before and after.
+    """
+    captured = compiled.latest()
+    found: list[PassResult] = []
+    run_passes(captured.graph, captured.runtime.backend.limits, found.append)
+    return found
 
 
 def generic(routine: Routine) -> Kernel:

@@ -243,3 +243,100 @@ def test_alternating_states_are_captured_once_each(device: str) -> None:
             w.grad = None
     ((_, states),) = accumulate.captures.items()
     assert len(states) == 2
+
+
+def sizes_that_vary(t: Any, data: Data, compiled: Any) -> tuple[list[Any], int, Any]:
+    """A training step on batches of every size."""
+    net = t.nn.Sequential(linear(t, data), t.nn.BatchNorm1d(3), linear(t, data, 3, 4))
+    net = net.to(data.device)
+    optimizer = t.optim.AdamW(net.parameters(), lr=0.01)
+    traced = 0
+
+    def step(x: Any, y: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        loss = t.nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss, x.shape[0]
+
+    step = compiled(step)
+    out = []
+    for size in (4, 6, 9, 3, 6, 21):
+        x, y = data(size, 4), t.arange(size, device=data.device) % 4
+        if t is webtorch:
+            webtorch.mark_dynamic(x, 0)
+            webtorch.mark_dynamic(y, 0)
+        loss, count = step(x, y)
+        out += [loss.item(), count]
+    return [*out, net[1].running_var.tolist()], traced, step
+
+
+def test_one_capture_serves_every_size_of_a_marked_dimension(device: str) -> None:
+    expected, _, _ = sizes_that_vary(torch, Data(torch, "cpu"), identity)
+    actual, traced, step = sizes_that_vary(webtorch, Data(webtorch, device), webtorch.compile)
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    assert len(step.captures) == 1
+    # All in the first call.
+    assert traced == 5
+
+
+def test_a_cache_may_grow_and_is_differentiated_outside(device: str) -> None:
+    w = webtorch.nn.Parameter(webtorch.ones(3, 3, device=device))
+    traced = []
+
+    @webtorch.compile
+    def attend(x: Any, cache: Any) -> Any:
+        traced.append(1)
+        return ((x @ w) @ cache.t()).softmax(-1) @ cache
+
+    numbers = Data(webtorch, device)
+    cache, x = numbers(2, 3), numbers(1, 3)
+    calls = []
+    for _ in range(5):
+        webtorch.mark_dynamic(cache, 0)
+        out = attend(x, cache)
+        (grad,) = webtorch.autograd.grad(out.sum(), w)
+        plain = ((x @ w) @ cache.t()).softmax(-1) @ cache
+        (want,) = webtorch.autograd.grad(plain.sum(), w)
+        np.testing.assert_allclose(out.tolist(), plain.tolist(), rtol=1e-5)
+        np.testing.assert_allclose(grad.tolist(), want.tolist(), rtol=1e-4, atol=1e-6)
+        calls.append(len(traced))
+        cache = webtorch.cat([cache, out.detach()])
+    assert calls == [5] * 5
+
+
+def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> None:
+    @webtorch.compile
+    def branch(x: Any) -> Any:
+        return x * 2 if x.shape[0] > 6 else x + 1
+
+    x = webtorch.ones(5, device=device)
+    webtorch.mark_dynamic(x, 0)
+    with pytest.warns(UserWarning, match=r"captured anew for each size.*map: (_add|mul)"):
+        assert branch(x).tolist() == [2.0] * 5
+    for size in (9, 4):
+        x = webtorch.ones(size, device=device)
+        webtorch.mark_dynamic(x, 0)
+        assert branch(x).tolist() == [2.0] * size
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        webtorch.mark_dynamic(x, 1)
+
+
+def test_an_argument_that_churns_is_named(device: str) -> None:
+    @webtorch.compile
+    def add(x: Any, n: int) -> Any:
+        return x + n
+
+    x = webtorch.ones(2, device=device)
+    for n in range(7):
+        assert add(x, n).tolist() == [1.0 + n] * 2
+    with pytest.warns(webtorch.errors.CacheChurnWarning, match="'n' changes: 6, then 7"):
+        add(x, 7)
+    with pytest.warns(webtorch.errors.CacheChurnWarning, match=r"'x' changes.*mark_dynamic\(x"):
+        add(webtorch.ones(3, device=device), 0)
+    for size in range(20):
+        add(webtorch.ones(size + 4, device=device), 0)
+    assert len(add.captures) == 16

@@ -2,6 +2,7 @@
 one program.
 """
 
+from webtorch.capture.dynamic import mark_dynamic
 from webtorch.capture.step import CompiledFunction, compile
 
-__all__ = ["CompiledFunction", "compile"]
+__all__ = ["CompiledFunction", "compile", "mark_dynamic"]

@@ -54,15 +54,16 @@ def live_results(x: Any) -> list[Tensor]:
     return list(found.values())
 
 
-def _functions(roots: Sequence[Tensor]) -> set[GradFn]:
-    seen: set[GradFn] = set()
+def _functions(roots: Sequence[Tensor]) -> list[GradFn]:
+    """Return the gradient functions above some tensors, in an order that does not vary."""
+    seen: dict[GradFn, None] = {}
     stack = [e[0] for e in map(gradient_edge, roots) if e is not None]
     while stack:
         fn = stack.pop()
         if fn not in seen:
-            seen.add(fn)
+            seen[fn] = None
             stack.extend(e[0] for e in fn.edges if e is not None)
-    return seen
+    return list(seen)
 
 
 def _is_live(x: Tensor) -> bool:

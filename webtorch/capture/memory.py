@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from webtorch.ir.program import Copy, Program
 
 _SHOWN = 12
+_UNITS = (
+    ("kib", 1 << 10), ("mib", 1 << 20), ("gib", 1 << 30), ("kb", 10**3), ("mb", 10**6),
+    ("gb", 10**9), ("b", 1),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,26 @@ class MemoryPlan:
         if rest:
             lines.append(f"{size_text(sum(h.nbytes for h in rest)):>10}  {len(rest)} more")
         return "\n".join(lines)
+
+
+def bytes_of(budget: int | str) -> int:
+    """Return a number of bytes given as such or as a text like "512 MiB". Raises ValueError."""
+    if isinstance(budget, str):
+        number, unit = budget.strip(), 1
+        for name, factor in _UNITS:
+            if number.lower().endswith(name):
+                number, unit = number[: -len(name)], factor
+                break
+        try:
+            budget = int(float(number) * unit)
+        except ValueError:
+            raise ValueError(
+                f"compile: memory_budget={budget!r} is neither a number of bytes nor a text like "
+                "'512 MiB'"
+            ) from None
+    if budget <= 0:
+        raise ValueError(f"compile: memory_budget must be positive, not {budget}")
+    return budget
 
 
 def size_text(nbytes: int) -> str:

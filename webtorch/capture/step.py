@@ -13,23 +13,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from webtorch.capture.kernels import KernelText, kernel_texts
-from webtorch.capture.memory import MemoryPlan, memory_plan
-from webtorch.capture.meta import compile_for_nothing, without_values
+from webtorch.capture.dynamic import (
+    MAX_VARIABLES,
+    NotPolynomial,
+    Template,
+    placeholder,
+    probes,
+)
+from webtorch.capture.kernels import COMMON_GPU, KernelText, kernel_texts
+from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
+from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
 from webtorch.capture.trace import (
     Capture,
     Compiler,
     NotReplayable,
     Returned,
     capture,
+    compile_cached,
+    compile_never,
     is_constant,
     replay,
 )
 from webtorch.capture.viewer import page
 from webtorch.errors import CacheChurnWarning
+from webtorch.ir.graph import Graph
 from webtorch.ir.program import Program
+from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
 from webtorch.ops import movement
+from webtorch.runtime.backend import Executable
+from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast
 from webtorch.tensors.calls import get_default_dtype
@@ -70,6 +83,7 @@ class CompiledFunction:
         *,
         device: str | None = None,
         captures: bool | Iterable[str] = (),
+        memory_budget: int | str | None = None,
     ) -> None:
         self.function = function
         # Without a device nothing runs.
@@ -82,12 +96,18 @@ class CompiledFunction:
         self.usual: set[Any] = set()
         self.refusals: dict[Any, int] = {}
         self.compiler: Compiler | None = None if self.runs else compile_for_nothing
+        if memory_budget is not None:
+            self.compiler = self._budgeted(bytes_of(memory_budget))
         # Number arguments of a signature that only enter as arguments of the program, and those
         # whose value decided what was computed.
         self.free: dict[Any, set[str]] = {}
         self.fixed: dict[Any, set[str]] = {}
         # Signatures in which a tensor that is a part of another is written: taken as it is.
         self.written: set[Any] = set()
+        # Tensors, by their number in the arguments, with dimensions of any size.
+        self.marks: dict[int, frozenset[int]] = {}
+        # Whether marks were given up.
+        self.static = False
         self.signatures: dict[Any, list[tuple[str, str]]] = {}
         self.warned: set[str] = set()
         functools.update_wrapper(self, getattr(function, "forward", function), updated=())
@@ -99,8 +119,9 @@ class CompiledFunction:
         tensors: list[Tensor] = []
         numbers: dict[str, Any] = {}
         holders: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         key: Any = (
-            self._flatten((args, kwargs), tensors, numbers),
+            self._flatten((args, kwargs), tensors, numbers, sizes),
             mode.grad,
             mode.inference,
             autocast.signature(),
@@ -125,6 +146,8 @@ class CompiledFunction:
             before = dict(live)
             live.update(numbers)
             if captured.fits() and all(g.fits(given) for g in captured.grads):
+                if sizes:
+                    captured = captured.template.at(tuple(sizes))
                 return self._replay(captured, tensors, given)
             live.update(before)
         if len(states) >= _MAX_STATES:
@@ -132,7 +155,7 @@ class CompiledFunction:
             reason = f"{watched.changed} changes all the time" if watched else ""
             self._give_up(key, f"it depends on what changes outside: {reason}")
             return self.function(*args, **kwargs)
-        return self._capture(key, args, kwargs, tensors, given, numbers)
+        return self._capture(key, args, kwargs, tensors, given, numbers, tuple(sizes))
 
     def _capture(
         self,
@@ -142,6 +165,7 @@ class CompiledFunction:
         tensors: list[Tensor],
         given: list[Tensor],
         numbers: dict[str, Any],
+        sizes: tuple[int, ...],
     ) -> Any:
         """Capture the function for a signature, and run its program."""
         live = dict(numbers)
@@ -167,6 +191,12 @@ class CompiledFunction:
         if not self._settle(key, captured, live, numbers):
             return self(*args, **kwargs)
         self.free.setdefault(key, set()).update(_free(captured, live))
+        if sizes:
+            try:
+                captured.template = self._vary(captured, sizes, args, kwargs, tensors, live)
+            except NotPolynomial as reason:
+                self._unmark(reason)
+                return self(*args, **kwargs)
         self.captures.setdefault(key, []).insert(0, (captured, live))
         self.captures.move_to_end(key)
         self._note_signature(key, args, kwargs)
@@ -180,6 +210,89 @@ class CompiledFunction:
             return _without_values(captured.result)
         result, self.named = replay(captured, tensors, given)
         return result
+
+    def _budgeted(self, budget: int) -> Compiler:
+        """Return a compiler whose programs compute again what does not fit into `budget` bytes."""
+
+        def peak(program: Program) -> int:
+            return memory_plan(program).peak
+
+        def compiler(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+            key = (key, "budget", budget, self.runs)
+            found = runtime.programs.get(key)
+            if found is None:
+                limits = runtime.backend.limits if self.runs else COMMON_GPU
+                program, least = compile_within(graph, limits, budget, peak)
+                if least > budget:
+                    warnings.warn(
+                        f"compile: {_title(self.function)} needs {size_text(least)}, more than its "
+                        f"memory_budget of {size_text(budget)}: nothing more can be computed again",
+                        stacklevel=6,
+                    )
+                found = runtime.backend.compile(program) if self.runs else MetaExecutable(program)
+                runtime.programs[key] = found
+            return found
+
+        return compiler
+
+    # ---- sizes
+
+    def _vary(
+        self,
+        captured: Capture,
+        sizes: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        live: dict[str, Any],
+    ) -> Template:
+        """Capture at other sizes of the marked dimensions too, and find what they have in common."""
+        if len(sizes) > MAX_VARIABLES:
+            raise NotPolynomial(f"{len(sizes)} sizes vary on their own")
+        points = probes(sizes)
+        found = [captured]
+        compiler = self.compiler or compile_cached
+        for point in points[1:]:
+            size = dict(zip(sizes, point, strict=True))
+            others = [
+                placeholder(
+                    t,
+                    tuple(
+                        size[s] if d in self.marks.get(i, ()) and s > 1 else s
+                        for d, s in enumerate(t._shape)
+                    ),
+                )
+                if i in self.marks
+                else t
+                for i, t in enumerate(tensors)
+            ]
+            positional, named = _replace((args, kwargs), iter(others), live, iter(live))
+            try:
+                found.append(
+                    capture(
+                        self.function,
+                        positional,
+                        named,
+                        others,
+                        careful=True,
+                        compiler=compile_never,
+                        wanted=self.wanted,
+                    )
+                )
+            except NotReplayable as refused:
+                raise NotPolynomial(refused.reason) from None
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise NotPolynomial(f"at size {', '.join(map(str, point))}: {error}") from error
+        return Template(points, found, compiler)
+
+    def _unmark(self, reason: NotPolynomial) -> None:
+        self.marks.clear()
+        self.static = True
+        warnings.warn(
+            f"compile: {_title(self.function)} is captured anew for each size of its marked "
+            f"dimensions: programs of several sizes differ in more than their sizes ({reason})",
+            stacklevel=5,
+        )
 
     # ---- numbers
 
@@ -210,21 +323,39 @@ class CompiledFunction:
 
     # ---- signatures
 
-    def _flatten(self, x: Any, tensors: list[Tensor], numbers: dict[str, Any]) -> Any:
+    def _flatten(
+        self,
+        x: Any,
+        tensors: list[Tensor],
+        numbers: dict[str, Any],
+        sizes: dict[int, int],
+    ) -> Any:
         """Return the signature of arguments, collecting tensors and floats, which may change
-        without another capture.
+        without another capture, and the sizes of marked dimensions, which may too.
         """
         if isinstance(x, Tensor):
+            number = len(tensors)
             tensors.append(x)
+            marked = getattr(x, "_marked", None)
+            if marked is not None and not self.static:
+                self.marks[number] = self.marks.get(number, frozenset()) | marked
+            dims = self.marks.get(number)
+            if dims is not None:
+                shape: Any = tuple(
+                    ("size", sizes.setdefault(s, len(sizes))) if d in dims and s > 1 else s
+                    for d, s in enumerate(x._shape)
+                )
+                grad = x.requires_grad and (x.is_leaf or "computed")
+                return ("tensor", shape, x.dtype, x._storage.runtime, grad, x._whole)
             grad = x.requires_grad and (x.is_leaf or "computed")
             return ("tensor", x._shape, x.dtype, x._storage.runtime, grad, x._whole)
         if type(x) is float:
             numbers[f"n{len(numbers)}"] = x
             return "float"
         if isinstance(x, (list, tuple)):
-            return (type(x), *[self._flatten(v, tensors, numbers) for v in x])
+            return (type(x), *[self._flatten(v, tensors, numbers, sizes) for v in x])
         if isinstance(x, dict):
-            return (dict, *[(k, self._flatten(v, tensors, numbers)) for k, v in x.items()])
+            return (dict, *[(k, self._flatten(v, tensors, numbers, sizes)) for k, v in x.items()])
         try:
             hash(x)
         except TypeError:
@@ -508,22 +639,28 @@ def compile(
     disable: bool = False,
     device: str | None = None,
     captures: bool | Iterable[str] = (),
+    memory_budget: int | str | None = None,
 ) -> Any:
     """Return `model` (a function or Module) compiled; also a decorator, with or without arguments.
 
     PyTorch's options are accepted; there is one compiler and one mode. With `device="meta"` nothing
     runs and no device is needed: a call plans the program for a common GPU, to be looked at, and
     returns tensors without values. `captures` names intermediate results that `captured()` is to
-    give after a call (True: all that have a name).
+    give after a call (True: all that have a name). `memory_budget`, in bytes or as a text like
+    "2 GiB", is what `memory_plan().peak` should not exceed: values between forward and backward are
+    then computed again instead of kept, and a warning says when that is not enough.
     """
     if model is None:
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
             options=options, disable=disable, device=device, captures=captures,
+            memory_budget=memory_budget,
         )  # fmt: skip
     if device not in (None, "meta"):
         raise ValueError(
             f"compile: device={device!r}: a program runs where its tensors are; the only other "
             "choice is 'meta', which compiles without a device"
         )
-    return model if disable else CompiledFunction(model, device=device, captures=captures)
+    if disable:
+        return model
+    return CompiledFunction(model, device=device, captures=captures, memory_budget=memory_budget)

@@ -84,6 +84,8 @@ class Capture:
     named: dict[str, Any] = field(default_factory=dict)
     # The names of the argument tensors.
     names: list[str] = field(default_factory=list)
+    # What makes captures for other sizes of marked dimensions.
+    template: Any = None
     backward: Backward | None = None
     epoch: int = 0
 
@@ -460,7 +462,7 @@ def capture(
     captured = Capture(
         runtime, graph, executable, sources, donated, targets, shapes, frozen.args, dynamic, draws, result,
         grads, [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used],
-        watched, actions, effects, decisions, shown, [], backward,
+        watched, actions, effects, decisions, shown, [], None, backward,
         bindings.epoch,
     )  # fmt: skip
     if watched is not None:
@@ -489,6 +491,11 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 def compile_cached(runtime: Runtime, key: Any, graph: Graph) -> Executable:
     """Return the program of a graph from the runtime's cache, which lazy runs use too."""
     return runtime.program(key, graph)
+
+
+def compile_never(runtime: Runtime, key: Any, graph: Graph) -> Any:
+    """Stand in for a compiler where only the graph is wanted."""
+    return None
 
 
 def _effects(

@@ -6,10 +6,11 @@ Each pass is one function. `run_passes` verifies the graph after every one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ops.primitive import IDENTITY
 from webtorch.runtime.backend import Limits
 
 Pass = Callable[[Graph, Limits], Graph]
@@ -189,12 +190,68 @@ def compose_views(graph: Graph, limits: Limits) -> Graph:
     return graph.with_nodes(nodes, outputs)
 
 
-PASSES: tuple[Pass, ...] = (compose_views, merge_equal_nodes, split_reductions, merge_equal_nodes)
+def drop_copies(graph: Graph, limits: Limits) -> Graph:
+    """Read through what changes nothing: copies in one type, sums and extremes over dims of size 1."""
+    nodes: list[GraphNode] = []
+    new_number: dict[int, int] = {}
+    outputs_now = {o.node for o in graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        srcs = tuple(new_number[s] for s in node.srcs)
+        if i not in outputs_now and srcs and _changes_nothing(node, nodes[srcs[0]]):
+            new_number[i] = srcs[0]
+            continue
+        nodes.append(replace(node, srcs=srcs))
+        new_number[i] = len(nodes) - 1
+    outputs = tuple(
+        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
+        for o in graph.outputs
+    )
+    return graph.with_nodes(nodes, outputs)
 
 
-def run_passes(graph: Graph, limits: Limits) -> Graph:
-    """Run every pass in order and verify after each."""
+def _changes_nothing(node: GraphNode, source: GraphNode) -> bool:
+    # What a buffer held must stay apart from what is written into it, and rounding must happen.
+    if node.dtype is not source.dtype or node.shape != source.shape:
+        return False
+    if node.kind == "map":
+        op, pattern, _ = node.attrs
+        # A copy of a view is there for its order in memory.
+        kept = ("buffer", "empty", "view", "update", "scatter")
+        return op is IDENTITY and pattern == "t" and source.kind not in kept
+    return node.kind == "reduce" and node.attrs[0] in ("sum", "prod", "max", "min")
+
+
+PASSES: tuple[Pass, ...] = (
+    compose_views,
+    drop_copies,
+    merge_equal_nodes,
+    split_reductions,
+    merge_equal_nodes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What one pass did; printed, the graph before and after."""
+
+    name: str
+    before: Graph
+    after: Graph
+
+    def __str__(self) -> str:
+        counts = f"{len(self.before.nodes)} nodes -> {len(self.after.nodes)}"
+        if self.before == self.after:
+            return f"pass {self.name}: {counts}, nothing changed"
+        return f"pass {self.name}: {counts}\nbefore\n{self.before}\nafter\n{self.after}"
+
+
+def run_passes(
+    graph: Graph, limits: Limits, watch: Callable[[PassResult], object] | None = None
+) -> Graph:
+    """Run every pass in order and verify after each; `watch` is shown what each one did."""
     for one in PASSES:
-        graph = one(graph, limits)
+        before, graph = graph, one(graph, limits)
         graph.verify()
+        if watch is not None:
+            watch(PassResult(one.__name__, before, graph))
     return graph

@@ -28,7 +28,7 @@ from webtorch.lower.compiler import compile_graph
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn
-from webtorch.runtime.trace import debug_level, show_program, show_run
+from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
 
 # Recorded but unrealized results are bounded: at this number they are computed.
@@ -384,7 +384,8 @@ class Runtime:
         self.counters.misses += 1
         started = time.perf_counter()
         whole = graph if isinstance(graph, Graph) else to_graph(graph)
-        executable = self.backend.compile(compile_graph(whole, self.backend.limits))
+        shown = show_pass if self.debug >= 3 else None
+        executable = self.backend.compile(compile_graph(whole, self.backend.limits, shown))
         if self.debug:
             show_program(
                 executable.program, self.backend, time.perf_counter() - started, self.debug

@@ -1,7 +1,8 @@
 """What WEBTORCH_DEBUG=1..4 shows: programs, kernels, source text, timings. Floor 3; may import
 floors 0 to 2.
 
-1: each program when it is compiled. 2: also its kernels. 3: also their source text on the device.
+1: each program when it is compiled. 2: also its kernels. 3: also their source text on the device,
+and the graph before and after each pass.
 4: also how long each run takes to
 enqueue. Everything goes to standard error.
 """
@@ -12,6 +13,7 @@ import os
 import sys
 
 from webtorch.ir.program import Program
+from webtorch.lower.passes import PassResult
 from webtorch.runtime.backend import Backend
 
 
@@ -32,6 +34,11 @@ def show_program(program: Program, backend: Backend, seconds: float, level: int)
     if level >= 3:
         parts += [backend.source(routine) for routine in program.routines]
     sys.stderr.write("\n".join(parts) + "\n")
+
+
+def show_pass(result: PassResult) -> None:
+    """Write what an optimisation pass did to standard error."""
+    sys.stderr.write(f"webtorch: {result}\n")
 
 
 def show_run(steps: int, seconds: float) -> None:

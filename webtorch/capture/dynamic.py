@@ -1,0 +1,386 @@
+"""One capture for every size of a marked dimension. Floor 5.
+
+The function is captured at a few sizes. Where the captures differ only in integers, each of them is
+a polynomial of the sizes (of second degree at most: a batch, a sequence length, its square), which
+is found by interpolation and checked at further sizes. A program for another size is then made from
+the polynomials, without running the function again.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from webtorch.capture.trace import Capture, Compiler, Returned, is_constant
+from webtorch.ir.graph import Graph, GraphNode, Node, Output
+from webtorch.ir.view import contiguous_strides
+from webtorch.tensors.host import HostScalar, RandomOffset
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
+
+# Programs that one capture keeps, one for each choice of sizes.
+_MAX_SIZES = 64
+# More sizes that vary on their own would need too many captures.
+MAX_VARIABLES = 3
+
+# Numbers are looked for among fractions of denominators up to this.
+_MAX_DIVISOR = 1 << 24
+
+Point = tuple[int, ...]
+
+
+class NotPolynomial(Exception):
+    """Captures at several sizes differ in more than polynomials of the sizes; says in what."""
+
+
+def mark_dynamic(x: Any, dim: int | Sequence[int], *, min: int = 2, max: int | None = None) -> None:
+    """Have functions that `webtorch.compile` returned take any size of dimension `dim` of `x`.
+
+    The argument in whose place `x` is passed keeps the mark for all later calls: pass the first
+    batch through `mark_dynamic`, and batches of every size share one capture. `dim` may be several
+    dimensions; marked dimensions of one size (a batch of inputs and of labels) vary together. Sizes
+    0 and 1 are captured on their own. `min` and `max` are accepted as in PyTorch.
+
+    Raises IndexError for a dimension that there is not.
+    """
+    rank = x.dim()
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for d in dims:
+        if not -rank <= d < rank:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], "
+                f"but got {d})"
+            )
+    x._marked = frozenset(getattr(x, "_marked", ())) | {d % rank for d in dims}
+
+
+def placeholder(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor that can be recorded with and never read, for captures at other sizes."""
+    node = Node("buffer", (), (), (), shape, like.dtype)
+    out = Tensor._from_storage(
+        Storage(node, like._storage.runtime), shape, contiguous_strides(shape), 0, True
+    )
+    return out.requires_grad_(like.requires_grad)
+
+
+def probes(point: Point) -> list[Point]:
+    """Return the sizes to capture at: `point` first, as many as a polynomial needs, and two more."""
+    count = len(_monomials(len(point)))
+    steps = itertools.product(range(3), repeat=len(point))
+    near = sorted(
+        (s for s in steps if sum(map(bool, s)) <= 2), key=lambda s: (sum(s), tuple(-x for x in s))
+    )
+    chosen: list[Point] = []
+    for step in near:
+        candidate = [*chosen, tuple(p + s for p, s in zip(point, step, strict=True))]
+        if _rank(candidate) == len(candidate):
+            chosen = candidate
+        if len(chosen) == count:
+            break
+    for far in (5, 8):
+        # Different steps, so that sizes that were equal by chance part.
+        chosen.append(tuple(p + far + i for i, p in enumerate(point)))
+    return chosen
+
+
+def _monomials(count: int) -> list[tuple[int, ...]]:
+    """Return the exponents of each monomial of degree two or less."""
+    powers = itertools.product(range(3), repeat=count)
+    return sorted((p for p in powers if sum(p) <= 2), key=lambda p: (sum(p), p))
+
+
+def _row(point: Point) -> list[Fraction]:
+    return [
+        Fraction(math.prod(x**e for x, e in zip(point, powers, strict=True)))
+        for powers in _monomials(len(point))
+    ]
+
+
+def _rank(points: list[Point]) -> int:
+    rows = [_row(p) for p in points]
+    rank = 0
+    for column in range(len(rows[0]) if rows else 0):
+        pivot = next((r for r in range(rank, len(rows)) if rows[r][column]), None)
+        if pivot is None:
+            continue
+        rows[rank], rows[pivot] = rows[pivot], rows[rank]
+        for r in range(len(rows)):
+            if r != rank and rows[r][column]:
+                factor = rows[r][column] / rows[rank][column]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[rank], strict=True)]
+        rank += 1
+    return rank
+
+
+def _inverse(points: list[Point]) -> list[list[Fraction]]:
+    size = len(points)
+    rows = [[*_row(p), *(Fraction(int(i == j)) for j in range(size))] for i, p in enumerate(points)]
+    for column in range(size):
+        pivot = next(r for r in range(column, size) if rows[r][column])
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        scale = rows[column][column]
+        rows[column] = [a / scale for a in rows[column]]
+        for r in range(size):
+            if r != column and rows[r][column]:
+                factor = rows[r][column]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[column], strict=True)]
+    return [row[size:] for row in rows]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Polynomial:
+    """An integer, or a quotient of two, as a function of the sizes."""
+
+    coefficients: tuple[Fraction, ...]
+    kind: str = "int"
+    # For a float: what the integer is divided by.
+    divisor: Polynomial | int = 1
+
+    def at(self, row: list[Fraction]) -> int | float:
+        """Return the value where the monomials are `row`."""
+        value = sum(
+            (c * m for c, m in zip(self.coefficients, row, strict=True) if c), start=Fraction(0)
+        )
+        if value.denominator != 1:
+            raise NotPolynomial("a size is not whole")
+        whole = int(value)
+        if self.kind == "int":
+            return whole
+        divisor = self.divisor.at(row) if isinstance(self.divisor, Polynomial) else self.divisor
+        return whole / divisor
+
+
+class _Fit:
+    """Finds the common form of several values."""
+
+    def __init__(self, points: list[Point]) -> None:
+        self.count = len(_monomials(len(points[0])))
+        self.inverse = _inverse(points[: self.count])
+        self.rows = [_row(p) for p in points]
+
+    def __call__(self, values: Sequence[Any], where: str) -> Any:
+        """Return a form from which `_made` gives each of `values` at its point."""
+        first = values[0]
+        if all(v is first for v in values):
+            return first
+        kinds = {type(v) for v in values}
+        if len(kinds) != 1:
+            raise NotPolynomial(f"{where}: {', '.join(sorted(k.__name__ for k in kinds))}")
+        (kind,) = kinds
+        if kind in (tuple, list) or issubclass(kind, (tuple, list)):
+            if len({len(v) for v in values}) != 1:
+                raise NotPolynomial(f"{where}: their number")
+            parts = [self(v, where) for v in zip(*values, strict=True)]
+            if kind in (tuple, list):
+                return kind(parts)
+            return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+        if kind is dict:
+            if len({tuple(v) for v in values}) != 1:
+                raise NotPolynomial(f"{where}: their names")
+            return {k: self([v[k] for v in values], where) for k in first}
+        if kind is bool:
+            if len(set(values)) == 1:
+                return first
+        elif kind is int:
+            return self._number(values, where)
+        elif kind is float:
+            if all(v == first or (v != v and first != first) for v in values):
+                return first
+            return self._quotient(values, where)
+        elif kind in (GraphNode, Graph, Output, Returned):
+            if kind is GraphNode:
+                where = f"{where} {first.kind}"
+            changed = {
+                f.name: self([getattr(v, f.name) for v in values], where)
+                for f in dataclasses.fields(first)
+                if f.name not in ("identity", "storage", "origin", "line")
+            }
+            return dataclasses.replace(first, **changed)
+        elif kind is RandomOffset:
+            made = copy.copy(first)
+            made.relative = self([v.relative for v in values], where)
+            return made
+        elif kind is HostScalar:
+            if len({v.read() for v in values}) == 1:
+                return first
+        elif all(v == first for v in values):
+            return first
+        names = [getattr(v, "name", repr(v)) for v in values if v != first]
+        raise NotPolynomial(f"{where}: {getattr(first, 'name', repr(first))} and {names[0]}")
+
+    def _number(self, values: Sequence[int], where: str) -> Polynomial | int:
+        if all(v == values[0] for v in values):
+            return values[0]
+        coefficients = tuple(
+            sum((a * v for a, v in zip(row, values, strict=False)), start=Fraction(0))
+            for row in self.inverse
+        )
+        found = Polynomial(coefficients)
+        for row, value in zip(self.rows, values, strict=True):
+            try:
+                right = found.at(row) == value
+            except NotPolynomial:
+                right = False
+            if not right:
+                raise NotPolynomial(f"{where}: {', '.join(map(str, values))}")
+        return found
+
+    def _quotient(self, values: Sequence[float], where: str) -> Any:
+        """Fit floats: means divide by a size, variances by a size less one."""
+        failed = NotPolynomial(f"{where}: {', '.join(map(str, values))}")
+        if not all(map(math.isfinite, values)):
+            raise failed
+        parts = [Fraction(v).limit_denominator(_MAX_DIVISOR) for v in values]
+        if any(p.numerator / p.denominator != v for p, v in zip(parts, values, strict=True)):
+            raise failed
+        common = math.lcm(*(p.denominator for p in parts))
+        for over in (
+            [p.denominator for p in parts],
+            [common] * len(parts),
+        ):
+            try:
+                top = self._number([int(p * q) for p, q in zip(parts, over, strict=True)], where)
+                divisor = self._number(over, where)
+            except NotPolynomial:
+                continue
+            if isinstance(top, int):
+                top = Polynomial((Fraction(top), *(Fraction(0),) * (self.count - 1)))
+            return Polynomial(top.coefficients, "float", divisor)
+        raise failed
+
+
+def _made(x: Any, row: list[Fraction]) -> Any:
+    """Return a form's value where the monomials of the sizes are `row`."""
+    match x:
+        case Polynomial():
+            return x.at(row)
+        case RandomOffset() if isinstance(x.relative, Polynomial):
+            made = copy.copy(x)
+            made.relative = x.relative.at(row)
+            return made
+        case GraphNode() | Graph() | Output() | Returned():
+            parts = {
+                f.name: _made(getattr(x, f.name), row)
+                for f in dataclasses.fields(x)
+                if f.name not in ("identity", "storage", "origin", "line")
+            }
+            return dataclasses.replace(x, **parts)
+        case dict():
+            return {k: _made(v, row) for k, v in x.items()}
+        case tuple() if type(x) is not tuple:
+            parts_ = [_made(v, row) for v in x]
+            return type(x)(*parts_) if hasattr(x, "_fields") else type(x)(parts_)
+        case tuple():
+            return tuple([_made(v, row) for v in x])
+        case list():
+            return [_made(v, row) for v in x]
+    return x
+
+
+class Template:
+    """A capture for every choice of sizes."""
+
+    def __init__(self, points: list[Point], captures: list[Capture], compiler: Compiler) -> None:
+        """Compare captures at `points`. Raises NotPolynomial."""
+        self.base = captures[0]
+        self.compiler = compiler
+        self.made: OrderedDict[Point, Capture] = OrderedDict()
+        fit = _Fit(points)
+        base = self.base
+        for other in captures[1:]:
+            same = len(other.sources) == len(base.sources) and all(
+                _one(a, b) for a, b in zip(base.sources, other.sources, strict=True)
+            )
+            if not same or other.donated != base.donated or other.dynamic != base.dynamic:
+                raise NotPolynomial("what it reads")
+
+        def fitted(name: str, get: Callable[[Capture], Any]) -> Any:
+            return fit([get(c) for c in captures], name)
+
+        self.graph = fitted("operation", lambda c: c.graph)
+        self.args = fitted("a number", lambda c: c.args)
+        self.shapes = fitted("a result", lambda c: c.shapes)
+        self.result = fitted("what it returns", lambda c: c.result)
+        self.named = fitted("what it returns", lambda c: c.named)
+        self.effects = fitted("what it leaves behind", lambda c: [v for _, v in c.effects])
+        self.after = fitted("a gradient", lambda c: [_after(g.after) for g in c.grads])
+        self.counts = fitted("random numbers", lambda c: [n for _, n in c.draws])
+        self.backward = None
+        if base.backward is not None:
+            if any(c.backward is None for c in captures):
+                raise NotPolynomial("its gradient")
+            self.backward = fitted("its gradient", lambda c: _half(c.backward))
+
+    def at(self, point: Point) -> Capture:
+        """Return the capture for these sizes, made without running the function."""
+        found = self.made.get(point)
+        if found is None:
+            found = self.made[point] = self._make(point)
+            if len(self.made) > _MAX_SIZES:
+                self.made.popitem(last=False)
+        else:
+            self.made.move_to_end(point)
+        return found
+
+    def _make(self, point: Point) -> Capture:
+        row = _row(point)
+        base = self.base
+        graph = _made(self.graph, row)
+        graph.verify()
+        backward = base.backward
+        if backward is not None:
+            backward = copy.copy(backward)
+            backward.forms, backward.shapes, backward.graph = _made(self.backward, row)
+            backward.key, backward.executable = ("backward", backward.graph), None
+        after = _made(self.after, row)
+        return dataclasses.replace(
+            base,
+            graph=graph,
+            executable=self.compiler(base.runtime, graph, graph),
+            args=_made(self.args, row),
+            shapes=_made(self.shapes, row),
+            result=_made(self.result, row),
+            named=_made(self.named, row),
+            effects=[(p, v) for (p, _), v in zip(base.effects, _made(self.effects, row))],
+            grads=[
+                dataclasses.replace(g, after=g.after if a is _SAME else a)
+                for g, a in zip(base.grads, after, strict=True)
+            ],
+            draws=[(g, n) for (g, _), n in zip(base.draws, _made(self.counts, row))],
+            backward=backward,
+        )
+
+
+_SAME = "same"
+
+
+def _after(x: Any) -> Any:
+    return x if isinstance(x, Returned) or x is None else _SAME
+
+
+def _half(backward: Any) -> Any:
+    return (
+        [tuple(f) for f in backward.forms],
+        [None if s is None else tuple(s) for s in backward.shapes],
+        backward.graph,
+    )
+
+
+def _one(a: Any, b: Any) -> bool:
+    """Whether two captures read one thing: an argument, a storage, or equal constants."""
+    if isinstance(a, int) or isinstance(b, int):
+        return bool(a == b)
+    if a is b:
+        return True
+    if not (is_constant(a) and is_constant(b)) or a.node.shape != b.node.shape:
+        return False
+    if a.node.buffer is None or b.node.buffer is None:
+        return False
+    backend = a.runtime.backend
+    return bytes(backend.download(a.node.buffer)) == bytes(backend.download(b.node.buffer))
