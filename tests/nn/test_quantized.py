@@ -12,7 +12,7 @@ import webtorch
 from webtorch.ir.kernel import Kernel, Matmul
 from webtorch.nn.quantized import QuantizedLinear, quantize_
 
-CASES = [(8, 16), (8, 5), (8, -1), (4, 16), (4, 8), (4, -1)]
+CASES = [(8, 16), (8, 4), (8, -1), (4, 16), (4, 8), (4, -1)]
 
 
 def _linear(features: tuple[int, int], device: str, bias: bool = True) -> Any:
@@ -25,14 +25,15 @@ def _oracle(layer: QuantizedLinear, x: Any) -> torch.Tensor:
     """Return the float64 product with the weight that the layer's numbers stand for, unpacked here."""
     packed = torch.tensor(layer.weight_packed.tolist(), dtype=torch.int64)
     scales = torch.tensor(layer.weight_scales.tolist(), dtype=torch.float64)
-    rows = packed.shape[0]
-    if layer.bits == 4:
-        assert layer.weight_zeros is not None
-        packed = torch.stack([(packed >> (4 * i)) & 15 for i in range(8)], -1).reshape(rows, -1)
-        zeros = torch.tensor(layer.weight_zeros.tolist(), dtype=torch.float64)
-        w = packed.double().reshape(rows, scales.shape[1], -1) - zeros[..., None]
-    else:
-        w = packed.double().reshape(rows, scales.shape[1], -1)
+    rows, groups = scales.shape
+    words = packed.reshape(rows, groups, 1, -1)
+    lanes = torch.arange(32 // layer.bits).reshape(-1, 1) * layer.bits
+    q = (words >> lanes) & (2**layer.bits - 1)
+    if layer.bits == 8:
+        q = torch.where(q > 127, q - 256, q)
+    w = q.double().reshape(rows, groups, -1)
+    if layer.weight_zeros is not None:
+        w = w - torch.tensor(layer.weight_zeros.tolist(), dtype=torch.float64)[..., None]
     w = (w * scales[..., None]).reshape(rows, -1)
     out = torch.tensor(x.tolist(), dtype=torch.float64).reshape(tuple(x.shape)) @ w.t()
     return out if layer.bias is None else out + torch.tensor(layer.bias.tolist()).double()
@@ -206,8 +207,10 @@ def test_what_does_not_fit_is_said_before_anything_is_changed() -> None:
     with pytest.raises(ValueError, match="group_size=16 does not divide the 8 input features"):
         quantize_(model, 8, 16)
     assert type(model[0]).__name__ == "Linear"
-    with pytest.raises(ValueError, match="multiple of 8; use bits=8"):
+    with pytest.raises(ValueError, match="multiple of 8"):
         quantize_(webtorch.nn.Sequential(webtorch.nn.Linear(20, 8)), 4, 4)
+    with pytest.raises(ValueError, match="with 8-bit numbers: their size must be a multiple of 4"):
+        QuantizedLinear(15, 4, bits=8, group_size=5)
     with pytest.raises(ValueError, match="4 or 8 bits, not 3"):
         QuantizedLinear(16, 4, bits=3)
     layer = QuantizedLinear(16, 4, group_size=8)

@@ -48,9 +48,8 @@ class QuantizedLinear(Module):
         self.in_features, self.out_features = in_features, out_features
         self.bits, self.group_size = bits, group_size
         groups = (out_features, groups_of(in_features, bits, group_size))
-        kind = webtorch.int8 if bits == 8 else webtorch.int32
-        words = in_features if bits == 8 else in_features * bits // _BITS_PER_WORD
-        packed = webtorch.zeros(out_features, words, dtype=kind, device=device)
+        words = in_features * bits // _BITS_PER_WORD
+        packed = webtorch.zeros(out_features, words, dtype=webtorch.int32, device=device)
         self.register_buffer("weight_packed", packed)
         self.register_buffer("weight_scales", webtorch.ones(groups, device=device))
         zeros = webtorch.zeros(groups, device=device) if bits == 4 else None

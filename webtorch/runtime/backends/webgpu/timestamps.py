@@ -35,6 +35,8 @@ class _QuerySets:
         # wgpu-native hands out ticks of the device, Dawn nanoseconds.
         period = getattr(device.native.lib, "wgpuQueueGetTimestampPeriod", None)
         self.seconds = (1.0 if period is None else float(period(device.native.queue))) * 1e-9
+        # The first mark that was read: some devices count from 1970, in steps that a float cannot tell.
+        self.origin: int | None = None
 
     def get(self, number: int) -> Pointer:
         """Return set `number`."""
@@ -124,7 +126,9 @@ def _stamped(device: WebGPUBackend, plan: _Plan) -> Callable[[], list[Pair]]:
                 native.unmap(staging)
                 native.release_buffer(staging)
                 native.release_buffer(resolved)
-            marks = [word * sets.seconds for word in words]
+            if sets.origin is None:
+                sets.origin = min(words, default=0)
+            marks = [(word - sets.origin) * sets.seconds for word in words]
             found = list(zip(marks[::2], marks[1::2], strict=True))
         return found
 
