@@ -158,8 +158,14 @@ def characters(
 
 
 def work(name: str, quick: bool) -> Work:
-    """Return one of "digits", "mlp", "cnn", "gpt", in sizes of seconds where `quick`."""
+    """Return one of "digits", "mlp", "cnn", "gpt", "gpt-tiny", in sizes of seconds where `quick`."""
     match name, quick:
+        case "gpt-tiny", False:
+            return Work(
+                "GPT 2 layers, d 64, 4 heads, T 64, batch 8",
+                lambda t: gpt(t, 2, 64, 4, 64, 65),
+                characters(8, 64, 65),
+            )
         case "digits", _:
             return Work("digits CNN, batch 64", digits, images(8 if quick else 64, 1, 8))
         case "mlp", False:
@@ -188,10 +194,10 @@ def work(name: str, quick: bool) -> Work:
                 lambda t: gpt(t, 6, 384, 6, 256, 96),
                 characters(32, 256, 96),
             )
-        case "gpt", True:
+        case "gpt" | "gpt-tiny", True:
             return Work(
                 "GPT 2 layers, d 32, 2 heads, T 16, batch 2",
                 lambda t: gpt(t, 2, 32, 2, 16, 96),
                 characters(2, 16, 96),
             )
-    raise ValueError(f"work: there is no {name!r}; choose from digits, mlp, cnn, gpt")
+    raise ValueError(f"work: there is no {name!r}; choose from digits, mlp, cnn, gpt, gpt-tiny")

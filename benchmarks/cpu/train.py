@@ -1,4 +1,4 @@
-"""A training step of the digits CNN and of an MLP: at most 1.5 times PyTorch's time.
+"""A training step of the digits CNN, an MLP and a small GPT: at most 1.5 times PyTorch's time.
 
 Both sides start from the same weights and see the same batches; their losses must agree.
 """
@@ -32,7 +32,7 @@ def measure(quick: bool = False) -> list[Row]:
     torch.set_num_threads(2)
     webtorch.set_num_threads(2)
     rows: list[Row] = []
-    for name in ("digits", "mlp"):
+    for name in ("digits", "mlp", "gpt-tiny"):
         job = work(name, quick)
         weights = initial_weights(job)
         data = batches(job, 4)

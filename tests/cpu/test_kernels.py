@@ -816,3 +816,62 @@ def test_long_softmax_is_split() -> None:
     made.run(buffers, (), np.zeros(2, np.int32))
     expected = torch.softmax(torch.tensor(data).double(), -1).numpy()
     np.testing.assert_allclose(buffers[1].array.reshape(3, -1), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("inner", [(3, 4, 2, 2), (2, 2), (5, 3), (40, 2, 2), (2, 9), (1, 7, 3)])
+def test_short_inner_loops_walk_every_point_in_order(
+    inner: tuple[int, ...], execution: str
+) -> None:
+    """One load in order, one that repeats along the first dim, one backwards along the last."""
+    rows, total = 3, math.prod(inner)
+    position = ex.const(0, int32)
+    repeated = ex.const(0, int32)
+    for d, size in enumerate(inner):
+        position = position * size + ex.index(1 + d, size)
+        repeated = repeated * size + (ex.index(1 + d, size) if d else ex.const(0, int32))
+    backwards = ex.const(total - 1, int32) - position
+    row = ex.index(0, rows)
+    loads = [
+        ex.load(n, float32, row * total + at)
+        for n, at in enumerate((position, repeated, backwards))
+    ]
+    value = loads[0] * loads[1] + loads[2]
+    reduces = (
+        Reduce("sum", value, float32),
+        Reduce("max", value - ex.reduced(0, float32), float32),
+        Reduce("argmax", value, int64),
+    )
+    slots = [harness.slot(float32, rows * total)] * 3
+    slots += [harness.slot(float32, rows * total, "write"), harness.slot(float32, rows, "write")]
+    slots += [harness.slot(int64, rows, "write")]
+    stores = (
+        Store(3, row * total + position, value + ex.reduced(1, float32), level="inner"),
+        Store(4, row, ex.reduced(1, float32)),
+        Store(5, row, ex.reduced(2, int64)),
+    )
+    kernel = Kernel("short", (rows,), inner, tuple(slots), (), reduces, stores)
+    x = np.random.default_rng(0).standard_normal((3, rows, total)).astype(np.float32)
+    kept = x[1].reshape(rows, *inner)[:, :1].repeat(inner[0], 1).reshape(rows, total)
+    expected = x[0].astype(np.float64) * kept + x[2][:, ::-1]
+    largest = (expected - expected.sum(1, keepdims=True)).max(1)
+    written, best, where = harness.run(kernel, [*x, None, None, None], execution=execution)
+    np.testing.assert_allclose(best, largest, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        written.reshape(rows, total), expected + largest[:, None], rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_array_equal(where, expected.argmax(1))
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_short_rows_of_an_elementwise_kernel(execution: str) -> None:
+    outer = (5, 4, 3)
+    i, j, k = (ex.index(d, size) for d, size in enumerate(outer))
+    flat = (i * 4 + j) * 3 + k
+    value = ex.load(0, float32, flat) - ex.load(1, float32, k * 20 + i * 4 + j)
+    slots = [harness.slot(float32, 60)] * 2 + [harness.slot(float32, 60, "write")]
+    kernel = Kernel("rows", outer, (), tuple(slots), (), (), (Store(2, flat, value),))
+    x = np.arange(120, dtype=np.float32).reshape(2, 60) ** 1.5
+    (actual,) = harness.run(kernel, [*x, None], execution=execution)
+    turned = x[1].reshape(3, 5, 4).transpose(1, 2, 0)
+    np.testing.assert_array_equal(actual, (x[0] - turned.ravel()))

@@ -11,7 +11,7 @@ code). Imports floors 0-2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
@@ -27,6 +27,9 @@ COLUMNS = 512
 SUM_BLOCK = 4096
 # Bytes of a row that may be kept between the stages of a row kernel; it must fit the first-level cache with its inputs.
 _ROW_BYTES = 1 << 16
+# Innermost loops of fewer turns are merged with those around them, up to this many turns: vectors need some.
+_SHORT = 16
+_MERGED = 64
 # From this cost on, a value is kept in a row rather than computed again in the next stage.
 _KEEP_COST = 12
 
@@ -107,6 +110,8 @@ class _Writer:
         # Whether values are being kept at the moment, and which ones the current sweep has kept.
         self.keeping = False
         self.kept: set[Expr] = set()
+        # Dims that one loop walks together, in row-major order, and the loop's variable.
+        self.merged: tuple[tuple[int, ...], str] = ((), "")
         # Expressions are interned weakly: those made here must outlive their entries in the scopes.
         self.alive: list[Expr] = []
 
@@ -255,7 +260,7 @@ class _Writer:
         """Return the integer text of a position."""
         where = affine(x)
         if where is not None:
-            return affine_text(where)
+            return self.affine_text(where)
         if x.op in ("add", "sub", "mul"):
             a, b = self.position(x.args[0]), self.position(x.args[1])
             if x.op == "mul":
@@ -267,6 +272,25 @@ class _Writer:
         if self.widens(x):
             return self.position(x.args[0])
         return f"int({self.ready(x)})"
+
+    def affine_text(self, where: Affine) -> str:
+        """Return `offset + i0 * stride + ...`, with merged dims as one where their strides allow it."""
+        dims, name = self.merged
+        strides = dict(where.strides)
+        parts = []
+        if dims:
+            stride = step = strides.get(dims[-1], 0)
+            for d in reversed(dims):
+                if strides.get(d, 0) != step:
+                    stride = 0
+                step *= self.dims[d]
+            if stride:
+                parts.append(name if stride == 1 else f"{name} * {stride}")
+                strides = {d: s for d, s in strides.items() if d not in dims}
+        parts += [f"i{d}" if s == 1 else f"i{d} * {s}" for d, s in sorted(strides.items())]
+        if where.offset or not parts:
+            parts.append(str(where.offset))
+        return " + ".join(parts)
 
     def position_leaves(self, x: Expr) -> list[Expr]:
         """Return the values that a position is made of."""
@@ -346,14 +370,13 @@ class _Writer:
 
     def inner_number(self) -> str:
         """Return the row-major number of the inner point."""
-        text, stride = "", 1
+        strides: dict[int, int] = {}
+        stride = 1
         for d in range(len(self.dims) - 1, self.first_inner - 1, -1):
             if self.dims[d] > 1:
-                text = (f"i{d}" if stride == 1 else f"i{d} * {stride}") + (
-                    f" + {text}" if text else ""
-                )
+                strides[d] = stride
             stride *= self.dims[d]
-        return text or "0"
+        return self.affine_text(Affine(0, strides))
 
     # -- the kernel ---------------------------
 
@@ -409,6 +432,13 @@ class _Writer:
             self.open(last)
             self.body()
             self.close(f"for i{last} in range(begin, end):")
+            return
+        if dims[last] < _SHORT:
+            self.open()
+            self.decode(dims, "i")
+            self.merged = (tuple(live), "i")
+            self.body()
+            self.close("for i in range(begin, end):")
             return
         self.line("i = begin")
         self.open()
@@ -472,7 +502,8 @@ class _Writer:
                     along_column += where.stride(last) == 1 and any(where.stride(d) for d in steps)
         if along_column > along_row:
             return True
-        return numel(inner) <= 64 and outer[last] >= 8
+        # Rows that fill vectors by themselves need no neighbours.
+        return numel(inner) <= (_SHORT - 1 if along_row > along_column else 64)
 
     # -- one outer point after another ---------------------------
 
@@ -490,7 +521,7 @@ class _Writer:
         inside = [s for s in self.kernel.stores if s.level == "inner"]
         ready = self.prepare(outside)
         if inside or any(c.level == "inner" for c in self.kernel.checks):
-            self.inner_loops(lambda: self.inner_body(inside))
+            self.inner_loops(lambda: self.inner_body(inside), merge=True)
         self.write(ready)
         self.close("for i in range(begin, end):")
         arrays = [
@@ -533,23 +564,63 @@ class _Writer:
                 budget -= size
                 self.rows[e] = f"row{len(self.rows)}"
 
-    def inner_loops(self, body: Callable[[], None], head: str = "") -> None:
-        """Nest the inner loops around `body`; `head` replaces the range of the outermost."""
+    def inner_loops(self, body: Callable[[], None], head: str = "", merge: bool = False) -> None:
+        """Nest the inner loops around `body`; `head` replaces the range of the outermost.
+
+        With `merge`, short innermost loops become one.
+        """
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
-        for d in live:
+        together = self.short_loops(live[1:] if head else live) if merge else []
+        apart = live[: len(live) - len(together)]
+        for d in apart:
             self.open(d)
-        if not live:
+        if together or not live:
             self.open()
+        if together:
+            self.decode(tuple(s if d in together else 1 for d, s in enumerate(self.dims)), "m")
+            self.merged = (tuple(together), "m")
         self.keeping = True
         self.kept = set()
         body()
         self.keeping = False
-        if not live:
+        self.merged = ((), "")
+        if together:
+            self.close(f"for m in range({numel(tuple(self.dims[d] for d in together))}):")
+        elif not live:
             self.close("if True:")
-        for d in reversed(live):
+        for d in reversed(apart):
             span = head if head and d == live[0] else f"range({self.dims[d]})"
             self.close(f"for i{d} in {span}:")
         self.written |= self.kept
+
+    def short_loops(self, live: list[int]) -> list[int]:
+        """Return the innermost loops that are to be one, if there is more than one."""
+        if not live or self.dims[live[-1]] >= _SHORT:
+            return []
+        loads = [
+            where
+            for root in self.kernel.expressions()
+            for node in ex.walk(root)
+            if node.op == "load" and (where := affine(node.args[0])) is not None
+        ]
+        first, turns, runs = len(live), 1, 0
+        while first and turns < _MERGED:
+            size = self.dims[live[first - 1]]
+            # Loads that stay runs of memory; beyond what vectors need, none may be lost.
+            found = sum(self.is_run(where, live[first - 1 :]) for where in loads)
+            if turns >= _SHORT and (found < runs or turns * size > SUM_BLOCK):
+                break
+            first, turns, runs = first - 1, turns * size, found
+        return live[first:] if len(live) - first > 1 and turns >= _SHORT else []
+
+    def is_run(self, where: Affine, dims: Sequence[int]) -> bool:
+        """Whether walking `dims` in row-major order walks memory in order."""
+        stride = 1
+        for d in reversed(dims):
+            if where.stride(d) != stride:
+                return False
+            stride *= self.dims[d]
+        return True
 
     def row_stage(self, group: list[int]) -> None:
         reduces = [(k, self.kernel.reduces[k]) for k in group]
@@ -570,7 +641,7 @@ class _Writer:
                 self.accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
 
         if not blocked:
-            self.inner_loops(body)
+            self.inner_loops(body, merge=True)
         else:
             first = live[0]
             rest = max(total // self.dims[first], 1)
@@ -578,7 +649,7 @@ class _Writer:
             self.open()
             for k in blocked:
                 self.line(f"part{k} = {start(self.kernel.reduces[k])}")
-            self.inner_loops(body, f"range(j, min(j + {size}, {self.dims[first]}))")
+            self.inner_loops(body, f"range(j, min(j + {size}, {self.dims[first]}))", merge=True)
             for k in blocked:
                 self.line(f"acc{k} += part{k}")
             self.close(f"for j in range(0, {self.dims[first]}, {size}):")
@@ -817,14 +888,6 @@ def constant(node: Expr) -> str:
     if isinstance(node.value, float) and not math.isfinite(node.value):
         return f"{node.dtype.name}({str(node.value).lower()})"
     return f"{node.dtype.name}({node.value!r})"
-
-
-def affine_text(where: Affine) -> str:
-    """Return `offset + i0 * stride + ...`."""
-    parts = [f"i{d}" if s == 1 else f"i{d} * {s}" for d, s in sorted(where.strides.items())]
-    if where.offset or not parts:
-        parts.append(str(where.offset))
-    return " + ".join(parts)
 
 
 def identifier(name: str) -> str:

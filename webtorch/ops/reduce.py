@@ -29,6 +29,7 @@ from webtorch.ir.dtype import (
     int64,
     uint8,
 )
+from webtorch.ir.view import contiguous_strides
 from webtorch.ops.elementwise import (
     _div,
     _where,
@@ -50,7 +51,7 @@ from webtorch.ops.elementwise import (
 from webtorch.ops.elementwise import (
     abs as absolute,
 )
-from webtorch.ops.primitive import cast_to, fill, iota, pad_with, reduce_dims, scan
+from webtorch.ops.primitive import as_view, cast_to, fill, iota, pad_with, reduce_dims, scan
 from webtorch.ops.record import WHOLE, Autocast, Elementwise, composite, elementwise, return_type
 
 Dims = int | Sequence[int] | None
@@ -129,7 +130,15 @@ def as_float(x: Any) -> Any:
 
 def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     """Remove `dims`, which have size 1, unless they are to be kept."""
-    return x if keepdim or not dims else x.reshape(reduced_shape(x.shape, dims))
+    if keepdim or not dims:
+        return x
+    old, shape = x._shape, reduced_shape(x._shape, dims)
+    if not x._whole:
+        return x.reshape(shape)
+    # What lies in memory in order needs no more than a view.
+    return as_view(
+        x, shape, contiguous_strides(shape), x._offset, vjp=lambda g: g.reshape(old), name="View"
+    )
 
 
 @composite(

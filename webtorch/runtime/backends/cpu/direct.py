@@ -27,7 +27,7 @@ from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Convolution
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
-from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter
+from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter, source_digest
 
 Array = npt.NDArray[Any]
 Table = npt.NDArray[np.int64]
@@ -72,13 +72,13 @@ def shape_for(features: str) -> Shape:
 
 class _Writer(VectorWriter):
     def __init__(self, shape: Shape, fused: bool) -> None:
-        super().__init__("conv", shape.lanes, fused)
-        self.function("pack", self.pack)
+        super().__init__(shape.lanes, fused)
+        self.functions["pack"] = self.pack, ()
         for rows, columns in shape.tiles:
-            self.function(f"filters{rows}", self.filters, rows)
-            self.function(f"tiles{rows}x{columns}", self.tiles, rows, columns)
+            self.functions[f"filters{rows}"] = self.filters, (rows,)
+            self.functions[f"tiles{rows}x{columns}"] = self.tiles, (rows, columns)
         for rows, columns in shape.gradients:
-            self.function(f"gradients{rows}x{columns}", self.gradients, rows, columns)
+            self.functions[f"gradients{rows}x{columns}"] = self.gradients, (rows, columns)
 
     # -- the functions ---------------------------
 
@@ -302,7 +302,9 @@ class _Writer(VectorWriter):
 
 @cache
 def _functions(shape: Shape) -> Functions:
-    return _Writer(shape, jit.processor()[1]).compiled()
+    fused = jit.processor()[1]
+    key = f"{shape} {fused} {source_digest(__file__)}"
+    return Functions(lambda: _Writer(shape, fused), f"wt_conv{shape.lanes}_", key)
 
 
 # -- the tables ---------------------------

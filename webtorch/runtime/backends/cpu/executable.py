@@ -43,10 +43,10 @@ Scalar = bool | int | float
 
 # Elements that one block of NumPy work covers: some temporaries of this size fit a core's second-level cache.
 _BLOCK = 1 << 15
-# Work is counted in operations on one element. Compiling pays from about here on (some 30 ms), and
+# Work is counted in operations on one element. Compiling pays from about here on (some 6 ms), and
 # calling NumPy for one operation costs as much as this many elements.
-_COMPILE_WORK = 20_000_000
-_CALL_COST = 1000
+_COMPILE_WORK = 6_000_000
+_CALL_COST = 4000
 # Waking threads pays from this much work in one kernel.
 _PARALLEL_WORK = 200_000
 # Work in one part of a kernel that threads take in turns.

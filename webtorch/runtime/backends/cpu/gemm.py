@@ -25,7 +25,7 @@ from webtorch.ir.kernel import Matmul
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.contraction import simplified
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
-from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter
+from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter, source_digest
 
 Run = Callable[[CpuBuffer, CpuBuffer, CpuBuffer], None]
 
@@ -63,12 +63,12 @@ def shape_for(features: str) -> Shape:
 
 class _Writer(VectorWriter):
     def __init__(self, shape: Shape, fused: bool) -> None:
-        super().__init__("gemm", shape.lanes, fused)
+        super().__init__(shape.lanes, fused)
         widths = {n for rows, vectors in shape.tiles for n in (rows, vectors * shape.lanes)}
         for width in sorted(widths):
-            self.function(f"pack{width}", self.pack, width)
+            self.functions[f"pack{width}"] = self.pack, (width,)
         for rows, vectors in shape.tiles:
-            self.function(f"tiles{rows}x{vectors}", self.tiles, rows, vectors)
+            self.functions[f"tiles{rows}x{vectors}"] = self.tiles, (rows, vectors)
 
     def pack(self, begin: Any, end: Any, width: int) -> None:
         """Copy a matrix into panels (step of the sum, line of the panel); a unit is a panel.
@@ -190,7 +190,9 @@ class _Writer(VectorWriter):
 
 @cache
 def _functions(shape: Shape) -> Functions:
-    return _Writer(shape, jit.processor()[1]).compiled()
+    fused = jit.processor()[1]
+    key = f"{shape} {fused} {source_digest(__file__)}"
+    return Functions(lambda: _Writer(shape, fused), f"wt_gemm{shape.lanes}_", key)
 
 
 Table = npt.NDArray[np.int64]

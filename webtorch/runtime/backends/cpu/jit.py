@@ -937,7 +937,10 @@ class _Engine:
                 continue
         self.triple = llvm.get_process_triple()
         self.cpu = llvm.get_host_cpu_name()
+        # Left to itself LLVM uses half of the vectors of Intel's processors that have 512 bits.
         self.features = llvm.get_host_cpu_features().flatten()
+        if "+avx512f" in self.features.split(","):
+            self.features += ",-prefer-256-bit"
         # Code for x86 that is loaded into a running process needs static relocation: numba's rule.
         processor = self.triple.split("-")[0]
         reloc = "static" if processor in ("x86_64", "i686", "i386") else "default"
@@ -1062,14 +1065,20 @@ def _digest(engine: _Engine, text: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def assemble(text: str, names: tuple[str, ...]) -> list[int]:
-    """Return the addresses of functions of a module in LLVM's own language; their loops are not unrolled."""
+def assemble(text: str | Callable[[], str], names: tuple[str, ...], key: str = "") -> list[int]:
+    """Return the addresses of functions of a module in LLVM's own language; their loops are not unrolled.
+
+    With a `key` that says all that the text depends on, a `text` that is a function is called only
+    where there is no machine code on disk.
+    """
     with _LOCK:
         engine = _engine()
-        digest = _digest(engine, text)
+        known = key or text
+        assert isinstance(known, str)
+        digest = _digest(engine, known)
         code = _read(digest)
         if code is None:
-            code = engine.object_code(text, unroll=False)
+            code = engine.object_code(text if isinstance(text, str) else text(), unroll=False)
             _write(digest, code)
         return [engine.load(code, names[0])] + [
             engine.engine.get_function_address(name) for name in names[1:]

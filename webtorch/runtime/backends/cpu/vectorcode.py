@@ -7,30 +7,54 @@ begin..end-1, and `cells` holds addresses and numbers. Imports llvmlite lazily, 
 
 from __future__ import annotations
 
+import hashlib
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from webtorch.runtime.backends.cpu import jit, native_threads
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
+
+@cache
+def source_digest(file: str) -> str:
+    """Return a digest of a module and of this one: what the text of its functions depends on."""
+    return hashlib.sha256(Path(__file__).read_bytes() + Path(file).read_bytes()).hexdigest()
+
+
 # Waking threads pays from here on: some 5 microseconds of one thread.
 _PARALLEL_WORK = 16_000
 
 
-@dataclass(frozen=True, slots=True)
 class Functions:
-    """Compiled functions."""
+    """Functions that are compiled when they are first called, or loaded from disk."""
 
-    calls: dict[str, jit.Native]
+    def __init__(self, write: Callable[[], VectorWriter], prefix: str, key: str) -> None:
+        self.write, self.prefix, self.key = write, prefix, key
+        self.calls: dict[str, jit.Native] = {}
+        self.lock = threading.Lock()
+
+    def compiled(self, name: str) -> jit.Native:
+        """Return one function."""
+        with self.lock:
+            found = self.calls.get(name)
+            if found is None:
+                symbol = self.prefix + name
+                (address,) = jit.assemble(
+                    lambda: self.write().text(name, symbol), (symbol,), f"{symbol} {self.key}"
+                )
+                found = self.calls[name] = jit.Native(address)
+        return found
 
     def run(self, name: str, units: int, cells: Sequence[int], work: int) -> None:
         """Run all units of a function, on the threads if there is enough work, counted in vectors."""
         block = struct.pack(f"{len(cells)}q", *cells)
-        native, threads = self.calls[name], min(get_num_threads(), units)
+        native = self.calls.get(name) or self.compiled(name)
+        threads = min(get_num_threads(), units)
         if threads <= 1 or work < _PARALLEL_WORK:
             native.call(0, units, block)
             return
@@ -44,38 +68,32 @@ class Functions:
 
 
 class VectorWriter:
-    """Writes functions into one module. `prefix` begins their names, which are for the whole process."""
+    """Writes functions. A class that writes some says in `functions` how, by name."""
 
-    def __init__(self, prefix: str, lanes: int, fused: bool) -> None:
+    def __init__(self, lanes: int, fused: bool) -> None:
         from llvmlite import ir
 
         self.ir, self.width, self.fused = ir, lanes, fused
-        self.prefix = f"wt_{prefix}{lanes}_"
-        self.module = ir.Module(prefix)
+        self.module = ir.Module("vectors")
         self.i64, self.f32 = ir.IntType(64), ir.FloatType()
         self.vector = self.vector_of(lanes)
         self.pointer = ir.PointerType()
         self.zero = ir.Constant(self.vector, None)
-        self.names: list[str] = []
+        # A function, and what it is called with after its first unit and the end of its units.
+        self.functions: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {}
 
-    def function(self, name: str, write: Callable[..., None], *options: int) -> None:
-        """Write the function `name`: `write` gets its first unit and the end of its units."""
+    def text(self, name: str, symbol: str) -> str:
+        """Return a module with the function `name`, there called `symbol`, in LLVM's language."""
         kind = self.ir.FunctionType(self.ir.VoidType(), [self.i64, self.i64, self.pointer])
-        function = self.ir.Function(self.module, kind, self.prefix + name)
+        function = self.ir.Function(self.module, kind, symbol)
         function.attributes.add("nounwind")
-        self.names.append(name)
         self.b = self.ir.IRBuilder(function.append_basic_block("entry"))
         begin, end, self.cells = function.args
         self.cell_count = 0
+        write, options = self.functions[name]
         write(begin, end, *options)
         self.b.ret_void()
-
-    def compiled(self) -> Functions:
-        """Return the functions as machine code."""
-        addresses = jit.assemble(str(self.module), tuple(self.prefix + n for n in self.names))
-        return Functions(
-            {n: jit.Native(address) for n, address in zip(self.names, addresses, strict=True)}
-        )
+        return str(self.module)
 
     # -- small parts ---------------------------
 
