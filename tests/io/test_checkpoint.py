@@ -228,14 +228,11 @@ def test_dtypes_that_webtorch_lacks_are_named(tmp_path: Path) -> None:
         webtorch.load(path)
 
 
-def test_files_of_torch_save_and_damaged_ones_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    path.write_bytes(b"PK\x03\x04" + b"\0" * 60)
-    with pytest.raises(SafetensorError, match=r"as torch\.save writes"):
-        webtorch.load(path)
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
     webtorch.save({"a": make()}, path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SafetensorError, match=r"a\.pt: 'a'.*cut short"):
+    with pytest.raises(SafetensorError, match=r"a\.safetensors: 'a'.*cut short"):
         webtorch.load(path)
 
 

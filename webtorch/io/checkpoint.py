@@ -1,24 +1,29 @@
-"""`webtorch.save` and `webtorch.load`: state dicts and checkpoints as safetensors files.
+"""`webtorch.save` and `webtorch.load`: state dicts and checkpoints, as PyTorch's files or safetensors.
 
-A state dict becomes a file that every reader of safetensors understands. A nested checkpoint, such
-as {"model": ..., "optimizer": ..., "epoch": 3}, does too: its tensors are named by their path, and
-what else it holds is JSON in the file's metadata. No file holds code, so loading one is safe.
+A file is in PyTorch's format (.pt, .pth and any other name), which `torch.load` reads, unless its
+name ends in .safetensors. There a state dict becomes a file that every reader of safetensors
+understands. A nested checkpoint, such as {"model": ..., "optimizer": ..., "epoch": 3}, does too: its
+tensors are named by their path, and what else it holds is JSON in the file's metadata. No code is
+ever run from a file of either format, so loading one is safe.
 
 May import the tensor floor and nn.Parameter.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import webtorch
 from webtorch.errors import DeviceError, DTypeError
-from webtorch.io import safetensors, tree
+from webtorch.io import pytorch_file, safetensors, tree
 from webtorch.io.safetensors import FilePath, RawTensor
 from webtorch.io.tree import Leaf, TensorRef
 from webtorch.ir import dtype as dtypes
+from webtorch.ir.dtype import DType
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
@@ -32,15 +37,51 @@ MapLocation: TypeAlias = (
 )
 
 
-def save(obj: object, f: FilePath | BinaryIO) -> None:
-    """Save `obj` to the path or binary stream `f`, as a safetensors file.
+def save(
+    obj: object,
+    f: FilePath | BinaryIO,
+    pickle_module: object = None,
+    pickle_protocol: int = 2,
+    _use_new_zipfile_serialization: bool = True,
+) -> None:
+    """Save `obj` to the path or binary stream `f`: as safetensors where the path ends in
+    .safetensors, else as the zip file that `torch.save` writes and `torch.load` reads.
 
     obj: tensors, numbers, strings, None and element types in nested dicts, lists and tuples; most
-    often a state dict. Tensors that share their memory and shape are loaded as one tensor again;
-    they are written under each name. A file takes its path's place only when it is complete.
+    often a state dict, or a dict of several. PyTorch's format keeps views of one storage together
+    (and saves all of it). In safetensors, tensors that share their memory and shape are loaded as
+    one tensor again; they are written under each name. A file takes its path's place only when it is
+    complete. `pickle_protocol` has no effect.
 
     Raises TypeError, naming the place in `obj`, for anything else: call `state_dict()` first.
     """
+    if pickle_module is not None or not _use_new_zipfile_serialization:
+        raise ValueError(
+            "save: pickle_module and the format before PyTorch 1.6 are not available: files are "
+            "written and read without Python's pickle"
+        )
+    if _is_safetensors(f):
+        _save_safetensors(obj, f)
+    elif isinstance(f, str | os.PathLike):
+        safetensors.replace_file(f, lambda stream: _save_pytorch(obj, stream))
+    else:
+        _save_pytorch(obj, f)
+
+
+def _is_safetensors(f: FilePath | BinaryIO) -> bool:
+    return isinstance(f, str | os.PathLike) and os.fspath(f).lower().endswith(".safetensors")
+
+
+def _save_pytorch(obj: object, stream: BinaryIO) -> None:
+    # Through memory where a stream cannot go back: an archive's sizes stand before its bytes.
+    seekable = getattr(stream, "seekable", lambda: False)()
+    target = stream if seekable else io.BytesIO()
+    pytorch_file.dump(obj, target, tree.refuse)
+    if isinstance(target, io.BytesIO) and target is not stream:
+        stream.write(target.getvalue())
+
+
+def _save_safetensors(obj: object, f: FilePath | BinaryIO) -> None:
     encoded = tree.encode(obj, _leaf)
     records = {name: _record(cast(Tensor, t)) for name, t in encoded.tensors.items()}
     # "pt" is what Hugging Face's loaders ask for: PyTorch's conventions, which are ours.
@@ -56,21 +97,27 @@ def save(obj: object, f: FilePath | BinaryIO) -> None:
 def load(
     f: FilePath | BinaryIO,
     map_location: MapLocation = None,
+    pickle_module: object = None,
     *,
     weights_only: bool | None = None,
     mmap: bool | None = None,
-) -> object:
-    """Load what `save`, or any other writer of safetensors, wrote to the path or stream `f`.
+) -> Any:
+    """Load what `save`, `torch.save` or any writer of safetensors wrote to the path or stream `f`.
 
     map_location: the device of the loaded tensors; or a dict from saved to wanted devices; or a
-    function of the tensor on the CPU and the name of its device that returns the tensor to use
-    (None: as saved). By default tensors return to the device they were saved from; files of other
-    programs do not name one and are loaded to the CPU.
-    weights_only: has no effect, no file holds more than data. mmap: False reads the file at once.
+    function of a tensor on the CPU and the name of its device that returns the tensor to use
+    (None: as saved); for PyTorch's files the tensor is a flat storage. By default tensors return to
+    the device they were saved from; files of other programs do not name one and are loaded to the
+    CPU, except those that PyTorch wrote from CUDA, which need a map_location.
+    weights_only: has no effect: only data is read, as with PyTorch's default, and never is code run.
+    mmap: False reads the file at once.
 
-    Raises SafetensorError (a ValueError) for a damaged file, DTypeError for an element type that
-    webtorch lacks, DeviceError where a device is not available here.
+    Raises SafetensorError (a ValueError) or CheckpointError (a pickle.UnpicklingError) for a damaged
+    file or one that holds more than data, DTypeError for an element type that webtorch lacks,
+    DeviceError where a device is not available here.
     """
+    if pickle_module is not None:
+        raise ValueError("load: pickle_module is not available: files are read without pickle")
     if not isinstance(f, str | os.PathLike):
         view, file = memoryview(f.read()), _stream_name(f)
     elif mmap is False:
@@ -79,6 +126,11 @@ def load(
             view = memoryview(stream.read())
     else:
         view, file = safetensors.map_file(f), os.fspath(f)
+    opening = bytes(view[: len(pytorch_file.LEGACY)])
+    if opening.startswith(pytorch_file.ZIP):
+        return pytorch_file.load(view, file, partial(_place_storage, map_location, file))
+    if opening == pytorch_file.LEGACY:
+        pytorch_file.refuse_legacy(file)
     # Tensors copy their bytes out of the file, so that their alignment in it does not matter.
     header = safetensors.parse_header(view, name=file, allow_misaligned=True)
     records = safetensors.records(view, header, name=file)
@@ -90,6 +142,15 @@ def load(
     if text is None:
         return {name: make(TensorRef(name)) for name in records}
     return tree.decode(text, records, make, file=file)
+
+
+def _place_storage(
+    map_location: MapLocation, file: str, count: int, dtype: DType, data: memoryview, device: str
+) -> Tensor:
+    def build(where: Place) -> Tensor:
+        return from_bytes(data, (count,), dtype, webtorch.device(where))
+
+    return _placed(build, "a tensor", device, map_location, file)
 
 
 def _leaf(value: object) -> Leaf | None:
@@ -123,29 +184,48 @@ def _rebuild(record: RawTensor, ref: TensorRef, map_location: MapLocation, file:
         data: Any = record.data
         return from_bytes(data, record.shape, dtype, webtorch.device(device))
 
+    tensor = _placed(build, repr(ref.name), ref.device, map_location, file)
+    if ref.parameter:
+        return Parameter(tensor, ref.requires_grad)
+    return tensor.requires_grad_() if ref.requires_grad else tensor
+
+
+def _placed(
+    build: Callable[[Place], Tensor], what: str, device: str, map_location: MapLocation, file: str
+) -> Tensor:
+    """Return what `build` makes on the device that `map_location` wants for one saved on `device`."""
+
     def build_as_saved() -> Tensor:
         try:
-            return build(ref.device)
-        except DeviceError as error:
+            return build(device)
+        except (DeviceError, RuntimeError) as error:
+            if not isinstance(error, DeviceError) and _is_device(device):
+                raise
             raise DeviceError(
-                f"load: {file}: {ref.name!r} was saved on {ref.device}, which is not available "
+                f"load: {file}: {what} was saved on {device}, which is not available "
                 f'here ({error}). Pass map_location="cpu" to load it to the CPU.'
             ) from error
 
     match map_location:
         case None:
-            tensor = build_as_saved()
+            return build_as_saved()
         case Mapping():
-            wanted = {str(webtorch.device(k)): place for k, place in map_location.items()}
-            tensor = build(wanted[ref.device]) if ref.device in wanted else build_as_saved()
+            wanted = {str(k): place for k, place in map_location.items()}
+            return build(wanted[device]) if device in wanted else build_as_saved()
         case _ if callable(map_location):
-            moved = map_location(build("cpu"), ref.device)
-            tensor = build_as_saved() if moved is None else moved
+            moved = map_location(build("cpu"), device)
+            return build_as_saved() if moved is None else moved
         case _:
-            tensor = build(map_location)
-    if ref.parameter:
-        return Parameter(tensor, ref.requires_grad)
-    return tensor.requires_grad_() if ref.requires_grad else tensor
+            return build(map_location)
+
+
+def _is_device(device: str) -> bool:
+    """Whether webtorch has such a device, though perhaps not here."""
+    try:
+        webtorch.device(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _stream_name(stream: BinaryIO) -> str:

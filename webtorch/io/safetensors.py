@@ -376,13 +376,18 @@ def save_file(
 
     Raises SafetensorError for a name, dtype, shape or size that the format does not allow.
     """
+    replace_file(path, lambda stream: dump(tensors, stream, metadata, name=_display(path)))
+
+
+def replace_file(path: FilePath, write: Callable[[BinaryIO], None]) -> None:
+    """Let `write` fill a new file, which takes the place of `path` when it is complete."""
     target = os.path.realpath(path)
     if os.path.isdir(target):
-        raise IsADirectoryError(f"save_file: {_display(path)} is a directory, give a file's name")
+        raise IsADirectoryError(f"save: {_display(path)} is a directory, give a file's name")
     if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
         # A pipe or a device is written to; putting a file in its place would destroy it.
         with open(target, "wb") as stream:
-            dump(tensors, stream, metadata, name=_display(path))
+            write(stream)
         return
 
     temporary = f"{target}.{secrets.token_hex(6)}.tmp"
@@ -391,7 +396,7 @@ def save_file(
             if os.path.exists(target):
                 with contextlib.suppress(OSError):
                     os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-            dump(tensors, stream, metadata, name=_display(path))
+            write(stream)
             stream.flush()
             # The rename must not reach the disk before the data does.
             os.fsync(stream.fileno())

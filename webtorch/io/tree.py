@@ -111,10 +111,7 @@ class _Writer:
                 return self.mapping(value, path)
             case dtypes.DType():
                 return {"$dtype": value.name}
-        raise TypeError(
-            f"save: cannot save {_type_name(value)} at {_place(path)}. A checkpoint holds "
-            f"tensors, numbers, strings, None, lists, tuples and dicts; {_advice(value)}."
-        )
+        raise refuse(value, path)
 
     def mapping(self, value: dict[object, object], path: tuple[object, ...]) -> object:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -255,6 +252,14 @@ class _Reader:
         return self.made[key]
 
 
+def refuse(value: object, path: tuple[object, ...]) -> TypeError:
+    """Return the error for a value that no checkpoint holds, at a place in it."""
+    return TypeError(
+        f"save: cannot save {_type_name(value)} at {_place(path)}. A checkpoint holds "
+        f"tensors, numbers, strings, None, lists, tuples and dicts; {_advice(value)}."
+    )
+
+
 def _place(path: tuple[object, ...]) -> str:
     return "obj" + "".join(f"[{_short(key)}]" for key in path)
 
@@ -269,6 +274,8 @@ def _advice(value: object) -> str:
         return "save its state_dict()"
     if hasattr(value, "item") and hasattr(value, "tolist"):
         return "convert it with .item() or .tolist()"
+    if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
+        return "save what it consists of, such as vars() of it"
     return "convert it to these first"
 
 

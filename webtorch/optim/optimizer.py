@@ -490,7 +490,8 @@ class Optimizer:
     def state_dict(self) -> StateDict:
         """Return {"state", "param_groups"}, with parameters as numbers in the order of the groups.
 
-        The tensors are the optimizer's own, not copies.
+        The tensors are the optimizer's own, not copies; only a step count that parameters share is
+        given to each of them, so that a file of the state does not say that they share it.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
@@ -503,10 +504,15 @@ class Optimizer:
             packed = {key: value for key, value in group.items() if key != "params"}
             packed["params"] = [numbers[id(param)] for param in group["params"]]
             groups.append(packed)
-        state = {
-            numbers[id(key)] if isinstance(key, Tensor) else key: value
-            for key, value in self.state.items()
-        }
+        state = {}
+        given: set[int] = set()
+        for key, value in self.state.items():
+            step = value.get("step")
+            if isinstance(step, Tensor):
+                if id(step) in given:
+                    value = {**value, "step": step.detach().clone()}
+                given.add(id(step))
+            state[numbers[id(key)] if isinstance(key, Tensor) else key] = value
         result: StateDict = {"state": state, "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, result)
@@ -534,6 +540,8 @@ class Optimizer:
                 "optimizer's group"
             )
         steps: dict[Any, Tensor] = {}
+        # Copies of one count share their value, and reading it waits for the device.
+        counts: dict[int, tuple[Any, float]] = {}
         params: dict[Any, tuple[int, Tensor]] = {}
         for position, (group, new) in enumerate(zip(groups, saved, strict=True)):
             for number, param in zip(new["params"], group["params"], strict=True):
@@ -547,7 +555,11 @@ class Optimizer:
             loaded = _moved(param, value)
             if isinstance(loaded, dict) and "step" in loaded:
                 # Equal counts of a group share one tensor again (see _advanced).
-                count = float(value["step"])
+                saved_step = value["step"]
+                node = saved_step._storage.node if isinstance(saved_step, Tensor) else saved_step
+                if id(node) not in counts:
+                    counts[id(node)] = (node, float(saved_step))
+                count = counts[id(node)][1]
                 place = (position, param.device, count)
                 if place not in steps:
                     steps[place] = webtorch.tensor(

@@ -1,0 +1,493 @@
+"""The zip files that `torch.save` writes (.pt, .pth): read without running code, and written.
+
+An archive holds "NAME/data.pkl", a pickle in which storages are persistent ids, and the bytes of each
+storage in "NAME/data/KEY". Nothing is compressed. May import the tensor floor and nn.Parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import struct
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn, cast
+
+import webtorch
+from webtorch.errors import DTypeError
+from webtorch.io.pickle_machine import Call, Name, Writer, read
+from webtorch.ir import dtype as dtypes
+from webtorch.ir.dtype import DType
+from webtorch.ir.view import extent, is_contiguous, numel
+from webtorch.nn.parameter import Parameter
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Size, Tensor
+
+# Places a flat tensor that was saved on a device: (element count, dtype, bytes, saved device).
+Place = Callable[[int, DType, memoryview, str], Tensor]
+
+ZIP = b"PK\x03\x04"
+# The first bytes of what torch.save wrote before PyTorch 1.6: a pickled magic number.
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_ALIGNMENT = 64
+_DEVICES = "webtorch/devices.json"
+_MAX_ENTRIES = 1_000_000
+_MAX_PICKLE_BYTES = 1 << 30
+_STORAGES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
+_STORAGE_OF = {name: kind for kind, name in _STORAGES.items()}
+_DTYPES = {d.name: d for d in dtypes.ALL}
+# PyTorch's types that have no counterpart, by name, so that an error can say which it is.
+_ABSENT = (
+    "complex32", "complex64", "complex128", "uint16", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
+)  # fmt: skip
+
+
+class CheckpointError(pickle.UnpicklingError, RuntimeError):
+    """A file that is no archive of `torch.save`, is damaged, or holds more than data."""
+
+
+class Entry:
+    """One stored file of the archive: where its bytes are."""
+
+    __slots__ = ("begin", "checksum", "end", "name")
+
+    def __init__(self, name: str, begin: int, end: int, checksum: int) -> None:
+        self.name, self.begin, self.end, self.checksum = name, begin, end, checksum
+
+
+class Archive:
+    """The entries of a zip file in memory, all checked to lie inside it, apart and uncompressed."""
+
+    def __init__(self, view: memoryview, file: str) -> None:
+        self.view, self.file = view, file
+        try:
+            with zipfile.ZipFile(cast(Any, _Window(view))) as archive:
+                found = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+            self.refuse(f"it is no complete zip archive ({error}); was it cut short?")
+        if len(found) > _MAX_ENTRIES:
+            self.refuse(f"it has {len(found)} entries")
+        self.entries: dict[str, Entry] = {}
+        for info in found:
+            if info.filename in self.entries:
+                self.refuse(f"two entries are called {_short(info.filename)}")
+            self.entries[info.filename] = self._entry(info)
+        end = 0
+        for entry in sorted(self.entries.values(), key=lambda e: (e.begin, e.end)):
+            if entry.begin < end and entry.begin != entry.end:
+                self.refuse(f"the bytes of {_short(entry.name)} are another entry's too")
+            end = max(end, entry.end)
+        roots = [n for n in self.entries if n.endswith("/data.pkl") and n.count("/") == 1]
+        if len(roots) != 1:
+            self.refuse("it is a zip file, but not one of torch.save: there is no data.pkl in it")
+        self.prefix = roots[0].removesuffix("data.pkl")
+        if self.prefix + "constants.pkl" in self.entries:
+            self.refuse(
+                "it is a TorchScript program, which is code. Save the module's state_dict() instead"
+            )
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise CheckpointError about this file."""
+        raise CheckpointError(f"load: {self.file}: {message}.")
+
+    def _entry(self, info: zipfile.ZipInfo) -> Entry:
+        name, at, size = info.filename, info.header_offset, len(self.view)
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            self.refuse(f"{_short(name)} is compressed, torch.save compresses nothing")
+        if info.flag_bits & 1:
+            self.refuse(f"{_short(name)} is encrypted")
+        if at < 0 or at + 30 > size or bytes(self.view[at : at + 4]) != ZIP:
+            self.refuse(f"{_short(name)} is not where the archive's directory says")
+        name_size, extra_size = struct.unpack_from("<HH", self.view, at + 26)
+        begin = at + 30 + name_size + extra_size
+        if begin + info.file_size > size:
+            self.refuse(f"{_short(name)} ends behind the end of the file; was it cut short?")
+        return Entry(name, begin, begin + info.file_size, info.CRC)
+
+    def bytes_of(self, name: str) -> memoryview:
+        """Return the bytes of an entry, its name without the archive's own. Checks them."""
+        entry = self.entries.get(self.prefix + name)
+        if entry is None:
+            self.refuse(f"there is no {_short(name)} in it")
+        data = self.view[entry.begin : entry.end]
+        if zlib.crc32(data) != entry.checksum:
+            self.refuse(f"the bytes of {_short(name)} are damaged: their checksum differs")
+        return data
+
+    def text_of(self, name: str) -> str | None:
+        """Return a small text, or None where there is no such entry."""
+        if self.prefix + name not in self.entries:
+            return None
+        try:
+            return bytes(self.bytes_of(name)).decode("utf-8")
+        except UnicodeDecodeError:
+            self.refuse(f"{name} is no text")
+
+
+class _Window:
+    """A memory view as the file that `zipfile` reads."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.position = view, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        start = (0, self.position, len(self.view))[whence]
+        if start + offset < 0:
+            raise OSError("a position before the start")
+        self.position = start + offset
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, count: int | None = -1) -> bytes:
+        end = len(self.view) if count is None or count < 0 else self.position + count
+        data = bytes(self.view[self.position : end])
+        self.position += len(data)
+        return data
+
+
+class _Stored:
+    """A storage of the file; its tensor is made when a view of it is."""
+
+    __slots__ = ("device", "dtype", "elements", "key")
+
+    def __init__(self, key: str, dtype: DType | str | None, device: str, elements: int) -> None:
+        # dtype: None for raw bytes, a name for a type that webtorch does not have.
+        self.key, self.dtype, self.device, self.elements = key, dtype, device, elements
+
+
+class _Reader:
+    def __init__(self, archive: Archive, place: Place) -> None:
+        self.archive, self.place = archive, place
+        self.flat: dict[tuple[str, DType], Tensor] = {}
+        self.devices: dict[str, str] = {}
+        self.raw: dict[str, memoryview] = {}
+
+    def load(self) -> object:
+        archive = self.archive
+        order = archive.text_of("byteorder")
+        if order not in (None, "little"):
+            archive.refuse(f"its numbers are {_short(order)}-endian, only little is read")
+        try:
+            devices = json.loads(archive.text_of(_DEVICES) or "{}")
+        except ValueError:
+            devices = None
+        if not isinstance(devices, dict) or not all(isinstance(d, str) for d in devices.values()):
+            archive.refuse(f"{_DEVICES} is damaged")
+        self.devices = devices
+        data = archive.bytes_of("data.pkl")
+        if len(data) > _MAX_PICKLE_BYTES:
+            archive.refuse(f"data.pkl takes {len(data)} bytes, more than a description needs")
+
+        def refuse(message: str) -> CheckpointError:
+            return CheckpointError(f"load: {archive.file}: {message}.")
+
+        return read(bytes(data), self.names(), self.storage, self.build, refuse)
+
+    def names(self) -> dict[str, object]:
+        """What the names that torch.save writes stand for."""
+        calls: dict[str, Callable[..., object]] = {
+            "torch._utils._rebuild_tensor": self.tensor_v1,
+            "torch._utils._rebuild_tensor_v2": self.tensor_v2,
+            "torch._utils._rebuild_tensor_v3": self.tensor_v3,
+            "torch._utils._rebuild_parameter": self.parameter,
+            "torch._utils._rebuild_parameter_with_state": self.parameter_with_state,
+            "torch._tensor._rebuild_from_type_v2": self.from_type,
+            "torch.Size": self.size,
+            "torch.device": self.device,
+        }
+        out: dict[str, object] = {name: Call(name, f) for name, f in calls.items()}
+        out |= {f"torch.{name}": dtype for name, dtype in _DTYPES.items()}
+        out |= {f"torch.{name}": Name(f"torch.{name}") for name in _ABSENT}
+        for kind in (*_STORAGES, "ComplexFloat", "ComplexDouble", "QInt8", "QUInt8", "QInt32"):
+            for where in ("torch", "torch.cuda"):
+                out[f"{where}.{kind}Storage"] = Name(f"torch.{kind}Storage")
+        for name in (
+            "torch.storage.UntypedStorage", "torch.storage.TypedStorage", "torch.Tensor", "torch._tensor.Tensor",
+            "torch.nn.parameter.Parameter", "torch.nn.Parameter", "torch.nn.parameter.Buffer",
+        ):  # fmt: skip
+            out[name] = Name(name)
+        return out
+
+    def storage(self, persistent_id: object) -> _Stored:
+        match persistent_id:
+            case ("storage", Name(text=kind), str(key), str(device), int(elements)):
+                pass
+            case _:
+                self.archive.refuse(f"it names a storage as {_short(persistent_id)}")
+        if elements < 0 or isinstance(elements, bool):
+            self.archive.refuse(f"the storage {_short(key)} has {elements} elements")
+        device = self.devices.get(key, device)
+        kind = kind.rpartition(".")[2].removesuffix("Storage")
+        if kind in ("Untyped", "Typed"):
+            return _Stored(key, None, device, elements)
+        name = _STORAGES.get(kind)
+        return _Stored(key, _DTYPES[name] if name else kind.lower(), device, elements)
+
+    def view(
+        self, stored: Any, dtype: object, offset: Any, shape: Any, strides: Any, grad: Any
+    ) -> Tensor:
+        """Return the tensor that sees a storage in one way."""
+        refuse = self.archive.refuse
+        if not isinstance(stored, _Stored):
+            refuse(f"a tensor is made of {_short(stored)}, not of a storage")
+        if not isinstance(dtype, DType):
+            raise DTypeError(
+                f"load: {self.archive.file}: a tensor in it is {dtype}, which webtorch does not have"
+            )
+        if not (_counts(shape) and _counts(strides) and _counts((offset,))):
+            refuse(f"a tensor has shape {_short(shape)}, strides {_short(strides)} at {offset!r}")
+        if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
+            refuse(f"a tensor has shape {_short(shape)} and strides {_short(strides)}")
+        whole = self.memory(stored, dtype)
+        elements = whole.numel()
+        if numel(shape) and extent(tuple(shape), tuple(strides), offset)[1] >= elements:
+            refuse(
+                f"a tensor of shape {tuple(shape)} and strides {tuple(strides)} at {offset} does not "
+                f"fit its storage of {elements} elements"
+            )
+        shape, strides = tuple(shape), tuple(strides)
+        alone = offset == 0 and numel(shape) == elements and is_contiguous(shape, strides)
+        # Not views to autograd: each is a leaf, as when it was saved.
+        out = Tensor._from_storage(whole._storage, shape, strides, offset, alone)
+        return out.requires_grad_() if grad is True else out
+
+    def memory(self, stored: _Stored, dtype: DType) -> Tensor:
+        key = (stored.key, dtype)
+        found = self.flat.get(key)
+        if found is not None:
+            return found
+        if any(k == stored.key for k, _ in self.flat):
+            self.archive.refuse(
+                f"the storage {_short(stored.key)} is used with two element types, which webtorch "
+                "cannot share"
+            )
+        data = self.archive.bytes_of(f"data/{stored.key}")
+        width = 1 if stored.dtype is None else dtype.itemsize
+        if len(data) != stored.elements * width or len(data) % dtype.itemsize:
+            self.archive.refuse(
+                f"the storage {_short(stored.key)} should have {stored.elements * width} bytes, the "
+                f"file has {len(data)}"
+            )
+        made = self.place(len(data) // dtype.itemsize, dtype, data, stored.device)
+        if not (made.dtype is dtype and made.dim() == 1 and made._whole):
+            self.archive.refuse(f"map_location gave {made.dtype} of shape {tuple(made.shape)}")
+        self.flat[key] = made
+        return made
+
+    def tensor_v1(self, stored: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
+        return self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, False)
+
+    def tensor_v2(
+        self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, more: Any = None
+    ) -> Tensor:  # fmt: skip
+        if more and any(more.values()):
+            raise DTypeError(f"load: {self.archive.file}: a tensor in it is conjugated or negated")
+        return self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, grad)
+
+    def tensor_v3(
+        self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any,
+        more: Any = None,
+    ) -> Tensor:  # fmt: skip
+        return self.view(stored, dtype, offset, shape, strides, grad)
+
+    def parameter(self, data: Any, grad: Any, hooks: Any) -> Parameter:
+        if not isinstance(data, Tensor):
+            self.archive.refuse(f"a parameter is made of {_short(data)}")
+        return Parameter(data, bool(grad))
+
+    def parameter_with_state(self, data: Any, grad: Any, hooks: Any, state: Any) -> Parameter:
+        made = self.parameter(data, grad, hooks)
+        self.set_attributes(made, state)
+        return made
+
+    def from_type(self, make: Any, kind: Any, args: Any, state: Any) -> Tensor:
+        if not isinstance(make, Call) or not isinstance(args, tuple):
+            self.archive.refuse(f"a tensor is made by {_short(make)}")
+        made = make.function(*args)
+        if not isinstance(made, Tensor):
+            self.archive.refuse(f"{make.text} makes no tensor")
+        if isinstance(kind, Name) and "arameter" in kind.text and not isinstance(made, Parameter):
+            made = Parameter(made, made.requires_grad)
+        self.set_attributes(made, state)
+        return made
+
+    def set_attributes(self, tensor: Tensor, state: Any) -> None:
+        """Give a tensor the attributes that its owner had set on it."""
+        if isinstance(state, tuple) and len(state) == 2:
+            state = state[0]
+        for name, value in (state or {}).items():
+            if not isinstance(name, str) or name.startswith("_") or hasattr(tensor, name):
+                self.archive.refuse(f"a tensor has an attribute {_short(name)}")
+            tensor.__dict__[name] = value
+
+    def size(self, sizes: Any) -> Size:
+        if not _counts(sizes):
+            self.archive.refuse(f"a size is {_short(sizes)}")
+        return Size(sizes)
+
+    def device(self, *args: Any) -> webtorch.device:
+        try:
+            return webtorch.device(*args)
+        except RuntimeError as error:
+            self.archive.refuse(f"it names the device {_short(args)}: {error}")
+
+    def build(self, target: object, state: object) -> bool:
+        """Set an OrderedDict's attributes: PyTorch keeps a state_dict's versions there."""
+        if type(target) is not OrderedDict or not isinstance(state, dict):
+            return False
+        for name, value in state.items():
+            if name != "_metadata":
+                return False
+            vars(target)[name] = value
+        return True
+
+
+def load(view: memoryview, file: str, place: Place) -> object:
+    """Return what `torch.save` wrote. No code of the file is run; storages stay shared.
+
+    Raises CheckpointError for a file that is damaged or holds more than data, DTypeError for an
+    element type that webtorch does not have.
+    """
+    return _Reader(Archive(view, file), place).load()
+
+
+def refuse_legacy(file: str) -> NoReturn:
+    """Raise for a file that PyTorch wrote before 1.6."""
+    raise CheckpointError(
+        f"load: {file}: it is in the format of torch.save before PyTorch 1.6, which is not read here. "
+        'In PyTorch, torch.save(torch.load(file, map_location="cpu"), file) writes it anew.'
+    )
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, tuple) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def _short(value: object) -> str:
+    text = (
+        repr(value) if isinstance(value, str | int | Name | tuple | None) else type(value).__name__
+    )
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+# Writing.
+
+
+class _Saver:
+    def __init__(self) -> None:
+        # By identity; the storages are kept so that no other gets their id.
+        self.keys: dict[int, str] = {}
+        self.storages: list[Storage] = []
+
+    def special(self, value: object) -> Callable[[Writer], None] | None:
+        if isinstance(value, Parameter):
+            return lambda w: self.parameter(w, value)
+        if isinstance(value, Tensor):
+            return lambda w: self.tensor(w, value)
+        if isinstance(value, DType):
+            return lambda w: w.name("torch", value.name)
+        if isinstance(value, Size):
+            return lambda w: self.call(w, "torch", "Size", (tuple(value),))
+        if isinstance(value, webtorch.device):
+            args = (value.type,) if value.index is None else (value.type, value.index)
+            return lambda w: self.call(w, "torch", "device", args)
+        if isinstance(value, _Reference):
+            return lambda w: self.reference(w, value.storage)
+        return None
+
+    def call(self, w: Writer, module: str, name: str, args: tuple[object, ...]) -> None:
+        w.name(module, name)
+        w.items(args)
+        w.out += b"R"
+
+    def parameter(self, w: Writer, value: Parameter) -> None:
+        data = value.detach()
+        self.call(
+            w, "torch._utils", "_rebuild_parameter", (data, value.requires_grad, OrderedDict())
+        )
+        w.remember(value)
+
+    def tensor(self, w: Writer, x: Tensor) -> None:
+        reference = _Reference(x._storage)
+        args: tuple[object, ...] = (
+            reference, x._offset, tuple(x._shape), tuple(x._strides), x.requires_grad, OrderedDict(),
+        )  # fmt: skip
+        if x.dtype.name in _STORAGE_OF:
+            self.call(w, "torch._utils", "_rebuild_tensor_v2", args)
+        else:
+            self.call(w, "torch._utils", "_rebuild_tensor_v3", (*args, x.dtype))
+        w.remember(x)
+
+    def reference(self, w: Writer, storage: Storage) -> None:
+        key = self.keys.get(id(storage))
+        if key is None:
+            key = self.keys[id(storage)] = str(len(self.storages))
+            self.storages.append(storage)
+        w.out += b"("
+        w.text("storage")
+        kind = _STORAGE_OF.get(storage.dtype.name)
+        if kind:
+            w.name("torch", f"{kind}Storage")
+        else:
+            w.name("torch.storage", "UntypedStorage")
+        w.text(key)
+        # PyTorch has no such device as ours; where a storage was is in an entry of its own.
+        w.text("cpu")
+        w.integer(storage.elements * (1 if kind else storage.dtype.itemsize))
+        w.out += b"tQ"
+
+
+class _Reference:
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+
+def dump(
+    obj: object, stream: BinaryIO, refuse: Callable[[object, tuple[object, ...]], Exception]
+) -> None:
+    """Write `obj` to a seekable binary stream. `refuse` makes the error for what a file cannot hold."""
+    saver = _Saver()
+    pickled = Writer(saver.special, refuse).finish(obj)
+    devices: dict[str, str] = {}
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        _put(archive, "data.pkl", pickled)
+        _put(archive, "byteorder", b"little")
+        for key, storage in enumerate(saver.storages):
+            flat = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
+            if not flat.is_cpu:
+                devices[str(key)] = str(flat.device)
+            nbytes = storage.elements * storage.dtype.itemsize
+            _put(
+                archive,
+                f"data/{key}",
+                memoryview(flat._to_bytes()).cast("B")[:nbytes] if nbytes else b"",
+            )
+        if devices:
+            _put(archive, _DEVICES, json.dumps(devices).encode())
+        _put(archive, "version", b"3\n")
+
+
+def _put(archive: zipfile.ZipFile, name: str, data: bytes | bytearray | memoryview) -> None:
+    """Add an entry whose bytes begin at a multiple of 64, as PyTorch's own do."""
+    # A fixed date: the same values give the same file.
+    info = zipfile.ZipInfo(f"archive/{name}", (1980, 1, 1, 0, 0, 0))
+    start = archive.fp.tell() if archive.fp is not None else 0
+    begin = start + 30 + len(info.filename) + 4
+    padding = math.ceil(begin / _ALIGNMENT) * _ALIGNMENT - begin
+    info.extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
+    data = memoryview(data)
+    archive.writestr(info, data.cast("B") if data.nbytes else b"")
