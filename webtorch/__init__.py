@@ -42,6 +42,7 @@ globals().update(_CONSTRUCTORS)
 from webtorch import (
     amp,
     autograd,
+    cuda,
     debug,
     errors,
     linalg,
