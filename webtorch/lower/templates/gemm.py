@@ -20,7 +20,6 @@ adds the parts.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -80,12 +79,17 @@ _OVERHEAD_K, _SECOND_PASS, _BYTES = 48, 3e-6, 3e12
 _GATHER = 20
 
 
+def _rounded(size: int) -> int:
+    step = max(1, 1 << (size - 1).bit_length() >> 3)
+    return -(-size // step) * step
+
+
 def shape_class(p: Product, limits: Limits) -> str:
-    """Return the name of the class that a product belongs to for tuning: how its operands are read
-    (w as vectors along rows or columns, d as vectors along k, g one by one), its type, and its
-    sizes, rounded up to powers of two."""
+    """Return the name of the class that a product belongs to for tuning: its type, how its operands
+    are read (w as vectors along rows or columns, d as vectors along k, g one by one), and batch, m,
+    n and k, rounded up to quarters of a power of two: 1152 to 1280."""
     how = ("w" if o.wide else "d" if o.deep else "g" for o in operands_of(ProductWriter(p, limits)))
-    sizes = "x".join(str(1 << (size - 1).bit_length()) for size in (p.batch, p.m, p.n, p.k))
+    sizes = "x".join(str(_rounded(size)) for size in p.sizes)
     return f"{p.buffers[0].dtype.name} {''.join(how)} {sizes}"
 
 
@@ -95,22 +99,41 @@ def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None,
 
     The fastest by a model: the busiest multiprocessor works on its workgroups in turns, and each
     takes a tile's operations at the tile's rate, slower while few run side by side. What was
-    measured on this adapter comes first, unless not `tuned`.
+    measured, on this adapter or on its family, comes first, unless not `tuned`.
     """
-    if tuned and limits.tuned:
-        found = limits.tuned.get(shape_class(p, limits))
-        if found is not None:
+    # The shortest parts of k that a software adapter can be trusted with.
+    needed = 1 if limits.is_gpu else -(-p.k // _LONGEST)
+    shipped = FAMILIES[limits.family].measured if limits.is_gpu else {}
+    if tuned and (limits.tuned or shipped):
+        name = shape_class(p, limits)
+        found = limits.tuned.get(name) or shipped.get(name)
+        if found is not None and _fits(found, limits):
             *tile_sizes, split = found
-            return Tile(*tile_sizes) if any(tile_sizes) else None, max(1, min(split, p.k // 4))
+            split = max(needed, min(split, p.k // 4))
+            return Tile(*tile_sizes) if any(tile_sizes) else None, max(1, split)
     if not limits.is_gpu:
         groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
-        needed = -(-p.k // _LONGEST)
         return None, max(needed, min(8 // groups, p.k // 2048)) if groups < 4 else needed
+    found_by_model = ranked(p, limits)
+    return found_by_model[0][1:] if found_by_model else (None, 1)
+
+
+def _fits(sizes: tuple[int, ...], limits: Limits) -> bool:
+    """Whether a workgroup of a measured tile can run here: a browser may offer less."""
+    tile = Tile(*sizes[:5])
+    return not any(sizes[:5]) or (
+        tile.threads <= limits.max_workgroup_invocations
+        and tile.shared_bytes <= limits.workgroup_memory_bytes
+    )
+
+
+def ranked(p: Product, limits: Limits) -> list[tuple[float, Tile, int]]:
+    """Return (seconds by the model, tile, parts of k), the fastest first."""
     family = FAMILIES[limits.family]
     # Operands that are not read as vectors compute the position of every element.
     writer = ProductWriter(p, limits)
     gathers = [not (o.wide or o.deep) for o in operands_of(writer)]
-    best: tuple[float, Tile | None, int] = (math.inf, None, 1)
+    out: list[tuple[float, Tile, int]] = []
     for known in family.tiles:
         tile = known.tile
         if (
@@ -123,15 +146,12 @@ def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None,
         for split in useful_splits(p, groups, family.multiprocessors):
             chunk = -(-p.k // split) + _OVERHEAD_K
             each = 2 * tile.rows * tile.columns * chunk * slow / (known.rate * 1e12)
-            seconds = (
-                each
-                * family.multiprocessors
-                * known.turns(-(-groups * split // family.multiprocessors))
-            )
+            busiest = -(-groups * split // family.multiprocessors)
+            seconds = each * family.multiprocessors * known.turns(busiest)
             if split > 1:
                 seconds += _SECOND_PASS + 8 * p.batch * p.m * p.n * split / _BYTES
-            best = min(best, (seconds, tile, split), key=lambda found: found[0])
-    return best[1], best[2]
+            out.append((seconds, tile, split))
+    return sorted(out, key=lambda found: found[0])
 
 
 def useful_splits(p: Product, groups: int, multiprocessors: int) -> set[int]:

@@ -10,16 +10,19 @@ from webtorch.lower.templates.gemm import (
     Product,
     choose,
     product_passes,
+    ranked,
     shape_class,
-    useful_splits,
 )
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
-from webtorch.lower.templates.tuning import FAMILIES, TILES, Tile
+from webtorch.lower.templates.tuning import Tile
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
 # A tile (None for the kernel without workgroup memory) and the number of parts of k.
 Choice = tuple[Tile | None, int]
+
+# The most choices that are measured for a product.
+_MOST = 16
 
 
 def product_of(routine: Routine, limits: Limits, engine: Engine) -> tuple[Product, int] | None:
@@ -41,21 +44,14 @@ def class_of(p: Product, limits: Limits) -> str:
 
 def candidates(p: Product, limits: Limits) -> list[Choice]:
     """Return the choices worth measuring, the one that is made without tuning first."""
-    first = choose(p, limits, tuned=False)
-    found = [first]
+    found: list[Choice] = [choose(p, limits, tuned=False)]
     if not limits.is_gpu:
         found += [(None, s) for s in (1, 2, 4, 8) if p.k >= 4 * s]
     else:
-        for tile in TILES:
-            fits = tile.threads <= limits.max_workgroup_invocations
-            if not fits or tile.shared_bytes > limits.workgroup_memory_bytes:
-                continue
-            down, across = -(-p.m // tile.rows), -(-p.n // tile.columns)
-            if down * tile.rows * across * tile.columns > 2 * max(p.m, 32) * max(p.n, 32):
-                continue
-            many = FAMILIES[limits.family].multiprocessors
-            splits = useful_splits(p, down * across * p.batch, many)
-            found += [(tile, s) for s in sorted(splits)[:4]]
+        # What the model thinks far slower is not.
+        order = ranked(p, limits)
+        found += [(tile, split) for seconds, tile, split in order if seconds < 2 * order[0][0]]
+        del found[_MOST:]
     return list(dict.fromkeys(found))
 
 

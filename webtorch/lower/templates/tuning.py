@@ -6,7 +6,7 @@ products; only their proportions decide which tile is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 
@@ -101,10 +101,12 @@ def _speed(warps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Adapters that share launch rules: how many multiprocessors they have, and their tiles."""
+    """Adapters that share launch rules: how many multiprocessors they have, their tiles, and what
+    was measured for classes of shapes: rows, columns, depth, own rows, own columns, parts of k."""
 
     multiprocessors: int
     tiles: tuple[Known, ...]
+    measured: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def up_to(self, own: int, multiprocessors: int) -> Family:
         """Return a family with only the tiles of at most `own` outputs an invocation."""
@@ -126,6 +128,35 @@ HOPPER = Family(
         Known(Tile(32, 64, 16, 4, 8), 26.0, 16),
         Known(Tile(32, 32, 16, 4, 4), 18.0, 16),
     ),
+    # WEBTORCH_TUNE=1 on an H200, wgpu-native, 2026-11-21: training steps of an MLP and a GPT.
+    {
+        "float32 dd 1x512x1024x896": (64, 64, 16, 8, 8, 4),
+        "float32 dd 1x512x1024x1024": (64, 64, 16, 8, 8, 4),
+        "float32 dd 1x512x10x1024": (64, 64, 16, 8, 8, 8),
+        "float32 dd 1x8192x96x384": (64, 64, 16, 8, 8, 1),
+        "float32 dd 1x8192x1280x384": (64, 64, 16, 8, 8, 1),
+        "float32 dd 1x8192x384x1536": (64, 64, 16, 8, 8, 1),
+        "float32 dd 1x8192x384x384": (64, 64, 16, 8, 8, 1),
+        "float32 dd 192x256x256x64": (64, 64, 16, 8, 8, 1),
+        "float32 dd 192x256x64x256": (64, 64, 16, 8, 8, 1),
+        "float32 dw 1x256x256x256": (64, 64, 16, 8, 8, 2),
+        "float32 dw 1x512x512x512": (128, 64, 16, 8, 8, 4),
+        "float32 dw 1x512x1024x1024": (128, 64, 16, 8, 8, 4),
+        "float32 dw 1x1024x1024x1024": (128, 64, 16, 8, 8, 1),
+        "float32 dw 1x8192x384x96": (128, 64, 16, 8, 8, 1),
+        "float32 dw 1x8192x384x384": (128, 64, 16, 8, 8, 1),
+        "float32 dw 1x8192x384x1280": (128, 64, 16, 8, 8, 1),
+        "float32 dw 1x8192x384x1536": (128, 64, 16, 8, 8, 1),
+        "float32 dw 192x256x256x64": (64, 64, 16, 8, 8, 1),
+        "float32 dw 192x256x64x256": (128, 64, 16, 8, 8, 1),
+        "float32 ww 1x96x384x8192": (32, 64, 16, 4, 8, 22),
+        "float32 ww 1x1024x896x512": (64, 64, 16, 8, 4, 1),
+        "float32 ww 1x1024x1024x512": (64, 64, 16, 8, 4, 1),
+        "float32 ww 1x1536x384x8192": (256, 128, 16, 8, 16, 7),
+        "float32 ww 1x384x1536x8192": (128, 256, 16, 8, 16, 7),
+        "float32 ww 192x256x64x256": (128, 64, 16, 8, 8, 1),
+        "float32 ww 192x64x256x256": (64, 128, 16, 8, 8, 1),
+    },
 )
 # Unknown adapters: with fewer registers, at most 64 outputs an invocation.
 DISCRETE = HOPPER.up_to(64, 64)
