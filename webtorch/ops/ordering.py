@@ -31,6 +31,9 @@ Nanmedian = return_type("nanmedian")
 # Ranking costs rows * n * n comparisons in two kernels; merging a few kernels over rows * n for each doubling of a run.
 _RANKED = 64
 _FEW_COMPARISONS = 1 << 22
+# A kernel on WebGPU numbers its points, here comparisons, with 32 bits: of very many elements,
+# shorter runs are ranked.
+_MOST_COMPARISONS = 1 << 30
 
 
 def _less(a: Any, b: Any) -> Any:
@@ -84,10 +87,11 @@ def _last(x: Any, descending: bool) -> float:
 def _by_merging(x: Any, descending: bool) -> Any:
     rows, n = x._shape
     device = x.device
-    size = _RANKED
-    width = size
+    width = size = _RANKED
     while width < n:
         width *= 2
+    while size > 1 and rows * width * size > _MOST_COMPARISONS:
+        size //= 2
     blocks = width // size
     padded = movement.pad_dim(x, 1, 0, width - n, _last(x, descending))
     keys = movement.reshape(padded, (rows * blocks, size))
@@ -150,7 +154,7 @@ def _order(x: Any, dim: int, descending: bool) -> Any:
     moved = movement.movedim(x, dim, -1)
     rows = movement.reshape(moved, (x.numel() // n, n))
     count = rows._shape[0]
-    ranked = n <= _RANKED or count * n * n <= _FEW_COMPARISONS
+    ranked = count * n * n <= (_MOST_COMPARISONS if n <= _RANKED else _FEW_COMPARISONS)
     found = (_by_rank if ranked else _by_merging)(rows, descending)
     return movement.contiguous(movement.movedim(movement.reshape(found, moved._shape), -1, dim))
 
