@@ -90,6 +90,7 @@ from webtorch.tensors.whole import numel as numel
 from webtorch.tensors.whole import realize as realize
 from webtorch.tensors.whole import set_float32_matmul_precision as set_float32_matmul_precision
 from webtorch.tensors.whole import synchronize as synchronize
+from webtorch.web.export import export as export
 
 dtype = _dtype_
 bool = _bool_
@@ -816,7 +817,9 @@ def normal(
     generator: Any = ...,
     out: Any = ...,
     dtype: Any = ...,
+    layout: Any = ...,
     device: Any = ...,
+    pin_memory: _bool = ...,
     requires_grad: _bool = ...,
 ) -> Any: ...
 def not_equal(input: Any, other: Any, *, out: Any = ...) -> Tensor: ...

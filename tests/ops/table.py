@@ -28,6 +28,7 @@ ELSEWHERE = {
         margin_ranking_loss cosine_embedding_loss hinge_embedding_loss triplet_margin_loss
         soft_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss
         triplet_margin_with_distance_loss""",
+    "test_special.py": "bessel_j0 bessel_j1 bessel_y0 bessel_y1 airy_ai",
     "test_random.py": "bernoulli",
     "test_dropout.py": """dropout dropout1d dropout2d dropout3d alpha_dropout rrelu
         feature_alpha_dropout gumbel_softmax""",

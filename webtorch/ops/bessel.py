@@ -71,7 +71,8 @@ def _far(a: Expr, order: int, second: bool) -> Expr:
     c, s = ex.cos(angle), ex.sin(angle)
     wave = p * s + q * c if second else p * c - q * s
     value = wave * ex.sqrt((2 / math.pi) / a)
-    return ex.where(ex.isinf(a), 0.0, value)
+    # Of no value at infinity, as PyTorch has it.
+    return ex.where(ex.isinf(a), _nan(a), value)
 
 
 def _parts(x: Expr) -> tuple[Expr, Expr, Expr, Expr]:

@@ -437,7 +437,9 @@ def normal(
     generator: Any = None,
     out: Any = None,
     dtype: Any = None,
+    layout: Any = None,
     device: Any = None,
+    pin_memory: bool = False,
     requires_grad: bool = False,
 ) -> Any:
     """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are."""

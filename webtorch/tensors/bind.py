@@ -193,6 +193,10 @@ def _operators() -> None:
         function = op.function
 
         def operator(self: Tensor, other: Any) -> Any:
+            if not isinstance(self, Tensor):
+                raise TypeError(
+                    f"descriptor '{name}' requires a Tensor, but received a {type(self).__name__}"
+                )
             if isinstance(other, (Tensor, float, int)):
                 return (
                     calls.apply(fast, (other, self)) if fast is not None else function(other, self)

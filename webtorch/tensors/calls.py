@@ -484,6 +484,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     names = (*op.tensors, *op.numbers)
     count = len(op.tensors)
     defaults = _defaults(op)
+    takes = _NUMBERS.get(op.name.strip("_"), "other")
 
     if count == 1 and not op.numbers:
 
@@ -497,7 +498,6 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             return result if out is None else store_in(out, result, op.name)
 
     elif count == 2 and not op.numbers and op.tensors == ("input", "other"):
-        takes = _NUMBERS.get(op.name.strip("_"), "other")
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
             if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
@@ -509,6 +509,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 
         def function(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:  # type: ignore[misc]
             values = _arguments(op, names, defaults, args, kwargs)
+            if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
+                _check_numbers(op, takes, values[0], values[1])
             tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
             result = apply(op, tensors, values[count:])
             return result if out is None else store_in(out, result, op.name)

@@ -40,15 +40,17 @@ def legacy_reduction(
     return chosen
 
 
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+
+
 def _reduced(values: Tensor, reduction: str) -> Tensor:
     """Return the values, their mean or their sum."""
+    _check_reduction(reduction)
     if reduction == "none":
         return values
-    if reduction == "mean":
-        return values.mean()
-    if reduction == "sum":
-        return values.sum()
-    raise ValueError(f"{reduction} is not a valid value for reduction")
+    return values.mean() if reduction == "mean" else values.sum()
 
 
 def multilabel_soft_margin_loss(
@@ -80,6 +82,13 @@ def multi_margin_loss(
 ) -> Tensor:
     """Return the mean over the other classes of max(0, margin - x[target] + x[class]) ** p."""
     reduction = legacy_reduction(size_average, reduce, reduction)
+    _check_reduction(reduction)
+    count = input.shape[-1] if input.dim() else 1
+    if weight is not None and (weight.dim() != 1 or weight.numel() != count):
+        raise ValueError(
+            f"multi_margin_loss: weight must be one-dimensional with a number for each of the "
+            f"{count} classes, got {list(weight.shape)}"
+        )
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     unbatched = input.dim() < 2
@@ -108,6 +117,7 @@ def multilabel_margin_loss(
     first -1. Pairs of two labels do not count.
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
+    _check_reduction(reduction)
     if input.dim() not in (0, 1, 2):
         raise RuntimeError(
             "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "

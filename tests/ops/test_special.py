@@ -1,0 +1,50 @@
+"""Bessel and Airy functions, against SciPy: PyTorch's own have 7 to 12 digits in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+
+import webtorch
+from tests.conftest import need_device
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "bessel_j0": scipy.special.j0,
+    "bessel_j1": scipy.special.j1,
+    "bessel_y0": scipy.special.y0,
+    "bessel_y1": scipy.special.y1,
+    "airy_ai": lambda x: scipy.special.airy(x)[0],
+}
+POINTS = np.concatenate([np.linspace(-30, 30, 241), [-7.99, 7.99, 8.01, 1e-9, -3.0, 2.0]])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float64(name: str) -> None:
+    points = POINTS[POINTS > 0] if "_y" in name else POINTS
+    found = getattr(webtorch.special, name)(webtorch.tensor(points)).numpy()
+    np.testing.assert_allclose(found, FUNCTIONS[name](points), rtol=2e-13, atol=3e-15)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float32(name: str, device: str) -> None:
+    need_device(device)
+    points = POINTS[POINTS > 0] if "_y" in name else POINTS
+    points = points.astype(np.float32)
+    found = getattr(webtorch.special, name)(webtorch.tensor(points, device=device))
+    # The angle of the wave has the rounding of the argument: relative to the wave's height.
+    np.testing.assert_allclose(
+        found.cpu().numpy(), FUNCTIONS[name](points.astype(np.float64)), rtol=2e-5, atol=8e-6
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_points_are_pytorchs(name: str) -> None:
+    points = [0.0, -0.0, float("inf"), float("nan"), -1.0 if "_y" in name else 1.0]
+    found = getattr(webtorch.special, name)(webtorch.tensor(points)).tolist()
+    wanted = getattr(torch.special, name)(torch.tensor(points)).tolist()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
