@@ -451,25 +451,13 @@ def atanh(x: Expr) -> Expr:
 
 
 def erf(x: Expr) -> Expr:
-    """Return the error function: a polynomial up to 0.97, then 1 - exp(polynomial).
-
-    Both polynomials are one, with the coefficients chosen: neighbours in a GPU's group of lanes
-    fall on both sides, and would wait for one another.
-    """
-    a = ex.where(ex.lt(abs(x), 4.0), abs(x), 4.0)
-    small = ex.lt(a, 0.97)
-    t = ex.where(small, a * a, a)
-    near, far = (*_ERF, 0.0), _LOG_ERFC
-    p = ex.where(small, _f(near[-1]), far[-1])
-    for c_near, c_far in zip(near[-2::-1], far[-2::-1], strict=True):
-        p = p * t + ex.where(small, _f(c_near), c_far)
-    # e^p for p in [-16, 0]; of the near side's p it is not used.
-    n = ex.round_(p * math.log2(math.e))
-    r = p - n * _LN2_HIGH - n * _LN2_LOW
-    power = (r * r * _poly(r, _EXP) + r + 1.0) * _power_of_two(ex.cast(n, int32))
-    # 2/sqrt(pi) a, plus a correction.
-    value = ex.where(small, a * 1.12837917 + a * p, 1.0 - power)
-    return ex.where(ex.isnan(x), x, ex.copysign(value, x))
+    """Return the error function: a polynomial up to 1, then 1 - exp(polynomial)."""
+    a = ex.minimum(abs(x), 4.0)
+    z = x * x
+    # 2/sqrt(pi) x, plus a correction.
+    near = x * 1.12837917 + x * _poly(z, _ERF)
+    far = ex.copysign(1.0 - exp(_poly(a, _LOG_ERFC)), x)
+    return ex.where(ex.lt(a, 0.97), near, ex.where(ex.isnan(x), x, far))
 
 
 def erfc(x: Expr) -> Expr:
