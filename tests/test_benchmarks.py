@@ -23,7 +23,7 @@ def _adapter() -> None:
     need_device("webgpu")
 
 
-CPU = ("recording", "chain", "rows", "matmul", "train")
+CPU = ("recording", "chain", "rows", "matmul", "convolution", "train")
 
 
 def _check(rows: list[Row]) -> None:

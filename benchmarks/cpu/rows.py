@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 import webtorch
-from benchmarks.harness import Row, Run, compare, main
+from benchmarks.harness import Row, compare, main
 
 
-def works(t: Any, x: Any) -> dict[str, Run]:
+def works(t: Any, x: Any) -> dict[str, Callable[[], Any]]:
     """Return the works over `t`, which is webtorch or PyTorch, on the matrix `x`."""
     functional = t.nn.functional
     return {

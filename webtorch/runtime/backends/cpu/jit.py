@@ -13,6 +13,7 @@ buffers' addresses, then the arguments (integers, or float64), then the address 
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import ctypes.util
 import hashlib
@@ -1112,22 +1113,25 @@ def _folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             return None
-        _trim(folder)
     except (OSError, RuntimeError):
         return None
     return folder
 
 
+@cache
 def _trim(folder: Path) -> None:
-    """Remove the oldest code when there is too much."""
-    files = sorted(
-        ((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob("*.o")), reverse=True
-    )
+    """Remove the oldest code when there is too much; once in a process, before it adds some."""
+    found = []
+    # Another process may be doing the same.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".o"):
+                found.append((entry.stat(), entry.path))
     total = 0
-    for _, size, file in files:
-        total += size
+    for stat, path in sorted(found, key=lambda f: f[0].st_mtime, reverse=True):
+        total += stat.st_size
         if total > _CACHE_BYTES:
-            file.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
 
 
 def _read(digest: str) -> bytes | None:
@@ -1147,6 +1151,7 @@ def _write(digest: str, code: bytes) -> None:
     folder = _folder()
     if folder is None:
         return
+    _trim(folder)
     # Another process may write the same file: a rename shows either all of it or none.
     part = folder / f"{digest}.{os.getpid()}.{threading.get_ident()}.part"
     try:
@@ -1161,6 +1166,7 @@ def forget() -> None:
     with _LOCK:
         _FUNCTIONS.clear()
     _folder.cache_clear()
+    _trim.cache_clear()
 
 
 def interpreter() -> str:
