@@ -85,9 +85,16 @@ OTHERWISE = "Not available yet."
 HEAD = """# What PyTorch has and webtorch does not
 
 Compared with PyTorch {version}: `webtorch` has {have} of the {total} public names of {places}.
-A missing name raises `AttributeError`, says that PyTorch has it, and names the nearest one that exists. This page is written by
+A missing name raises `AttributeError`, says that PyTorch has it, and names the nearest one that
+exists. This page is written by
 `tools/names.py`; how well the operations that exist agree is in [conformance.md](conformance.md).
 """
+
+
+# The modules of PyTorch's documentation.
+_MODULES = """accelerator amp ao autograd backends compiler cpu cuda distributed distributions export fft func
+    futures fx hub jit library linalg masked monitor mps mtia multiprocessing nested nn onnx optim overrides
+    package profiler quantization random signal sparse special testing types utils xpu"""
 
 
 def _public(place: Any) -> list[str]:
@@ -96,12 +103,14 @@ def _public(place: Any) -> list[str]:
         if name.startswith("_"):
             continue
         item = getattr(place, name, None)
-        if isinstance(item, types.ModuleType) and not item.__name__.startswith("torch."):
-            continue  # what a file of PyTorch imports for itself
+        if isinstance(item, types.ModuleType):
+            continue  # which of them are there depends on what has been imported
         if getattr(item, "__module__", "") in ("typing", "collections.abc", "enum", "_thread"):
             continue
         found.append(name)
-    return found
+    if getattr(place, "__name__", "") == "torch":
+        found += _MODULES.split()
+    return sorted(found)
 
 
 def _place(root: str, place: str) -> Any:
