@@ -75,3 +75,19 @@ def test_module() -> None:
     for name in set(functions(torch.nn.Module)) - absent - {"forward"}:
         ours, theirs = getattr(nn.Module, name), getattr(torch.nn.Module, name)
         assert arguments(ours) == arguments(theirs), name
+
+
+def test_files_of_layers_are_found_by_their_names_in_pytorch() -> None:
+    old = {"Container", "CrossMapLRN2d", "register_module_backward_hook"}
+    for name in nn.modules._FILES:
+        theirs = importlib.import_module(f"torch.nn.modules.{name}")
+        ours = importlib.import_module(f"webtorch.nn.modules.{name}")
+        assert {one for one in getattr(theirs, "__all__", []) if not hasattr(ours, one)} <= old
+    tools = importlib.import_module("webtorch.nn.modules.utils")
+    assert (tools._pair(3), tools._triple([1, 2, 3]), tools._ntuple(2)(1)) == (
+        (3, 3),
+        (1, 2, 3),
+        (1, 1),
+    )
+    assert nn.modules.batchnorm._BatchNorm in nn.BatchNorm2d.__mro__
+    assert nn.modules.Linear is nn.Linear

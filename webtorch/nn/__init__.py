@@ -29,6 +29,8 @@ from webtorch.nn.rnn import *  # noqa: F403
 from webtorch.nn.transformer import *  # noqa: F403
 from webtorch.nn.vision import *  # noqa: F403
 
+from webtorch.nn import modules  # isort: skip  (it reads the files above)
+
 __all__ = [
     "AdaptiveLogSoftmaxWithLoss",
     "Buffer",
@@ -42,6 +44,7 @@ __all__ = [
     "UninitializedParameter",
     "functional",
     "init",
+    "modules",
     "parameter",
     "quantized",
     "utils",
