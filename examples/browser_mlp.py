@@ -1,7 +1,7 @@
 """Write a training step in Python, and train it in a browser tab.
 
     python examples/browser_mlp.py site
-    python -m http.server --directory site      # then open http://localhost:8000
+    webtorch serve site
 
 A small network learns two interleaved spirals. The step below (forward, backward, Adam) is captured
 once and exported; the page needs no Python, and starts from the weights that Python had.
@@ -14,7 +14,6 @@ import sys
 
 import webtorch as torch
 from webtorch import Tensor, nn
-from webtorch.web import export_program
 
 BATCHES, BATCH = 8, 128
 
@@ -48,8 +47,8 @@ def main(folder: str) -> None:
     batches = [spirals(BATCH) for _ in range(BATCHES)]
     for batch in batches[:2]:
         train(*batch)
-    export_program(train, folder, name="train", examples=batches, title="Two spirals")
-    print(f"wrote {folder}: serve it with  python -m http.server --directory {folder}")
+    torch.export(train, folder, examples=batches, title="Two spirals")
+    print(f"wrote {folder}: serve it with  webtorch serve {folder}")
 
 
 if __name__ == "__main__":

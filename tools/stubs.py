@@ -173,7 +173,11 @@ def top() -> str:
     source = (ROOT / "__init__.py").read_text()
     head = ["from typing import Any\n"]
     renamed: list[str] = []
-    for node in ast.parse(source).body:
+    module = ast.parse(source)
+    # What is loaded when it is first used is imported inside of `__getattr__`.
+    late = (f for f in module.body if isinstance(f, ast.FunctionDef) and f.name == "__getattr__")
+    inside = [n for f in late for n in ast.walk(f) if isinstance(n, ast.ImportFrom)]
+    for node in (*module.body, *inside):
         if isinstance(node, ast.ImportFrom) and node.module not in (
             "__future__",
             "webtorch.tensors.bind",

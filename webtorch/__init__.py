@@ -104,7 +104,11 @@ newaxis = None
 
 
 def __getattr__(name: str) -> object:
-    """Say what is known of a name that does not exist here."""
+    """Load `export`, the browser face, when it is first used; say what is known of other names."""
     import sys
 
+    if name == "export":
+        from webtorch.web.export import export
+
+        return globals().setdefault(name, export)
     raise _MissingName(sys.modules[__name__], "", name)

@@ -10,7 +10,6 @@ import pytest
 
 import webtorch
 from webtorch.io.safetensors import read_header
-from webtorch.web import export_program
 
 
 @pytest.mark.covers("R6")
@@ -29,7 +28,7 @@ def test_an_exported_step_is_a_folder_of_plain_files(tmp_path: Path) -> None:
 
     for _ in range(2):
         step(webtorch.ones(3, 4))
-    export_program(step, tmp_path, name="train", state={"model": model})
+    webtorch.export(step, tmp_path, name="train", state={"model": model})
     program = json.loads((tmp_path / "program.json").read_text(encoding="utf-8"))
     assert "@compute" in json.dumps(program)
     assert {"model.weight", "model.bias"} <= set(

@@ -183,7 +183,6 @@ def test_convolutions_attention_and_indexing_lower_too():
 
 def test_a_captured_step_is_exported_as_a_folder(tmp_path):
     script = NULL_DEVICE + textwrap.dedent(f"""
-    from webtorch.web import export_program
     w = torch.zeros(3, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=0.5)
 
@@ -197,9 +196,10 @@ def test_a_captured_step_is_exported_as_a_folder(tmp_path):
 
     for _ in range(2):
         step(torch.ones(3))
-    export_program(step, {str(tmp_path)!r})
+    torch.export(step, {str(tmp_path)!r})
     """)
     _run(script)
     assert {p.name for p in tmp_path.iterdir()} == {
-        "index.html", "page.css", "page.js", "program.json", "runtime.d.ts", "runtime.js", "weights.safetensors",
+        "index.html", "native.json", "page.css", "page.js", "program.json", "runtime.d.ts", "runtime.js",
+        "weights.safetensors",
     }  # fmt: skip

@@ -12,15 +12,15 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "browser_mlp.py"
 
 def test_the_spirals_are_learned_in_the_tab(page, serve, tmp_path, capsys):
     runpy.run_path(str(EXAMPLE))["main"](str(tmp_path))
-    assert "http.server" in capsys.readouterr().out
+    assert "webtorch serve" in capsys.readouterr().out
     page.page.goto(serve(tmp_path) + "blank")
     script = """async () => {
       const { fetchFile, load, readSafetensors } = await import("./runtime.js");
       const m = await load("./");
       const file = readSafetensors(await fetchFile(location.href, "examples.safetensors"));
       const batch = (i) => ({
-        x: new Float32Array(file[`${i}.x`].bytes.slice().buffer),
-        y: new BigInt64Array(file[`${i}.y`].bytes.slice().buffer),
+        x: new Float32Array(file[`train/${i}.x`].bytes.slice().buffer),
+        y: new BigInt64Array(file[`train/${i}.y`].bytes.slice().buffer),
       });
       const seen = [];
       for (let i = 0; i < 80; i++) seen.push(await m.train(batch(i % 8), { read: i % 20 === 19 }));

@@ -10,7 +10,7 @@ import webtorch as torch
 from tests.web.steps import MLP
 from webtorch import nn
 from webtorch.errors import CaptureError, DTypeError, ShapeError
-from webtorch.web import export_json, export_program
+from webtorch.web import export_json
 from webtorch.web.settings import Settings
 
 F = nn.functional
@@ -54,7 +54,7 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
     x = torch.arange(1.0, 41.0)
     for _ in range(3):
         noisy(x)
-    export_program(noisy, tmp_path / "random")
+    torch.export(noisy, tmp_path / "random", name="step")
     expected["random"] = [noisy(x) for _ in range(3)]
     calls["random"] = [{"inputs": {"x": x.tolist()}}] * 3
 
@@ -68,7 +68,7 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     for alpha in (0.5, 0.25):
         blend({"a": a, "b": b}, alpha)
-    export_program(blend, tmp_path / "views")
+    torch.export(blend, tmp_path / "views", name="step")
     inputs = {"pair.a": a.tolist(), "pair.b": b.tolist()}
     calls["views"] = [{"inputs": {**inputs, "alpha": 2.0}}, {"inputs": inputs}]
     expected["views"] = [
@@ -88,8 +88,11 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
 
     for _ in range(2):
         rotate()
-    export_program(
-        rotate, tmp_path / "state", state={"first": first, "second": second, "third": third}
+    torch.export(
+        rotate,
+        tmp_path / "state",
+        name="step",
+        state={"first": first, "second": second, "third": third},
     )
     expected["state"] = [rotate().tolist() for _ in range(5)]
     calls["state"] = [{"inputs": {}}] * 5
@@ -114,7 +117,7 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
     x, y = torch.randn(10, 3), torch.randn(10, 1)
     for _ in range(2):
         train(x, y)
-    export_program(train, tmp_path / "groups", outputs=["loss", "seen"])
+    torch.export(train, tmp_path / "groups", name="step", outputs=["loss", "seen"])
     batch = {"inputs": {"x": x.tolist(), "y": y.tolist()}}
     calls["groups"] = [batch, batch, {**batch, "set": {"lr": 0.05, "weight_decay": 0.1}}, batch]
     expected["groups"] = []
@@ -141,7 +144,7 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
     )
     for _ in range(2):
         packed(h, *rest)
-    export_program(packed, tmp_path / "packed")
+    torch.export(packed, tmp_path / "packed", name="step")
     calls["packed"] = [
         {
             "inputs": {
@@ -207,23 +210,23 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
     x = torch.ones(3)
     double = _twice(lambda x: x * 2, torch.ones(3, dtype=torch.float64))
     with pytest.raises(DTypeError, match=r"float64.*does not exist on WebGPU"):
-        export_program(double, tmp_path)
+        torch.export(double, tmp_path)
     with pytest.raises(CaptureError, match="writes into one of its arguments"):
-        export_program(_twice(lambda x: x.mul_(2), torch.ones(3)), tmp_path)
+        torch.export(_twice(lambda x: x.mul_(2), torch.ones(3)), tmp_path)
     with pytest.raises(RuntimeError, match="call the function once"):
-        export_program(torch.compile(lambda x: x), tmp_path)
+        torch.export(torch.compile(lambda x: x), tmp_path)
     fine = _twice(lambda x: x + 1, x)
     with pytest.raises(
         ShapeError,
         match=r"example 0 has float32\[4\] for 'x', the program was captured for float32\[3\]",
     ):
-        export_program(fine, tmp_path, examples=[(torch.ones(4),)])
+        torch.export(fine, tmp_path, examples=[(torch.ones(4),)])
     with pytest.raises(ValueError, match="'set' cannot be the name"):
-        export_program(fine, tmp_path, name="set")
+        torch.export(fine, tmp_path, name="set")
     with pytest.raises(ValueError, match="returns 1 tensors, 2 names were given"):
-        export_program(fine, tmp_path, outputs=["a", "b"])
+        torch.export(fine, tmp_path, outputs=["a", "b"])
     with pytest.raises(OverflowError, match="32 bits"):
-        export_program(_twice(lambda x: x + (1 << 40), torch.ones(3, dtype=torch.int64)), tmp_path)
+        torch.export(_twice(lambda x: x + (1 << 40), torch.ones(3, dtype=torch.int64)), tmp_path)
 
 
 def test_gradients_left_behind_cost_the_page_nothing():

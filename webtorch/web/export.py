@@ -1,29 +1,30 @@
-"""Writes a captured function as a static folder that a browser opens. Floor 6; may import what is below, and io.
+"""Writes functions and modules as a page that runs them in a browser. Floor 6; may import what is below, and io.
 
-The graph of the capture is compiled again for the limits of browsers, whatever device it was
-captured on. The folder holds `program.json` (webtorch.web.program_json), `weights.safetensors`
-(what is in memory now: parameters, optimizer state), `examples.safetensors` (inputs to try),
-`runtime.js`, and a page. Any static server will do.
+A function is captured without being run, and its graph is compiled for the limits of browsers,
+whatever device it was captured on. Several functions (train, eval, infer) share kernels,
+parameters and state. The folder holds `program.json` (webtorch.web.program_json),
+`weights.safetensors` (what is in memory now: parameters, optimizer state),
+`examples.safetensors` (inputs to try), `native.json` (the programs for `webtorch check`), `runtime.js`, and a page.
+Any static server will do.
 """
 
 from __future__ import annotations
 
-import html
+import contextlib
 import inspect
-import json
 import math
 import os
 import re
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from webtorch.capture.step import CompiledFunction
-from webtorch.capture.trace import Capture, Returned
+from webtorch.capture.trace import Capture, Returned, compile_never
 from webtorch.errors import CaptureError, ShapeError
-from webtorch.io.safetensors import RawTensor, save_file
+from webtorch.io.safetensors import RawTensor
 from webtorch.ir.program import Program
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
@@ -34,6 +35,7 @@ from webtorch.runtime.backend import Limits
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import HostScalar, RandomOffset
 from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.web.program_json import (
     BROWSER_LIMITS,
@@ -46,76 +48,116 @@ from webtorch.web.program_json import (
     short_line,
 )
 from webtorch.web.settings import Settings
+from webtorch.web.site import write_site
 
 FORMAT = "webtorch program"
-VERSION = 1
-_HERE = Path(__file__).parent
+VERSION = 2
 # Names that runtime.js gives to other things.
-_RESERVED = (
-    "set",
-    "get",
-    "state",
-    "loadState",
-    "destroy",
-    "load",
-    "device",
-    "functions",
-    "settings",
-    "constructor",
-)
+_RESERVED = frozenset(
+    (
+        "set", "get", "state", "loadState", "save", "resume", "forget", "profile", "run", "destroy", "title",
+        "program", "deviceName", "functions", "settings", "resumed", "constructor", "then", "post",
+        "ask", "begin", "fail", "answered", "port", "close", "waiting", "next", "gone",
+    )
+)  # fmt: skip
+
+Function = CompiledFunction | Capture | Callable[..., Any]
+Batch = Sequence[Tensor] | Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exported:
-    """What `program.json` and `weights.safetensors` hold."""
+    """What the files of an export hold."""
 
     program: Json
     weights: dict[str, RawTensor]
+    examples: dict[str, RawTensor] = field(default_factory=dict)
+    # By function: the planned program as `Program.to_json` writes it, and where its inputs come from.
+    native: Json = field(default_factory=dict)
 
 
-def export_program(
-    step: CompiledFunction | Capture,
-    folder: str | os.PathLike[str],
+def export(
+    what: Function | Mapping[str, Function],
+    path: str | os.PathLike[str],
+    example_inputs: Any = None,
     *,
-    name: str = "step",
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
+    name: str | None = None,
+    inputs: Any = None,
+    outputs: Any = None,
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
-    examples: Sequence[Sequence[Tensor] | Mapping[str, Tensor]] = (),
+    examples: Any = (),
+    labels: Sequence[str] | None = None,
+    vocabulary: Sequence[str] | None = None,
     title: str | None = None,
+    half: bool = False,
+    single_file: bool = False,
     limits: Limits = BROWSER_LIMITS,
 ) -> Path:
-    """Write a captured function to `folder` as a page that runs it on WebGPU, and return the folder.
+    """Write a page that runs `what` on WebGPU in a browser tab, and return the folder (or file).
 
-    `step` is what `webtorch.compile` returned, called at least once, so that there is a program.
-    In the page it is `await m.NAME({x, y})`. `inputs` name its tensors (default: the function's own argument names),
-    `outputs` the tensors that it returns (default: the keys of a returned dict, else "out", "out1",
-    ...). `state` names modules, optimizers and tensors in the weights file; those that the function
-    itself refers to need not be given. `examples` are batches of inputs for the page to run on.
+    `what` is a function of tensors (a whole training step, say), a Module, which is exported in its
+    evaluation mode as `infer`, or a dict {"train": step, "infer": model} of several that share
+    their parameters. `example_inputs` are the arguments of a call (a tuple or one tensor, or a dict
+    of keyword arguments); with several functions a dict of these by function. The function is
+    captured for their shapes and types; it is not run and changes nothing. What
+    `webtorch.compile` returned, called before, needs none.
 
-    Raises CaptureError for a function that writes into its arguments, DTypeError for float64,
-    OverflowError for constants beyond 32 bits, RuntimeError when nothing has been captured.
+    In the page a function has its own name (`name` gives one function another) and that of its
+    arguments: `def train(x, y)` is `await m.train({x, y})`. `inputs` renames the tensors that it
+    takes, `outputs` those that it returns (default: the keys of a returned dict, else "out", "out1",
+    ...). `state` names modules, optimizers and tensors in the weights file; those that the function itself refers to
+    need not be given. `examples` are batches for the page to run on, by default the example inputs.
+    `inputs`, `outputs` and `examples` are dicts by function where there are several. `labels` are
+    the names of a classifier's classes, `vocabulary` the characters (or tokens) of integer inputs:
+    they let the page show samples and take text. `half` stores parameters in 16 bits;
+    `single_file` writes one HTML file that needs no server.
+
+    Raises CaptureError for a function that a program cannot repeat or that writes into its
+    arguments, DTypeError for float64, OverflowError for constants beyond 32 bits, ShapeError for an
+    example of another shape.
     """
-    exported = export_json(
-        step, name=name, inputs=inputs, outputs=outputs, state=state, limits=limits, title=title
+    several = isinstance(what, Mapping)
+    functions: dict[str, Any]
+    functions = dict(what) if isinstance(what, Mapping) else {name or _name(what): what}
+    if several and name is not None:
+        raise ValueError("export: with several functions, the keys are their names; drop name=")
+    if not functions:
+        raise ValueError("export: there is nothing to export: the dict of functions is empty")
+
+    def each(given: Any, absent: Any, parameter: str) -> dict[str, Any]:
+        if not several:
+            return dict.fromkeys(functions, absent if given is None else given)
+        if not given:
+            return dict.fromkeys(functions, absent)
+        if not isinstance(given, Mapping) or not set(given) <= set(functions):
+            raise ValueError(
+                f"export: {parameter} must be a dict with keys among {list(functions)}, got {given!r}"
+            )
+        return {key: given.get(key, absent) for key in functions}
+
+    wanted = each(example_inputs, None, "example_inputs")
+    captured = {key: _captured(value, key, wanted[key]) for key, value in functions.items()}
+    batches = each(examples, (), "examples")
+    for key, call in wanted.items():
+        if call is not None and not batches[key]:
+            batches[key] = [call if isinstance(call, (Mapping, tuple, list)) else (call,)]
+    exported = export_all(
+        captured,
+        inputs=each(inputs, None, "inputs"),
+        outputs=each(outputs, None, "outputs"),
+        state=state,
+        title=title,
+        limits=limits,
+        half=half,
     )
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    function = exported.program["functions"][name]
-    batches = _examples(function, examples)
-    exported.program["examples"] = len(examples)
-    text = json.dumps(exported.program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    (target / "program.json").write_text(text + "\n", encoding="utf-8")
-    save_file(exported.weights, target / "weights.safetensors")
-    if batches:
-        save_file(batches, target / "examples.safetensors")
-    for file in ("runtime.js", "runtime.d.ts", "page/page.css", "page/page.js"):
-        shutil.copyfile(_HERE / file, target / Path(file).name)
-    page = (_HERE / "page" / "index.html").read_text(encoding="utf-8")
-    (target / "index.html").write_text(
-        page.replace("{{title}}", html.escape(exported.program["title"])), encoding="utf-8"
-    )
-    return target
+    for key, given in batches.items():
+        exported.examples.update(_examples(exported.program["functions"][key], key, given))
+    exported.program["labels"] = [str(x) for x in labels] if labels is not None else None
+    exported.program["vocabulary"] = list(vocabulary) if vocabulary is not None else None
+    return write_site(
+        Path(path), exported.program, exported.weights, exported.examples, exported.native,
+        single_file=single_file,
+    )  # fmt: skip
 
 
 def export_json(
@@ -125,46 +167,209 @@ def export_json(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
-    title: str | None = None,
     limits: Limits = BROWSER_LIMITS,
 ) -> Exported:
-    """Return what `export_program` writes, without writing it."""
-    if not re.fullmatch(r"[A-Za-z_$][\w$]*", name, re.ASCII) or name in _RESERVED:
-        raise ValueError(
-            f"export: {name!r} cannot be the name of a function in the page; use a name like 'train'"
-        )
-    captured = step.latest() if isinstance(step, CompiledFunction) else step
+    """Return what `export` writes for one captured function, without writing it."""
+    return export_all(
+        {name: step}, inputs={name: inputs}, outputs={name: outputs}, state=state, limits=limits
+    )
+
+
+def export_all(
+    steps: Mapping[str, CompiledFunction | Capture],
+    *,
+    inputs: Mapping[str, Sequence[str] | None],
+    outputs: Mapping[str, Sequence[str] | None],
+    state: Mapping[str, Module | Optimizer | Tensor] | None = None,
+    title: str | None = None,
+    limits: Limits = BROWSER_LIMITS,
+    half: bool = False,
+) -> Exported:
+    """Return what `export` writes for captured functions, without writing it."""
     found = dict(state or {})
-    tensors: list[tuple[str, tuple[int, ...]]] = []
-    numbers: list[str] = []
-    if isinstance(step, CompiledFunction):
-        for key, value in _referred(step.function).items():
-            found.setdefault(key, value)
-        tensors, numbers = _argument_names(step)
-    if inputs is not None:
-        tensors = [(key, shape) for key, (_, shape) in zip(inputs, tensors)] or [
-            (key, ()) for key in inputs
-        ]
-    made = _Export(captured, _storage_names(found), limits)
-    return made.finish(name, tensors, numbers, outputs, title or _title(step, name))
+    captures: dict[str, Capture] = {}
+    for name, step in steps.items():
+        if not re.fullmatch(r"[A-Za-z_$][\w$]*", name, re.ASCII) or name in _RESERVED:
+            raise ValueError(
+                f"export: {name!r} cannot be the name of a function in the page; use a name like 'train'"
+            )
+        captures[name] = step.latest() if isinstance(step, CompiledFunction) else step
+        if isinstance(step, CompiledFunction):
+            for key, value in _referred(step.function).items():
+                if all(value is not v for v in found.values()):
+                    found.setdefault(key, value)
+    kinds = {c.runtime for c in captures.values()}
+    if len(kinds) > 1:
+        raise CaptureError(
+            "export: the functions compute on several devices; move all of them to one first"
+        )
+    modules = {k: v for k, v in found.items() if isinstance(v, Module)}
+    narrow = set(_storage_names(modules)) if half else set()
+    page = _Page(captures, _storage_names(found), limits, narrow)
+    for name, step in steps.items():
+        tensors: list[tuple[str, tuple[int, ...]]] = []
+        numbers: list[str] = []
+        if isinstance(step, CompiledFunction):
+            tensors, numbers = _argument_names(step)
+        renamed = inputs[name]
+        if renamed is not None:
+            if tensors and len(renamed) != len(tensors):
+                raise ValueError(
+                    f"export: {name} takes {len(tensors)} tensors, {len(renamed)} names were given: {list(renamed)}"
+                )
+            tensors = [(key, shape) for key, (_, shape) in zip(renamed, tensors)] or [
+                (key, ()) for key in renamed
+            ]
+        _Export(page, name, captures[name]).finish(tensors, numbers, outputs[name])
+    first = next(iter(steps))
+    return page.finish(title or _title(steps[first], first))
+
+
+def _name(what: Any) -> str:
+    """Return the name that a function has in the page when none is given."""
+    if isinstance(what, CompiledFunction):
+        what = what.function
+    if isinstance(what, Module):
+        return "infer"
+    name = str(getattr(what, "__name__", "step"))
+    return name if name.isidentifier() and name not in _RESERVED else "step"
+
+
+def _captured(what: Any, name: str, call: Any) -> CompiledFunction | Capture:
+    """Return a function that holds the capture of `call`; the function computes nothing for it."""
+    if call is None:
+        if isinstance(what, (CompiledFunction, Capture)):
+            return what
+        raise TypeError(
+            f"export: {name} needs example_inputs, the arguments of a call, so that shapes and types are known"
+        )
+    function = what.function if isinstance(what, CompiledFunction) else what
+    if not callable(function):
+        raise TypeError(f"export: {name} must be a function or a Module, got {type(what).__name__}")
+    compiled = CompiledFunction(function, device="meta")
+    compiled.compiler = compile_never
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(call, Mapping):
+        kwargs = dict(call)
+    elif isinstance(call, (tuple, list)):
+        args = tuple(call)
+    else:
+        args = (call,)
+    with _evaluating(function) if isinstance(function, Module) else contextlib.nullcontext():
+        # A step that only now makes the state it needs is captured at its second call.
+        for _ in range(2):
+            compiled(*args, **kwargs)
+            if compiled.captures:
+                return compiled
+    raise CaptureError(
+        f"export: {name} cannot be repeated as a program; webtorch.compile of it warns why"
+    )
+
+
+@contextlib.contextmanager
+def _evaluating(module: Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        with no_grad():
+            yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+class _Page:
+    """What the functions of an export share: kernels, states, settings."""
+
+    def __init__(
+        self,
+        captures: Mapping[str, Capture],
+        names: dict[int, tuple[str, tuple[int, ...]]],
+        limits: Limits,
+        narrow: set[int],
+    ) -> None:
+        self.captures = captures
+        self.names = names
+        self.limits = limits
+        # Storages whose contents are stored in 16 bits.
+        self.narrow = narrow
+        self.kernels = Kernels()
+        self.states: list[Json] = []
+        self.weights: dict[str, RawTensor] = {}
+        self.numbers: dict[int, int] = {}
+        self.needed: dict[str, int] = {}
+        self.functions: Json = {}
+        self.native: Json = {}
+        numbers = [v for c in captures.values() for v in c.args if isinstance(v, HostScalar)]
+        self.settings = Settings(numbers)
+        # What any of the functions reads again.
+        self.read = {
+            id(s) for c in captures.values() for s in c.sources if isinstance(s, Storage)
+        } | set(names)
+
+    def state(self, storage: Storage, backend: Any) -> int:
+        """Return the number of a state, adding its present contents to the weights when it is new."""
+        found = self.numbers.get(id(storage))
+        if found is not None:
+            return found
+        number = self.numbers[id(storage)] = len(self.states)
+        node = storage.realize()
+        elements = numel(node.shape)
+        name, shape = self.names.get(id(storage), (f"state.{number}", (elements,)))
+        if name in self.weights:
+            name = f"{name}.{number}"
+        data = bytes(backend.download(node.buffer))
+        self.weights[name] = self._stored(shape, node.dtype.name, data, storage)
+        self.states.append(
+            {
+                "name": name,
+                "dtype": node.dtype.name,
+                "shape": list(shape),
+                "bytes": binding_bytes(node.dtype, elements),
+            }
+        )
+        return number
+
+    def _stored(
+        self, shape: tuple[int, ...], dtype: str, data: bytes, storage: Storage
+    ) -> RawTensor:
+        if dtype == "float32" and id(storage) in self.narrow:
+            values = struct.unpack(f"<{len(data) // 4}f", data)
+            # What does not fit, and infinities, stay as they are.
+            if all(abs(v) < 65504 for v in values):
+                return RawTensor("float16", shape, struct.pack(f"<{len(values)}e", *values))
+        return RawTensor(dtype, shape, data)
+
+    def finish(self, title: str) -> Exported:
+        """Return the finished export."""
+        runtime = next(iter(self.captures.values())).runtime
+        program: Json = {
+            "format": FORMAT,
+            "version": VERSION,
+            "title": title,
+            "limits": self.needed,
+            "settings": {k: _number(v) for k, v in self.settings.values.items()},
+            # As text: it has 64 bits.
+            "random": str(default_generator(device_of(runtime))._offset),
+            "states": self.states,
+            "kernels": self.kernels.items,
+            "functions": self.functions,
+        }
+        return Exported(program, self.weights, {}, self.native)
 
 
 class _Export:
     """One function on its way into the page."""
 
-    def __init__(
-        self, captured: Capture, names: dict[int, tuple[str, tuple[int, ...]]], limits: Limits
-    ) -> None:
+    def __init__(self, page: _Page, name: str, captured: Capture) -> None:
+        self.page = page
+        self.name = name
         self.captured = captured
-        self.names = names
-        self.kernels = Kernels()
-        self.states: list[Json] = []
-        self.weights: dict[str, RawTensor] = {}
-        self.numbers: dict[int, int] = {}
         self.kept = self._kept()
         graph = replace(captured.graph, outputs=tuple(captured.graph.outputs[k] for k in self.kept))
-        self.program: Program = compile_graph(graph, limits)
-        self.layout: Layout = lay_out(self.program, limits, self.kernels)
+        self.program: Program = compile_graph(graph, page.limits)
+        self.layout: Layout = lay_out(self.program, page.limits, page.kernels)
         self.memory: list[Json] = [{"own": n} for n in self.layout.memory]
 
     def _kept(self) -> list[int]:
@@ -177,27 +382,25 @@ class _Export:
             raise CaptureError(
                 "export: the function writes into one of its arguments; return the new value instead"
             )
-        wanted = {id(s) for s in captured.sources if isinstance(s, Storage)} | set(self.names)
-        wanted |= {id(r.storage) for _, r in _leaves(captured.result) if isinstance(r, Returned)}
+        wanted = self.page.read | {
+            id(r.storage) for _, r in _leaves(captured.result) if isinstance(r, Returned)
+        }
         numbers = {r.number for _, r in _leaves(captured.result) if isinstance(r, Returned)}
         return [k for k, t in enumerate(captured.targets) if k in numbers or id(t) in wanted]
 
     def finish(
         self,
-        name: str,
         inputs: list[tuple[str, tuple[int, ...]]],
         numbers: list[str],
         outputs: Sequence[str] | None,
-        title: str,
-    ) -> Exported:
-        """Return the finished export."""
-        captured = self.captured
+    ) -> None:
+        """Add the finished function to the page."""
         arguments = self._arguments(inputs)
         updates = self._updates()
-        args, settings, defaults = self._args(numbers)
+        args, defaults = self._args(numbers)
         returns, constants = self._returns(updates, outputs)
         layout = self.layout
-        function = {
+        self.page.functions[self.name] = {
             "arguments": arguments,
             "numbers": defaults,
             "memory": self.memory,
@@ -209,45 +412,20 @@ class _Export:
             "constants": constants,
             "sites": [[s.op, s.dim, s.size, short_line(s.line)] for s in self.program.sites],
             "status": layout.has_status,
-            "draws": str(captured.random_count),
+            "draws": str(self.captured.random_count),
+            # Whether a call changes the state.
+            "writes": any(isinstance(self.captured.targets[k], Storage) for k in self.kept),
         }
-        generator = default_generator(device_of(captured.runtime))
-        program: Json = {
-            "format": FORMAT,
-            "version": VERSION,
-            "title": title,
-            "limits": layout.limits,
-            "settings": {k: _number(v) for k, v in settings.items()},
-            # As text: it has 64 bits.
-            "random": str(generator._offset),
-            "states": self.states,
-            "kernels": self.kernels.items,
-            "functions": {name: function},
+        for limit, value in layout.limits.items():
+            self.page.needed[limit] = max(value, self.page.needed.get(limit, 0))
+        self.page.native[self.name] = {
+            "program": self.program.to_json(),
+            # The memory entries of the program's inputs are the first ones; those of its outputs:
+            "outputs": layout.outputs,
         }
-        return Exported(program, self.weights)
 
     def _state(self, storage: Storage) -> int:
-        """Return the number of a state, adding its present contents to the weights file when it is new."""
-        found = self.numbers.get(id(storage))
-        if found is not None:
-            return found
-        number = self.numbers[id(storage)] = len(self.states)
-        node = storage.realize()
-        elements = numel(node.shape)
-        name, shape = self.names.get(id(storage), (f"state.{number}", (elements,)))
-        if name in self.weights:
-            name = f"{name}.{number}"
-        data = self.captured.runtime.backend.download(node.buffer)
-        self.weights[name] = RawTensor(node.dtype.name, shape, data)
-        self.states.append(
-            {
-                "name": name,
-                "dtype": node.dtype.name,
-                "shape": list(shape),
-                "bytes": binding_bytes(node.dtype, elements),
-            }
-        )
-        return number
+        return self.page.state(storage, self.captured.runtime.backend)
 
     def _arguments(self, given: list[tuple[str, tuple[int, ...]]]) -> list[Json]:
         """Name the arguments and place them, and the states that the program reads, in its memory."""
@@ -268,6 +446,7 @@ class _Export:
                     "number": source,
                     "shape": list(shape),
                     "dtype": declared.dtype.name,
+                    "kind": _kind(declared.dtype.name, tuple(shape)),
                     "entry": entry,
                 }
             )
@@ -309,10 +488,10 @@ class _Export:
             updates[number] = entry
         return updates
 
-    def _args(self, numbers: list[str]) -> tuple[list[Json], dict[str, float], list[Json]]:
-        """Return where each runtime argument comes from, the settings, and the float arguments of the function."""
+    def _args(self, numbers: list[str]) -> tuple[list[Json], list[Json]]:
+        """Return where each runtime argument comes from, and the float arguments of the function."""
         values = self.captured.args
-        settings = Settings([v for v in values if isinstance(v, HostScalar)])
+        settings = self.page.settings
         defaults: dict[str, Json] = {}
         args: list[Json] = []
         for kind, value in zip(self.layout.argument_types, values):
@@ -335,7 +514,7 @@ class _Export:
             else:
                 entry["value"] = _number(_fitting(value, kind))
             args.append(entry)
-        return args, settings.values, list(defaults.values())
+        return args, list(defaults.values())
 
     def _returns(
         self, updates: dict[int, int], names: Sequence[str] | None
@@ -519,35 +698,42 @@ def _title(step: CompiledFunction | Capture, name: str) -> str:
     return str(shown).replace("_", " ").strip() or name
 
 
-def _examples(function: Json, examples: Sequence[Any]) -> dict[str, RawTensor]:
-    """Return the example batches as tensors named "0.x", "0.y", "1.x", ... Raises ShapeError when one does not fit."""
+def _kind(dtype: str, shape: tuple[int, ...]) -> str:
+    """Return what a page shows an input as: "image", "numbers" or "integers"."""
+    if dtype in ("float32", "float16", "uint8") and len(shape) in (3, 4):
+        channels, height, width = shape[-3:]
+        if channels in (1, 3) and min(height, width) >= 4:
+            return "image"
+    return "integers" if dtype in ("int64", "int32", "uint8", "uint32") else "numbers"
+
+
+def _examples(function: Json, name: str, examples: Sequence[Batch]) -> dict[str, RawTensor]:
+    """Return example batches as tensors named "train/0.x", "train/0.y", "train/1.x", ...
+
+    Raises ShapeError when one does not fit.
+    """
     tensors: dict[str, RawTensor] = {}
+    arguments = function["arguments"]
+    function["examples"] = len(examples)
     for number, batch in enumerate(examples):
-        arguments = function["arguments"]
-        given = (
-            batch
-            if isinstance(batch, Mapping)
-            else dict(zip((a["name"] for a in arguments), batch))
-        )
+        if isinstance(batch, Mapping):
+            given = dict(batch)
+        else:
+            # Numbers among the arguments are not tensors of the file.
+            leaves = [v for _, v in _leaves(list(batch)) if isinstance(v, Tensor)]
+            given = dict(zip((a["name"] for a in arguments), leaves))
         for argument in arguments:
-            value = given.get(argument["name"])
-            if (
-                not isinstance(value, Tensor)
-                or list(value.shape) != argument["shape"]
-                or value.dtype.name != argument["dtype"]
-            ):
-                shown = (
-                    "nothing"
-                    if value is None
-                    else f"{value.dtype.name}{list(value.shape)}"
-                    if isinstance(value, Tensor)
-                    else repr(value)
-                )
+            value: Any = given.get(argument["name"])
+            shape = list(value.shape) if isinstance(value, Tensor) else None
+            if shape != argument["shape"] or value.dtype.name != argument["dtype"]:
+                shown = "nothing" if value is None else repr(value)
+                if isinstance(value, Tensor):
+                    shown = f"{value.dtype.name}{shape}"
                 raise ShapeError(
                     f"export: example {number} has {shown} for {argument['name']!r}, "
                     f"the program was captured for {argument['dtype']}{argument['shape']}"
                 )
-            tensors[f"{number}.{argument['name']}"] = RawTensor(
+            tensors[f"{name}/{number}.{argument['name']}"] = RawTensor(
                 value.dtype.name, tuple(value.shape), value._to_bytes
             )
     return tensors

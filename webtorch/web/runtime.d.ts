@@ -22,6 +22,9 @@ export interface FileTensor {
 export interface CallOptions {
   /** false: run, but read nothing back. Default true. */
   read?: boolean;
+  /** Take the place of earlier calls with `latest` that have not started: they end as "aborted". */
+  latest?: boolean;
+  signal?: AbortSignal | null;
 }
 
 export interface Requirements {
@@ -34,24 +37,84 @@ export class WebtorchError extends Error {}
 /** One exported function. Besides tensors, it returns the plain values that the Python function returned. */
 export type Callable = (inputs?: Record<string, Input>, options?: CallOptions) => Promise<Record<string, Tensor>>;
 
+/** How a call ended. A call is aborted when a newer one took its place, or its signal said so, before it ran. */
+export type Result = { status: "completed"; outputs: Record<string, Tensor> } | { status: "aborted" | "failed"; error: WebtorchError };
+
+export interface Description {
+  arguments: { name: string; shape: number[]; dtype: DType; kind: "image" | "integers" | "numbers" }[];
+  numbers: { name: string; value: number }[];
+  returns: { name: string; shape: number[]; dtype: DType }[];
+  /** Whether a call changes the state. */
+  writes: boolean;
+}
+
+export interface Kept<Note = unknown> {
+  /** The calls that had been made, and when it was kept (milliseconds since 1970). */
+  calls: number;
+  saved: number;
+  note?: Note;
+}
+
+export interface Timed {
+  rows: { kernel: string; grid: number[]; line: string; ms: number }[];
+  outputs: Record<string, Tensor>;
+  /** "device": the device's own clock; "page": each dispatch was waited for, so short ones look longer. */
+  clock: "device" | "page";
+}
+
 export class Model {
   readonly title: string;
-  readonly device: GPUDevice;
   readonly deviceName: string;
+  readonly functions: Record<string, Description>;
   /** The settings and their values: {lr: 0.001}. */
   readonly settings: Record<string, number>;
+  /** What `load` with `resume` went on from. */
+  readonly resumed: Kept | null;
+  /** Call a function; never throws. */
+  run(name: string, inputs?: Record<string, Input>, options?: CallOptions): Promise<Result>;
   set(name: string, value: number): void;
   get(name: string): number | undefined;
   /** Parameters and optimizer state as a safetensors file. */
   state(): Promise<Uint8Array>;
-  loadState(file: ArrayBuffer | Uint8Array): void;
-  destroy(): void;
+  loadState(file: ArrayBuffer | Uint8Array): Promise<void>;
+  /** Keep the state in this browser (IndexedDB), and go on from it. */
+  save(options?: { key?: string; note?: unknown }): Promise<Kept>;
+  resume(options?: { key?: string }): Promise<Kept | null>;
+  forget(options?: { key?: string }): Promise<void>;
+  profile(name: string, inputs?: Record<string, Input>): Promise<Timed>;
+  destroy(): Promise<void>;
   /** The exported functions under their own names. */
   [name: string]: any;
 }
 
-export function load(folder?: string, options?: { device?: GPUDevice | null }): Promise<Model>;
-export function open(program: object, weights?: Record<string, FileTensor>, options?: { device?: GPUDevice | null }): Promise<Model>;
+/** The same in the thread that opened it, on a device of one's own. */
+export class Engine {
+  readonly device: GPUDevice;
+  readonly deviceName: string;
+  readonly settings: Record<string, number>;
+  set(name: string, value: number): void;
+  get(name: string): number | undefined;
+  state(): Promise<Uint8Array>;
+  loadState(file: ArrayBuffer | Uint8Array): void;
+  destroy(): void;
+  [name: string]: any;
+}
+
+export interface LoadOptions {
+  /** false: run in the page's own thread. */
+  worker?: boolean;
+  /** The address of a classic worker, for pages that cannot start runtime.js as a module. */
+  script?: string | null;
+  /** Keep the state in this browser while it trains; go on from there; under this name. */
+  persist?: boolean;
+  resume?: boolean;
+  key?: string;
+  /** Milliseconds of training that may be lost with the device. */
+  keep?: number;
+}
+
+export function load(folder?: string | URL | { program: string | object; weights: ArrayBuffer }, options?: LoadOptions): Promise<Model>;
+export function open(program: object, weights?: Record<string, FileTensor>, options?: { device?: GPUDevice | null }): Promise<Engine>;
 export function requestDevice(requirements?: Requirements): Promise<GPUDevice>;
 export function readSafetensors(file: ArrayBuffer, what?: string): Record<string, FileTensor>;
 export function writeSafetensors(tensors: Record<string, FileTensor>): Uint8Array;

@@ -1,20 +1,27 @@
 /**
- * webtorch runtime: runs a program that webtorch exported, on WebGPU. One file, no dependencies, no eval.
+ * webtorch runtime: runs what webtorch.export wrote, on WebGPU. One file, no dependencies, no eval.
  *
  *   import { load } from "./runtime.js";
  *   const m = await load("./");
- *   const { out } = await m.step({ x, y });     // {data, shape, dtype}
+ *   const { loss } = await m.train({ x, y });     // {data, shape, dtype}
  *   m.set("lr", 1e-3);
  *
- * Parameters and optimizer state stay on the device. A call encodes everything into one submission; what it returns is read
- * back in the same submission, and `m.step(inputs, { read: false })` reads nothing. Calls may overlap: they run in the order in
- * which they were made.
+ * The program runs in a worker, so that the page never waits. Parameters and optimizer state stay on the device. A call is one
+ * submission, and what it returns is read back with it; `m.train(inputs, { read: false })` reads nothing. Calls may overlap: they
+ * run in the order in which they were made.
  */
 
 const FORMAT = "webtorch program";
-const VERSION = 1;
+const VERSION = 2;
 // Sets of memory for which a function keeps its bind groups: buffers that are exchanged at each call alternate between two.
 const PLANS = 16;
+const WORKER = "webtorch runtime";
+// Calls that the device has at once: enough that it never waits for the page, few enough that newer ones can overtake.
+const AHEAD = 3;
+// How often, in milliseconds, the state is kept for when the device is lost. What is large is kept less often.
+const KEEP = 10_000;
+const LARGE = 64 << 20;
+const DATABASE = "webtorch";
 
 /** What went wrong, in words for the page's user. */
 export class WebtorchError extends Error {
@@ -246,8 +253,23 @@ export function writeSafetensors(tensors) {
   return file;
 }
 
+const FLOATS = ["float32", "float16", "bfloat16"];
+
+/** Return a file's tensor of floats as one of another float type. */
+function converted({ dtype, shape, bytes }, wanted) {
+  const [from, to] = [TYPES[dtype], TYPES[wanted]];
+  const given = new from.stored(bytes.slice().buffer);
+  const out = new to.stored(given.length);
+  for (let i = 0; i < given.length; i++) {
+    const value = from.decode ? from.decode(given[i]) : given[i];
+    out[i] = to.encode ? to.encode(value) : value;
+  }
+  return { dtype: wanted, shape, bytes: new Uint8Array(out.buffer) };
+}
+
 /** Return the bytes of a file's tensor as device memory holds them. */
-function toDevice({ dtype, bytes }, what) {
+function toDevice(tensor, wanted, what) {
+  const { dtype, bytes } = tensor.dtype === wanted ? tensor : converted(tensor, wanted);
   const out = new Uint8Array(words(dtype === "int64" ? bytes.length / 2 : bytes.length));
   if (dtype !== "int64") {
     out.set(bytes);
@@ -274,13 +296,21 @@ function toFile(bytes, dtype, count) {
 
 // --- the device -------------------------------------------------------------------------------------------------------
 
-/** Return a GPUDevice with the limits and features that a program needs. Throws WebtorchError, saying what is missing. */
-export async function requestDevice({ limits = {}, features = [] } = {}) {
+/** Return navigator.gpu. Throws WebtorchError where there is none. */
+function webgpu() {
   const gpu = globalThis.navigator?.gpu;
   if (!gpu) {
     const why = globalThis.isSecureContext === false ? "this page is not served over https or from localhost" : "this browser does not offer it, or it is switched off";
     throw new WebtorchError(`WebGPU is not available: ${why}. Current versions of Chrome, Edge, Safari and Firefox have it.`);
   }
+  return gpu;
+}
+
+const OPTIONAL = ["timestamp-query"];
+
+/** Return a GPUDevice with the limits and features that a program needs. Throws WebtorchError, saying what is missing. */
+export async function requestDevice({ limits = {}, features = [] } = {}) {
+  const gpu = webgpu();
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (!adapter) throw new WebtorchError("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing.");
   const missing = [];
@@ -290,7 +320,7 @@ export async function requestDevice({ limits = {}, features = [] } = {}) {
   }
   for (const name of features) if (!adapter.features.has(name)) missing.push(`feature ${name}: this device does not have it`);
   if (missing.length) throw new WebtorchError(`This device is too small for the program. ${missing.join("; ")}.`);
-  const device = await adapter.requestDevice({ requiredLimits: limits, requiredFeatures: features });
+  const device = await adapter.requestDevice({ requiredLimits: limits, requiredFeatures: [...features, ...OPTIONAL.filter((name) => adapter.features.has(name))] });
   device.webtorchName = nameOf(adapter.info ?? device.adapterInfo ?? {});
   return device;
 }
@@ -444,7 +474,7 @@ class Program {
     return groups;
   }
 
-  call(inputs = {}, { read = true } = {}) {
+  call(inputs = {}, { read = true, step = null } = {}) {
     const { model, description } = this;
     model.check();
     const known = new Set([...description.arguments, ...description.numbers].map((a) => a.name));
@@ -459,8 +489,34 @@ class Program {
     const { queue } = model.device;
     encoded.forEach((bytes, i) => bytes.byteLength && queue.writeBuffer(this.arguments[i], 0, bytes));
     this.packArguments(inputs);
+    // What is profiled waits between its dispatches; nothing else is running then.
+    if (step) return this.apart(step).then(() => this.finish(read));
+    return this.finish(read);
+  }
+
+  async apart(step) {
+    const groups = this.plan();
+    for (let i = 0; i < groups.length; i++) await step((encoder, pass) => this.encodeStep(encoder, i, groups, pass), i);
+    this.ran = true;
+  }
+
+  encodeStep(encoder, i, groups, timing) {
+    const step = this.description.steps[i];
+    if (step.copy) {
+      encoder.copyBufferToBuffer(this.buffer(step.copy[0]), 0, this.buffer(step.copy[1]), 0, step.copy[2]);
+      return;
+    }
+    const pass = encoder.beginComputePass(timing);
+    pass.setPipeline(this.model.kernels[step.kernel].pipeline);
+    pass.setBindGroup(0, groups[i]);
+    pass.dispatchWorkgroups(...step.grid);
+    pass.end();
+  }
+
+  finish(read) {
+    const { model, description } = this;
     const { encoder, staging } = this.encode(read);
-    queue.submit([encoder.finish()]);
+    model.device.queue.submit([encoder.finish()]);
     model.random = BigInt.asUintN(64, model.random + BigInt(description.draws));
     for (const [state, entry] of description.updates) {
       const before = model.states[state].buffer;
@@ -470,6 +526,38 @@ class Program {
     return read ? this.read(staging) : Promise.resolve({});
   }
 
+  /** Run once, each dispatch on its own, and return how long each took in milliseconds: a call as any other. */
+  async profile(inputs) {
+    const { device, kernels, program } = this.model;
+    const { steps } = this.description;
+    const timed = device.features.has("timestamp-query") && steps.length <= 2048;
+    const { GPUBufferUsage: usage } = globalThis;
+    const stamps = timed ? device.createQuerySet({ type: "timestamp", count: 2 * steps.length }) : null;
+    const rows = [];
+    const outputs = await this.call(inputs, { step: async (encode, i) => {
+      const started = performance.now();
+      const encoder = device.createCommandEncoder();
+      encode(encoder, timed ? { timestampWrites: { querySet: stamps, beginningOfPassWriteIndex: 2 * i, endOfPassWriteIndex: 2 * i + 1 } } : undefined);
+      device.queue.submit([encoder.finish()]);
+      if (!timed) await device.queue.onSubmittedWorkDone();
+      const step = steps[i];
+      rows.push({ kernel: step.copy ? "copy" : program.kernels[step.kernel].name, grid: step.grid ?? [], line: step.line ?? "", ms: performance.now() - started });
+    } });
+    if (timed && steps.length) {
+      const size = 16 * steps.length;
+      const resolved = device.createBuffer({ size, usage: usage.QUERY_RESOLVE | usage.COPY_SRC });
+      const staging = device.createBuffer({ size, usage: usage.MAP_READ | usage.COPY_DST });
+      const encoder = device.createCommandEncoder();
+      encoder.resolveQuerySet(stamps, 0, 2 * steps.length, resolved, 0);
+      encoder.copyBufferToBuffer(resolved, 0, staging, 0, size);
+      device.queue.submit([encoder.finish()]);
+      const times = new BigUint64Array(await this.model.download(staging));
+      rows.forEach((row, i) => steps[i].copy || (row.ms = Number(times[2 * i + 1] - times[2 * i]) / 1e6));
+      for (const gone of [resolved, staging, stamps]) gone.destroy();
+    }
+    return { rows, outputs, clock: timed ? "device" : "page" };
+  }
+
   encode(read) {
     const { device, kernels } = this.model;
     const { steps, returns } = this.description;
@@ -477,7 +565,10 @@ class Program {
     const encoder = device.createCommandEncoder({ label: this.name });
     let pass = null;
     let last = null;
+    const done = this.ran;
+    this.ran = false;
     steps.forEach((step, i) => {
+      if (done) return;
       if (step.copy) {
         pass?.end();
         pass = null;
@@ -539,8 +630,8 @@ class Program {
 
 let nextBuffer = 1;
 
-/** A loaded export: its functions by name, its settings, its state. */
-export class Model {
+/** A program on a device, in this thread: its functions by name, its settings, its state. `Model` is the same in a worker. */
+export class Engine {
   constructor(device, program) {
     this.device = device;
     this.deviceName = device.webtorchName ?? nameOf(device.adapterInfo ?? {});
@@ -553,7 +644,7 @@ export class Model {
     this.states = [];
     device.lost.then((info) => {
       if (info.reason === "destroyed") this.failure ??= new WebtorchError("The graphics device was closed by the page.");
-      else this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}). Reload the page to go on; what was trained since the last download is gone.`);
+      else this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}).`);
     });
     device.addEventListener("uncapturederror", (event) => {
       this.failure ??= new WebtorchError(`The graphics device reported: ${event.error.message}`);
@@ -594,10 +685,11 @@ export class Model {
     const contents = this.program.states.map(({ name, dtype, shape }) => {
       const tensor = tensors[name];
       if (!tensor) throw new WebtorchError(`${what}: the tensor ${name} is missing`);
-      if (tensor.dtype !== dtype || elementsOf(tensor.shape) !== elementsOf(shape)) {
+      const fits = tensor.dtype === dtype || (FLOATS.includes(tensor.dtype) && FLOATS.includes(dtype));
+      if (!fits || elementsOf(tensor.shape) !== elementsOf(shape)) {
         throw new WebtorchError(`${what}: ${name} is ${tensor.dtype}${shown(tensor.shape)}, the program wants ${dtype}${shown(shape)}`);
       }
-      return toDevice(tensor, `${what}: ${name}`);
+      return toDevice(tensor, dtype, `${what}: ${name}`);
     });
     contents.forEach((bytes, i) => bytes.length && this.device.queue.writeBuffer(this.states[i].buffer, 0, bytes));
   }
@@ -617,10 +709,7 @@ export class Model {
 
   /** Change a setting, such as the learning rate. With several parameter groups, "lr" changes all of them. */
   set(name, value) {
-    const names = name in this.settings ? [name] : Object.keys(this.settings).filter((key) => key.endsWith(`.${name}`));
-    if (!names.length) throw new WebtorchError(`set: there is no setting ${name}; the settings are ${Object.keys(this.settings).join(", ") || "none"}`);
-    if (typeof value !== "number" || Number.isNaN(value)) throw new WebtorchError(`set: ${name} is a number, got ${value}`);
-    for (const key of names) this.settings[key] = value;
+    for (const key of settingsNamed(this.settings, name, value)) this.settings[key] = value;
   }
 
   /** Return the value of a setting. */
@@ -668,11 +757,18 @@ export class Model {
   }
 }
 
-/** Open a program that is already in memory: the parsed program.json, and tensors as `readSafetensors` returns them. */
-export async function open(program, weights = {}, { device = null } = {}) {
+function checked(program) {
   if (program?.format !== FORMAT) throw new WebtorchError("program.json: this is not a program that webtorch exported");
   if (program.version !== VERSION) throw new WebtorchError(`program.json: it has version ${program.version}, this runtime.js reads version ${VERSION}: export again`);
-  return new Model(device ?? (await requestDevice(program)), program).open(weights);
+  for (const part of ["functions", "kernels", "states", "settings"]) {
+    if (typeof program[part] !== "object" || program[part] === null) throw new WebtorchError(`program.json: the file is damaged or incomplete: it has no ${part}`);
+  }
+  return program;
+}
+
+/** Open a program that is in memory, in this thread: the parsed program.json, and tensors as `readSafetensors` returns them. */
+export async function open(program, weights = {}, { device = null } = {}) {
+  return new Engine(device ?? (await requestDevice(checked(program))), checked(program)).open(weights);
 }
 
 /** Fetch a file of an export. */
@@ -682,21 +778,413 @@ export async function fetchFile(base, name) {
     // Ask the server each time: a program and weights of two exports do not fit each other.
     response = await fetch(new URL(name, base), { cache: "no-cache" });
   } catch (error) {
-    throw new WebtorchError(`${name}: it could not be fetched (${error.message}). A page opened as a file cannot fetch: use a server, such as python -m http.server`, { cause: error });
+    throw new WebtorchError(`${name}: it could not be fetched (${error.message}). A page opened as a file cannot fetch: use a server, such as webtorch serve, or export with single_file=True`, { cause: error });
   }
   if (!response.ok) throw new WebtorchError(`${name}: the server answered ${response.status} ${response.statusText}`);
   return response.arrayBuffer();
 }
 
-/** Load an exported folder: `const m = await load("./")`. */
-export async function load(folder = "./", options = {}) {
-  const base = new URL(folder.endsWith("/") ? folder : `${folder}/`, globalThis.location?.href ?? import.meta.url);
-  const [text, weights] = await Promise.all([fetchFile(base, "program.json"), fetchFile(base, "weights.safetensors")]);
+// --- what a tab keeps -------------------------------------------------------------------------------------------------
+
+/** Run a request on the store of this origin and return its result. */
+function stored(mode, request) {
+  return new Promise((resolve, reject) => {
+    const failed = (error) => reject(new WebtorchError(`The browser's storage could not be used: ${error?.message ?? "no reason was given"}`, { cause: error }));
+    let opening;
+    try {
+      opening = indexedDB.open(DATABASE, 1);
+    } catch (error) {
+      failed(error);
+      return;
+    }
+    opening.onupgradeneeded = () => opening.result.createObjectStore("states");
+    opening.onerror = () => failed(opening.error);
+    opening.onsuccess = () => {
+      const database = opening.result;
+      const transaction = database.transaction("states", mode);
+      const asked = request(transaction.objectStore("states"));
+      // A write counts when its transaction is complete: a tab that is closed earlier leaves the old value.
+      transaction.oncomplete = () => resolve(asked.result);
+      transaction.onabort = transaction.onerror = () => failed(transaction.error);
+    };
+  });
+}
+
+// --- the worker's side ------------------------------------------------------------------------------------------------
+
+/** Owns the engine: takes messages in order, answers each, keeps the state for when the device is lost. */
+class Host {
+  constructor(port) {
+    this.port = port;
+    this.jobs = [];
+    this.running = 0;
+    this.busy = false;
+    this.calls = 0;
+    this.engine = null;
+    port.onmessage = ({ data }) => this.take(data);
+  }
+
+  take(job) {
+    if (job.op === "abort") {
+      this.drop((other) => other.id === job.target);
+      return;
+    }
+    if (job.options?.latest) this.drop((other) => other.op === "call" && other.name === job.name && other.options?.latest);
+    this.jobs.push(job);
+    this.pump();
+  }
+
+  /** Answer waiting jobs with "aborted". */
+  drop(which) {
+    const gone = this.jobs.filter(which);
+    this.jobs = this.jobs.filter((job) => !gone.includes(job));
+    for (const { id } of gone) this.port.postMessage({ id, status: "aborted" });
+  }
+
+  async pump() {
+    if (this.busy) return;
+    this.busy = true;
+    while (this.jobs.length) {
+      const job = this.jobs[0];
+      // Calls follow each other closely; everything else waits until they are done.
+      if (job.op === "call" ? this.running >= AHEAD || (this.engine?.failure && this.running > 0) : this.running > 0 && job.op !== "set") break;
+      this.jobs.shift();
+      const work = this.start(job);
+      if (job.op !== "call") await work;
+    }
+    this.busy = false;
+  }
+
+  async start(job) {
+    this.running += 1;
+    try {
+      const value = await this[job.op](job);
+      this.port.postMessage({ id: job.id, status: "completed", value });
+    } catch (error) {
+      const lost = this.engine?.failure && job.op !== "destroy";
+      this.running -= 1;
+      let message = error.message;
+      // The first to meet a lost device tells what becomes of it.
+      if (lost && !this.running) message += ` ${await this.recover()}`;
+      else if (lost) message += " The model is being opened again.";
+      this.running += 1;
+      this.port.postMessage({ id: job.id, status: "failed", name: error.name, message });
+    }
+    this.running -= 1;
+    if (!this.busy) this.pump();
+  }
+
+  /** Open the model again with the state that was kept last, and say so. */
+  async recover() {
+    if (this.gone) return "";
+    const { program, kept, settings } = this;
+    const behind = this.calls - kept.calls;
+    this.engine.device.destroy();
+    for (let wait = 100; ; wait *= 3) {
+      try {
+        this.engine = await open(program, kept.tensors());
+        break;
+      } catch (error) {
+        if (wait > 8000) return `It could not be opened again: ${error.message} Reload the page to go on from what was saved.`;
+        await new Promise((resolve) => setTimeout(resolve, wait));
+      }
+    }
+    this.engine.settings = settings;
+    this.engine.random = kept.random;
+    this.calls = kept.calls;
+    return `The model was opened again with the state of ${behind === 1 ? "1 call" : `${behind} calls`} before.`;
+  }
+
+  async open({ source, options }) {
+    const { program, weights } = await contents(source);
+    this.program = program;
+    this.engine = await open(program, readSafetensors(weights, "weights.safetensors"));
+    this.settings = this.engine.settings;
+    this.key = options.key ?? `${program.title} ${await digest(program)}`;
+    this.persist = Boolean(options.persist);
+    this.every = options.keep ?? (program.states.reduce((sum, s) => sum + s.bytes, 0) > LARGE ? 6 * KEEP : KEEP);
+    this.keep(new Uint8Array(weights));
+    let resumed = null;
+    if (options.resume) {
+      try {
+        resumed = await this.resume({});
+      } catch (error) {
+        // What another export left under the key, or a browser without storage, is no reason not to open.
+        resumed = { error: error.message };
+      }
+    }
+    return { program: { ...program, kernels: program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, deviceName: this.engine.deviceName, settings: this.settings, resumed };
+  }
+
+  keep(file, random = this.engine.random, calls = this.calls) {
+    const tensors = () => readSafetensors(file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength), "state");
+    this.kept = { tensors, random, calls, file };
+    this.keptAt = performance.now();
+  }
+
+  async call({ name, inputs, options }) {
+    const { engine } = this;
+    const running = engine.functions[name].call(inputs, options);
+    if (options.read === false) await engine.device.queue.onSubmittedWorkDone();
+    const outputs = await running;
+    engine.check();
+    this.calls += 1;
+    if (this.program.functions[name].writes && performance.now() - this.keptAt > this.every && !this.keeping) {
+      this.keeping = true;
+      this.jobs.unshift({ op: "snapshot", id: 0 });
+    }
+    return outputs;
+  }
+
+  async snapshot() {
+    this.keeping = false;
+    this.keptAt = performance.now();
+    if (this.persist) await this.save({});
+    else await this.state();
+  }
+
+  async profile({ name, inputs }) {
+    const found = await this.engine.functions[name].profile(inputs);
+    this.calls += 1;
+    return found;
+  }
+
+  set({ name, value }) {
+    this.engine.set(name, value);
+    this.settings = this.engine.settings;
+  }
+
+  async state() {
+    const { random } = this.engine;
+    const { calls } = this;
+    const file = await this.engine.state();
+    this.keep(file, random, calls);
+    return file;
+  }
+
+  loadState({ file }) {
+    this.engine.loadState(file);
+    this.keep(file);
+  }
+
+  async save({ key = this.key, note = this.note }) {
+    this.note = note;
+    const { random } = this.engine;
+    const file = await this.state();
+    const record = { file, random: String(random), settings: { ...this.settings }, calls: this.calls, note, saved: Date.now() };
+    await stored("readwrite", (store) => store.put(record, key));
+    return { calls: record.calls, saved: record.saved };
+  }
+
+  async resume({ key = this.key }) {
+    const record = await stored("readonly", (store) => store.get(key));
+    if (!record) return null;
+    this.engine.loadState(record.file);
+    this.engine.random = BigInt(record.random);
+    for (const [name, value] of Object.entries(record.settings)) if (name in this.settings) this.engine.settings[name] = value;
+    this.calls = record.calls;
+    this.note = record.note;
+    this.keep(record.file);
+    return { calls: record.calls, note: record.note, saved: record.saved, settings: this.engine.settings };
+  }
+
+  async forget({ key = this.key }) {
+    await stored("readwrite", (store) => store.delete(key));
+  }
+
+  destroy() {
+    this.gone = true;
+    this.engine?.destroy();
+  }
+}
+
+async function digest(program) {
+  const text = JSON.stringify(program.states);
+  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text)));
+  return Array.from(hash.slice(0, 8), (b) => b.toString(16).padStart(2, "0")).join("");
+}
+
+/** Return the parsed program and the bytes of the weights of a folder, or of {program, weights} in memory. */
+async function contents(source) {
+  let { program: text, weights } = source;
+  if (source.base) [text, weights] = await Promise.all([fetchFile(source.base, "program.json"), fetchFile(source.base, "weights.safetensors")]);
+  if (typeof text !== "string" && !(text instanceof ArrayBuffer) && !ArrayBuffer.isView(text)) return { program: checked(text), weights };
   let program;
   try {
-    program = JSON.parse(new TextDecoder().decode(text));
+    program = JSON.parse(typeof text === "string" ? text : new TextDecoder().decode(text));
   } catch (error) {
     throw new WebtorchError(`program.json: the file is damaged or incomplete (${error.message})`, { cause: error });
   }
-  return open(program, readSafetensors(weights, "weights.safetensors"), options);
+  return { program: checked(program), weights };
 }
+
+// --- the page's side --------------------------------------------------------------------------------------------------
+
+/** A loaded export: its functions by name, its settings, its state. It lives in a worker. */
+export class Model {
+  constructor(port, close) {
+    this.port = port;
+    this.close = close;
+    this.waiting = new Map();
+    this.next = 1;
+    port.onmessage = ({ data }) => this.answered(data);
+  }
+
+  /** @internal */
+  answered({ id, ...answer }) {
+    const resolve = this.waiting.get(id);
+    this.waiting.delete(id);
+    resolve?.(answer);
+  }
+
+  /** @internal Post a message; the promise is of {status, value} or {status, message}. */
+  post(message, transfer = []) {
+    if (this.gone) return Promise.resolve({ status: "failed", message: this.gone });
+    const id = this.next++;
+    const answer = new Promise((resolve) => this.waiting.set(id, resolve));
+    answer.id = id;
+    try {
+      this.port.postMessage({ id, ...message }, transfer);
+    } catch (error) {
+      this.answered({ id, status: "failed", message: `${message.name ?? message.op}: an input cannot be sent to the worker: ${error.message}` });
+    }
+    return answer;
+  }
+
+  /** @internal */
+  async ask(message) {
+    const { status, value, message: text } = await this.post(message);
+    if (status === "completed") return value;
+    throw Object.assign(new WebtorchError(text ?? "A newer call took the place of this one."), { status });
+  }
+
+  /** @internal */
+  async begin(source, options) {
+    const { program, deviceName, settings, resumed } = await this.ask({ op: "open", source, options });
+    Object.assign(this, { program, deviceName, settings, resumed, title: program.title, functions: program.functions });
+    for (const name of Object.keys(program.functions)) {
+      this[name] = async (inputs, given) => {
+        const result = await this.run(name, inputs, given);
+        if (result.status === "completed") return result.outputs;
+        throw Object.assign(result.error, { status: result.status });
+      };
+    }
+    return this;
+  }
+
+  /**
+   * Call a function and say how it ended, without throwing: {status: "completed", outputs}, or "aborted" or "failed" with {error}.
+   * With `latest`, the call takes the place of earlier such calls that have not started; `signal` is an AbortSignal.
+   */
+  async run(name, inputs = {}, { read = true, latest = false, signal = null } = {}) {
+    const aborted = () => ({ status: "aborted", error: new WebtorchError(`${name}: the call was aborted before it ran.`) });
+    if (!(name in this.functions)) return { status: "failed", error: new WebtorchError(`run: there is no function ${name}; there are ${Object.keys(this.functions).join(", ")}`) };
+    if (signal?.aborted) return aborted();
+    const answer = this.post({ op: "call", name, inputs, options: { read, latest } });
+    const stop = () => this.port.postMessage({ op: "abort", target: answer.id });
+    signal?.addEventListener("abort", stop);
+    const { status, value, message } = await answer;
+    signal?.removeEventListener("abort", stop);
+    if (status === "completed") return { status, outputs: value };
+    return status === "aborted" ? aborted() : { status, error: new WebtorchError(message) };
+  }
+
+  /** Change a setting, such as the learning rate, for the calls that follow. With several parameter groups, "lr" changes all of them. */
+  set(name, value) {
+    for (const key of settingsNamed(this.settings, name, value)) this.settings[key] = value;
+    this.post({ op: "set", name, value });
+  }
+
+  /** Return the value of a setting. */
+  get(name) {
+    return this.settings[name] ?? this.settings[Object.keys(this.settings).find((key) => key.endsWith(`.${name}`))];
+  }
+
+  /** Return parameters and optimizer state, as they are after the calls so far, as a safetensors file. */
+  state() {
+    return this.ask({ op: "state" });
+  }
+
+  /** Take parameters and optimizer state from a safetensors file (ArrayBuffer or Uint8Array). */
+  loadState(file) {
+    return this.ask({ op: "loadState", file: file instanceof ArrayBuffer ? new Uint8Array(file) : file });
+  }
+
+  /** Keep the state, the settings and a note of the page's own in this browser, for `resume`. */
+  save({ key, note } = {}) {
+    return this.ask({ op: "save", ...(key === undefined ? {} : { key }), ...(note === undefined ? {} : { note }) });
+  }
+
+  /** Go on from what `save` kept. Returns {calls, note, saved}, or null when there is nothing. */
+  async resume({ key } = {}) {
+    const found = await this.ask({ op: "resume", ...(key === undefined ? {} : { key }) });
+    if (found) Object.assign(this.settings, found.settings);
+    return found;
+  }
+
+  /** Drop what `save` kept. */
+  forget({ key } = {}) {
+    return this.ask({ op: "forget", ...(key === undefined ? {} : { key }) });
+  }
+
+  /** Call a function with each dispatch timed: {rows: [{kernel, grid, line, ms}], outputs, clock}. */
+  async profile(name, inputs = {}) {
+    if (!(name in this.functions)) throw new WebtorchError(`profile: there is no function ${name}; there are ${Object.keys(this.functions).join(", ")}`);
+    return this.ask({ op: "profile", name, inputs });
+  }
+
+  /** Give the device's memory back. The model cannot be used afterwards. */
+  async destroy() {
+    const done = this.ask({ op: "destroy" });
+    this.gone = "The model was destroyed.";
+    await done;
+    this.close();
+  }
+
+  /** @internal */
+  fail(message) {
+    this.gone = message;
+    for (const id of [...this.waiting.keys()]) this.answered({ id, status: "failed", message });
+  }
+}
+
+/** Return the full names of a setting. Throws where there is none, or the value is no number. */
+function settingsNamed(settings, name, value) {
+  const names = name in settings ? [name] : Object.keys(settings).filter((key) => key.endsWith(`.${name}`));
+  if (!names.length) throw new WebtorchError(`set: there is no setting ${name}; the settings are ${Object.keys(settings).join(", ") || "none"}`);
+  if (typeof value !== "number" || Number.isNaN(value)) throw new WebtorchError(`set: ${name} is a number, got ${value}`);
+  return names;
+}
+
+/**
+ * Load an export: `const m = await load("./")`, or `load({program, weights})` of files in memory.
+ *
+ * `persist` keeps the state in this browser while it trains, and `resume` goes on from there; `key` is its name. `keep` is how many
+ * milliseconds of training may be lost with the device. `worker: false` runs everything in this thread; `script` is the address of
+ * a classic worker, for pages that cannot start this module as one.
+ */
+export async function load(folder = "./", { worker = true, script = null, ...options } = {}) {
+  webgpu();
+  let source = folder;
+  if (typeof folder === "string" || folder instanceof URL) {
+    const text = String(folder);
+    source = { base: new URL(text.endsWith("/") ? text : `${text}/`, globalThis.location?.href ?? import.meta.url).href };
+  }
+  if (worker && globalThis.Worker) {
+    const thread = script ? new Worker(script, { name: WORKER }) : new Worker(import.meta.url, { type: "module", name: WORKER });
+    const model = new Model(thread, () => thread.terminate());
+    thread.onerror = (event) => {
+      event.preventDefault?.();
+      model.fail(`The worker stopped: ${event.message || "runtime.js could not be started as a worker; load(folder, {worker: false}) runs without one"}`);
+    };
+    return model.begin(source, options).catch((error) => {
+      thread.terminate();
+      throw error;
+    });
+  }
+  const { port1, port2 } = new MessageChannel();
+  new Host(port2);
+  return new Model(port1, () => port1.close()).begin(source, options);
+}
+
+if (globalThis.name === WORKER && typeof WorkerGlobalScope !== "undefined") new Host(globalThis);

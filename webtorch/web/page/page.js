@@ -1,26 +1,48 @@
-/** The page of an exported program: runs it on the example batches, draws its first result, and lets its settings be changed. */
+/** The page of an export: trains, draws the loss, takes inputs by hand and shows what the program makes of them. */
 
 import { fetchFile, load, readSafetensors } from "./runtime.js";
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
+// Milliseconds between two looks at the samples while training, and characters that are written at once.
+const LOOK = 1200;
+const PROMPT = 160;
 const values = [];
 let model = null;
-let call = null;
-let batches = [];
+// The function that trains (or is measured), the one that answers, and the one that only tells a number.
+let training = null;
+let answering = null;
+let judging = null;
+let batches = {};
 let resultName = null;
 let running = false;
 let started = 0;
 let startedAt = 0;
+let looked = 0;
+let labels = null;
+let vocabulary = null;
+let writing = false;
+// Of each input of the answering function: how to read it.
+const readers = new Map();
 
 const text = (value) => (!Number.isFinite(value) ? String(value) : value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5) ? value.toPrecision(4) : value.toExponential(2));
 const bytesText = (n) => (n < 1e3 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+const elementsOf = (shape) => shape.reduce((n, size) => n * size, 1);
+const make = (tag, properties = {}, ...children) => {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+};
+
+function say(words, bad = false) {
+  $("status").className = bad ? "bad" : "";
+  $("status").textContent = words;
+}
 
 function fail(error) {
   running = false;
   $("run").textContent = "Run";
-  $("status").className = "bad";
-  $("status").textContent = error.message;
+  say(error.message, true);
 }
 
 function draw(at = null) {
@@ -81,15 +103,22 @@ function show(value, words) {
   $("last").textContent = words ? "below" : text(value);
   $("steps").textContent = values.length;
   const seconds = (performance.now() - startedAt) / 1e3;
-  if (values.length - started > 1) $("speed").textContent = ((values.length - started) / seconds).toPrecision(3);
-  const item = document.createElement("li");
-  item.textContent = words ?? text(value);
-  $("values").append(item);
+  if (values.length - started > 1) $("speed").textContent = rate((perStep() * (values.length - started)) / seconds);
+  $("values").append(make("li", { textContent: words ?? text(value) }));
   $("count").textContent = `${values.length} steps`;
 }
 
+const rate = (v) => (v >= 100 ? Math.round(v).toLocaleString("en") : v.toPrecision(3));
+
+/** Return the examples of one training step: the common first dimension of its inputs, else 1. */
+function perStep() {
+  const sizes = new Set(model.functions[training].arguments.map((a) => a.shape[0] ?? 0));
+  return sizes.size === 1 && [...sizes][0] > 1 ? [...sizes][0] : 1;
+}
+
 async function step() {
-  const outputs = await call(batches[values.length % batches.length]);
+  const given = batches[training];
+  const outputs = await model[training](given[values.length % given.length]);
   if (resultName) show(outputs[resultName].data[0]);
   else show(NaN, summary(outputs));
 }
@@ -105,11 +134,13 @@ async function run() {
       if (performance.now() - drawn > 50) {
         draw();
         drawn = performance.now();
+        if (performance.now() - looked > LOOK) await look();
         // A frame for the browser: the page stays alive however fast the steps are.
         await new Promise(requestAnimationFrame);
       }
     }
     draw();
+    await look();
   } catch (error) {
     fail(error);
   }
@@ -141,57 +172,433 @@ function addSettings() {
 }
 
 function describe() {
-  const [name] = Object.keys(model.program.functions);
-  const { steps } = model.program.functions[name];
-  const rows = steps.map((s) => {
-    const row = document.createElement("tr");
-    const cells = s.copy ? ["copy", `${s.copy[2]} bytes`, ""] : [model.program.kernels[s.kernel].name, s.grid.join(" × "), s.line ?? ""];
-    for (const cell of cells) row.append(Object.assign(document.createElement("td"), { textContent: cell }));
-    return row;
-  });
+  const rows = Object.entries(model.functions).flatMap(([name, { steps }]) =>
+    steps.map((s, i) => {
+      const cells = s.copy ? ["copy", `${s.copy[2]} bytes`, "", ""] : [model.program.kernels[s.kernel].name, s.grid.join(" × "), s.line ?? "", ""];
+      const row = make("tr", {}, ...cells.map((cell) => make("td", { textContent: cell })));
+      row.dataset.step = `${name}.${i}`;
+      return row;
+    }),
+  );
   $("program").replaceChildren(...rows);
-  $("summary").textContent = `${steps.length} dispatches, one submission`;
-  $("size").textContent = bytesText(model.program.states.reduce((sum, s) => sum + s.bytes, 0));
+  $("summary").textContent = Object.entries(model.functions).map(([name, f]) => `${name}: ${f.steps.length} dispatches`).join(", ");
+  const size = bytesText(model.program.states.reduce((sum, s) => sum + s.bytes, 0));
+  $("size").textContent = size;
+}
+
+async function measure() {
+  const name = training ?? answering;
+  try {
+    const { rows } = await model.profile(name, batches[name]?.[0] ?? (await given()));
+    rows.forEach((row, i) => {
+      const cell = document.querySelector(`[data-step="${CSS.escape(`${name}.${i}`)}"] td:last-child`);
+      cell.textContent = (row.ms * 1e3).toPrecision(3);
+    });
+  } catch (error) {
+    fail(error);
+  }
+}
+
+// --- files ------------------------------------------------------------------------------------------------------------
+
+/** Return the bytes of a file that is a block of this page, or null. */
+function inline(name) {
+  const block = $(name);
+  return block ? Uint8Array.from(atob(block.textContent), (c) => c.charCodeAt(0)).buffer : null;
 }
 
 async function examples() {
-  const count = model.program.examples ?? 0;
-  const [name] = Object.keys(model.program.functions);
-  const { arguments: inputs } = model.program.functions[name];
-  if (!inputs.length) return [{}];
-  if (!count) return [];
-  const tensors = readSafetensors(await fetchFile(new URL("./", location.href), "examples.safetensors"), "examples.safetensors");
+  const out = {};
+  let tensors = null;
   const typed = { float32: Float32Array, int32: Int32Array, uint32: Uint32Array, int64: BigInt64Array, int8: Int8Array };
-  const read = ({ dtype, bytes }) => {
-    const kind = typed[dtype] ?? Uint8Array;
-    return new kind(bytes.slice().buffer);
+  for (const [name, { arguments: inputs, examples: count }] of Object.entries(model.functions)) {
+    if (!inputs.length) {
+      out[name] = [{}];
+      continue;
+    }
+    out[name] = [];
+    if (!count) continue;
+    tensors ??= readSafetensors(inline("examples.safetensors") ?? (await fetchFile(new URL("./", location.href), "examples.safetensors")), "examples.safetensors");
+    const read = ({ dtype, bytes, shape }) => {
+      const array = new (typed[dtype] ?? Uint8Array)(bytes.slice().buffer);
+      return { data: dtype === "float16" ? halves(new Uint16Array(array.buffer)) : array, shape };
+    };
+    for (let i = 0; i < count; i++) out[name].push(Object.fromEntries(inputs.map((a) => [a.name, read(tensors[`${name}/${i}.${a.name}`])])));
+  }
+  return out;
+}
+
+const halves = (bits) => Float32Array.from(bits, (h) => {
+  const [sign, exponent, fraction] = [h & 0x8000 ? -1 : 1, (h >> 10) & 31, h & 1023];
+  return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
+});
+
+// --- inputs by hand ---------------------------------------------------------------------------------------------------
+
+const isText = (argument) => vocabulary !== null && argument.kind === "integers" && argument.shape.length >= 1;
+
+/** Draw the image `index` of a batch (values from 0 to 1, or bytes) on a canvas. */
+function paint(canvas, { data, shape }, index, dtype) {
+  const [channels, height, width] = shape.slice(-3);
+  [canvas.width, canvas.height] = [width, height];
+  const image = new ImageData(width, height);
+  const from = index * channels * height * width;
+  const part = Array.from(data.slice(from, from + channels * height * width), Number);
+  let [low, high] = dtype === "uint8" ? [0, 255] : [Math.min(...part, 0), Math.max(...part, 1)];
+  for (let i = 0; i < height * width; i++) {
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = (255 * (part[(c % channels) * height * width + i] - low)) / (high - low);
+    image.data[4 * i + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+/** Return a canvas to draw on, with buttons; its reader gives a whole batch, with the drawing in the first place. */
+function imageInput(argument, example) {
+  const { shape, dtype } = argument;
+  const [channels, height, width] = shape.slice(-3);
+  const size = channels * height * width;
+  const batch = Float32Array.from({ length: elementsOf(shape) }, () => 0);
+  const canvas = make("canvas", { className: "draw", title: "Draw here" });
+  canvas.setAttribute("aria-label", `${argument.name}: draw here`);
+  const top = dtype === "uint8" ? 255 : 1;
+  const redraw = () => paint(canvas, { data: batch, shape }, 0, dtype);
+  let shownExample = 0;
+  const put = (values) => {
+    batch.set(values, 0);
+    redraw();
   };
-  return Array.from({ length: count }, (_, i) => Object.fromEntries(inputs.map((a) => [a.name, read(tensors[`${i}.${a.name}`])])));
+  // A soft brush, one sixteenth of the picture wide at least.
+  const radius = Math.max(0.75, width / 16);
+  const stroke = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const [x, y] = [((event.clientX - box.left) / box.width) * width - 0.5, ((event.clientY - box.top) / box.height) * height - 0.5];
+    for (let i = 0; i < height; i++) {
+      for (let j = 0; j < width; j++) {
+        const ink = top * Math.max(0, Math.min(1, 1.35 - Math.hypot(i - y, j - x) / radius));
+        for (let c = 0; c < channels; c++) batch[(c * height + i) * width + j] = Math.max(batch[(c * height + i) * width + j], ink);
+      }
+    }
+    redraw();
+    answerSoon();
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    stroke(event);
+  });
+  canvas.addEventListener("pointermove", (event) => event.buttons && stroke(event));
+  const clear = make("button", { textContent: "Clear" });
+  clear.addEventListener("click", () => {
+    put(new Float32Array(size));
+    answerSoon();
+  });
+  const buttons = make("div", { className: "buttons" }, clear);
+  if (example) {
+    const count = elementsOf(example.shape.slice(0, -3));
+    const next = make("button", { textContent: "An example" });
+    next.addEventListener("click", () => {
+      put(Array.from(example.data.slice(size * shownExample, size * (shownExample + 1)), Number));
+      shownExample = (shownExample + 1) % count;
+      answerSoon();
+    });
+    buttons.append(next);
+  }
+  const file = make("input", { type: "file", accept: "image/*" });
+  file.addEventListener("change", async () => {
+    try {
+      const picture = await createImageBitmap(file.files[0]);
+      const small = make("canvas", { width, height });
+      const context = small.getContext("2d");
+      context.drawImage(picture, 0, 0, width, height);
+      const { data } = context.getImageData(0, 0, width, height);
+      const grey = (i) => 0.299 * data[4 * i] + 0.587 * data[4 * i + 1] + 0.114 * data[4 * i + 2];
+      put(Float32Array.from({ length: size }, (_, i) => ((channels === 3 ? data[4 * (i % (width * height)) + Math.floor(i / (width * height))] : grey(i)) / 255) * top));
+      answerSoon();
+    } catch (error) {
+      fail(new Error(`This picture could not be read: ${error.message}`));
+    }
+  });
+  buttons.append(make("label", { className: "button", textContent: "A picture" }, file));
+  redraw();
+  readers.set(argument.name, () => ({ data: dtype === "uint8" ? Array.from(batch, Math.round) : batch, shape }));
+  return make("div", { className: "drawing" }, canvas, buttons);
+}
+
+function textInput(argument, example) {
+  const length = argument.shape.at(-1);
+  const initial = example ? Array.from(example.data.slice(0, Math.min(24, length)), (i) => vocabulary[Number(i)] ?? "").join("") : "";
+  const area = make("textarea", { value: initial, spellcheck: false });
+  area.setAttribute("aria-label", argument.name);
+  readers.set(argument.name, () => {
+    const ids = [...area.value].map((c) => vocabulary.indexOf(c)).filter((i) => i >= 0).slice(-length);
+    const data = new Int32Array(elementsOf(argument.shape));
+    data.set(ids);
+    return { data, shape: argument.shape };
+  });
+  return area;
+}
+
+function numbersInput(argument, example) {
+  const count = elementsOf(argument.shape);
+  const whole = argument.kind === "integers";
+  const first = (i) => (example ? Number(example.data[i]) : 0);
+  const shown = (v) => String(Number(v.toPrecision(6)));
+  if (count <= 64) {
+    const fields = Array.from({ length: count }, (_, i) => {
+      const field = make("input", { type: "number", step: whole ? "1" : "any", value: shown(first(i)) });
+      field.setAttribute("aria-label", `${argument.name} ${i + 1}`);
+      field.addEventListener("input", answerSoon);
+      return field;
+    });
+    readers.set(argument.name, () => ({ data: fields.map((f) => Number(f.value)), shape: argument.shape }));
+    return make("div", { className: "numbers" }, ...fields);
+  }
+  const area = make("textarea", { value: Array.from({ length: count }, (_, i) => shown(first(i))).join(", "), spellcheck: false });
+  area.setAttribute("aria-label", argument.name);
+  readers.set(argument.name, () => ({ data: area.value.split(/[\s,;]+/).filter(Boolean).map(Number), shape: null }));
+  return area;
+}
+
+function addInputs() {
+  const description = model.functions[answering];
+  const example = batches[answering][0] ?? {};
+  const parts = description.arguments.map((argument) => {
+    const beside = example[argument.name];
+    const editor = argument.kind === "image" ? imageInput(argument, beside) : isText(argument) ? textInput(argument, beside) : numbersInput(argument, beside);
+    const form = `${argument.name} · ${argument.dtype}[${argument.shape.join(", ")}]`;
+    return make("fieldset", {}, make("legend", { textContent: form }), editor);
+  });
+  for (const { name, value } of description.numbers) {
+    const field = make("input", { type: "number", step: "any", value: String(value) });
+    field.addEventListener("input", answerSoon);
+    readers.set(name, () => Number(field.value));
+    parts.push(make("fieldset", {}, make("legend", { textContent: name }), field));
+  }
+  $("inputs").replaceChildren(...parts);
+  const writes = textOutput() !== null;
+  $("ask").textContent = writes ? "Write" : "Run";
+  $("ask").addEventListener("click", () => (writes ? write() : answer()));
+}
+
+async function given() {
+  return Object.fromEntries([...readers].map(([name, read]) => {
+    const value = read();
+    return [name, value?.shape === null ? value.data : value];
+  }));
+}
+
+// --- answers ----------------------------------------------------------------------------------------------------------
+
+/** Return the text input and the output that has a score for each next token, or null. */
+function textOutput() {
+  const { arguments: inputs, returns } = model.functions[answering];
+  const input = inputs.find(isText);
+  const output = returns.find((r) => r.shape.length >= 2 && r.shape.at(-1) === vocabulary?.length && r.shape.at(-2) === input?.shape.at(-1));
+  return input && output ? { input, output } : null;
+}
+
+/** Return the output that has one row of scores for each example, or null. */
+function scoresOutput() {
+  const { returns } = model.functions[answering];
+  return returns.find((r) => r.dtype.startsWith("float") && r.shape.length >= 1 && r.shape.length <= 2 && r.shape.at(-1) >= 2 && r.shape.at(-1) <= 1000) ?? null;
+}
+
+function shares(scores) {
+  const sum = scores.reduce((a, b) => a + b, 0);
+  if (Math.min(...scores) >= 0 && Math.abs(sum - 1) < 1e-3) return scores;
+  const high = Math.max(...scores);
+  const powers = scores.map((v) => Math.exp(v - high));
+  const total = powers.reduce((a, b) => a + b, 0);
+  return powers.map((v) => v / total);
+}
+
+const labelOf = (i) => labels?.[i] ?? String(i);
+
+function bars(scores) {
+  const parts = shares(scores);
+  const order = parts.map((_, i) => i).sort((a, b) => parts[b] - parts[a]).slice(0, 5);
+  const cells = order.flatMap((i, n) => {
+    const meter = make("meter", { min: 0, max: 1, value: parts[i] });
+    meter.setAttribute("aria-label", labelOf(i));
+    return [make("b", { textContent: labelOf(i), className: n ? "" : "first" }), meter, make("span", { textContent: `${(100 * parts[i]).toFixed(1)} %` })];
+  });
+  return make("div", { className: "bars" }, ...cells);
+}
+
+let asked = 0;
+
+/** Answer once the input has come to rest; a newer input takes the place of an older one. */
+function answerSoon() {
+  if (textOutput()) return;
+  clearTimeout(asked);
+  asked = setTimeout(answer, 60);
+}
+
+async function answer() {
+  const result = await model.run(answering, await given(), { latest: true });
+  if (result.status === "aborted") return;
+  if (result.status === "failed") {
+    fail(result.error);
+    return;
+  }
+  if ($("status").className === "bad") say(`Ready on ${model.deviceName}.`);
+  const scores = labels || model.functions[answering].arguments.some((a) => a.kind === "image") ? scoresOutput() : null;
+  if (scores) {
+    const { data, shape } = result.outputs[scores.name];
+    $("answers").replaceChildren(bars(Array.from(data.slice(0, shape.at(-1)))));
+  } else {
+    $("answers").replaceChildren(make("pre", { textContent: summary(result.outputs).replaceAll("; ", "\n") }));
+  }
+}
+
+/** Draw a token from scores at temperature 0.8. */
+function drawn(scores) {
+  const parts = shares(Array.from(scores, (v) => v / 0.8));
+  let left = Math.random();
+  return Math.max(0, parts.findIndex((p) => (left -= p) < 0));
+}
+
+async function write() {
+  if (writing) {
+    writing = false;
+    return;
+  }
+  writing = true;
+  $("ask").textContent = "Stop";
+  const { input, output } = textOutput();
+  const area = $("inputs").querySelector("textarea");
+  const length = input.shape.at(-1);
+  const ids = [...area.value].map((c) => vocabulary.indexOf(c)).filter((i) => i >= 0);
+  if (!ids.length) ids.push(0);
+  const out = make("pre", { textContent: ids.map((i) => vocabulary[i]).join("") });
+  $("answers").replaceChildren(out);
+  try {
+    for (let n = 0; n < PROMPT && writing; n++) {
+      const seen = ids.slice(-length);
+      const data = new Int32Array(elementsOf(input.shape));
+      data.set(seen);
+      const outputs = await model[answering]({ ...(await given()), [input.name]: { data, shape: input.shape } });
+      const size = vocabulary.length;
+      const next = drawn(outputs[output.name].data.slice((seen.length - 1) * size, seen.length * size));
+      ids.push(next);
+      out.textContent += vocabulary[next];
+    }
+  } catch (error) {
+    fail(error);
+  }
+  writing = false;
+  $("ask").textContent = "Write";
+}
+
+/** Show examples with what the program now makes of them. */
+async function look() {
+  looked = performance.now();
+  if (judging && batches[judging].length) {
+    const outputs = await model[judging](batches[judging][0]);
+    const words = Object.entries(outputs).filter(([, o]) => o?.data?.length === 1).map(([name, o]) => `${name} ${text(o.data[0])}`);
+    $("fourth-name").textContent = judging;
+    $("size").textContent = words[0]?.split(" ").at(-1) ?? "–";
+    $("size").title = words.join(", ");
+  }
+  const batch = answering ? batches[answering][0] : null;
+  if (!batch) return;
+  const { arguments: inputs } = model.functions[answering];
+  const image = inputs.find((a) => a.kind === "image");
+  const wording = textOutput();
+  const scores = scoresOutput();
+  if (!(image && scores) && !wording) return;
+  const outputs = await model[answering](batch);
+  if (image && scores) {
+    const { data, shape } = outputs[scores.name];
+    const count = Math.min(24, elementsOf(image.shape.slice(0, -3)));
+    const size = shape.at(-1);
+    const nodes = Array.from({ length: count }, (_, i) => {
+      const canvas = document.createElement("canvas");
+      paint(canvas, batch[image.name], i, image.dtype);
+      const parts = shares(Array.from(data.slice(i * size, (i + 1) * size)));
+      const best = parts.indexOf(Math.max(...parts));
+      return make("figure", {}, canvas, make("figcaption", { textContent: `${labelOf(best)} · ${Math.round(100 * parts[best])} %` }));
+    });
+    $("samples").replaceChildren(...nodes);
+  } else {
+    const { input, output } = wording;
+    const length = input.shape.at(-1);
+    const best = Array.from({ length }, (_, t) => {
+      const row = outputs[output.name].data.slice(t * vocabulary.length, (t + 1) * vocabulary.length);
+      return row.indexOf(Math.max(...row));
+    });
+    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("");
+    $("samples").className = "text";
+    $("samples").replaceChildren(
+      make("pre", { textContent: `reads    ${JSON.stringify(words(Array.from(batch[input.name].data.slice(0, length))))}` }),
+      make("pre", { textContent: `expects  ${JSON.stringify(words(best))}` }),
+    );
+  }
+  $("sampling").hidden = false;
+  $("sampled").textContent = values.length ? `after ${values.length} steps` : "before any step here";
+}
+
+// --- start ------------------------------------------------------------------------------------------------------------
+
+const isOne = (r) => r.dtype.startsWith("float") && r.shape.every((n) => n === 1);
+
+/** Decide which function trains, which answers, and which only judges. */
+function roles() {
+  const all = Object.entries(model.functions);
+  const writes = all.filter(([, f]) => f.writes);
+  const reads = all.filter(([, f]) => !f.writes);
+  const tells = ([, f]) => f.returns.length > 0 && f.returns.every(isOne);
+  training = (writes.find(([, f]) => f.returns.some(isOne)) ?? writes[0])?.[0] ?? null;
+  answering = reads.find((entry) => !tells(entry))?.[0] ?? null;
+  judging = reads.find(tells)?.[0] ?? null;
+  // Something is always there to be run.
+  if (!training && !answering) [training, judging] = [judging ?? all[0][0], null];
 }
 
 async function start() {
-  draw();
-  model = await load("./");
-  const [name] = Object.keys(model.program.functions);
-  call = model[name];
-  const first = model.program.functions[name].returns.find((r) => r.shape.every((n) => n === 1));
-  resultName = first?.name ?? null;
-  $("chart-name").textContent = $("last-name").textContent = resultName ?? "Result";
-  if (!resultName) {
-    $("chart").closest("figure").hidden = true;
-    $("values").classList.add("wide");
-    $("values").closest("details").open = true;
-  }
-  addSettings();
-  describe();
+  const block = $("program.json");
+  const source = block ? { program: block.textContent, weights: inline("weights.safetensors") } : "./";
+  model = await load(source, { persist: true, resume: true, script: globalThis.webtorchWorker ?? null });
+  ({ labels, vocabulary } = model.program);
+  roles();
   batches = await examples();
-  $("status").textContent = `Ready on ${model.deviceName}.`;
-  if (!batches.length) $("status").textContent += " This export has no example inputs; call m." + name + "(…) from your own page, or export with examples=[…].";
-  for (const id of ["run", "once", "reset"]) $(id).disabled = !batches.length;
-  for (const id of ["download", "upload"]) $(id).disabled = !model.program.states.length;
+  describe();
+  say(`Ready on ${model.deviceName}.`);
+  if (training) {
+    $("training").hidden = false;
+    resultName = model.functions[training].returns.find(isOne)?.name ?? null;
+    $("chart-name").textContent = $("last-name").textContent = resultName ?? "Result";
+    if (perStep() > 1) $("speed-unit").textContent = "examples/s";
+    if (!resultName) {
+      $("curve").hidden = true;
+      $("values").classList.add("wide");
+      $("listing").open = true;
+    }
+    addSettings();
+    draw();
+    const ready = batches[training].length > 0;
+    if (!ready) $("status").textContent += ` This export has no example inputs; call m.${training}(…) from your own page, or export with examples=[…].`;
+    for (const id of ["run", "once", "reset"]) $(id).disabled = !ready;
+    for (const id of ["download", "upload"]) $(id).disabled = !model.program.states.length;
+    // Calls of earlier visits, from this browser's own storage.
+    if (model.resumed?.calls) $("status").textContent += ` Going on from ${model.resumed.calls} calls kept in this browser; “Start again” drops them.`;
+  } else {
+    $("listing").hidden = true;
+  }
+  if (answering) {
+    $("trying").hidden = false;
+    addInputs();
+    $("ask").disabled = false;
+  }
+  $("profile").disabled = !(batches[training ?? answering].length || answering);
+  $("profile").addEventListener("click", measure);
   $("run").addEventListener("click", run);
-  $("once").addEventListener("click", () => step().then(() => draw(), fail));
-  $("reset").addEventListener("click", () => location.reload());
+  $("once").addEventListener("click", () => step().then(() => (draw(), look())).catch(fail));
+  $("reset").addEventListener("click", async () => {
+    running = false;
+    model.destroyed = true;
+    await model.forget().catch(() => {});
+    location.reload();
+  });
   $("download").addEventListener("click", async () => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([await model.state()], { type: "application/octet-stream" }));
@@ -201,8 +608,9 @@ async function start() {
   });
   $("upload").addEventListener("change", async (event) => {
     try {
-      model.loadState(await event.target.files[0].arrayBuffer());
-      $("status").textContent = `Ready on ${model.deviceName}, with the uploaded weights.`;
+      await model.loadState(await event.target.files[0].arrayBuffer());
+      say(`Ready on ${model.deviceName}, with the uploaded weights.`);
+      await look();
     } catch (error) {
       fail(error);
     }
@@ -215,9 +623,14 @@ async function start() {
     draw(Math.max(0, Math.min(values.length - 1, at)));
   });
   $("chart").addEventListener("pointerleave", () => draw());
-  addEventListener("resize", () => draw());
+  addEventListener("resize", () => training && draw());
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "hidden" && values.length && !model.destroyed) model.save().catch(() => {});
+  });
   // For the console, and for tests.
   globalThis.model = model;
+  await look();
+  $("status").dataset.ready = "yes";
 }
 
 start().catch(fail);

@@ -1,0 +1,107 @@
+"""The files of an export: a folder that any static server serves, or one HTML file. Floor 6; may import io.
+
+Neither runs text as code: the content security policy of both allows the page's own scripts only. In
+the one file the scripts and data are blocks of the page; a few lines, allowed by their hash, make
+them modules.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from webtorch.io.safetensors import RawTensor, dump, save_file
+
+HERE = Path(__file__).parent
+PAGE_FILES = ("runtime.js", "runtime.d.ts", "page/page.css", "page/page.js")
+# Turns the page's blocks into modules: the worker of runtime.js needs an address too.
+_START = """
+const text = (id) => document.getElementById(id).textContent.replaceAll("<\\\\/script", "</script");
+const module = (code) => URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+const runtime = module(text("runtime.js"));
+// A page opened as a file may start classic workers only: one is the module without its exports.
+const classic = text("runtime.js").replace(/^export /gm, "").replaceAll("import.meta.url", "location.href");
+globalThis.webtorchWorker = module(classic);
+import(module(text("page.js").replace('"./runtime.js"', JSON.stringify(runtime))));
+"""
+
+
+def write_site(
+    path: Path,
+    program: Mapping[str, Any],
+    weights: Mapping[str, RawTensor],
+    examples: Mapping[str, RawTensor],
+    native: Mapping[str, Any],
+    *,
+    single_file: bool,
+) -> Path:
+    """Write an export to the folder `path`, or with `single_file` as one page; return where it is."""
+    text = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    page = (HERE / "page" / "index.html").read_text(encoding="utf-8")
+    page = page.replace("{{title}}", html.escape(program["title"]))
+    if single_file:
+        if path.suffix.lower() not in (".html", ".htm"):
+            path = path / "index.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_single(page, text, weights, examples), encoding="utf-8")
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "program.json").write_text(text + "\n", encoding="utf-8")
+    save_file(weights, path / "weights.safetensors")
+    if examples:
+        save_file(examples, path / "examples.safetensors")
+    else:
+        (path / "examples.safetensors").unlink(missing_ok=True)
+    (path / "native.json").write_text(json.dumps(native) + "\n", encoding="utf-8")
+    for file in PAGE_FILES:
+        shutil.copyfile(HERE / file, path / Path(file).name)
+    (path / "index.html").write_text(page, encoding="utf-8")
+    return path
+
+
+def _single(
+    page: str, program: str, weights: Mapping[str, RawTensor], examples: Mapping[str, RawTensor]
+) -> str:
+    """Return the page with everything in it."""
+    style = (HERE / "page" / "page.css").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src {_hash(_START)} blob:; worker-src blob:; "
+        f"style-src {_hash(style)}; img-src data:"
+    )
+    blocks = [
+        _block("program.json", program),
+        _block("weights.safetensors", _encoded(weights)),
+        _block("examples.safetensors", _encoded(examples)),
+        _block("runtime.js", (HERE / "runtime.js").read_text(encoding="utf-8")),
+        _block("page.js", (HERE / "page" / "page.js").read_text(encoding="utf-8")),
+    ]
+    page = re.sub(r'(Content-Security-Policy" content=")[^"]*', lambda m: m.group(1) + policy, page)
+    page = page.replace('<link rel="stylesheet" href="page.css">', f"<style>{style}</style>")
+    page = page.replace('<script type="module" src="page.js"></script>\n', "")
+    script = f'<script type="module">{_START}</script>'
+    return page.replace("</body>", "\n".join([*blocks, script]) + "\n</body>")
+
+
+def _encoded(tensors: Mapping[str, RawTensor]) -> str:
+    stream = io.BytesIO()
+    dump(tensors, stream)
+    return base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def _block(name: str, text: str) -> str:
+    # In data blocks only the end tag and the start of a comment mean anything to a browser.
+    text = text.replace("</script", "<\\/script").replace("<!--", "<\\u0021--")
+    return f'<script type="text/plain" id="{name}">{text}</script>'
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
