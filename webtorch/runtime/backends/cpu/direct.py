@@ -15,6 +15,7 @@ Imports NumPy, floors 0-2 and modules beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,8 @@ Run = Callable[[CpuBuffer, CpuBuffer, CpuBuffer], None]
 
 # Below this share of used lanes the other way is faster.
 _LEAST_USE = 0.6
+# Convolutions of fewer products are not worth loading the compiler.
+_LEAST_WORK = 1 << 18
 # Images are done some bunches at a time, so that their copies stay below this many bytes.
 _SCRATCH = 32 << 20
 
@@ -644,7 +647,8 @@ def suits(routine: Convolution) -> bool:
     n = routine.input_shape[0]
     if not jit.available() or any(b.dtype is not float32 for b in routine.buffers[:3]):
         return False
-    if 0 in (*routine.input_shape, *routine.output_shape):
+    _, _, height, width = routine.output_shape
+    if n * height * width * math.prod(routine.weight_shape) < _LEAST_WORK:
         return False
     lanes = shape_for(jit.processor()[0]).lanes
     _, _, kh, kw = routine.weight_shape
