@@ -87,6 +87,7 @@ def test_a_run_allocates_what_the_plan_says() -> None:
     assert loss.item() > 0
 
 
+@pytest.mark.covers("M4")
 def test_kernels_show_their_shader_and_the_users_lines(device: str) -> None:
     @webtorch.compile
     def f(x: Any) -> Any:
@@ -99,6 +100,7 @@ def test_kernels_show_their_shader_and_the_users_lines(device: str) -> None:
     assert "test_looking_inside.py" in str(kernel)
 
 
+@pytest.mark.covers("M5")
 def test_without_a_device_a_function_is_planned_and_not_run() -> None:
     weight = webtorch.ones(300, 200, requires_grad=True)
 
@@ -124,6 +126,7 @@ def test_without_a_device_a_function_is_planned_and_not_run() -> None:
         webtorch.compile(lambda x: x, device="webgpu")
 
 
+@pytest.mark.covers("P6")
 def test_named_results_are_read_back_together(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = webtorch.nn.Sequential(webtorch.nn.Linear(3, 4), webtorch.nn.ReLU()).to(device)
 
@@ -155,6 +158,7 @@ def test_named_results_are_read_back_together(device: str, monkeypatch: pytest.M
             assert webtorch.allclose(found["1"], want.cpu())
 
 
+@pytest.mark.covers("P11")
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     step, _, _ = trained("cnn")
     text = step.graph(tmp_path / "step.html")

@@ -311,3 +311,42 @@ def test_values_read_on_another_device_are_not_frozen(device: str) -> None:
         for value in range(6):
             factor.fill_(float(value))
             assert f(x).tolist() == [float(value)] * 2
+
+
+@pytest.mark.covers("M18", "M19")
+def test_several_programs_share_one_set_of_parameters(device: str) -> None:
+    net = webtorch.nn.Linear(3, 2).to(device)
+    calls = []
+
+    def infer(x: Any) -> Any:
+        calls.append(1)
+        return net(x)
+
+    train_x = webtorch.ones(4, 3, device=device)
+    optimizer = webtorch.optim.SGD(net.parameters(), lr=0.1)
+
+    @webtorch.compile
+    def train(x: Any) -> Any:
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    one, two = webtorch.compile(infer), webtorch.compile(infer)
+    x, y = webtorch.ones(2, 3, device=device), webtorch.ones(5, 3, device=device)
+    changes = [
+        lambda: train(train_x),
+        lambda: net.load_state_dict({k: v * 2 for k, v in net.state_dict().items()}),
+        lambda: setattr(net.weight, "data", net.weight.detach() + 1),
+        lambda: net.weight.data.copy_(net.weight.detach() * 0.5),
+    ]
+    with webtorch.no_grad():
+        one(x), two(y)
+        for change in changes:
+            with webtorch.enable_grad():
+                change()
+            for compiled, data in ((one, x), (two, y)):
+                want = (data @ net.weight.t() + net.bias).tolist()
+                np.testing.assert_allclose(compiled(data).tolist(), want, rtol=1e-5)
+    assert len(calls) == 2

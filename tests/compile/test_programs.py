@@ -273,6 +273,7 @@ def sizes_that_vary(t: Any, data: Data, compiled: Any) -> tuple[list[Any], int, 
     return [*out, net[1].running_var.tolist()], traced, step
 
 
+@pytest.mark.covers("A26")
 def test_one_capture_serves_every_size_of_a_marked_dimension(device: str) -> None:
     expected, _, _ = sizes_that_vary(torch, Data(torch, "cpu"), identity)
     actual, traced, step = sizes_that_vary(webtorch, Data(webtorch, device), webtorch.compile)
