@@ -75,6 +75,7 @@ from webtorch.capture import compile, mark_dynamic
 from webtorch.io.checkpoint import load, save
 from webtorch.ops.random import Generator, default_generator
 from webtorch.profiler import profile
+from webtorch.tensors.dlpack import from_dlpack, to_dlpack
 from webtorch.tensors.threads import get_num_threads, set_num_threads
 from webtorch.tensors.whole import (
     broadcast_shapes,
@@ -103,12 +104,36 @@ inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None
 
 
+# Rooms that only some programs enter; loaded when they are.
+_LATE = frozenset(
+    (
+        "accelerator",
+        "backends",
+        "compiler",
+        "cuda",
+        "jit",
+        "overrides",
+        "testing",
+        "types",
+        "version",
+    )
+)
+
+
 def __getattr__(name: str) -> object:
-    """Load `export`, the browser face, when it is first used; say what is known of other names."""
+    """Load what is used by some programs only; say what is known of names that do not exist."""
     import sys
 
     if name == "export":
         from webtorch.web.export import export
 
         return globals().setdefault(name, export)
+    if name in _LATE:
+        import importlib
+
+        return importlib.import_module(f"webtorch.{name}")
+    if name in ("install_as_torch", "uninstall_as_torch"):
+        import webtorch.as_torch
+
+        return getattr(webtorch.as_torch, name)
     raise _MissingName(sys.modules[__name__], "", name)

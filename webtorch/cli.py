@@ -1,4 +1,4 @@
-"""The `webtorch` command: `demo`, `doctor` and `tune`. Floor 6; imports a command's module when it is run.
+"""The `webtorch` command: `demo`, `doctor`, `run` and `tune`. Floor 6; imports a command's module when it is run.
 
 Exit codes: 0 all is well, 1 the work failed (a device that fails, data that is missing), 2 the
 command line is wrong, 130 interrupted.
@@ -98,6 +98,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(command=_doctor)
 
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        help="run a PyTorch program unchanged",
+        description="Run a Python program in which `import torch` means webtorch, also in the packages "
+        "that it imports. Its arguments follow its name.",
+        usage="webtorch run [--device cpu|webgpu] (program.py | -m module) [arguments ...]",
+        allow_abbrev=False,
+    )
+    run.add_argument("-m", action="store_true", dest="module", help="the name is a module's")
+    run.add_argument("program", help="a Python file, or a module with -m")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    run.set_defaults(command=_run)
+
     tune = commands.add_parser(
         "tune",
         help="measure which kernels are fastest for matrix products on this adapter",
@@ -150,6 +164,12 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     from webtorch.doctor import examine
 
     return examine(console, options.device)
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    from webtorch.as_torch.program import run
+
+    return run(options.program, options.arguments, module=options.module, device=options.device)
 
 
 def _tune(options: argparse.Namespace, console: Console) -> int:

@@ -660,6 +660,29 @@ class Tensor(TensorMethods):
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        """Return a DLPack capsule that shares the memory of a CPU tensor.
+
+        Raises BufferError where no other library can see the memory, as PyTorch does for tensors that
+        require gradients.
+        """
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        if not self.is_cpu:
+            raise BufferError(
+                f"__dlpack__: the tensor is on {self.device}, whose memory other libraries cannot see. "
+                "Use tensor.cpu()"
+            )
+        return self.numpy().__dlpack__(stream=stream, **options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number of the device: (1, 0) for the CPU. Raises BufferError otherwise."""
+        if not self.is_cpu:
+            raise BufferError(
+                f"__dlpack_device__: DLPack has no number for {self.device}. Use tensor.cpu()"
+            )
+        return (1, 0)
+
     def __array_wrap__(
         self, array: Any, context: Any = None, return_scalar: bool = False
     ) -> Tensor:
@@ -757,7 +780,10 @@ class Tensor(TensorMethods):
 
     def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
         """Raise: there is no CUDA here."""
-        raise DeviceError("Tensor.cuda: webtorch has no CUDA device; use .to('webgpu')")
+        raise DeviceError(
+            "Torch not compiled with CUDA enabled (Tensor.cuda): webtorch has the devices 'cpu' and "
+            "'webgpu'; use .to('webgpu')"
+        )
 
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""

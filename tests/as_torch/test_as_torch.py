@@ -1,0 +1,283 @@
+"""Unmodified PyTorch programs: `webtorch run` and `install_as_torch`, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAIN = '''
+"""Training in the manner of PyTorch's MNIST example."""
+from __future__ import print_function
+import argparse
+import os
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import torch.optim as optim
+import torch.backends.cudnn as cudnn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.utils import _pair
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, Dataset, random_split
+from torch.utils.data.dataloader import default_collate
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+except ImportError:
+    SummaryWriter = None
+
+
+class Digits(Dataset):
+    def __init__(self, count):
+        generator = torch.Generator().manual_seed(0)
+        self.labels = torch.randint(0, 3, (count,), generator=generator)
+        self.images = torch.randn(count, 1, 8, 8, generator=generator) * 0.1
+        for i, label in enumerate(self.labels):
+            self.images[i, 0, int(label) * 2] += 1.0
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return self.images[i], self.labels[i]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, _pair(3), 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.1)
+        self.fc = nn.Linear(36, 3)
+        for m in self.modules():
+            if isinstance(m, _BatchNorm):
+                nn.init.constant_(m.weight, 1)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.conv1(x))), 2)
+        return F.log_softmax(self.fc(self.dropout(torch.flatten(x, 1))), dim=1)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--resume", type=str, default="")
+    parser.add_argument("--save", type=str, required=True)
+    args = parser.parse_args()
+    torch.manual_seed(1)
+    use_cuda = torch.cuda.is_available()
+    if use_cuda:
+        torch.cuda.manual_seed_all(1)
+    cudnn.benchmark = True
+    device = torch.device("cuda" if use_cuda else "mps" if torch.backends.mps.is_available() else "cpu")
+    train, test = random_split(Digits(64), [48, 16])
+    loader = DataLoader(train, batch_size=16, shuffle=True, num_workers=2, pin_memory=True, collate_fn=default_collate)
+    model = Net().to(device)
+    optimizer = optim.Adam(model.parameters(), lr=0.03)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.9)
+    start = 0
+    if args.resume:
+        checkpoint = torch.load(args.resume, map_location=device)
+        start = checkpoint["epoch"]
+        model.load_state_dict(checkpoint["state_dict"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        print("resumed at", start)
+    for epoch in range(start, start + args.epochs):
+        model.train()
+        for data, target in loader:
+            data, target = data.to(device, non_blocking=True), target.to(device)
+            optimizer.zero_grad(set_to_none=True)
+            loss = F.nll_loss(model(data), target)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+        scheduler.step()
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for data, target in DataLoader(test, batch_size=8):
+            pred = model(data.to(device)).argmax(dim=1, keepdim=True)
+            correct += pred.eq(target.view_as(pred)).sum().item()
+    print("accuracy %d of %d" % (correct, len(test)))
+    torch.save({"epoch": epoch + 1, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(), "args": vars(args)}, args.save)
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def python(*arguments: str, code: int = 0) -> tuple[str, str]:
+    """Run Python and return what it wrote, after checking its exit code."""
+    env = {**os.environ, "WEBTORCH_DEVICE": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_program_trains_saves_and_resumes_unchanged(tmp_path: Path) -> None:
+    program, saved = tmp_path / "main.py", tmp_path / "a.pth"
+    program.write_text(MAIN)
+    out, _ = python("-m", "webtorch", "run", str(program), "--epochs", "8", "--save", str(saved))
+    assert out == "accuracy 16 of 16\n"
+    out, _ = python(
+        "-m", "webtorch", "run", str(program), "--epochs=1", "--resume", str(saved), "--save", str(saved)
+    )  # fmt: skip
+    assert out == "resumed at 8\naccuracy 16 of 16\n"
+    # The same file in the same program, with PyTorch itself.
+    out, _ = python(str(program), "--epochs=1", "--resume", str(saved), "--save", str(saved))
+    assert out == "resumed at 9\naccuracy 16 of 16\n"
+
+
+IDIOMS = """
+import sys
+import torch, torch.nn as nn
+from torch import Tensor, einsum, nn as nn2
+import torch.nn.functional as F, torch.nn.parallel, torch.nn.modules.conv, torch.nn.utils.rnn
+import torch.optim.adam, torch.optim.lr_scheduler, torch.optim.swa_utils, torch.optim.optimizer, torch.optim.adamw
+import torch.utils.data.dataset, torch.utils.data.sampler, torch.utils.checkpoint, torch.utils.dlpack, torch.utils.hooks
+import torch.autograd.function, torch.autograd.functional, torch.autograd.graph, torch.amp, torch.cuda.amp
+import torch.backends.cuda, torch.backends.mps, torch.distributed as dist, torch.multiprocessing as mp
+import torch.nn.utils.parametrize, torch.nn.utils.clip_grad, torch.testing, torch.types, torch.version
+from torch.autograd import Function, Variable
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.loss import _Loss
+from torch.nn.modules.module import _IncompatibleKeys
+from torch.nn.parameter import Parameter
+from torch.optim.lr_scheduler import LambdaLR, _LRScheduler
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+assert nn is nn2 is torch.nn and torch.nn.functional is F
+assert sys.modules["torch.nn.functional"] is F
+assert isinstance(torch.ones(2), Tensor) and Tensor is torch.Tensor
+assert torch.__version__ >= "2.0" and torch.__version__ > (1, 13) and torch.version.cuda is None
+assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+assert not dist.is_available() and not dist.is_initialized() and not torch.backends.mps.is_available()
+torch.backends.cudnn.deterministic = True
+assert torch.backends.cudnn.deterministic
+with torch.backends.cudnn.flags(enabled=False):
+    assert not torch.backends.cudnn.enabled
+torch.backends.cuda.matmul.allow_tf32 = True
+torch.set_float32_matmul_precision("high")
+torch.use_deterministic_algorithms(True)
+assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() >= 1
+with torch.device("cpu"), sdpa_kernel(SDPBackend.MATH):
+    assert torch.zeros(2).device.type == "cpu"
+
+@torch.jit.ignore
+def f(x): return x + 1
+@torch.jit.script
+def g(x): return f(x) * 2
+assert g(torch.ones(1)).item() == 4 and not torch.jit.is_scripting()
+@torch.compile
+def h(x): return x * 3
+assert h(torch.ones(2)).tolist() == [3, 3] and not torch.compiler.is_compiling()
+
+import importlib.metadata, importlib.util
+assert importlib.metadata.version("torch") == torch.__version__ and importlib.util.find_spec("torch")
+namespace = {}
+exec("from torch.nn.functional import *", namespace)
+assert namespace["gelu"] is F.gelu
+F.marker = 1
+assert torch.nn.functional.marker == 1
+for name in ("torch.sparse", "torch._C"):
+    assert importlib.util.find_spec(name) is None
+assert not hasattr(torch, "no_such_name")
+try:
+    torch.device("cuda")
+except RuntimeError as error:
+    assert "webgpu" in str(error), error
+try:
+    torch.ones(1).cuda()
+except RuntimeError as error:
+    assert "Torch not compiled with CUDA enabled" in str(error), error
+print("fine")
+"""
+
+
+def test_imports_and_idioms_of_pytorch_programs(tmp_path: Path) -> None:
+    (tmp_path / "idioms.py").write_text(IDIOMS)
+    assert (
+        python("-W", "ignore", "-m", "webtorch", "run", str(tmp_path / "idioms.py"))[0] == "fine\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "text"),
+    [
+        ("import torch.sparse", "ModuleNotFoundError", "No module named 'torch.sparse', asked for in {file}:1"),
+        ("import torch._C", "ModuleNotFoundError", "C++ core"),
+        ("from torch import frobnicate", "ImportError", "torch.frobnicate, asked for in {file}:1: webtorch has no"),
+        ("from torch.nn import Linearr", "ImportError", "The nearest that exists is torch.nn.Linear."),
+        ("import torch; torch.sparse_coo_tensor", "AttributeError", "{file}:1: PyTorch has it, webtorch does not"),
+        ("import torch; torch.ops.x", "AttributeError", "torch.ops, asked for in {file}:1: webtorch has no registry"),
+    ],
+)  # fmt: skip
+def test_a_missing_name_says_which_and_where(
+    line: str, kind: str, text: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(line)
+    _, said = python("-m", "webtorch", "run", str(program), code=1)
+    assert f"{kind}: " in said and text.format(file=program) in said
+    assert "webtorch/as_torch/program.py" not in said and "runpy" not in said
+
+
+def test_exit_codes_arguments_and_modules(tmp_path: Path) -> None:
+    package = tmp_path / "tool"
+    package.mkdir()
+    (package / "__main__.py").write_text(
+        "import sys, torch\nprint(sys.argv[1:], __name__, torch.tensor(3).item())\nsys.exit(7)\n"
+    )
+    (package / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "webtorch", "run", "-m", "tool", "-x", "--device", "tpu"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (7, "['-x', '--device', 'tpu'] __main__ 3\n")
+    assert "no file 'absent.py'" in python("-m", "webtorch", "run", "absent.py", code=1)[1]
+
+
+def test_install_and_uninstall_inside_python() -> None:
+    python(
+        "-c",
+        """
+import sys, webtorch
+webtorch.install_as_torch()
+webtorch.install_as_torch()
+import torch, torch.nn.functional as F
+assert torch.Tensor is webtorch.Tensor and F.relu is webtorch.nn.functional.relu
+assert not hasattr(webtorch.nn, "modules") and webtorch.nn.__spec__.name == "webtorch.nn"
+webtorch.uninstall_as_torch()
+assert not [name for name in sys.modules if name.split(".")[0] == "torch"]
+import torch
+assert torch.Tensor is not webtorch.Tensor
+try:
+    webtorch.install_as_torch()
+except RuntimeError as error:
+    assert "PyTorch itself is imported already" in str(error)
+else:
+    raise AssertionError
+""",
+    )
+
+
+def test_packages_written_for_pytorch_are_used_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("einops")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\nfrom einops import rearrange, reduce\nfrom einops.layers.torch import Rearrange\n"
+        "x = torch.arange(16.0).reshape(1, 1, 4, 4)\n"
+        "print(rearrange(x, 'b c (h p) w -> b (c p) h w', p=2).shape, reduce(x, 'b c h w -> b c', 'mean').item())\n"
+        "print(torch.nn.Sequential(Rearrange('b c h w -> b (c h w)'))(x).shape)\n"
+    )
+    out, _ = python("-m", "webtorch", "run", str(program))
+    assert out == "torch.Size([1, 2, 2, 4]) 7.5\ntorch.Size([1, 16])\n"

@@ -1,0 +1,1 @@
+"""Names that only unmodified PyTorch programs ask for, by PyTorch's module. Floor 6."""

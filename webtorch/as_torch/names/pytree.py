@@ -1,0 +1,74 @@
+"""torch.utils._pytree: nested containers as a list of leaves and a form."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class TreeSpec(NamedTuple):
+    """The form of a nested container: how it is built from its parts' leaves."""
+
+    type: Any
+    context: Any
+    children_specs: list[Any]
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves there are."""
+        return sum(c.num_leaves for c in self.children_specs) if self.type is not None else 1
+
+
+_LEAF = TreeSpec(None, None, [])
+
+
+def _parts(tree: Any) -> tuple[list[Any], Any] | None:
+    if type(tree) in (dict, OrderedDict):
+        return list(tree.values()), list(tree)
+    if type(tree) in (list, tuple) or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
+        return list(tree), None
+    return None
+
+
+def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+    """Return (leaves, form)."""
+    found = None if is_leaf is not None and is_leaf(tree) else _parts(tree)
+    if found is None:
+        return [tree], _LEAF
+    pairs = [tree_flatten(part, is_leaf) for part in found[0]]
+    leaves = [leaf for part, _ in pairs for leaf in part]
+    return leaves, TreeSpec(type(tree), found[1], [spec for _, spec in pairs])
+
+
+def tree_unflatten(leaves: Any, treespec: TreeSpec) -> Any:
+    """Return the container of that form with these leaves."""
+    return _build(iter(leaves), treespec)
+
+
+def _build(leaves: Any, spec: TreeSpec) -> Any:
+    if spec.type is None:
+        return next(leaves)
+    parts = [_build(leaves, child) for child in spec.children_specs]
+    if spec.context is not None:
+        return spec.type(zip(spec.context, parts, strict=True))
+    return spec.type(*parts) if hasattr(spec.type, "_fields") else spec.type(parts)
+
+
+def tree_map(
+    func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Return the same container with `func` of each leaf."""
+    leaves, spec = tree_flatten(tree, is_leaf)
+    others = [tree_flatten(rest, is_leaf)[0] for rest in rests]
+    return tree_unflatten([func(*x) for x in zip(leaves, *others, strict=True)], spec)
+
+
+def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Return the leaves."""
+    return tree_flatten(tree, is_leaf)[0]
+
+
+def tree_map_only(kind: Any, func: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the same container with `func` of each leaf of a type."""
+    return tree_map(lambda x: func(x) if isinstance(x, kind) else x, tree)

@@ -1,0 +1,19 @@
+"""torch.serialization: `load`, `save` and the switches of code in files, of which none is ever run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch import load as load
+from webtorch import save as save
+from webtorch.io.checkpoint import MapLocation as MAP_LOCATION
+
+__all__ = ["MAP_LOCATION", "add_safe_globals", "load", "save"]
+
+
+def add_safe_globals(safe_globals: list[Any]) -> None:
+    """Raise: webtorch makes no objects of other classes from files."""
+    raise NotImplementedError(
+        "torch.serialization.add_safe_globals: webtorch.load reads tensors, numbers, text and containers "
+        "of them only; save the state_dict() of other objects"
+    )

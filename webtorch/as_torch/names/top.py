@@ -1,0 +1,115 @@
+"""Names of `torch` itself that are not webtorch's: its version, and element types that are absent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch.version import __version__ as __version__
+
+
+class AbsentDType:
+    """An element type that PyTorch has and webtorch does not: a name to compare with, never a tensor's."""
+
+    def __init__(self, name: str, floating: bool = False, complex: bool = False) -> None:
+        """Name the type."""
+        self.name, self.is_floating_point, self.is_complex = name, floating, complex
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+complex32 = chalf = AbsentDType("complex32", complex=True)
+complex64 = cfloat = AbsentDType("complex64", complex=True)
+complex128 = cdouble = AbsentDType("complex128", complex=True)
+uint16, uint64 = AbsentDType("uint16"), AbsentDType("uint64")
+float8_e4m3fn = AbsentDType("float8_e4m3fn", True)
+float8_e4m3fnuz = AbsentDType("float8_e4m3fnuz", True)
+float8_e5m2 = AbsentDType("float8_e5m2", True)
+float8_e5m2fnuz = AbsentDType("float8_e5m2fnuz", True)
+float8_e8m0fnu = AbsentDType("float8_e8m0fnu", True)
+float4_e2m1fn_x2 = AbsentDType("float4_e2m1fn_x2", True)
+qint8, quint8, qint32 = AbsentDType("qint8"), AbsentDType("quint8"), AbsentDType("qint32")
+
+
+class layout:
+    """The class of layouts; webtorch has `torch.strided` only."""
+
+
+class memory_format:
+    """The class of memory formats, for annotations."""
+
+
+sparse_coo = sparse_csr = sparse_csc = layout()
+jagged = layout()
+_deterministic = [False, False]
+
+
+def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+    """Keep the switch. On one device and with one seed, results here are the same in every run."""
+    _deterministic[:] = [mode, warn_only]
+
+
+def are_deterministic_algorithms_enabled() -> bool:
+    """Whether the switch is on."""
+    return _deterministic[0]
+
+
+def is_deterministic_algorithms_warn_only_enabled() -> bool:
+    """Whether the switch is on for warnings only."""
+    return _deterministic[1]
+
+
+def set_num_interop_threads(num: int) -> None:
+    """Do nothing: operations do not run beside each other."""
+
+
+def get_num_interop_threads() -> int:
+    """Return 1."""
+    return 1
+
+
+def is_storage(obj: Any) -> bool:
+    """Whether something is a tensor's storage."""
+    from webtorch.tensors.tensor import UntypedStorage
+
+    return isinstance(obj, UntypedStorage)
+
+
+def set_default_tensor_type(t: Any, /) -> None:
+    """Set the default dtype by the name or class of an old tensor type."""
+    name = t if isinstance(t, str) else t.__name__
+    kinds = {"Float": webtorch.float32, "Double": webtorch.float64, "Half": webtorch.float16}
+    for kind, dtype in kinds.items():
+        if name.rpartition(".")[2] == f"{kind}Tensor" and "cuda" not in name:
+            return webtorch.set_default_dtype(dtype)
+    raise TypeError(f"invalid type {name}: webtorch.set_default_dtype takes a floating dtype")
+
+
+def set_flush_denormal(mode: bool) -> bool:
+    """Return False: denormal numbers are treated as the device does."""
+    return False
+
+
+def _assert(condition: Any, message: str) -> None:
+    """Assert."""
+    assert condition, message
+
+
+def set_warn_always(b: bool, /) -> None:
+    """Do nothing: a warning is given once."""
+
+
+def is_warn_always_enabled() -> bool:
+    """Return False."""
+    return False
+
+
+def compiled_with_cxx11_abi() -> bool:
+    """Return True: there is no C++ here to differ."""
+    return True
+
+
+def get_device_module(device: Any = None) -> Any:
+    """Return the module of a device's functions: `webtorch.webgpu`."""
+    return webtorch.webgpu

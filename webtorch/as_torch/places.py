@@ -1,0 +1,98 @@
+"""Where webtorch keeps what PyTorch keeps elsewhere. Data only. Floor 6."""
+
+from __future__ import annotations
+
+# PyTorch's module -> webtorch's modules, in which a name is looked up in this order. A module that is
+# not listed is looked for under the same name.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "torch": ("webtorch.as_torch.names.top", "webtorch"),
+    "torch.nn": ("webtorch.nn",),
+    "torch.nn.functional": ("webtorch.nn.functional", "webtorch.as_torch.names.functional"),
+    "torch.nn.attention": ("webtorch.as_torch.names.attention",),
+    "torch.nn.common_types": ("webtorch.as_torch.names.common",),
+    "torch.nn.modules": ("webtorch.nn",),
+    "torch.nn.modules.utils": ("webtorch.as_torch.names.common",),
+    "torch.nn.modules.batchnorm": ("webtorch.nn.norm", "webtorch.nn.lazy"),
+    "torch.nn.modules.instancenorm": ("webtorch.nn.norm", "webtorch.nn.lazy"),
+    "torch.nn.modules.normalization": ("webtorch.nn.norm",),
+    "torch.nn.modules.conv": ("webtorch.nn.conv", "webtorch.nn.lazy"),
+    "torch.nn.modules.linear": ("webtorch.nn.linear", "webtorch.nn.lazy"),
+    "torch.nn.modules.sparse": ("webtorch.nn.embedding",),
+    "torch.nn.modules.activation": ("webtorch.nn.activation", "webtorch.nn.attention"),
+    "torch.nn.modules.flatten": ("webtorch.nn",),
+    "torch.nn.modules.fold": ("webtorch.nn",),
+    "torch.nn.modules.padding": ("webtorch.nn",),
+    "torch.nn.modules.pixelshuffle": ("webtorch.nn",),
+    "torch.nn.modules.channelshuffle": ("webtorch.nn",),
+    "torch.nn.modules.upsampling": ("webtorch.nn",),
+    "torch.nn.modules.adaptive": ("webtorch.nn.adaptive",),
+    "torch.nn.modules.lazy": ("webtorch.nn.lazy",),
+    "torch.nn.parallel": ("webtorch.nn.parallel", "webtorch.as_torch.names.parallel"),
+    "torch.nn.parallel.distributed": ("webtorch.as_torch.names.parallel",),
+    "torch.nn.utils.clip_grad": ("webtorch.nn.utils.clip_grad", "webtorch.nn.utils"),
+    "torch.optim.lr_scheduler": ("webtorch.optim.lr_scheduler",),
+    "torch.optim.adamw": ("webtorch.optim.adam",),
+    "torch.optim.optimizer": ("webtorch.optim.optimizer", "webtorch.as_torch.names.optimizer"),
+    "torch.utils": ("webtorch.utils",),
+    "torch.utils.data": ("webtorch.utils.data",),
+    "torch.utils.data.dataloader": ("webtorch.data.loader", "webtorch.data.collate"),
+    "torch.utils.data.dataset": ("webtorch.data.dataset",),
+    "torch.utils.data.sampler": ("webtorch.data.sampler",),
+    "torch.utils.data._utils": ("webtorch.data",),
+    "torch.utils.data._utils.collate": ("webtorch.data.collate",),
+    "torch.utils.hooks": ("webtorch.as_torch.names.hooks",),
+    "torch.utils._pytree": ("webtorch.as_torch.names.pytree",),
+    "torch.autograd.variable": ("webtorch.autograd",),
+    "torch.autograd.grad_mode": ("webtorch",),
+    "torch.autograd.profiler": ("webtorch.profiler",),
+    "torch.cuda.amp.grad_scaler": ("webtorch.cuda.amp",),
+    "torch.cuda.amp.autocast_mode": ("webtorch.cuda.amp",),
+    "torch.functional": ("webtorch",),
+    "torch.tensor": ("webtorch",),
+    "torch._tensor": ("webtorch",),
+    "torch.serialization": ("webtorch.as_torch.names.serialization",),
+    "torch.torch_version": ("webtorch.version",),
+    "torch.distributed": ("webtorch.as_torch.names.distributed",),
+    "torch.multiprocessing": ("webtorch.as_torch.names.multiprocessing",),
+    "torch._dynamo": ("webtorch.compiler",),
+    "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
+    "torch.fx": ("webtorch.as_torch.names.fx",),
+    "torch.hub": ("webtorch.as_torch.names.hub",),
+    "torch.mps": ("webtorch.backends.mps",),
+    "torch.xpu": ("webtorch.as_torch.names.xpu",),
+}
+# These files of torch.nn.modules are called the same in webtorch.nn.
+for _name in (
+    "container",
+    "distance",
+    "dropout",
+    "loss",
+    "module",
+    "pooling",
+    "rnn",
+    "transformer",
+):
+    SOURCES[f"torch.nn.modules.{_name}"] = (f"webtorch.nn.{_name}",)
+# Modules of webtorch that are not PyTorch's, or something else there.
+HIDDEN = frozenset(
+    """torch.ops torch.ir torch.lower torch.runtime torch.tensors torch.pytorch torch.capture torch.data torch.errors
+    torch.io torch.demo torch.doctor torch.cli torch.as_torch torch.debug torch.nn.conv torch.nn.norm torch.nn.loss
+    torch.nn.pooling torch.nn.linear torch.nn.activation torch.nn.container torch.nn.module torch.web
+    """.split()  # noqa: SIM905
+)
+# What to say of names that PyTorch programs ask for in vain.
+_CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
+_SPARSE = "tensors are dense and strided here; sparse layouts are not available"
+_COMPLEX = "complex numbers are not available yet"
+WORDS: dict[str, dict[str, str]] = {
+    "torch": {
+        "_C": _CORE,
+        "ops": "webtorch has no registry of custom operators; a torch.autograd.Function defines one",
+        "classes": _CORE,
+        "sparse": _SPARSE,
+        "fft": _COMPLEX,
+        "export": "torch.export is not available; webtorch.web.export writes a compiled step",
+        "onnx": "there is no export to ONNX; webtorch.web.export writes a compiled step",
+        "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
+    },
+}

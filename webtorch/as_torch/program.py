@@ -1,0 +1,54 @@
+"""`webtorch run`: a Python program in which torch is webtorch. Floor 6."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+
+import webtorch
+from webtorch.as_torch import install_as_torch
+
+
+def run(
+    program: str, arguments: Sequence[str] = (), *, module: bool = False, device: str | None = None
+) -> int:
+    """Run the file or module `program` as `python program ...` would, and return its exit code.
+
+    device: the default device inside. Raises OSError for a file that does not exist.
+    """
+    if device is not None:
+        webtorch.set_default_device(device)
+    if not module and not os.path.exists(program):
+        raise FileNotFoundError(f"run: there is no file {program!r}")
+    install_as_torch()
+    sys.argv[:] = [program, *arguments]
+    sys.path[0:1] = [os.getcwd() if module else os.path.dirname(os.path.abspath(program))]
+    try:
+        if module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        sys.stderr.write(f"{stop.code}\n")
+        return 1
+    except Exception as error:
+        traceback.print_exception(type(error), error, _of_program(error.__traceback__))
+        return 1
+    return 0
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in the program."""
+    at = trace
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not (file == __file__ or "runpy" in file):
+            return at
+        at = at.tb_next
+    return trace

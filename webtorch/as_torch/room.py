@@ -1,0 +1,118 @@
+"""A module of PyTorch's name whose contents are webtorch's. Floor 6."""
+
+from __future__ import annotations
+
+import difflib
+import dis
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from webtorch.as_torch.places import WORDS
+from webtorch.tensors.absent import pytorch_names
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Room(ModuleType):
+    """A module such as `torch.nn.functional`; a name is looked up in its sources, in order.
+
+    A source is the name of a module of webtorch. What is set on the room stays in the room, but for a
+    room with one source only: there it is set in the source too.
+    """
+
+    def __init__(self, name: str, sources: tuple[str, ...]) -> None:
+        super().__init__(name, f"{name}, as webtorch has it: {', '.join(sources)}.")
+        self.__dict__["__sources__"] = sources
+        self.__dict__["__path__"] = []
+
+    def _modules(self) -> list[ModuleType]:
+        return [importlib.import_module(source) for source in self.__dict__["__sources__"]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return [n for n in dir(self) if not n.startswith("_")]
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        for module in self._modules():
+            try:
+                found = getattr(module, name)
+            except AttributeError:
+                continue
+            if isinstance(found, ModuleType):
+                # The room of that name, so that `import torch.nn` and `torch.nn` are one thing.
+                full = f"{self.__name__}.{name}"
+                if importlib.util.find_spec(full) is None:
+                    continue
+                found = importlib.import_module(full)
+            if _is_constant(self.__name__, name):
+                return found
+            self.__dict__[name] = found
+            return found
+        full = f"{self.__name__}.{name}"
+        if importlib.util.find_spec(full) is not None:
+            return importlib.import_module(full)
+        frame = sys._getframe(1)
+        message = missing(self, name, frame)
+        raise (
+            ImportError(message, name=name)
+            if _imports(frame)
+            else AttributeError(message, name=name, obj=None)
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        sources = self.__dict__.get("__sources__", ())
+        # A switch (torch.backends.cudnn.benchmark): its functions read it where they are.
+        if len(sources) == 1 and name[:2] != "__" and name in vars(self._modules()[0]):
+            setattr(self._modules()[0], name, value)
+
+    def __dir__(self) -> list[str]:
+        names = set(self.__dict__)
+        for module in self._modules():
+            names |= {n for n in dir(module) if not n.startswith("_")}
+        return sorted(n for n in names if n != "annotations")
+
+
+def _is_constant(room: str, name: str) -> bool:
+    # Values that functions of the module change: never remembered.
+    return room.startswith("torch.backends")
+
+
+@functools.lru_cache(256)
+def _opcode(code: CodeType, at: int) -> str:
+    return dis.opname[code.co_code[at]]
+
+
+def _imports(frame: FrameType) -> bool:
+    """Whether a frame is at `from torch import name`, which is to raise ImportError."""
+    return frame.f_lasti >= 0 and _opcode(frame.f_code, frame.f_lasti) == "IMPORT_FROM"
+
+
+def caller(frame: FrameType | None) -> str:
+    """Return "file:line" of the first code that is neither webtorch's nor the import system's."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_HERE, "<frozen importlib")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
+
+
+def missing(room: ModuleType, name: str, frame: FrameType | None) -> str:
+    """Return what to say of a name that a room does not have."""
+    where = room.__name__.partition(".")[2]
+    known = name in pytorch_names().get(where, ())
+    words = WORDS.get(room.__name__, {}).get(name)
+    text = f"{room.__name__}.{name}, asked for in {caller(frame)}: "
+    text += words or (
+        "PyTorch has it, webtorch does not (docs/differences.md says why)"
+        if known
+        else "webtorch has no such name"
+    )
+    near = difflib.get_close_matches(name, dir(room), 1, 0.7)
+    return f"{text}. The nearest that exists is {room.__name__}.{near[0]}." if near else f"{text}."

@@ -1,0 +1,56 @@
+"""`webtorch.compiler`: PyTorch's marks for its compiler, which leave a function as it is. Floor 5."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from webtorch.capture import compile
+
+__all__ = [
+    "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin", "disable",
+    "is_compiling", "is_dynamo_compiling", "is_exporting", "reset", "set_stance",
+]  # fmt: skip
+
+
+def is_compiling() -> bool:
+    """Return False: `webtorch.compile` runs a function as it is, and branches are taken as always."""
+    return False
+
+
+def is_dynamo_compiling() -> bool:
+    """Return False."""
+    return False
+
+
+def is_exporting() -> bool:
+    """Return False."""
+    return False
+
+
+def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """Return the function itself: nothing is compiled by being called."""
+    return (lambda f: f) if fn is None else fn
+
+
+def allow_in_graph(fn: Any) -> Any:
+    """Return the function itself: every function may be part of a captured step."""
+    return fn
+
+
+def assume_constant_result(fn: Any) -> Any:
+    """Return the function itself."""
+    return fn
+
+
+def cudagraph_mark_step_begin() -> None:
+    """Do nothing."""
+
+
+def reset() -> None:
+    """Do nothing: what `compile` returned keeps its own programs."""
+
+
+def set_stance(stance: str = "default", **options: Any) -> contextlib.nullcontext[None]:
+    """Change nothing; usable as a context."""
+    return contextlib.nullcontext()

@@ -1,0 +1,152 @@
+"""`webtorch.jit`: functions that TorchScript would compile stay Python functions. Floor 5.
+
+`script` and `trace` return what they are given, and say so once: it computes the same. There is no
+file format of programs here; `webtorch.compile` captures a step, `webtorch.web.export` writes one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Final, NoReturn, TypeVar
+
+__all__ = [
+    "Attribute", "Final", "ScriptFunction", "ScriptModule", "annotate", "export", "freeze", "ignore",
+    "is_scripting", "is_tracing", "isinstance", "load", "optimize_for_inference", "save", "script",
+    "script_if_tracing", "trace", "trace_module", "unused",
+]  # fmt: skip
+
+T = TypeVar("T")
+_said: set[str] = set()
+
+
+def _say(name: str) -> None:
+    if name not in _said:
+        _said.add(name)
+        warnings.warn(
+            f"torch.jit.{name}: webtorch has no TorchScript; the Python code itself is used and computes "
+            "the same",
+            stacklevel=3,
+        )
+
+
+def script(
+    obj: T,
+    optimize: Any = None,
+    _frames_up: int = 0,
+    _rcb: Any = None,
+    example_inputs: Any = None,
+) -> T:
+    """Return `obj` itself, with a warning the first time."""
+    _say("script")
+    return obj
+
+
+def trace(
+    func: T,
+    example_inputs: Any = None,
+    optimize: Any = None,
+    check_trace: bool = True,
+    check_inputs: Any = None,
+    check_tolerance: float = 1e-05,
+    strict: bool = True,
+    _force_outplace: bool = False,
+    _module_class: Any = None,
+    _compilation_unit: Any = None,
+    example_kwarg_inputs: Any = None,
+    _store_inputs: bool = True,
+) -> T:
+    """Return `func` itself, with a warning the first time. Unlike a trace it keeps its branches."""
+    _say("trace")
+    return func
+
+
+def trace_module(mod: T, inputs: Any, *args: Any, **kwargs: Any) -> T:
+    """Return `mod` itself, with a warning the first time."""
+    _say("trace_module")
+    return mod
+
+
+def script_if_tracing(fn: T) -> T:
+    """Return `fn` itself: nothing is ever traced."""
+    return fn
+
+
+def freeze(
+    mod: T,
+    preserved_attrs: Any = None,
+    optimize_numerics: bool = True,
+    preserve_parameters: bool = False,
+) -> T:
+    """Return `mod` itself."""
+    return mod
+
+
+def optimize_for_inference(mod: T, other_methods: Any = None) -> T:
+    """Return `mod` itself."""
+    return mod
+
+
+def ignore(drop: Any = False, **kwargs: Any) -> Any:
+    """Mark a method that TorchScript would not compile: nothing is compiled here."""
+    return drop if callable(drop) else lambda fn: fn
+
+
+def unused(fn: T) -> T:
+    """Mark a method that TorchScript would not compile: nothing is compiled here."""
+    return fn
+
+
+def export(fn: T) -> T:
+    """Mark a method that TorchScript would compile: nothing is compiled here."""
+    return fn
+
+
+def is_scripting() -> bool:
+    """Return False."""
+    return False
+
+
+def is_tracing() -> bool:
+    """Return False."""
+    return False
+
+
+def annotate(the_type: Any, the_value: T) -> T:
+    """Return the value."""
+    return the_value
+
+
+def Attribute(value: T, type: Any = None) -> T:
+    """Return the value."""
+    return value
+
+
+def isinstance(obj: Any, target_type: Any) -> bool:
+    """Whether `obj` is an instance of a class."""
+    import builtins
+
+    return builtins.isinstance(obj, target_type)
+
+
+def save(m: Any, f: Any, _extra_files: Any = None) -> NoReturn:
+    """Raise: there is no TorchScript."""
+    raise RuntimeError(
+        "torch.jit.save: webtorch has no TorchScript programs. Save the module's state_dict() with "
+        "torch.save, or export a compiled step with webtorch.web.export"
+    )
+
+
+def load(f: Any, map_location: Any = None, _extra_files: Any = None) -> NoReturn:
+    """Raise: there is no TorchScript."""
+    raise RuntimeError(
+        "torch.jit.load: webtorch has no TorchScript programs. Build the module in Python and load its "
+        "state_dict()"
+    )
+
+
+class ScriptModule:
+    """A class that no object is an instance of, for checks with isinstance."""
+
+
+class ScriptFunction:
+    """A class that no object is an instance of, for checks with isinstance."""

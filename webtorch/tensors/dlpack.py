@@ -1,0 +1,48 @@
+"""Memory shared with other libraries by DLPack, through NumPy's reader and writer. Floor 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.errors import DeviceError
+from webtorch.tensors.tensor import Tensor
+
+# DLPack's number of ordinary memory.
+CPU = 1
+
+
+def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Return a CPU tensor that shares the memory of another library's array; with `copy`, a copy.
+
+    ext_tensor: anything with `__dlpack__` on the CPU: an array of NumPy, a tensor of PyTorch. A write to
+    one is seen in the other. Raises DeviceError for an array in another device's memory.
+    """
+    import numpy
+
+    from webtorch.ops import creation
+
+    if not hasattr(ext_tensor, "__dlpack__"):
+        raise TypeError(
+            f"from_dlpack: {type(ext_tensor).__name__} has no __dlpack__; pass the array itself, not a "
+            "capsule"
+        )
+    kind, index = ext_tensor.__dlpack_device__()
+    if int(kind) != CPU:
+        raise DeviceError(
+            f"from_dlpack: the array is on DLPack's device ({int(kind)}, {index}), not in the CPU's memory. "
+            "Copy it to the CPU first"
+        )
+    if isinstance(ext_tensor, Tensor):
+        found = ext_tensor.detach()
+    else:
+        array = numpy.from_dlpack(ext_tensor)
+        found = creation.from_numpy(array.copy() if copy or not array.flags.writeable else array)
+        copy = False
+    if device is not None:
+        found = found.to(device)
+    return found.clone() if copy else found
+
+
+def to_dlpack(tensor: Tensor) -> Any:
+    """Return a DLPack capsule of a CPU tensor's memory."""
+    return tensor.__dlpack__()

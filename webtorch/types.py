@@ -1,0 +1,21 @@
+"""`webtorch.types`: names of types that annotations of PyTorch programs use. Floor 5."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import IO, Any
+
+import webtorch
+from webtorch import Size, Tensor, dtype
+
+Device = webtorch.device | str | int | None
+FileLike = str | os.PathLike[str] | IO[bytes]
+Number = int | float | bool
+Storage = Any
+_TensorOrTensors = Tensor | Sequence[Tensor]
+_dtype = dtype
+_int, _float, _bool = int, float, bool
+_size = Size | list[int] | tuple[int, ...]
+
+__all__ = ["Device", "FileLike", "Number", "Storage"]
