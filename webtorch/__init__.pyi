@@ -61,6 +61,8 @@ from webtorch.tensors.calls import set_default_dtype as set_default_dtype
 from webtorch.tensors.device import device as device
 from webtorch.tensors.device import get_default_device as get_default_device
 from webtorch.tensors.device import set_default_device as set_default_device
+from webtorch.tensors.dlpack import from_dlpack as from_dlpack
+from webtorch.tensors.dlpack import to_dlpack as to_dlpack
 from webtorch.tensors.legacy import typename as typename
 from webtorch.tensors.limits import finfo as finfo
 from webtorch.tensors.limits import iinfo as iinfo

@@ -6,6 +6,8 @@ May import floors 0 to 4.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from webtorch.cuda import amp
@@ -13,17 +15,32 @@ from webtorch.cuda import amp
 __all__ = [
     "amp",
     "current_device",
+    "current_stream",
+    "device",
     "device_count",
     "empty_cache",
+    "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_rng_state_all",
+    "init",
     "is_available",
     "is_bf16_supported",
     "is_initialized",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
     "memory_allocated",
+    "memory_reserved",
+    "memory_summary",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state_all",
+    "stream",
     "synchronize",
 ]
 
@@ -95,3 +112,89 @@ def get_device_name(device: Any = None) -> NoReturn:
 def get_device_properties(device: Any = None) -> NoReturn:
     """Raise AssertionError, as PyTorch does without CUDA."""
     _no_cuda("get_device_properties")
+
+
+def seed() -> None:
+    """Do nothing: there is no CUDA generator."""
+
+
+def seed_all() -> None:
+    """Do nothing: there is no CUDA generator."""
+
+
+def get_rng_state_all() -> list[Any]:
+    """Return an empty list: a state for each of no devices."""
+    return []
+
+
+def set_rng_state_all(new_states: Any) -> None:
+    """Take a state for each of no devices."""
+    if len(list(new_states)):
+        _no_cuda("set_rng_state_all")
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Return 0."""
+    return 0
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """Return 0."""
+    return 0
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Do nothing."""
+
+
+def init() -> None:
+    """Raise: there is no CUDA."""
+    _no_cuda("init")
+
+
+def set_device(device: Any) -> None:
+    """Raise: there is no CUDA."""
+    _no_cuda("set_device")
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Raise: there is no CUDA."""
+    _no_cuda("get_device_capability")
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Raise: there is no CUDA."""
+    _no_cuda("mem_get_info")
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Raise: there is no CUDA."""
+    _no_cuda("memory_summary")
+
+
+def current_stream(device: Any = None) -> Any:
+    """Raise: there is no CUDA."""
+    _no_cuda("current_stream")
+
+
+@contextlib.contextmanager
+def stream(stream: Any) -> Iterator[None]:
+    """Do nothing for None, as PyTorch does; raise for a stream."""
+    if stream is not None:
+        _no_cuda("stream")
+    yield
+
+
+class device:
+    """A context that chooses a CUDA device: only None and negative numbers, which choose none."""
+
+    def __init__(self, device: Any) -> None:
+        """Take a device."""
+        if device is not None and not (isinstance(device, int) and device < 0):
+            _no_cuda("device")
+
+    def __enter__(self) -> None:
+        """Change nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        """Change nothing."""
