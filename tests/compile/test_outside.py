@@ -350,3 +350,12 @@ def test_several_programs_share_one_set_of_parameters(device: str) -> None:
                 want = (data @ net.weight.t() + net.bias).tolist()
                 np.testing.assert_allclose(compiled(data).tolist(), want, rtol=1e-5)
     assert len(calls) == 2
+
+
+def test_a_compiled_function_may_call_another(device: str) -> None:
+    inner = webtorch.compile(lambda x: x * 3)
+    outer = webtorch.compile(lambda x: inner(x) + 1)
+    x = webtorch.ones(2, device=device)
+    assert [outer(x).tolist() for _ in range(2)] == [[4.0, 4.0]] * 2
+    assert inner(x).tolist() == [3.0, 3.0]
+    assert len(outer.captures) == len(inner.captures) == 1

@@ -203,6 +203,8 @@ def test_reading_a_value_inside_is_an_error_that_says_what_to_do(device: str) ->
     with pytest.raises(CaptureError, match=r"webtorch\.where") as raised:
         step(x)
     assert "test_step.py" in str(raised.value) and "x.sum().item() > 0" in str(raised.value)
+    with pytest.raises(CaptureError, match=r"webtorch\.where"):
+        webtorch.compile(lambda x: x * x.tolist()[0])(x)
     # Nothing is lost: the tensors are as they were.
     assert (x + 1).tolist() == [2, 2, 2]
 

@@ -46,7 +46,7 @@ from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast
 from webtorch.tensors.calls import get_default_dtype
-from webtorch.tensors.host import HostScalar, host_scalar
+from webtorch.tensors.host import HostScalar, host_scalar, tracing
 from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -113,6 +113,9 @@ class CompiledFunction:
         functools.update_wrapper(self, getattr(function, "forward", function), updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing.active:
+            # Part of what is being captured.
+            return self.function(*args, **kwargs)
         if watch.before is not None:
             # A check of numbers looks at the steps of the function, which a program no longer has.
             return self.function(*args, **kwargs)

@@ -586,16 +586,27 @@ class Tensor(TensorMethods):
         whole = self if self._whole else _materialize(self)
         if not numel(self._shape):
             return b""
-        if tracing.active and not whole._storage.runtime.capturing:
-            tracing.refuse(f"it reads a tensor on {self.device}, from which a program cannot read")
+        if tracing.active:
+            self._note_reading()
         return whole._storage.runtime.backend.download(whole._storage.realize().buffer)
 
     _to_bytes = _contents
+
+    def _note_reading(self) -> None:
+        """While a capture runs: refuse to read, also what is in memory already, for a replay would
+        not read it.
+        """
+        runtime = self._storage.runtime
+        if runtime.capturing:
+            runtime.realize()
+        tracing.refuse(f"it reads a tensor on {self.device}, from which a program cannot read")
 
     async def _contents_async(self) -> bytes | bytearray | memoryview:
         whole = self if self._whole else _materialize(self)
         if not numel(self._shape):
             return b""
+        if tracing.active:
+            self._note_reading()
         return await whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
 
     def _values(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
