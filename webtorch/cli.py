@@ -1,4 +1,4 @@
-"""The `webtorch` command: `demo`, `doctor`, `run` and `tune`. Floor 6; imports a command's module when it is run.
+"""The `webtorch` command: `demo`, `serve`, `doctor`, `run` and `tune`. Floor 6; imports a command's module when it is run.
 
 Exit codes: 0 all is well, 1 the work failed (a device that fails, data that is missing), 2 the
 command line is wrong, 130 interrupted.
@@ -86,7 +86,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the final figures there")
     demo.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    demo.add_argument(
+        "--export", type=Path, metavar="PATH",
+        help="write a page in which the network trains on in a browser: a folder, or one file (*.html)",
+    )  # fmt: skip
     demo.set_defaults(command=_demo)
+
+    serve = commands.add_parser(
+        "serve",
+        help="show an exported page in the browser",
+        description="Serve a folder that webtorch.export wrote, on 127.0.0.1 only, and open it in the "
+        "browser, until interrupted.",
+        allow_abbrev=False,
+    )
+    serve.add_argument("folder", type=Path, metavar="DIR")
+    serve.add_argument(
+        "--port", type=_positive, default=8000, metavar="N", help="(default 8000; else a free one)"
+    )
+    serve.add_argument("--no-browser", action="store_true", help="print the address only")
+    serve.set_defaults(command=_serve)
 
     doctor = commands.add_parser(
         "doctor",
@@ -158,6 +176,27 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return value
+
+
+def _serve(options: argparse.Namespace, console: Console) -> int:
+    import webbrowser
+
+    from webtorch.web.server import server
+
+    try:
+        running = server(options.folder, options.port)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another program has the port.
+        running = server(options.folder)
+    address = f"http://127.0.0.1:{running.server_address[1]}/"
+    console.print(f"{options.folder} is at {address} (Ctrl+C ends)", highlight=False)
+    if not options.no_browser:
+        webbrowser.open(address)
+    with running:
+        running.serve_forever()
+    return 0
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:
@@ -252,6 +291,7 @@ def _digits(
         seed=options.seed,
         quick=options.quick,
         meter=Meter(console),
+        on_end=lambda *trained: _export("export_digits", trained, options, console),
     )
     console.print(
         f"[bold]{result.accuracy * 100:.2f} %[/] of {result.test_count} unseen digits read correctly, "
@@ -297,6 +337,7 @@ def _gpt(
         quick=options.quick,
         meter=Meter(console),
         on_sample=show,
+        on_end=lambda *trained: _export("export_gpt", trained, options, console),
     )
     console.rule(style="dim")
     console.print(
@@ -321,6 +362,17 @@ def _gpt(
         "held_out_losses": result.held_out,
     }
     return figures, report.gpt_page(result, _machine(choice))
+
+
+def _export(
+    how: str, trained: tuple[object, ...], options: argparse.Namespace, console: Console
+) -> None:
+    if options.export is None:
+        return
+    from webtorch.demo import pages
+
+    path = getattr(pages, how)(*trained, options.export)
+    console.print(f"page:    {path}", highlight=False, soft_wrap=True)
 
 
 def _machine(choice: Choice) -> Machine:

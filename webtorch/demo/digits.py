@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import webtorch as torch
@@ -144,6 +145,7 @@ def train(
     seed: int = 0,
     quick: bool = False,
     meter: Meter,
+    on_end: Callable[[Net, torch.optim.Optimizer, Digits], object] | None = None,
 ) -> DigitsResult:
     """Train and return figures, curves and mistakes. The same seed starts alike on every device.
 
@@ -233,6 +235,8 @@ def train(
             )
     _judge(result, data, probabilities)
     result.seconds = time.perf_counter() - started
+    if on_end is not None:
+        on_end(model, optimizer, data)
     return result
 
 

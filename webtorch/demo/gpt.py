@@ -180,6 +180,7 @@ def train(
     quick: bool = False,
     meter: Meter,
     on_sample: Callable[[Sample], None] = lambda sample: None,
+    on_end: Callable[[GPT, torch.optim.Optimizer, Corpus, Preset], object] | None = None,
 ) -> GPTResult:
     """Train and return figures, curves and samples. The same seed starts alike on every device."""
     preset = PRESETS[preset_name]
@@ -264,6 +265,8 @@ def train(
             result.samples.append(sample)
             on_sample(sample)
     result.seconds = time.perf_counter() - started
+    if on_end is not None:
+        on_end(model, optimizer, corpus, preset)
     return result
 
 
