@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import webtorch
 import webtorch.nn.functional as F
 from webtorch import nn
+from webtorch.capture import progress
 from webtorch.errors import CaptureError
 from webtorch.tensors.device import resolve
 
@@ -218,3 +222,30 @@ def test_the_program_prints(device: str) -> None:
     program = compiled.program()
     assert len(program.steps) == 1
     assert "input float32[4]" in str(program)
+
+
+def test_a_person_at_a_terminal_is_told_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    def slow(x: Any) -> Any:
+        time.sleep(0.3)
+        return x * 2
+
+    monkeypatch.setattr(progress, "DELAY", 0.05)
+    x = webtorch.ones(2, device="cpu")
+    webtorch.compile(slow)(x)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    compiled = webtorch.compile(slow)
+    assert compiled(x).tolist() == [2.0, 2.0]
+    assert "compiling slow" in "".join(written)
+    written.clear()
+    compiled(x)
+    assert not written

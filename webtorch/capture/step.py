@@ -23,6 +23,7 @@ from webtorch.capture.dynamic import (
 from webtorch.capture.kernels import COMMON_GPU, KernelText, kernel_texts
 from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
 from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
+from webtorch.capture.progress import told
 from webtorch.capture.trace import (
     Capture,
     Compiler,
@@ -158,7 +159,9 @@ class CompiledFunction:
             reason = f"{watched.changed} changes all the time" if watched else ""
             self._give_up(key, f"it depends on what changes outside: {reason}")
             return self.function(*args, **kwargs)
-        return self._capture(key, args, kwargs, tensors, given, numbers, tuple(sizes))
+        with told(f"compiling {_title(self.function)}"):
+            run = self._capture(key, args, kwargs, tensors, given, numbers, tuple(sizes))
+        return run()
 
     def _capture(
         self,
@@ -169,8 +172,8 @@ class CompiledFunction:
         given: list[Tensor],
         numbers: dict[str, Any],
         sizes: tuple[int, ...],
-    ) -> Any:
-        """Capture the function for a signature, and run its program."""
+    ) -> Callable[[], Any]:
+        """Capture the function for a signature; return what runs its program."""
         live = dict(numbers)
         positional, named = _replace((args, kwargs), iter(tensors), live, iter(live))
         try:
@@ -182,7 +185,8 @@ class CompiledFunction:
             count = self.refusals[key] = self.refusals.get(key, 0) + 1
             if count >= _MAX_REFUSALS:
                 self._give_up(key, usual.reason)
-            return usual.result
+            result = usual.result
+            return lambda: result
         self.refusals.pop(key, None)
         self._name_arguments(captured, args, kwargs)
         parts = [i for i, t in enumerate(given) if not t._whole]
@@ -190,23 +194,23 @@ class CompiledFunction:
             # The copy of a part would be written, and not the part.
             base = key
             self.written.add(base)
-            return self(*args, **kwargs)
+            return functools.partial(self, *args, **kwargs)
         if not self._settle(key, captured, live, numbers):
-            return self(*args, **kwargs)
+            return functools.partial(self, *args, **kwargs)
         self.free.setdefault(key, set()).update(_free(captured, live))
         if sizes:
             try:
                 captured.template = self._vary(captured, sizes, args, kwargs, tensors, live)
             except NotPolynomial as reason:
                 self._unmark(reason)
-                return self(*args, **kwargs)
+                return functools.partial(self, *args, **kwargs)
         self.captures.setdefault(key, []).insert(0, (captured, live))
         self.captures.move_to_end(key)
         self._note_signature(key, args, kwargs)
         if len(self.captures) > _MAX_SIGNATURES:
             gone, _ = self.captures.popitem(last=False)
             self.signatures.pop(gone, None)
-        return self._replay(captured, tensors, given)
+        return functools.partial(self._replay, captured, tensors, given)
 
     def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
         if not self.runs:
