@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import webtorch
+from tests.conftest import need_device
 from tests.nn.oracle import to_web
 
-VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS = 17, 12, 16, 2, 2, 3, 8
+VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS = 17, 12, 16, 2, 1, 3, 6
 
 
 def _gpt(lib: Any) -> Any:
@@ -71,7 +72,9 @@ def _batches() -> list[torch.Tensor]:
     ] * (STEPS // 2)
 
 
-def _train(lib: Any, device: str, dtype: str, compiled: bool, checkpointed: bool) -> list[float]:
+def _train(
+    lib: Any, device: str, dtype: str, compiled: bool, checkpointed: bool, steps: int = STEPS
+) -> list[float]:
     model = _gpt(lib)
     state = _weights()
     model.load_state_dict(state if lib is torch else to_web(state, "cpu"))
@@ -94,7 +97,7 @@ def _train(lib: Any, device: str, dtype: str, compiled: bool, checkpointed: bool
 
     run = lib.compile(step) if compiled else step
     losses = []
-    for batch in _batches():
+    for batch in _batches()[:steps]:
         tokens = batch if lib is torch else to_web(batch, device)
         losses.append(run(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).item())
     assert all(p.dtype is lib.float32 and p.grad.dtype is lib.float32 for p in model.parameters())
@@ -102,20 +105,28 @@ def _train(lib: Any, device: str, dtype: str, compiled: bool, checkpointed: bool
 
 
 @pytest.mark.covers("A14")
-@pytest.mark.parametrize("compiled", [False, True], ids=["lazy", "compiled"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_losses_are_those_of_pytorch(dtype: str, compiled: bool, device: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "dtype", "compiled"),
+    [
+        ("cpu", "bfloat16", True),
+        ("cpu", "float16", False),
+        ("webgpu", "bfloat16", False),
+        ("webgpu", "float16", True),
+    ],
+)
+def test_losses_are_those_of_pytorch(device: str, dtype: str, compiled: bool) -> None:
+    need_device(device)
     theirs = _train(torch, "cpu", dtype, False, False)
     ours = _train(webtorch, device, dtype, compiled, False)
     # Two runs in 8 bits of mantissa drift apart as their roundings differ.
     rtol = {"bfloat16": 3e-2, "float16": 6e-3}[dtype]
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=rtol, atol=rtol)
-    assert ours[-1] < ours[0] - 0.5
+    assert ours[-1] < ours[0] - 0.3
 
 
 def test_checkpointed_blocks_give_the_same_losses() -> None:
-    plain = _train(webtorch, "cpu", "bfloat16", False, False)
-    checkpointed = _train(webtorch, "cpu", "bfloat16", False, True)
+    plain = _train(webtorch, "cpu", "bfloat16", False, False, 2)
+    checkpointed = _train(webtorch, "cpu", "bfloat16", False, True, 2)
     torch.testing.assert_close(
         torch.tensor(checkpointed), torch.tensor(plain), rtol=1e-2, atol=1e-2
     )
