@@ -16,11 +16,13 @@ import math
 import os
 import re
 import struct
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import webtorch
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import Capture, Returned, compile_never
 from webtorch.errors import CaptureError, ShapeError
@@ -32,6 +34,7 @@ from webtorch.nn import Module
 from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Limits
+from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import HostScalar, RandomOffset
 from webtorch.tensors.storage import Storage
@@ -256,15 +259,70 @@ def _captured(what: Any, name: str, call: Any) -> CompiledFunction | Capture:
         args = tuple(call)
     else:
         args = (call,)
-    with _evaluating(function) if isinstance(function, Module) else contextlib.nullcontext():
-        # A step that only now makes the state it needs is captured at its second call.
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if isinstance(function, Module):
+            stack.enter_context(_evaluating(function))
+        # A step whose optimizer begins with what it computes runs once as usual, and is captured then.
         for _ in range(2):
+            before = _Before(function)
             compiled(*args, **kwargs)
             if compiled.captures:
                 return compiled
+            before.restore(name)
     raise CaptureError(
         f"export: {name} cannot be repeated as a program; webtorch.compile of it warns why"
     )
+
+
+class _Before:
+    """What a function refers to, as it was before a call."""
+
+    def __init__(self, function: Any) -> None:
+        referred = _referred(function).values()
+        self.optimizers = [v for v in referred if isinstance(v, Optimizer)]
+        tensors = [v for v in referred if isinstance(v, Tensor)]
+        for module in (v for v in referred if isinstance(v, Module)):
+            tensors += [*module.parameters(), *module.buffers()]
+        for optimizer in self.optimizers:
+            tensors += [p for group in optimizer.param_groups for p in group["params"]]
+            tensors += [t for _, _, t in _states(optimizer)]
+        self.known = {id(t) for t in tensors}
+        self.generators = [default_generator(device_of(r)) for r in open_runtimes()]
+        self.offsets = [g._offset for g in self.generators]
+        with no_grad():
+            self.values = [(t, t.detach().clone(), t._grad) for t in tensors]
+
+    def restore(self, name: str) -> None:
+        """Give everything back; state that optimizers began meanwhile is as it begins."""
+        with no_grad():
+            for tensor, value, grad in self.values:
+                tensor.detach().copy_(value)
+                tensor._grad = grad
+            for optimizer in self.optimizers:
+                for param, key, tensor in _states(optimizer):
+                    if id(tensor) in self.known:
+                        continue
+                    if not optimizer._takes_back:
+                        optimizer.state.clear()
+                        raise CaptureError(
+                            f"export: {name}: {type(optimizer).__name__} treats its first step in "
+                            "another way than the next; take one step before the export"
+                        )
+                    tensor.copy_(webtorch.full_like(tensor, optimizer._beginning((id(param), key))))
+        for generator, offset in zip(self.generators, self.offsets):
+            generator._offset = offset
+
+
+def _states(optimizer: Optimizer) -> list[tuple[Tensor, str, Tensor]]:
+    """Return parameter, name and value of each state of an optimizer that is a tensor."""
+    return [
+        (param, key, value)
+        for param, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    ]
 
 
 @contextlib.contextmanager
