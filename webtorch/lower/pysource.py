@@ -30,6 +30,8 @@ _ROW_BYTES = 1 << 16
 # Innermost loops of fewer turns are merged with those around them, up to this many turns: vectors need some.
 _SHORT = 16
 _MERGED = 64
+# Inner loops of at most this many points in all are unrolled.
+_UNROLLED = 8
 # From this cost on, a value is kept in a row rather than computed again in the next stage.
 _KEEP_COST = 12
 
@@ -509,8 +511,20 @@ class _Writer:
 
     def row_kernel(self) -> None:
         outer = self.kernel.outer
+        live = [d for d, size in enumerate(outer) if size > 1]
+        together = self.neighbours(live)
         self.open()
-        if any(size > 1 for size in outer):
+        if together:
+            # What does not change from one neighbour to the next is computed before them.
+            turns = numel(tuple(outer[d] for d in together))
+            self.line(f"start = rem(i, {turns})")
+            self.line(f"row = div(i, {turns})")
+            self.decode(tuple(s if d not in together else 1 for d, s in enumerate(outer)), "row")
+            self.line(f"n = min({turns} - start, end - i)")
+            self.open()
+            self.decode(tuple(s if d in together else 1 for d, s in enumerate(outer)), "o")
+            self.merged = (tuple(together), "o")
+        elif live:
             self.decode(outer, "i")
         self.checks("outer")
         self.plan_rows()
@@ -523,12 +537,31 @@ class _Writer:
         if inside or any(c.level == "inner" for c in self.kernel.checks):
             self.inner_loops(lambda: self.inner_body(inside), merge=True)
         self.write(ready)
-        self.close("for i in range(begin, end):")
+        if together:
+            self.merged = ((), "")
+            self.close("for o in range(start, start + n):")
+            self.line("i = i + n")
+            self.close("while i < end:")
+            self.scopes[-1].lines.insert(0, "i = begin")
+        else:
+            self.close("for i in range(begin, end):")
         arrays = [
             f"{name} = local({e.dtype.name}, {self.kernel.inner_count})"
             for e, name in self.rows.items()
         ]
         self.scopes[-1].lines[:0] = arrays
+
+    def neighbours(self, live: list[int]) -> list[int]:
+        """Return the last outer dims, if vectors should run along them: where the inner loops are so
+        short that they disappear.
+        """
+        if self.kernel.inner_count > _UNROLLED:
+            return []
+        first, turns = len(live), 1
+        while first and turns < _SHORT:
+            first -= 1
+            turns *= self.dims[live[first]]
+        return live[first:] if first and turns >= _SHORT else []
 
     def inner_body(self, inside: list[Store]) -> None:
         """The checks and stores of one inner point."""
@@ -571,6 +604,7 @@ class _Writer:
         """
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         together = self.short_loops(live[1:] if head else live) if merge else []
+        merged = self.merged
         apart = live[: len(live) - len(together)]
         for d in apart:
             self.open(d)
@@ -583,7 +617,7 @@ class _Writer:
         self.kept = set()
         body()
         self.keeping = False
-        self.merged = ((), "")
+        self.merged = merged
         if together:
             self.close(f"for m in range({numel(tuple(self.dims[d] for d in together))}):")
         elif not live:
