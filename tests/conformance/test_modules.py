@@ -159,7 +159,9 @@ def compare(name: str, sample: Any, training: bool) -> None:
                 assert_same(got.grad, want.grad, rtol=1e-3, atol=1e-4)
     assert_same(dict(module.named_buffers()), dict(reference.named_buffers()), **tolerance)
     # And back: PyTorch takes our state dict.
-    back = {key: torch.from_numpy(np.array(v.numpy())) for key, v in module.state_dict().items()}
+    back = {
+        key: torch.from_numpy(np.array(v.cpu().numpy())) for key, v in module.state_dict().items()
+    }
     assert not any(reference.load_state_dict(back))
 
 

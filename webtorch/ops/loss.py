@@ -513,7 +513,12 @@ def _negative_log_likelihood(
     if reduction == "none":
         return loss
     total = sum(loss)
-    return total / sum(weights) if reduction == "mean" else total
+    if reduction != "mean":
+        return total
+    # Where everything is ignored the mean is NaN, but, as in PyTorch, its gradient is zero.
+    count = sum(weights)
+    nothing = eq(count, 0)
+    return total / _where(nothing, 1.0, count) + _where(nothing, math.nan, 0.0)
 
 
 @composite(torch="nn.functional.nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32)
