@@ -88,6 +88,20 @@ class Capture:
     template: Any = None
     backward: Backward | None = None
     epoch: int = 0
+    # Numbers that are read anew, each with the arguments that it is.
+    reads: list[tuple[Any, list[int]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find which arguments are one number."""
+        found: dict[Any, tuple[Any, list[int]]] = {}
+        for i in self.dynamic:
+            a: Any = self.args[i]
+            if isinstance(a, HostScalar):
+                key: Any = (id(a.source), a.key, a.when)
+            else:
+                key = (type(a), id(a.generator), a.word, getattr(a, "relative", 0))
+            found.setdefault(key, (a, []))[1].append(i)
+        self.reads = list(found.values())
 
     @property
     def random_count(self) -> int:
@@ -723,13 +737,11 @@ def _read(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
     if captured.dynamic:
         args = list(args)
     for when in range(len(captured.actions) + 1):
-        for i in captured.dynamic:
-            a = captured.args[i]
-            if isinstance(a, HostScalar):
-                if a.when == when:
-                    args[i] = a.read()
-            elif when == 0:
-                args[i] = a.read()  # type: ignore[union-attr]
+        for a, places in captured.reads:
+            if getattr(a, "when", 0) == when:
+                number = a.read()
+                for i in places:
+                    args[i] = number
         for a in returned:
             if a.when == when:
                 read[id(a)] = a.read()
