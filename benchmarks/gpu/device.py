@@ -116,13 +116,14 @@ def _slope(executable: Any, rows: list[tuple[Any, ...]], seconds: float) -> floa
     return slope if slope > 0 else long / (3 * few)
 
 
-def device_seconds(executable: Any, seconds: float = 0.02) -> float:
-    """Return what one run of a program takes on the device, dispatches back to back."""
+def device_seconds(executable: Any, seconds: float = 0.02, warm: float = 0.3) -> float:
+    """Return what one run of a program takes on the device, dispatches back to back, after working
+    for up to `warm` seconds."""
     rows = [row for _, row in _rows(executable)]
     # The clock of a card that was idle is low: an H200 at 345 MHz takes a second to reach 1980.
     once = _submit(executable, rows, 1)
     started = last = time.perf_counter()
-    while (now := time.perf_counter()) - started < 0.3:
+    while (now := time.perf_counter()) - started < warm:
         last, before = _submit(executable, rows, max(1, min(100, round(0.02 / once)))), last
         if now - started > 0.1 and abs(last - before) < 0.02 * last:
             break

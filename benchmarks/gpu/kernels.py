@@ -132,7 +132,7 @@ def _far(ours: Any, peer: Any) -> float:
     return float((mine - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
 
 
-def one(work: Work) -> Row:
+def one(work: Work, quick: bool = False) -> Row:
     """Measure one operation; a failure is a row that says so."""
     name, op, flops, nbytes = work.name, work.op, work.flops, work.nbytes
     peer = peer_device()
@@ -153,12 +153,13 @@ def one(work: Work) -> Row:
             raise AssertionError(f"{name}: differs from PyTorch by {difference:.1e}")
         del single
     del result
-    ours = enqueued(lambda: webtorch.realize(op(webtorch, *mine)))
-    alone = device_seconds(compiled.latest().executable)
+    span = (0.01, 2) if quick else (0.15, 5)
+    ours = enqueued(lambda: webtorch.realize(op(webtorch, *mine)), *span)
+    alone = device_seconds(compiled.latest().executable, *((0.002, 0.0) if quick else ()))
     row = Row(name, *ours, figures={"device_seconds": alone})
     if peer is not None:
         theirs = [t.to(peer) for t in given]
-        row.peer, row.peer_median = enqueued(lambda: op(torch, *theirs))
+        row.peer, row.peer_median = enqueued(lambda: op(torch, *theirs), *span)
         row.figures["device_ratio"] = alone / row.peer
     speed = (
         f"{flops / alone * 1e-12:.1f} TFLOP/s" if flops else f"{nbytes / alone * 1e-12:.2f} TB/s"
@@ -181,7 +182,7 @@ def measure(quick: bool = False) -> list[Row]:
     rows: list[Row] = []
     for work in _products(quick) + _convolutions(quick) + _attention(quick) + _large(quick):
         try:
-            rows.append(one(work))
+            rows.append(one(work, quick))
         except Exception as error:
             rows.append(Row(work.name, float("nan"), float("nan"), note=f"FAILED: {error!s:.300}"))
         webtorch.webgpu.empty_cache()
