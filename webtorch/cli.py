@@ -1,4 +1,4 @@
-"""The `webtorch` command: `demo`, `serve`, `doctor`, `run` and `tune`. Floor 6; imports a command's module when it is run.
+"""The `webtorch` command. Floor 6; imports a command's module when it is run.
 
 Exit codes: 0 all is well, 1 the work failed (a device that fails, data that is missing), 2 the
 command line is wrong, 130 interrupted.
@@ -106,6 +106,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--no-browser", action="store_true", help="print the address only")
     serve.set_defaults(command=_serve)
 
+    check = commands.add_parser(
+        "check",
+        help="compare an exported page on the CPU, on WebGPU and in a browser",
+        description="Run every function of a folder that webtorch.export wrote on its first example: "
+        "natively on the CPU, natively on WebGPU, and in headless Chromium (with Playwright); print "
+        "how far each is from the CPU. Exit code 0 only when all of them ran and agree.",
+        allow_abbrev=False,
+    )
+    check.add_argument("folder", type=Path, metavar="DIR")
+    check.set_defaults(command=_check)
+
     doctor = commands.add_parser(
         "doctor",
         parents=[common],
@@ -197,6 +208,38 @@ def _serve(options: argparse.Namespace, console: Console) -> int:
     with running:
         running.serve_forever()
     return 0
+
+
+def _check(options: argparse.Namespace, console: Console) -> int:
+    from rich.table import Table
+
+    from webtorch.errors import WebtorchError
+    from webtorch.web.check import Site, compare, in_browser
+
+    site = Site(options.folder)
+    if not site.functions():
+        _complain("check: this export has no example inputs to run on")
+        return 1
+    cpu = {name: site.run(name, "cpu") for name in site.functions()}
+    table = Table("function", "output", "compared", "largest difference", "largest value", "agree")
+    bad = 0
+    places: dict[str, Callable[[], dict[str, dict[str, list[float]]]]] = {
+        "WebGPU": lambda: {name: site.run(name, "webgpu") for name in cpu},
+        "Chromium": lambda: in_browser(options.folder, site),
+    }
+    for place, run in places.items():
+        try:
+            found = run()
+        except WebtorchError as error:
+            console.print(f"{place}: not compared: {error}", highlight=False, markup=False)
+            bad += 1
+            continue
+        for row in compare(("CPU", place), cpu, found):
+            bad += not row.agrees
+            figures = f"{row.difference:.3g}", f"{row.largest:.3g}", "yes" if row.agrees else "NO"
+            table.add_row(row.function, row.output, f"{row.first} - {row.second}", *figures)
+    console.print(table)
+    return 1 if bad else 0
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:

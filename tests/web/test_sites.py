@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import urllib.request
 
@@ -10,6 +13,7 @@ import pytest
 import webtorch as torch
 from tests.web.conftest import Page
 from webtorch import nn
+from webtorch.cli import main
 from webtorch.errors import CaptureError
 from webtorch.io.safetensors import load_file, loads
 from webtorch.web.server import server
@@ -195,3 +199,17 @@ def test_the_server_sends_a_page_with_its_types_to_this_machine_only(site, tmp_p
             assert answer.headers["Cache-Control"] == "no-store"
         running.shutdown()
     assert host == "127.0.0.1"
+
+
+@pytest.mark.covers("P1")
+def test_check_compares_the_cpu_webgpu_and_a_browser(site, tmp_path, capsys):
+    # In a process of its own: Playwright is already running in this one.
+    command = [sys.executable, "-m", "webtorch", "check", str(site / "site")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if " yes " in line]
+    assert len(rows) == 6 and "NO" not in done.stdout
+    assert main(["check", str(tmp_path)]) == 1
+    assert "is no folder of webtorch.export" in capsys.readouterr().err
