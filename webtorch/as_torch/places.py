@@ -54,9 +54,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.torch_version": ("webtorch.version",),
     "torch.distributed": ("webtorch.as_torch.names.distributed",),
     "torch.multiprocessing": ("webtorch.as_torch.names.multiprocessing",),
+    "torch._C": ("webtorch.as_torch.names.core",),
+    "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler",),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
     "torch.fx": ("webtorch.as_torch.names.fx",),
+    "torch.func": ("webtorch.as_torch.names.func",),
     "torch.hub": ("webtorch.as_torch.names.hub",),
     "torch.mps": ("webtorch.backends.mps",),
     "torch.xpu": ("webtorch.as_torch.names.xpu",),
@@ -81,14 +84,13 @@ HIDDEN = frozenset(
     """.split()  # noqa: SIM905
 )
 # What to say of names that PyTorch programs ask for in vain.
-_CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
+CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 _SPARSE = "tensors are dense and strided here; sparse layouts are not available"
 _COMPLEX = "complex numbers are not available yet"
 WORDS: dict[str, dict[str, str]] = {
     "torch": {
-        "_C": _CORE,
         "ops": "webtorch has no registry of custom operators; a torch.autograd.Function defines one",
-        "classes": _CORE,
+        "classes": CORE,
         "sparse": _SPARSE,
         "fft": _COMPLEX,
         "export": "torch.export is not available; webtorch.web.export writes a compiled step",

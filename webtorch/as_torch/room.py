@@ -12,7 +12,7 @@ import sys
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from webtorch.as_torch.places import WORDS
+from webtorch.as_torch.places import CORE, WORDS
 from webtorch.tensors.absent import pytorch_names
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -107,7 +107,7 @@ def missing(room: ModuleType, name: str, frame: FrameType | None) -> str:
     """Return what to say of a name that a room does not have."""
     where = room.__name__.partition(".")[2]
     known = name in pytorch_names().get(where, ())
-    words = WORDS.get(room.__name__, {}).get(name)
+    words = CORE if room.__name__ == "torch._C" else WORDS.get(room.__name__, {}).get(name)
     text = f"{room.__name__}.{name}, asked for in {caller(frame)}: "
     text += words or (
         "PyTorch has it, webtorch does not (docs/differences.md says why)"

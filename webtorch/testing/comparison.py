@@ -141,7 +141,7 @@ class _Pair:
                 f"No comparison pair was able to handle inputs of type {type(actual)} and {type(expected)}.",
                 TypeError,
             )
-        self.attribute("shape", tuple(a.shape), tuple(b.shape))
+        self.attribute("shape", a.shape, b.shape)
         if self.options["device"]:
             self.attribute("device", a.device, b.device)
         if self.options["dtype"]:
@@ -174,8 +174,8 @@ class _Pair:
                 )
             if bool(matches.all()):
                 return
-            # The message is made from the values on the CPU, where float64 exists.
-            kind = webtorch.float64 if a.dtype.is_floating_point else webtorch.int64
+            # The message is made on the CPU, in the type of the values as PyTorch does.
+            kind = a.dtype if a.dtype.is_floating_point else webtorch.int64
             x, y, good = a.cpu().to(kind), b.cpu().to(kind), matches.cpu()
             self.fail(_mismatch(x, y, good, rtol, atol))
 
@@ -200,10 +200,10 @@ def _mismatch(a: Tensor, b: Tensor, matches: Tensor, rtol: float, atol: float) -
             f"Mismatched elements: {bad} / {total} ({bad / total:.1%})\n"
         )
         # The places that match do not count.
-        relatives = difference.double() / b.abs().double()
+        relatives = difference / b.abs()
         places, found = [], []
-        for values in (difference.double(), relatives):
-            rest = values.masked_fill(matches, 0.0).flatten()
+        for values in (difference, relatives):
+            rest = values.masked_fill(matches, 0).flatten()
             position = int(rest.argmax())
             found.append(rest[position].item())
             places.append(webtorch.unravel_index(webtorch.tensor(position, device="cpu"), a.shape))

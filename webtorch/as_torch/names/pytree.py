@@ -20,10 +20,45 @@ class TreeSpec(NamedTuple):
         return sum(c.num_leaves for c in self.children_specs) if self.type is not None else 1
 
 
+class MappingKey(NamedTuple):
+    """The key of a part of a mapping."""
+
+    key: Any
+
+
+def _dict_flatten_with_keys(d: dict[Any, Any]) -> tuple[list[tuple[MappingKey, Any]], list[Any]]:
+    return [(MappingKey(k), v) for k, v in d.items()], list(d)
+
+
+def _dict_flatten(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    return list(d.values()), list(d)
+
+
+def _dict_unflatten(values: Any, context: list[Any]) -> dict[Any, Any]:
+    return dict(zip(context, values, strict=True))
+
+
 _LEAF = TreeSpec(None, None, [])
 
 
+# Class -> (its parts and context, how it is built of parts and context).
+_KINDS: dict[type, tuple[Callable[[Any], Any], Callable[..., Any]]] = {}
+
+
+def register_pytree_node(
+    cls: type, flatten_fn: Callable[[Any], Any], unflatten_fn: Callable[..., Any], **names: Any
+) -> None:
+    """Take a class of containers: `flatten_fn` gives (parts, context), `unflatten_fn` takes them."""
+    _KINDS[cls] = (flatten_fn, unflatten_fn)
+
+
+_register_pytree_node = register_pytree_node
+
+
 def _parts(tree: Any) -> tuple[list[Any], Any] | None:
+    if type(tree) in _KINDS:
+        parts, context = _KINDS[type(tree)][0](tree)
+        return list(parts), context
     if type(tree) in (dict, OrderedDict):
         return list(tree.values()), list(tree)
     if type(tree) in (list, tuple) or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
@@ -50,6 +85,8 @@ def _build(leaves: Any, spec: TreeSpec) -> Any:
     if spec.type is None:
         return next(leaves)
     parts = [_build(leaves, child) for child in spec.children_specs]
+    if spec.type in _KINDS:
+        return _KINDS[spec.type][1](parts, spec.context)
     if spec.context is not None:
         return spec.type(zip(spec.context, parts, strict=True))
     return spec.type(*parts) if hasattr(spec.type, "_fields") else spec.type(parts)

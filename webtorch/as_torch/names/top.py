@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import webtorch
+from webtorch.as_torch.names.func import vmap as vmap
 from webtorch.version import __version__ as __version__
 
 
@@ -30,6 +31,37 @@ float8_e5m2fnuz = AbsentDType("float8_e5m2fnuz", True)
 float8_e8m0fnu = AbsentDType("float8_e8m0fnu", True)
 float4_e2m1fn_x2 = AbsentDType("float4_e2m1fn_x2", True)
 qint8, quint8, qint32 = AbsentDType("qint8"), AbsentDType("quint8"), AbsentDType("qint32")
+
+
+class _Limits(NamedTuple):
+    """Limits of a floating type, as torch.finfo gives them."""
+
+    dtype: str
+    bits: int
+    min: float
+    max: float
+    eps: float
+    tiny: float
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest number that is not denormal."""
+        return self.tiny
+
+
+_LIMITS = {
+    "float8_e4m3fn": (-448.0, 448.0, 0.125, 2.0**-6),
+    "float8_e4m3fnuz": (-240.0, 240.0, 0.125, 2.0**-7),
+    "float8_e5m2": (-57344.0, 57344.0, 0.25, 2.0**-14),
+    "float8_e5m2fnuz": (-57344.0, 57344.0, 0.125, 2.0**-15),
+}
+
+
+def finfo(dtype: Any = None) -> Any:
+    """Return the limits of a floating type, also of the absent 8-bit ones: tables are made of them."""
+    if isinstance(dtype, AbsentDType) and dtype.name in _LIMITS:
+        return _Limits(dtype.name, 8, *_LIMITS[dtype.name])
+    return webtorch.finfo(dtype)
 
 
 class layout:

@@ -1,0 +1,24 @@
+"""torch.cuda: classes for annotations and checks with isinstance. Making one raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch import cuda
+
+
+class _Absent:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cuda.init()
+
+
+class CUDAGraph(_Absent):
+    """A captured graph of CUDA."""
+
+
+class Stream(_Absent):
+    """A queue of CUDA."""
+
+
+class Event(_Absent):
+    """A mark in a queue of CUDA."""
