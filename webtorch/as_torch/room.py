@@ -67,8 +67,11 @@ class Room(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         sources = self.__dict__.get("__sources__", ())
-        # A switch (torch.backends.cudnn.benchmark): its functions read it where they are.
-        if len(sources) == 1 and name[:2] != "__" and name in vars(self._modules()[0]):
+        # A switch (torch.backends.cudnn.benchmark): its functions read it where they are. What the import
+        # system sets (__spec__, the room of a submodule) is the room's own.
+        if len(sources) != 1 or name.startswith("__") or isinstance(value, ModuleType):
+            return
+        if name in vars(self._modules()[0]):
             setattr(self._modules()[0], name, value)
 
     def __dir__(self) -> list[str]:
