@@ -22,3 +22,7 @@ class Stream(_Absent):
 
 class Event(_Absent):
     """A mark in a queue of CUDA."""
+
+
+class StreamContext(_Absent):
+    """A block in which a queue of CUDA is used."""
