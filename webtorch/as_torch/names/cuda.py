@@ -26,3 +26,7 @@ class Event(_Absent):
 
 class StreamContext(_Absent):
     """A block in which a queue of CUDA is used."""
+
+
+class graph(_Absent):
+    """A block that is captured as a graph of CUDA."""
