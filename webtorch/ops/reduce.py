@@ -135,6 +135,10 @@ def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     old, shape = x._shape, reduced_shape(x._shape, dims)
     if not x._whole:
         return x.reshape(shape)
+    if x._grad_fn is None:
+        # A result that nobody has seen yet: it simply is of that shape.
+        x._shape, x._strides = shape, contiguous_strides(shape)
+        return x
     # What lies in memory in order needs no more than a view.
     return as_view(
         x, shape, contiguous_strides(shape), x._offset, vjp=lambda g: g.reshape(old), name="View"
