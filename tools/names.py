@@ -100,7 +100,8 @@ _MODULES = """accelerator amp ao autograd backends compiler cpu cuda distributed
 def _public(place: Any) -> list[str]:
     found = []
     for name in dir(place):
-        if name.startswith("_"):
+        # Names with "webgpu" are there where webtorch's device is registered with PyTorch.
+        if name.startswith("_") or "webgpu" in name:
             continue
         item = getattr(place, name, None)
         if isinstance(item, types.ModuleType):

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import webtorch
 from webtorch.capture.step import CompiledFunction
@@ -64,8 +64,8 @@ _RESERVED = frozenset(
     )
 )  # fmt: skip
 
-Function = CompiledFunction | Capture | Callable[..., Any]
-Batch = Sequence[Tensor] | Mapping[str, Tensor]
+Function: TypeAlias = CompiledFunction | Capture | Callable[..., Any]
+Batch: TypeAlias = Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @dataclass(slots=True)
