@@ -39,12 +39,14 @@ def read() -> Results:
     """Return the kept results of the operations that count: (device, dtype) -> title -> result."""
     from tests.conformance import run
 
-    names = set(database.operations())
+    operations = database.operations()
     found: Results = {}
     for device in database.DEVICES:
         for dtype in database.DTYPES:
-            kept = {k: v for k, v in run.read(device, dtype).items() if k in names}
-            if kept:
+            taken = {k for k, op in operations.items() if database.takes(op, dtype)}
+            kept = {k: v for k, v in run.read(device, dtype).items() if k in taken}
+            # A run that was stopped says nothing yet.
+            if kept and len(kept) == len(taken):
                 found[device, dtype] = kept
     return found
 
