@@ -118,7 +118,10 @@ def test_numbers_of_other_libraries() -> None:
     assert webtorch.tensor(torch.arange(3)).tolist() == [0, 1, 2]
     assert webtorch.tensor(array.array("d", [1.5])).tolist() == [1.5]
     assert webtorch.tensor([webtorch.tensor(2), 3]).tolist() == [2, 3]
-    assert webtorch.frombuffer(bytearray(b"\x01\x00\x02\x00"), dtype=webtorch.int16).tolist() == [1, 2]
+    assert webtorch.frombuffer(bytearray(b"\x01\x00\x02\x00"), dtype=webtorch.int16).tolist() == [
+        1,
+        2,
+    ]
 
 
 CREATED: dict[str, Function] = {
