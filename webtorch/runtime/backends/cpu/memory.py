@@ -6,7 +6,6 @@ again; a block whose array is still seen by somebody (a view, a memoryview) is l
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import weakref
@@ -119,7 +118,9 @@ MEMORY = Memory()
 class CpuBuffer:
     """Memory for `elements` values; `address` is where it starts, `array` a flat NumPy array of it."""
 
-    __slots__ = ("__weakref__", "address", "array", "block", "dtype", "elements", "nbytes", "owner")
+    __slots__ = (
+        "__weakref__", "address", "array", "block", "dtype", "elements", "nbytes", "owner", "viewed",
+    )  # fmt: skip
     array: Array
     block: Block
 
@@ -127,6 +128,8 @@ class CpuBuffer:
         self.dtype = dtype
         self.elements = elements
         self.nbytes = elements * dtype.itemsize
+        # Whether `array` has been made.
+        self.viewed = False
         # With an owner, this is another name for the start of the owner's memory.
         self.owner = owner
         self.block = MEMORY.take(self.nbytes) if owner is None else owner.block
@@ -141,6 +144,7 @@ class CpuBuffer:
             array_type(self.dtype)
         )
         self.array = array
+        self.viewed = True
         return array
 
     def __del__(self) -> None:
@@ -150,8 +154,8 @@ class CpuBuffer:
             return
         if self.owner is None:
             # The view must go first, or the block would look used.
-            with contextlib.suppress(AttributeError):
-                object.__delattr__(self, "array")
+            if self.viewed:
+                del self.array
             MEMORY.give(block)
 
     # Whether a value may be written here.
