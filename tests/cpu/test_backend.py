@@ -335,8 +335,9 @@ def test_small_kernels_compile_after_a_counted_amount_of_work() -> None:
         raise AssertionError("never compiled")
 
     assert runs_until_native(1 << 22) == 1
-    assert 5 < runs_until_native(1 << 16) < 100
-    assert runs_until_native(100) == runs_until_native(100) > 500
+    assert runs_until_native(1 << 16) < runs_until_native(1 << 12) < runs_until_native(100)
+    # A handful of calls is never worth compiling, and the count is of work, not of time.
+    assert runs_until_native(100) == runs_until_native(100) > 50
 
 
 def test_both_tiers_agree() -> None:

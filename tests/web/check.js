@@ -34,7 +34,7 @@ export async function run(programs, tensors) {
     const weights = Object.fromEntries(program.states.map((s) => [s.name, tensors[prefix + s.name]]));
     try {
       const model = await open(program, weights, { device });
-      const outputs = await model.run();
+      const outputs = await model.compute();
       results[name] = { outputs: Object.fromEntries(Object.entries(outputs).map(([k, v]) => [k, Array.from(v.data)])) };
     } catch (error) {
       results[name] = { error: `${error.name}: ${error.message}` };
