@@ -160,8 +160,8 @@ def combine_dims(
     x: Any, combine: str, dims: tuple[int, ...], keepdim: bool, identity: Scalar = 0
 ) -> Any:
     """Return the reduction over `dims` in x's type; `identity` where there is nothing to combine."""
-    if 0 in x.shape:
-        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), identity, x.dtype)
+    if 0 in x._shape:
+        return _of_nothing(x, reduced_shape(x._shape, dims, keepdim), identity, x.dtype)
     return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else x
 
 
