@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -23,9 +24,19 @@ def shared_device() -> WebGPUBackend:
     return webgpu.open_backend(0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _earlier_objects_are_left_alone() -> Iterator[None]:
+    """Objects of other files are not looked at again, so that collecting is quick for each test."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def device(shared_device: WebGPUBackend) -> Iterator[WebGPUBackend]:
     """The device; a test that leaves memory behind fails."""
+    gc.collect()  # what other tests left must not go while this one counts
     before = shared_device.memory_allocated()
     yield shared_device
     shared_device.pool.limit = None
