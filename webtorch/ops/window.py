@@ -5,6 +5,7 @@ A window is a list of numbers that are computed here, in double precision, and u
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,11 +27,6 @@ def _made(
         raise ValueError(f"{name} expects float32 or float64 dtypes, got: {wanted}")
     made = creation.tensor(list(values), dtype=wanted, device=device)
     return creation.finish(made, requires_grad)
-
-
-def _check(name: str, M: int) -> None:
-    if M < 0:
-        raise ValueError(f"{name} requires non-negative window length, got M={M}")
 
 
 def _points(M: int, sym: bool) -> int:
@@ -75,7 +71,16 @@ def _bartlett(M: int, sym: bool) -> list[float]:
     return [1.0] if M == 1 else [1 - abs(2 * k / last - 1) for k in range(M)]
 
 
-def _fixed(name: str, weights: Sequence[float], doc: str) -> None:
+# -- torch.signal.windows ---------------------------------------------------------------------------
+
+
+def _window(values: Callable[..., Sequence[float]]) -> Any:
+    """Make the entry of a window from `values(M, sym, ...)`, which gives its numbers.
+
+    What `values` takes besides is the window's own; all windows take the rest.
+    """
+    name = values.__name__
+
     def window(
         M: int,
         *,
@@ -84,166 +89,104 @@ def _fixed(name: str, weights: Sequence[float], doc: str) -> None:
         layout: Any = "torch.strided",
         device: Any = None,
         requires_grad: bool = False,
+        **own: Any,
     ) -> Any:
-        _check(name, M)
-        return _made(name, _cosines(M, weights, sym), dtype, layout, device, requires_grad)
+        if M < 0:
+            raise ValueError(f"{name} requires non-negative window length, got M={M}")
+        return _made(name, values(M, sym, **own), dtype, layout, device, requires_grad)
 
-    window.__doc__ = doc
-    full = f"windows_{name}"
-    composite(
-        name=full, family="creation", function_in=WINDOWS, torch=f"signal.windows.{name}",
-        differentiable=False,
-    )(window)  # fmt: skip
-
-
-_fixed("hann", (0.5, 0.5), "The Hann window, of M numbers.")
-_fixed("hamming", (0.54, 0.46), "The Hamming window, of M numbers.")
-_fixed("blackman", (0.42, 0.5, 0.08), "The Blackman window, of M numbers.")
-_fixed(
-    "nuttall",
-    (0.3635819, 0.4891775, 0.1365995, 0.0106411),
-    "The minimum 4-term Blackman-Harris window of Nuttall, of M numbers.",
-)
-
-
-def _window(function: Callable[..., Any]) -> Any:
-    name = function.__name__
+    plain = inspect.signature(window)
+    length, *rest, _ = plain.parameters.values()
+    _, _, *own = inspect.signature(values).parameters.values()
+    window.__signature__ = plain.replace(parameters=[length, *own, *rest])  # type: ignore[attr-defined]
+    window.__name__ = window.__qualname__ = name
+    window.__doc__ = values.__doc__
     return composite(
         name=f"windows_{name}", family="creation", function_in=WINDOWS,
         torch=f"signal.windows.{name}", differentiable=False,
-    )(function)  # fmt: skip
+    )(window)  # fmt: skip
 
 
 @_window
-def general_cosine(
-    M: int,
-    *,
-    a: Iterable[float],
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def hann(M: int, sym: bool) -> list[float]:
+    """The Hann window, of M numbers."""
+    return _cosines(M, (0.5, 0.5), sym)
+
+
+@_window
+def hamming(M: int, sym: bool) -> list[float]:
+    """The Hamming window, of M numbers."""
+    return _cosines(M, (0.54, 0.46), sym)
+
+
+@_window
+def blackman(M: int, sym: bool) -> list[float]:
+    """The Blackman window, of M numbers."""
+    return _cosines(M, (0.42, 0.5, 0.08), sym)
+
+
+@_window
+def nuttall(M: int, sym: bool) -> list[float]:
+    """The minimum 4-term Blackman-Harris window of Nuttall, of M numbers."""
+    return _cosines(M, (0.3635819, 0.4891775, 0.1365995, 0.0106411), sym)
+
+
+@_window
+def general_cosine(M: int, sym: bool, *, a: Iterable[float]) -> list[float]:
     """The sum of cosines with the weights `a`, of alternating signs."""
-    _check("general_cosine", M)
     if not isinstance(a, Iterable):
         raise TypeError("Coefficients must be a list/tuple")
     weights = list(a)
     if not weights:
         raise ValueError("Coefficients cannot be empty")
-    values = _cosines(M, weights, sym)
-    return _made("general_cosine", values, dtype, layout, device, requires_grad)
+    return _cosines(M, weights, sym)
 
 
 @_window
-def general_hamming(
-    M: int,
-    *,
-    alpha: float = 0.54,
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def general_hamming(M: int, sym: bool, *, alpha: float = 0.54) -> list[float]:
     """The window alpha - (1 - alpha) * cosine."""
-    _check("general_hamming", M)
-    values = _cosines(M, (alpha, 1 - alpha), sym)
-    return _made("general_hamming", values, dtype, layout, device, requires_grad)
+    return _cosines(M, (alpha, 1 - alpha), sym)
 
 
 @_window
-def bartlett(
-    M: int,
-    *,
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def bartlett(M: int, sym: bool) -> list[float]:
     """The triangular window, 0 at its ends."""
-    _check("bartlett", M)
-    return _made("bartlett", _bartlett(M, sym), dtype, layout, device, requires_grad)
+    return _bartlett(M, sym)
 
 
 @_window
-def cosine(
-    M: int,
-    *,
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def cosine(M: int, sym: bool) -> list[float]:
     """Half a wave of a sine, sampled in the middle of M steps."""
-    _check("cosine", M)
     steps = M if sym or M == 1 else M + 1
-    values = [math.sin(math.pi * (k + 0.5) / steps) for k in range(M)]
-    return _made("cosine", values, dtype, layout, device, requires_grad)
+    return [math.sin(math.pi * (k + 0.5) / steps) for k in range(M)]
 
 
 @_window
-def gaussian(
-    M: int,
-    *,
-    std: float = 1.0,
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def gaussian(M: int, sym: bool, *, std: float = 1.0) -> list[float]:
     """The bell curve of standard deviation `std`, in samples."""
-    _check("gaussian", M)
     if std <= 0:
         raise ValueError(f"Standard deviation must be positive, got: {std} instead.")
     middle = (M - 1 if sym or M == 1 else M) / 2
-    values = [math.exp(-(((k - middle) / std) ** 2) / 2) for k in range(M)]
-    return _made("gaussian", values, dtype, layout, device, requires_grad)
+    return [math.exp(-(((k - middle) / std) ** 2) / 2) for k in range(M)]
 
 
 @_window
-def exponential(
-    M: int,
-    *,
-    center: float | None = None,
-    tau: float = 1.0,
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def exponential(M: int, sym: bool, *, center: float | None = None, tau: float = 1.0) -> list[float]:
     """exp(-|k - center| / tau); the centre of a symmetric window is its middle."""
-    _check("exponential", M)
     if tau <= 0:
         raise ValueError(f"Tau must be positive, got: {tau} instead.")
     if sym and center is not None:
         raise ValueError("Center must be None for symmetric windows")
     middle = (M - 1 if sym or M == 1 else M) / 2 if center is None else center
-    values = [1.0] if M == 1 else [math.exp(-abs(k - middle) / tau) for k in range(M)]
-    return _made("exponential", values, dtype, layout, device, requires_grad)
+    return [1.0] if M == 1 else [math.exp(-abs(k - middle) / tau) for k in range(M)]
 
 
 @_window
-def kaiser(
-    M: int,
-    *,
-    beta: float = 12.0,
-    sym: bool = True,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Any:
+def kaiser(M: int, sym: bool, *, beta: float = 12.0) -> list[float]:
     """The Kaiser window of shape `beta`."""
-    _check("kaiser", M)
     if beta < 0:
         raise ValueError(f"beta must be non-negative, got: {beta} instead.")
-    return _made("kaiser", _kaiser(M, beta, sym), dtype, layout, device, requires_grad)
+    return _kaiser(M, beta, sym)
 
 
 # -- torch.hann_window and the like -------------------------------------------------------------------
