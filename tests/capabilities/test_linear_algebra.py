@@ -72,18 +72,32 @@ def test_a_long_reduction_is_split(device: str) -> None:
     assert len(_shaders(512, 64, 512)) == 1
 
 
+# Two processors may be busy with other work, so products go on until a second thread had its part.
 _WORK = """
 import os
+import time
 import webtorch
+
+
+def ticks():
+    spent = {}
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        spent[task] = int(fields[11]) + int(fields[12])
+    return spent
+
+
 a = webtorch.ones(900, 900)
-for _ in range(20):
-    assert (a @ a)[0, 0].item() == 900
-ticks = []
-for task in os.listdir("/proc/self/task"):
-    with open(f"/proc/self/task/{task}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    ticks.append(int(fields[11]) + int(fields[12]))
-print(*sorted(ticks))
+before = ticks()
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    for _ in range(5):
+        assert (a @ a)[0, 0].item() == 900
+    *_, second, first = sorted(n - before.get(task, 0) for task, n in ticks().items())
+    if second >= max(3, 0.3 * first):
+        break
+print(first, second)
 """
 
 
@@ -93,11 +107,11 @@ print(*sorted(ticks))
 def test_threads_share_a_product() -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", _WORK], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _WORK], env=environment, capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
-    *_, second, first = (int(n) for n in done.stdout.split())
-    assert second >= 0.1 * first, done.stdout
+    first, second = (int(n) for n in done.stdout.split())
+    assert second >= max(3, 0.3 * first), done.stdout
 
 
 @pytest.mark.covers("E11", "M8")

@@ -12,7 +12,6 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import DType, float32, float64, int32, int64
-from webtorch.ir.view import broadcast_shapes
 from webtorch.ops import creation, movement, random, reduce
 from webtorch.ops.elementwise import where
 from webtorch.ops.linalg import (
@@ -28,6 +27,7 @@ from webtorch.ops.linalg import (
     inv_ex,
     solve_triangular,
 )
+from webtorch.ops.norm import EPSILON
 from webtorch.ops.primitive import cast_to, fill
 from webtorch.ops.record import Autocast, composite, return_type
 
@@ -415,19 +415,15 @@ def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
 def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     """Return max(atol, rtol * largest), of the shape of the batch."""
     if rtol is None:
-        given = atol is not None and (hasattr(atol, "_storage") or atol > 0)
-        eps = 2.0**-52 if a.dtype is float64 else 2.0**-23
-        relative: Any = eps * max(a._shape[-2:])
-        if given:
-            positive = atol > 0 if hasattr(atol, "_storage") else True
-            relative = where(positive, 0.0, relative) if hasattr(positive, "_storage") else 0.0
-    else:
-        relative = rtol
-    absolute = 0.0 if atol is None else atol
-    bound = largest * relative
-    if hasattr(absolute, "_storage"):
-        return bound.maximum(cast_to(absolute, bound.dtype))
-    return bound.clamp(min=float(absolute))
+        rtol = EPSILON[a.dtype] * max(a._shape[-2:])
+        if hasattr(atol, "_storage"):
+            rtol = where(atol > 0, 0.0, rtol)
+        elif atol is not None and atol > 0:
+            rtol = 0.0
+    bound = largest * rtol
+    if hasattr(atol, "_storage"):
+        return bound.maximum(cast_to(atol, bound.dtype))
+    return bound.clamp(min=0.0 if atol is None else float(atol))
 
 
 def _pinv_vjp(g: Any, out: Any, a: Any, bound: Any, hermitian: bool = False) -> Any:
@@ -553,17 +549,14 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
         )
     chosen = driver or "gelsy"
     m, n = A._shape[-2:]
-    eps = 2.0**-52 if A.dtype is float64 else 2.0**-23
-    cut = eps * max(m, n) if rcond is None else float(rcond)
+    cut = EPSILON[A.dtype] * max(m, n) if rcond is None else float(rcond)
     a, b = expand_batch(A, b)
     x, rank, s = _lstsq(a, b, cut)
     empty = fill((0,), 0, A.dtype, A.device)
     residuals = empty
-    if m > n and chosen != "gelsy" and a.numel():
-        full = chosen == "gels" or _all_full(rank, n)
-        if full:
-            difference = a @ x - b
-            residuals = (difference * difference).sum(-2)
+    if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):
+        difference = a @ x - b
+        residuals = (difference * difference).sum(-2)
     ranks = fill((0,), 0, int64, A.device) if chosen == "gels" else cast_to(rank.detach(), int64)
     values = s.detach() if chosen in ("gelsd", "gelss") else empty
     return Lstsq(x.squeeze(-1) if vector else x, residuals, ranks, values)
@@ -665,8 +658,7 @@ def linalg_norm(
         return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
     if isinstance(ord, str):
         raise RuntimeError(f"linalg.norm: Order {ord} not supported for vectors.")
-    out = reduce.vector_norm(A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
-    return out
+    return reduce.vector_norm(A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
 
 
 @composite(
@@ -729,18 +721,12 @@ def matrix_exp(input: Any) -> Any:
 # -- random projections -------------------------------------------------------------------------------
 
 
-def _range_basis(a: Any, q: int, niter: int, m: Any) -> Any:
+def _range_basis(a: Any, q: int, niter: int) -> Any:
     """Halko, Martinsson and Tropp, 2009, algorithm 4.4: an orthonormal basis of about a's range."""
-    r = random.randn(a._shape[-1], q, dtype=a.dtype, device=a.device)
-
-    def times(x: Any, transposed: bool) -> Any:
-        y = a if m is None else a - m
-        return (y.mT if transposed else y) @ x
-
-    basis = linalg_qr(times(r, False)).Q
+    basis = linalg_qr(a @ random.randn(a._shape[-1], q, dtype=a.dtype, device=a.device)).Q
     for _ in range(niter):
-        basis = linalg_qr(times(basis, True)).Q
-        basis = linalg_qr(times(basis, False)).Q
+        basis = linalg_qr(a.mT @ basis).Q
+        basis = linalg_qr(a @ basis).Q
     return basis
 
 
@@ -749,11 +735,11 @@ def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any
     """(U, S, V) of about the q largest singular values of A (of A - M)."""
     chosen = 6 if q is None else q
     m, n = A._shape[-2:]
-    shift = None if M is None else M.expand(broadcast_shapes(A._shape, M._shape))
-    a, c = (A.mT, None if shift is None else shift.mT) if m < n else (A, shift)
-    basis = _range_basis(a, chosen, niter, c)
-    centred = a if c is None else a - c
-    u, s, vh = linalg_svd(basis.mT @ centred, False)
+    a = A if M is None else A - M
+    if m < n:
+        a = a.mT
+    basis = _range_basis(a, chosen, niter)
+    u, s, vh = linalg_svd(basis.mT @ a, False)
     u, v = basis @ u, vh.mT
     return (v, s, u) if m < n else (u, s, v)
 

@@ -72,10 +72,8 @@ class Adafactor(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._new_steps(param for param, _ in pairs)
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
-        for step, members in self._advanced(group, pairs):
+        for step, members in self._advanced(group):
             fresh = webtorch.exp(webtorch.log(step) * hyper("beta2_decay"))
             limit = webtorch.minimum(step.rsqrt(), webtorch.zeros_like(step) + rate)
             for param, grad in members:

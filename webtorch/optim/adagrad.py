@@ -50,9 +50,9 @@ class Adagrad(Optimizer):
         super().__init__(params, defaults)
         check_flags(foreach, fused, differentiable)
         for group in self.param_groups:
-            self._start(group, group["params"])
+            self._start(group["params"])
 
-    def _start(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _start(self, params: list[Tensor]) -> None:
         """Make the state of parameters that have none."""
         self._new_steps(params)
         for param in params:
@@ -63,10 +63,9 @@ class Adagrad(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._start(group, [param for param, _ in pairs])
+        self._start([param for param in group["params"] if param.grad is not None])
         hyper = self._hyper(group)
-        for step, members in self._advanced(group, pairs):
+        for step, members in self._advanced(group):
             rate = self._scalar(group, "-lr")
             if group["lr_decay"] != 0:
                 rate = ((step - 1) * hyper("lr_decay") + 1).reciprocal() * rate

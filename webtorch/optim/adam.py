@@ -88,10 +88,8 @@ class Adam(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._new_steps(param for param, _ in pairs)
         hyper = self._hyper(group)
-        for step, members in self._advanced(group, pairs):
+        for step, members in self._advanced(group):
             # 1 - beta ** step is -expm1(step * log(beta)): no digits are lost while it is small.
             # The update is -lr / c1 * m / (sqrt(v) / root + eps), where c1 corrects the average m
             # and root, the square root of c2, the one of the squares v; times root above and

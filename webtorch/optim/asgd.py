@@ -57,10 +57,8 @@ class ASGD(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._new_steps(param for param, _ in pairs)
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
-        for step, members in self._advanced(group, pairs):
+        for step, members in self._advanced(group):
             slower = webtorch.log1p(step * hyper("lambd") * rate) * hyper("-alpha")
             eta_after = webtorch.exp(slower) * rate
             mu_after = (step - hyper("t0")).clamp(min=1).reciprocal()

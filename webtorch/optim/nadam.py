@@ -74,10 +74,8 @@ class NAdam(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._new_steps(param for param, _ in pairs)
         hyper, rate = self._hyper(group), self._scalar(group, "-lr")
-        for step, members in self._advanced(group, pairs):
+        for step, members in self._advanced(group):
             now, following = self._momentum(group, step), self._momentum(group, step + 1)
             correction = -webtorch.expm1(step * hyper("log beta2"))
             for param, grad in members:

@@ -421,13 +421,15 @@ class Optimizer:
                 state["step"] = fresh[device]
 
     def _advanced(
-        self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]
+        self, group: dict[str, Any]
     ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
-        """Count one step for the given parameters; yield (step, those that share it).
+        """Count one step of what has a gradient; yield (step, the pairs of `_gradients` at it).
 
         Parameters that are at the same step share one tensor: counting is one small kernel. When
         only some of them have a gradient, those part from the others.
         """
+        pairs = self._gradients(group)
+        self._new_steps(param for param, _ in pairs)
         holders = Counter(
             id(state["step"])
             for state in (self.state.get(param) for param in group["params"])

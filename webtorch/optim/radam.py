@@ -93,10 +93,8 @@ class RAdam(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._new_steps(param for param, _ in pairs)
         hyper = self._hyper(group)
-        for step, members in self._advanced(group, pairs):
+        for step, members in self._advanced(group):
             scale = webtorch.expm1(step * hyper("log beta1")).reciprocal()
             scale = scale * self._scalar(group, "lr")
             rho = self._length(group, step)

@@ -60,10 +60,8 @@ class RMSprop(Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
-        pairs = self._gradients(group)
-        self._new_steps(param for param, _ in pairs)
         rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
-        for _, members in self._advanced(group, pairs):
+        for _, members in self._advanced(group):
             for param, grad in members:
                 state = self.state[param]
                 if "square_avg" not in state:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.program import Copy
@@ -32,14 +33,13 @@ def run_timed(
         return call
 
     # The program's own straight-line function, with its steps timed: they are its names k0, k1, ...
-    function: Any = executable.call
-    names = dict(function.__globals__)
-    for name, value in function.__globals__.items():
-        if name == "copy" or (name.startswith("k") and name[1:].isdigit()):
-            names[name] = timed(value)
-    exec(compile(executable.text, "<timed program>", "exec"), names)
+    names = {
+        name: timed(value) if name == "copy" or name.startswith("k") else value
+        for name, value in executable.call.__globals__.items()
+    }
+    run = FunctionType(executable.call.__code__, names)
     started = perf_counter()
-    outputs: list[CpuBuffer] = names["run"](inputs, args)
+    outputs: list[CpuBuffer] = run(inputs, args)
     ended = perf_counter()
     shown = [
         "copy" if isinstance(s, Copy) else program.routines[s.routine].name for s in program.steps
