@@ -31,8 +31,13 @@ def dtype(theirs: torch.dtype) -> DType:
     return found
 
 
-def tensor(theirs: torch.Tensor, device: str) -> Any:
-    """Return the same values in the same layout on our device; a leaf that wants a gradient if theirs does."""
+Memory = dict[int, Any]
+
+
+def tensor(theirs: torch.Tensor, device: str, memory: Memory | None = None) -> Any:
+    """Return the same values in the same layout on our device; a leaf that wants a gradient if theirs
+    does. Tensors carried with the same `memory` overlap where theirs do.
+    """
     if theirs.layout is not torch.strided or theirs.is_complex() or theirs.is_quantized:
         raise Unsupported(f"{theirs.layout} {theirs.dtype}")
     plain = theirs.detach()
@@ -40,25 +45,29 @@ def tensor(theirs: torch.Tensor, device: str) -> Any:
     count = storage.nbytes() // plain.element_size()
     whole = torch.empty(0, dtype=plain.dtype).set_(storage, 0, (count,), (1,))
     target = dtype(plain.dtype)
-    if count:
-        flat = webtorch.frombuffer(whole.view(torch.uint8).numpy().tobytes(), dtype=target)
-    else:
-        flat = webtorch.empty(0, dtype=target)
-    ours = flat.to(device)
+    flat = None if memory is None else memory.get(storage._cdata)
+    if flat is None or flat.dtype is not target:
+        if count:
+            data = whole.view(torch.uint8).numpy().tobytes()
+            flat = webtorch.frombuffer(data, dtype=target).to(device)
+        else:
+            flat = webtorch.empty(0, dtype=target, device=device)
+        if memory is not None:
+            memory[storage._cdata] = flat
     shape, strides = tuple(plain.shape), tuple(plain.stride())
     if not (plain.is_contiguous() and plain.storage_offset() == 0 and plain.numel() == count):
-        ours = ours.as_strided(shape, strides, plain.storage_offset())
+        ours = flat.as_strided(shape, strides, plain.storage_offset())
     else:
-        ours = ours.reshape(shape)
+        ours = flat.reshape(shape)
     ours = ours.detach()
     return ours.requires_grad_() if theirs.requires_grad else ours
 
 
-def value(theirs: Any, device: str) -> Any:
+def value(theirs: Any, device: str, memory: Memory | None = None) -> Any:
     """Return an argument as we take it: tensors, dtypes, devices and containers of these."""
     match theirs:
         case torch.nn.Parameter() | torch.Tensor():
-            return tensor(theirs, device)
+            return tensor(theirs, device, memory)
         case torch.dtype():
             return dtype(theirs)
         case torch.device():
@@ -71,16 +80,18 @@ def value(theirs: Any, device: str) -> Any:
                 raise Unsupported(str(theirs))
             return found
         case slice():
-            return slice(*(value(v, device) for v in (theirs.start, theirs.stop, theirs.step)))
+            return slice(
+                *(value(v, device, memory) for v in (theirs.start, theirs.stop, theirs.step))
+            )
         case dict():
             return {
-                k: device if k == "device" and v is not None else value(v, device)
+                k: device if k == "device" and v is not None else value(v, device, memory)
                 for k, v in theirs.items()
             }
         case tuple() if hasattr(theirs, "_fields"):
-            return tuple(value(v, device) for v in theirs)
+            return tuple(value(v, device, memory) for v in theirs)
         case list() | tuple():
-            return type(theirs)(value(v, device) for v in theirs)
+            return type(theirs)(value(v, device, memory) for v in theirs)
         case torch.nn.Module():
             return getattr(webtorch.nn, type(theirs).__name__)()
         case types.FunctionType() | types.BuiltinFunctionType():

@@ -38,7 +38,24 @@ TOLERANCE = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
 }
+# Sums of products: in 16 bits each is compared relative to the largest of the result, as roundings of
+# the terms are of their size.
+_PRODUCTS = """
+    addbmm addmm addmv addr baddbmm bmm nn.functional.linear nn.functional.bilinear einsum matmul mm mv
+    nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d
+    nn.functional.conv_transpose2d nn.functional.conv_transpose3d nn.functional.embedding_bag
+    nn.functional.scaled_dot_product_attention"""
+PRODUCTS = frozenset(_PRODUCTS.split())
+# Results that say where equal elements are: any of them will do, unless a stable order is asked for.
+TIES = frozenset(["topk", "kthvalue", "mode", "sort", "argsort", "median", "nanmedian"])
 SECONDS = 60
+# Samples of the forms of an operation (method, in place, out=), which share its code.
+FEW = 6
+_WIDER = {torch.float32: torch.float64, torch.bool: torch.uint8}
+REFUSABLE = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8,
+    torch.bool,
+)  # fmt: skip
 
 
 class Result:
@@ -136,10 +153,11 @@ def _call(fn: Callable[..., Any], sample: SampleInput) -> Any:
 
 
 def _carried(sample: SampleInput, device: str) -> SampleInput:
+    memory: bridge.Memory = {}
     return SampleInput(
-        bridge.value(sample.input, device),
-        args=tuple(bridge.value(a, device) for a in sample.args),
-        kwargs=bridge.value(sample.kwargs, device),
+        bridge.value(sample.input, device, memory),
+        args=tuple(bridge.value(a, device, memory) for a in sample.args),
+        kwargs=bridge.value(sample.kwargs, device, memory),
     )
 
 
@@ -178,7 +196,23 @@ def difference(
     return f"{int((~good).sum())} of {good.numel()} differ; at {at}: {mine[at].item()} for {theirs[at].item()}"
 
 
-def compare(op: OpInfo, ours: Any, exact: Any, wide: Any, values: bool) -> str | None:
+def _pointed_at(op: OpInfo, sample: SampleInput | None, where: torch.Tensor) -> torch.Tensor:
+    """Return the elements that a result says the places of, where equal elements make the places free."""
+    if (
+        sample is None or op.name not in TIES or where.dtype != torch.int64 or not sample.input.ndim
+        or sample.kwargs.get("stable")
+    ):  # fmt: skip
+        return where
+    x, at = sample.input.detach(), 1 if op.name in ("topk", "kthvalue") else 0
+    dim = sample.kwargs.get("dim", sample.args[at] if len(sample.args) > at else -1)
+    keep = where.ndim == x.ndim
+    found = torch.take_along_dim(x, where if keep else where.unsqueeze(dim), dim)
+    return found if keep else found.squeeze(dim)
+
+
+def compare(
+    op: OpInfo, ours: Any, exact: Any, wide: Any, values: bool, sample: SampleInput | None = None
+) -> str | None:
     """Return how a result of ours differs from PyTorch's; None if it does not."""
     mine, theirs, true = _leaves(ours), _leaves(exact), _leaves(wide)
     if len(mine) != len(theirs):
@@ -192,7 +226,14 @@ def compare(op: OpInfo, ours: Any, exact: Any, wide: Any, values: bool) -> str |
             bridge.back(m)
             continue
         w = true[i].detach() if len(true) == len(theirs) else None
-        found = difference(bridge.back(m), t.detach(), w, *_tolerance(op, t.dtype))
+        rtol, atol = _tolerance(op, t.dtype)
+        if op.name in PRODUCTS and t.dtype in (torch.float16, torch.bfloat16) and t.numel():
+            atol = max(atol, rtol * float(t.detach().abs().max().nan_to_num(0.0, 0.0)))
+        if i == len(mine) - 1:
+            pairs = [_pointed_at(op, sample, x) for x in (bridge.back(m), t.detach())]
+        else:
+            pairs = [bridge.back(m), t.detach()]
+        found = difference(pairs[0], pairs[1], w, rtol, atol)
         if found:
             return f"result {i}: {found}"
     plain, expected = _scalars(ours), _scalars(exact)
@@ -216,13 +257,13 @@ def _expected(fn: Callable[..., Any], sample: SampleInput, values: bool) -> tupl
     """Return PyTorch's result, and its result in float64; None where PyTorch itself raises."""
     try:
         torch.manual_seed(0)
-        exact = _call(fn, sample)
+        exact = _call(fn, _copied(sample))
     except Exception:
         return None
     if not values:
         return exact, None
     try:
-        return exact, _call(fn, _wide(sample))
+        return exact, _call(fn, _wide(_copied(sample)))
     except Exception:
         return exact, None
 
@@ -278,7 +319,7 @@ def forward(
     for sample in cases:
         if in_place and sample.broadcasts_input:
             continue
-        got = _expected(theirs, _copied(sample), values)
+        got = _expected(theirs, sample, values)
         if got is None:
             continue
         exact, wide = got
@@ -294,6 +335,7 @@ def forward(
                     sample.output_process_fn_grad(exact),
                     None if wide is None else sample.output_process_fn_grad(wide),
                     values,
+                    sample,
                 )
         except bridge.Unsupported:
             continue
@@ -324,9 +366,8 @@ def _total(like: Any, outputs: list[Any], device: str | None) -> Any:
     for i, x in enumerate(outputs):
         if not (x.dtype.is_floating_point and x.requires_grad):
             continue
-        weight = _weight(x.shape, i).to(
-            torch.float64 if x.dtype == torch.float64 else torch.float32
-        )
+        double = str(x.dtype) == "torch.float64"
+        weight = _weight(x.shape, i).to(torch.float64 if double else torch.float32)
         w = weight if device is None else bridge.tensor(weight, device)
         term = (x * w.to(x.dtype)).sum()
         total = term if total is None else total + term
@@ -472,6 +513,151 @@ def error_inputs(op: OpInfo, device: str, limit: int, result: Result) -> None:
         )
 
 
+def out_argument(op: OpInfo, device: str, dtype: torch.dtype, limit: int, result: Result) -> None:
+    """Compare `out=`: given memory with gaps, given nothing (it is resized), and given other types."""
+    if not op.supports_out:
+        return
+
+    def places(like: Any, exact: list[torch.Tensor], kind: str, carry: bool) -> Any:
+        made = []
+        for t in exact:
+            if kind == "gaps":
+                new = torch.zeros((*t.shape, 2), dtype=t.dtype)[..., 0]
+            elif kind == "empty":
+                new = torch.zeros(0, dtype=t.dtype)
+            elif kind == "narrow":
+                narrow = torch.int64 if t.dtype.is_floating_point else torch.bool
+                new = torch.zeros(t.shape, dtype=narrow)
+            else:
+                new = torch.zeros(t.shape, dtype=_WIDER.get(t.dtype, torch.float32))
+            made.append(bridge.tensor(new, device) if carry else new)
+        return tuple(made) if isinstance(like, tuple) else made if len(made) > 1 else made[0]
+
+    for sample in samples(op, dtype, False, limit):
+        got = _expected(op.op, sample, op.name not in RANDOM)
+        if got is None:
+            continue
+        like, wide = got
+        exact = _leaves(like)
+        if not exact or any(t.layout is not torch.strided or t.is_complex() for t in exact):
+            continue
+        for kind in ("gaps", "empty", "narrow", "wide"):
+            if kind == "wide" and device == "webgpu":
+                continue
+            wanted: Any = None
+            theirs = places(like, exact, kind, carry=False)
+            try:
+                torch.manual_seed(0)
+                op.op(sample.input, *sample.args, **sample.kwargs, out=theirs)
+            except TypeError:
+                # This overload has no `out=`.
+                continue
+            except Exception as error:
+                wanted = type(error)
+            if wanted is None and kind != "narrow" and op.name not in RANDOM and any(
+                difference(a.detach().to(b.dtype), b.detach(), None, *_tolerance(op, b.dtype))
+                for a, b in zip(_leaves(theirs), exact, strict=True)
+            ):  # fmt: skip
+                # PyTorch itself gives something else with `out=`: with gaps, a few of its kernels do.
+                continue
+            try:
+                with time_limit(SECONDS):
+                    ours, carried = bridge.function(op.op), _carried(sample, device)
+                    out = places(like, exact, kind, carry=True)
+                    given = ours(carried.input, *carried.args, **carried.kwargs, out=out)
+                    found = None
+                    if wanted is not None:
+                        found = f"wanted {wanted.__name__}, no error"
+                    elif any(a is not b for a, b in zip(_leaves(given), _leaves(out), strict=True)):
+                        found = "the result is not the tensor given as out"
+                    else:
+                        found = _stored_differently(op, out, theirs, exact, _leaves(wide))
+            except bridge.Unsupported:
+                continue
+            except Exception as error:
+                if _wants_double(device, error):
+                    continue
+                if wanted is not None and isinstance(error, wanted):
+                    result.passed += 1
+                elif _is_missing(error):
+                    result.missing += 1
+                else:
+                    result.fail(f"out={kind}: " + _shown(sample, error))
+                continue
+            if found:
+                result.fail(f"out={kind}: " + _shown(sample, found))
+            else:
+                result.passed += 1
+
+
+def _stored_differently(
+    op: OpInfo, out: Any, theirs: Any, exact: list[torch.Tensor], wide: list[torch.Tensor]
+) -> str | None:
+    """Compare what was stored; no closer than the type of the result that was cast."""
+    for i, (mine, want, result) in enumerate(
+        zip(_leaves(out), _leaves(theirs), exact, strict=True)
+    ):
+        if tuple(mine.shape) != tuple(want.shape):
+            return f"shape {tuple(mine.shape)} for {tuple(want.shape)}"
+        if op.name in RANDOM or op.name in TIES:
+            continue
+        rtol, atol = _tolerance(op, result.dtype)
+        true = wide[i].detach() if len(wide) == len(exact) else None
+        found = difference(bridge.back(mine), want.detach(), true, rtol, atol)
+        if found:
+            return found
+    return None
+
+
+def _home(op: OpInfo) -> torch.dtype:
+    """Return the type of which the checks are made that one type is enough for."""
+    if torch.float32 in op.dtypes:
+        return torch.float32
+    return next(
+        (d for d in (torch.int64, torch.float64, *op.dtypes) if d in op.dtypes), torch.float32
+    )
+
+
+def refusals(op: OpInfo, device: str, result: Result, limit: int = 2) -> None:
+    """Check that types which PyTorch refuses are refused with the same type of error."""
+    home = _home(op)
+    for dtype in REFUSABLE:
+        if dtype in op.dtypes or (device == "webgpu" and dtype is torch.float64):
+            continue
+        for sample in samples(op, home, False, limit):
+
+            def cast(t: Any, to: torch.dtype = dtype) -> Any:
+                return t.to(to) if isinstance(t, torch.Tensor) and t.dtype == home else t
+
+            try:
+                changed = sample.transform(cast)
+                if all(t.dtype != dtype for t in _leaves([changed.input, list(changed.args)])):
+                    continue
+                _call(op.op, _copied(changed))
+                continue
+            except Exception as error:
+                wanted: Any = type(error)
+            if wanted in (AssertionError, AttributeError):
+                continue
+            try:
+                with time_limit(SECONDS):
+                    ours = bridge.function(op.op)
+                    for leaf in _leaves(_call(ours, _carried(changed, device))):
+                        bridge.back(leaf)
+            except bridge.Unsupported:
+                continue
+            except bridge.Missing:
+                result.missing += 1
+                continue
+            except Exception as error:
+                if isinstance(error, wanted):
+                    result.passed += 1
+                elif not _wants_double(device, error):
+                    result.fail(f"{dtype}: wanted {wanted.__name__}; " + _shown(changed, error))
+                continue
+            result.fail(f"{dtype}: wanted {wanted.__name__}, no error <- {changed.summary()}")
+
+
 def _named(variant: Any) -> Callable[[], Callable[..., Any]]:
     name = variant.__name__
 
@@ -482,6 +668,25 @@ def _named(variant: Any) -> Callable[[], Callable[..., Any]]:
         return found  # type: ignore[no-any-return]
 
     return find
+
+
+def _variants(op: OpInfo) -> Iterator[tuple[str, Any, Callable[[], Any], bool]]:
+    """Yield the other forms of an operation: kind, PyTorch's, how ours is found, and whether it
+    overwrites its input.
+    """
+    for kind, variant in (("method", op.method_variant), ("inplace", op.inplace_variant)):
+        name = getattr(variant, "__name__", None)
+        if isinstance(name, str) and hasattr(torch.Tensor, name):
+            yield kind, variant, _named(variant), kind == "inplace"
+    for overwrites, variant in ((False, op.operator_variant), (True, op.inplace_operator_variant)):
+        if variant is not None:
+            yield "operator", variant, lambda v=variant: v, overwrites
+    for alias in op.aliases:
+        for overwrites, variant in (
+            (False, alias.op), (False, alias.method_variant), (True, alias.inplace_variant),
+        ):  # fmt: skip
+            if variant is not None:
+                yield "alias", variant, lambda v=variant: bridge.function(v), overwrites
 
 
 def check(op: OpInfo, device: str, dtype: torch.dtype, limit: int = 0) -> dict[str, Any]:
@@ -497,17 +702,15 @@ def check(op: OpInfo, device: str, dtype: torch.dtype, limit: int = 0) -> dict[s
             first, second = Result(), Result()
             gradients(op, device, dtype, limit, first, second)
             results |= {"gradient": first, "second gradient": second}
-        if dtype is torch.float32:
-            for kind, variant in (("method", op.method_variant), ("inplace", op.inplace_variant)):
-                if isinstance(getattr(variant, "__name__", None), str) and hasattr(
-                    torch.Tensor, variant.__name__
-                ):
-                    results[kind] = Result()
-                    forward(
-                        op, device, dtype, min(limit, 6) or 6, results[kind], variant,
-                        _named(variant), kind == "inplace",
-                    )  # fmt: skip
-            results["error"] = Result()
+        if dtype is _home(op):
+            few = min(limit, FEW) or FEW
+            for kind, theirs, find, overwrites in _variants(op):
+                counted = results.setdefault(kind, Result())
+                forward(op, device, dtype, few, counted, theirs, find, overwrites)
+            for kind in ("out", "error", "refused"):
+                results[kind] = Result()
+            out_argument(op, device, dtype, few, results["out"])
             error_inputs(op, device, limit, results["error"])
+            refusals(op, device, results["refused"])
     data: dict[str, Any] = {k: r.data() for k, r in results.items()}
     return data | {"seconds": round(time.perf_counter() - start, 2), "limit": limit}

@@ -13,7 +13,10 @@ from tests.conformance import database
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / ".cache" / "conformance"
 LIST = Path(__file__).with_name("must_pass.txt")
-KINDS = ("forward", "gradient", "second gradient", "method", "inplace", "error")
+KINDS = (
+    "forward", "gradient", "second gradient", "method", "inplace", "operator", "alias", "out", "error",
+    "refused",
+)  # fmt: skip
 Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
 
 HEAD = """# Conformance: PyTorch's own test database

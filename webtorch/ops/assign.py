@@ -238,4 +238,5 @@ def sum_to_size(input: Any, *size: Any) -> Any:
     dims = [
         d for d, have in enumerate(input._shape) if d < lead or (shape[d - lead] == 1 and have != 1)
     ]
-    return (input.sum(dims, keepdim=True) if dims else input).reshape(tuple(shape))
+    # PyTorch sums a 0-d tensor too, which widens integers.
+    return (input.sum(dims, keepdim=True) if dims or not shape else input).reshape(tuple(shape))

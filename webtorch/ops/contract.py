@@ -422,7 +422,7 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     # (*, A) @ (A, K B) -> (*, K, B), then a dot product with (*, 1, B) over B.
     half = matmul(input1, weight.permute(1, 0, 2).reshape(size1, features * size2))
     half = half.reshape((*input1.shape[:-1], features, size2))
-    out = (half * input2.unsqueeze(-2)).sum(-1)
+    out = (half * input2.unsqueeze(-2)).sum(-1, dtype=weight.dtype)
     return out if bias is None else out + bias
 
 
@@ -445,6 +445,9 @@ def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
             f"{op}: The expanded size of the tensor {tuple(result.shape)} must match the existing "
             f"size of the input {tuple(input.shape)}: the input must broadcast to the product."
         )
+    if input.dtype.kind not in ("float", "complex"):
+        # Factors of integers are integers.
+        alpha, beta = int(alpha), int(beta)
     if alpha != 1:
         result = result * alpha
     if beta == 0:
@@ -491,6 +494,12 @@ def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> 
     """Return beta * input + alpha * (vec1 outer vec2)."""
     result = outer(vec1, vec2)
     dtype = promote_types(input.dtype, result.dtype)
+    for name, factor in (("beta", beta), ("alpha", alpha)):
+        if isinstance(factor, float) and dtype.kind not in ("float", "complex"):
+            raise DTypeError(
+                f"addr: For integral input tensors, argument {name} must not be a floating point "
+                f"number, got {factor}"
+            )
     return _combine("addr", input.to(dtype), result.to(dtype), beta, alpha)
 
 
@@ -498,7 +507,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> 
 
 
 @composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"))
-def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     """Return the sums of products over `dims`: the last n of a with the first n of b, or two lists of dims."""
     if isinstance(dims, int):
         if dims < 0:
@@ -545,8 +554,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     sizes_b = tuple(b.shape[d] for d in free_b)
     left = a.permute((*free_a, *dims_a)).reshape((numel(sizes_a), k))
     right = b.permute((*dims_b, *free_b)).reshape((k, numel(sizes_b)))
-    result = mm(left, right).reshape((*sizes_a, *sizes_b))
-    return result if out is None else out.copy_(result)
+    return mm(left, right).reshape((*sizes_a, *sizes_b))
 
 
 @composite(family="contract", function_in=("torch",), autocast=LOWER)
@@ -729,7 +737,7 @@ def _sum_out(x: Any, labels: list[Any], needed: set[Any]) -> Term:
     dims = [d for d, label in enumerate(labels) if label not in needed]
     if not dims:
         return x, labels
-    return x.sum(dims, dtype=x.dtype), [label for label in labels if label in needed]
+    return x.sum(dims), [label for label in labels if label in needed]
 
 
 def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
@@ -746,13 +754,16 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
         if n in needed:
             continue
         if size(b, labels_b, n) == 1 != size(a, labels_a, n):
-            a = a.sum(labels_a.index(n), keepdim=True, dtype=a.dtype)
+            a = a.sum(labels_a.index(n), keepdim=True)
         elif size(a, labels_a, n) == 1 != size(b, labels_b, n):
-            b = b.sum(labels_b.index(n), keepdim=True, dtype=b.dtype)
+            b = b.sum(labels_b.index(n), keepdim=True)
     batch = [n for n in both if n in needed]
     summed = [n for n in both if n not in needed]
     free_a = [n for n in labels_a if n not in both]
     free_b = [n for n in labels_b if n not in both]
+    if not summed and a.dtype is not b.dtype:
+        # Without a sum it is a multiplication, which promotes.
+        a, b = (x.to(promote_types(a.dtype, b.dtype)) for x in (a, b))
     check_types("einsum", a, b)
 
     def arranged(x: Any, labels: list[Any], order: list[Any]) -> Any:
@@ -795,7 +806,7 @@ def kron(input: Any, other: Any) -> Any:
     torch="linalg.multi_dot",
     autocast=Autocast(gpu="lower"),
 )
-def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
+def multi_dot(tensors: Sequence[Any]) -> Any:
     """Return the product of two or more matrices, in the order that costs least; the ends may be vectors."""
     given = list(tensors)
     if len(given) < 2:
@@ -821,7 +832,7 @@ def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
     result = _chain(given)
     result = result.squeeze(0) if row else result
     result = result.squeeze(-1) if column else result
-    return result if out is None else out.copy_(result)
+    return result
 
 
 def _chain(given: list[Any]) -> Any:
@@ -888,7 +899,7 @@ def cross(input: Any, other: Any, dim: int | None = None) -> Any:
 
 
 @composite(family="contract", function_in=("linalg",), torch="linalg.vecdot", autocast=LOWER)
-def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     """Return the sums of the products along `dim`; the other dimensions broadcast."""
     check_types("linalg.vecdot", x, y)
     if x.shape[dim] != y.shape[dim]:
@@ -896,8 +907,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
             f"linalg.vecdot: Expected x and y to have the same size along dim {dim}, but got "
             f"{tuple(x.shape)} and {tuple(y.shape)}"
         )
-    result = (x * y).sum(dim, dtype=x.dtype)
-    return result if out is None else out.copy_(result)
+    return (x * y).sum(dim, dtype=x.dtype)
 
 
 @composite(family="contract", autocast=Autocast("fp32", "whole"))

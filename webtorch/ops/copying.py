@@ -7,6 +7,7 @@ from typing import Any
 
 from webtorch.errors import ShapeError
 from webtorch.ops import movement
+from webtorch.ops.primitive import as_view
 from webtorch.ops.record import TABLE, composite
 
 FUNCTION = ("torch",)
@@ -75,12 +76,16 @@ def as_strided_scatter(
             "expected src to have a size equal to the slice of self. src size = "
             f"{list(src._shape)}, slice size = {list(size)}"
         )
-    return movement._replaced(
+    # Positions count in the memory that the tensor is a view of, so all of that is copied.
+    whole = as_view(input, (input._storage.elements,), (1,), 0)
+    start = input._offset if storage_offset is None else storage_offset
+    copy = movement._replaced(
         "as_strided_scatter",
-        input.contiguous() if input._offset == 0 else movement.clone(input),
+        whole,
         src,
-        lambda x: movement.as_strided(x, size, stride, storage_offset or 0),
+        lambda x: movement.as_strided(x, size, stride, start),
     )
+    return as_view(copy, input._shape, input._strides, input._offset)
 
 
 # -- real numbers seen as complex ---------------------------------------------------------------------

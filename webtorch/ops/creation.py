@@ -70,6 +70,13 @@ def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") ->
     if out is not None:
         from webtorch.tensors.calls import store_in
 
+        if name in ("normal", "bernoulli"):
+            # Drawn in place, whatever the type.
+            result = cast_to(result, out.dtype)
+        if result.dtype is not out.dtype:
+            raise RuntimeError(
+                f"{name}: dtype {result.dtype} does not match dtype of out parameter ({out.dtype})"
+            )
         result = store_in(out, result, name)
     if requires_grad:
         if not result.dtype.is_floating_point:
@@ -860,19 +867,24 @@ def arange(
     if wanted is bool_:
         raise NotImplementedError("\"arange\" not implemented for 'Bool'")
     if wanted is int64:
+        if 0 < abs(numbers[2]) < 1:
+            raise ValueError(
+                f"arange: step must be nonzero: {numbers[2]} is 0 in {wanted}; pass a dtype that holds it"
+            )
         numbers = [int(v) if math.isfinite(v) else v for v in numbers]
     low_end, high_end, step_by = numbers
     count = _range_count(low_end, high_end, step_by, wanted)
     kind: Any = float if wanted.kind == "float" else int
     first, stride = kind(low_end), kind(step_by)
-    if wanted.kind != "float":
-        low, high = integer_limits(wanted)
-        if count and not (low <= first <= high and low <= first + (count - 1) * stride <= high):
-            raise RuntimeError(
-                f"arange: values from {first} to {first + (count - 1) * stride} do not fit {wanted}"
-            )
     where = device if out is None else out.device
-    return finish(iota(count, first, stride, wanted, where), requires_grad, out, "arange")
+    counted = wanted
+    if wanted.kind != "float" and count:
+        low, high = integer_limits(wanted)
+        if not (low <= first <= high and low <= first + (count - 1) * stride <= high):
+            # Numbers past the end of a narrow type begin again at its other end.
+            counted = int64
+    result = cast_to(iota(count, first, stride, counted, where), wanted)
+    return finish(result, requires_grad, out, "arange")
 
 
 def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) -> Any:
@@ -938,6 +950,21 @@ def _integer_steps(start: int, end: int, steps: int) -> list[int]:
     ]
 
 
+def _wrapped(value: int, dtype: DType) -> int:
+    """Return an integer as a type of fewer bits holds it."""
+    low, high = integer_limits(dtype)
+    return (value - low) % (high - low + 1) + low
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        found = float(base) ** exponent
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+    # A root of a negative number is no real number.
+    return math.nan if isinstance(found, complex) else found
+
+
 @composite(family="creation", function_in=TORCH)
 def logspace(
     start: Any,
@@ -957,12 +984,18 @@ def logspace(
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = _number(start), _number(end), int(_number(steps))
     if wanted.kind != "float":
-        exponents = (
-            _integer_steps(int(first), int(last), count) if count > 1 else [int(first)] * count
-        )
-        return finish(
-            _make([int(base**e) for e in exponents], wanted, device), requires_grad, out, "logspace"
-        )
+        low, high = integer_limits(wanted)
+        start, stop = (_wrapped(int(v), wanted) for v in (first, last))
+        step = (stop - start) / (count - 1) if count > 1 else 0
+        powers = [_power(base, start + step * i) for i in range(count)]
+        numbers = [
+            _wrapped(int(p), wanted) if -(2**31) < p < 2**31 or low < p < high else 0
+            for p in powers
+        ]
+        return finish(_make(numbers, wanted, device), requires_grad, out, "logspace")
+    if wanted.itemsize == 2:
+        # PyTorch takes the ends in the type of the result.
+        first, last = wanted.from_bytes(wanted.to_bytes([float(first), float(last)]))
     result = elementwise.pow(
         float(base), _steps(first, last, count, _compute_dtype(wanted), device)
     )

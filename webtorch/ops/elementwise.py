@@ -957,6 +957,10 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
     check_mask("masked_fill", mask)
+    if isinstance(value, complex) and not input.dtype.is_complex:
+        raise RuntimeError(
+            f"masked_fill: value cannot be converted to type {input.dtype} without overflow: {value}"
+        )
     if is_tensor(value):
         if value.ndim:
             raise RuntimeError(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import DType, Scalar, bool_, int32, int64, uint8
+from webtorch.ir.dtype import DType, Scalar, bool_, float32, float64, int32, int64, uint8
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.movement import METHOD, pick, window
@@ -1009,7 +1009,7 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
         raise RuntimeError("weights should be 1-d and have the same length as input")
     kind = int64 if weights is None else weights.dtype
     if kind.kind != "float" and weights is not None:
-        kind = creation.default_dtype()
+        kind = float64 if input.device.type == "cpu" else float32
         weights = cast_to(weights, kind)
     n = input.numel()
     if not n:

@@ -16,7 +16,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS
 from webtorch.ir.expr import Expr
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.composite import cosine_similarity, log_softmax, pairwise_distance
+from webtorch.ops.composite import log_softmax, pairwise_distance
 from webtorch.ops.elementwise import (
     _where,
     clamp_min,
@@ -27,6 +27,7 @@ from webtorch.ops.elementwise import (
     log1pexp,
     logistic,
     ne,
+    sqrt,
     xlogy,
 )
 from webtorch.ops.primitive import fill, take
@@ -658,7 +659,10 @@ def cosine_embedding_loss(
             "cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: "
             f"got {list(target.shape)}"
         )
-    cosine = cosine_similarity(input1, input2, target.ndim)
+    # The small number belongs under the root: that makes gradients at zero vectors.
+    dim = target.ndim
+    lengths = [(x * x).sum(dim) + 1e-12 for x in (input1, input2)]
+    cosine = (input1 * input2).sum(dim) / sqrt(lengths[0] * lengths[1])
     loss = _where(eq(target, 1), 1 - cosine, 0.0)
     loss = loss + _where(eq(target, -1), clamp_min(cosine - margin, 0), 0.0)
     return _reduced(loss, _rule(size_average, reduce, reduction))

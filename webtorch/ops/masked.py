@@ -165,8 +165,12 @@ def logsumexp_(
     input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
 ) -> Any:
     """log(sum(exp(elements that count)))."""
-    x = _filled(_typed(input, dtype), mask, -math.inf)
-    return reduce.logsumexp(x, tuple(range(x.ndim)) if dim is None else dim, keepdim)
+    x = _typed(input, dtype)
+    if x.dtype is bool_ and mask is not None:
+        raise NotImplementedError(f"identity of logsumexp on {x.dtype} input")
+    x = _filled(x, mask, _extreme(x.dtype, False))
+    found = reduce.logsumexp(x, tuple(range(x.ndim)) if dim is None else dim, keepdim)
+    return cast_to(found, x.dtype)
 
 
 @_masked
@@ -254,14 +258,14 @@ def std_(
 @_masked
 def cumsum_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The running sum of the elements that count."""
-    x = _filled(_typed(input, dtype, True), mask, 0)
+    x = _filled(_typed(input, dtype), mask, 0)
     return reduce.cumsum(x, dim, dtype=x.dtype)
 
 
 @_masked
 def cumprod_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The running product of the elements that count."""
-    x = _filled(_typed(input, dtype, True), mask, 1)
+    x = _filled(_typed(input, dtype), mask, 1)
     return reduce.cumprod(x, dim, dtype=x.dtype)
 
 

@@ -6,18 +6,27 @@ May import floors 0 and 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import FLOATS, float32, float64, int32, int64
+from webtorch.ir.dtype import (
+    FLOATS,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+    promote_types,
+)
 from webtorch.ir.expr import Expr
 from webtorch.ops import creation, decomposition, indexing, movement, norm, resize
-from webtorch.ops.elementwise import where
+from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.primitive import cast_to, empty
 from webtorch.ops.record import Autocast, composite, elementwise, return_type
-from webtorch.ops.reduce import vector_norm, widened
+from webtorch.ops.reduce import to_type, vector_norm, widened
 
 FUNCTION = ("torch",)
 Frexp = return_type("frexp", "mantissa", "exponent")
@@ -33,11 +42,14 @@ def native_layer_norm(
     dims = tuple(range(input.ndim - len(shape), input.ndim))
     # As in PyTorch, the statistics have no gradient here.
     x = widened(input.detach())
-    return (
-        out,
+    mean, scale = (
         x.mean(dims, keepdim=True),
         (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt(),
     )
+    # On the CPU, PyTorch gives them in the input's type unless weights are wider; elsewhere in float32.
+    if input.device.type == "cpu" and (weight is None or weight.dtype is input.dtype):
+        mean, scale = to_type(mean, input.dtype), to_type(scale, input.dtype)
+    return out, mean, scale
 
 
 @composite(family="index", function_in=FUNCTION)
@@ -129,6 +141,24 @@ def empty_permuted(
 # -- the parts of a float -----------------------------------------------------------------------------
 
 
+def _next_of_16_bits(dropped: int, tiny: float, least: float) -> Callable[[Expr, Expr], Expr]:
+    """Return the formula for a type of 16 bits, computed in float32: its numbers lie 2 ** dropped
+    patterns apart there, and `least` apart below `tiny`.
+    """
+
+    def formula(x: Expr, y: Expr) -> Expr:
+        bits, step = ex.bitcast(x, int32), ex.const(1 << dropped, int32)
+        grows = (y > x) ^ (x < 0)
+        value = ex.bitcast(ex.where(grows, bits + step, bits - step), x.dtype)
+        size, one = ex.unary("abs", x), ex.const(least, x.dtype)
+        small = (size < tiny) | (ex.eq(size, tiny) & ~grows)
+        value = ex.where(small, ex.where(y > x, x + one, x - one), value)
+        value = ex.where(ex.eq(x, y), y, value)
+        return ex.where(ex.isnan(x) | ex.isnan(y), ex.const(math.nan, x.dtype), value)
+
+    return formula
+
+
 def _next(x: Expr, y: Expr) -> Expr:
     """Step by one in the ordered sequence of bit patterns."""
     whole = int64 if x.dtype is float64 else int32
@@ -144,14 +174,39 @@ def _next(x: Expr, y: Expr) -> Expr:
     return ex.where(ex.isnan(x) | ex.isnan(y), ex.const(math.nan, x.dtype), value)
 
 
-nextafter = elementwise(
-    "nextafter",
-    _next,
-    # PyTorch's convention: as if the result were the input.
-    vjp=lambda g, out, x, y: (where(x == y, 0.0, g), None),
-    dtypes=(float32, float64),
-    doc="The next number of the type after input, towards other.",
+_nextafter, _nextafter_half, _nextafter_bfloat16 = (
+    elementwise(
+        name,
+        formula,
+        # PyTorch's convention: as if the result were the input.
+        vjp=lambda g, out, x, y: (where(x == y, 0.0, g), None),
+        dtypes=dtypes,
+        function_in=(),
+        torch="",
+        inplace=False,
+        doc="The next number of the type after input, towards other.",
+    )
+    for name, formula, dtypes in (
+        ("_nextafter", _next, (float32, float64)),
+        ("_nextafter_half", _next_of_16_bits(13, 2.0**-14, 2.0**-24), (float16,)),
+        # Steps below the normal numbers are those above them, as patterns.
+        ("_nextafter_bfloat16", _next_of_16_bits(16, 2.0**-133, 2.0**-133), (bfloat16,)),
+    )
 )
+
+
+@composite(inplace=True, dtypes=FLOATS)
+def nextafter(input: Any, other: Any) -> Any:
+    """The next number of the type after input, towards other."""
+    for number, x in enumerate((input, other)):
+        if not is_tensor(x):
+            raise TypeError(
+                f"nextafter(): argument '{('input', 'other')[number]}' (position {number + 1}) must be "
+                f"Tensor, not {type(x).__name__}"
+            )
+    dtype = promote_types(input.dtype, other.dtype)
+    entries = {float16: _nextafter_half, bfloat16: _nextafter_bfloat16}
+    return entries.get(dtype, _nextafter)(input, other)
 
 
 def _exponent(x: Expr) -> Expr:

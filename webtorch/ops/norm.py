@@ -225,6 +225,8 @@ def batch_norm(
     `momentum` (a number or a 0-d tensor); otherwise with the running ones.
     """
     _check_float("batch_norm", input)
+    if input.ndim == 1 and not input.numel():
+        return input.clone()
     if input.ndim < 2:
         raise ShapeError(
             f"batch_norm: expected at least 2D input (got {input.ndim}D input). Unsqueeze a batch dim first."

@@ -509,6 +509,8 @@ def multinomial(
         raise DTypeError(
             f"multinomial only supports floating-point dtypes for input, got: {input.dtype}. Use input.float()."
         )
+    if out is not None and out.dtype is not int64:
+        raise RuntimeError(f"multinomial expects Long tensor out, got: {out.dtype}")
     if len(input._shape) not in (1, 2):
         raise RuntimeError("prob_dist must be 1 or 2 dim")
     if num_samples <= 0:

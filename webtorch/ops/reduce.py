@@ -77,6 +77,8 @@ def wrap_dim(name: str, dim: int, rank: int) -> int:
 
 def wrap_dims(name: str, dim: Dims, rank: int) -> tuple[int, ...]:
     """Return the sorted dims that `dim` names: all of them for None and (). Raises IndexError, ShapeError."""
+    if rank > 64:
+        raise ShapeError(f"{name}: only tensors with up to 64 dims are supported, got {rank}")
     if dim is None:
         return tuple(range(rank))
     if isinstance(dim, int):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import DType, int64
+from webtorch.ir.dtype import DType, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
@@ -109,6 +109,30 @@ def resample(x: Any, dim: int, taps: Taps) -> Any:
         back = (*range(1, dim + 1), 0, *range(dim + 1, x.ndim))
         out = out.permute(back).contiguous().detach()
     return attach(out, "Upsample", (x,), lambda g: (resample(g, dim, taps.transposed),))
+
+
+def _resample_bytes(x: Any, dim: int, taps: Taps) -> Any:
+    """Return uint8 x resampled along `dim` with weights in fixed point, as Pillow and PyTorch do: as many
+    bits as fit 16 with the largest weight.
+    """
+    largest, bits = max(taps.weights), 0
+    while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
+    rows: list[Any] = []
+    for i in range(0, len(taps.weights), taps.width):
+        # A position that counts twice, at the border, has one weight.
+        row: dict[int, float] = {}
+        for k in range(i, i + taps.width):
+            row[taps.positions[k]] = row.get(taps.positions[k], 0.0) + taps.weights[k]
+        whole = [(p, int(w * (1 << bits) + math.copysign(0.5, w))) for p, w in row.items()]
+        rows.append((*whole, *((0, 0) for _ in range(taps.width - len(whole)))))
+    positions, weights = Taps(rows, taps.size).tensors(int32, x.device)
+    order = (dim, *(d for d in range(x.ndim) if d != dim))
+    seen = take(x.permute(order).to(int32), (positions,), "interpolate")
+    terms = seen * weights.reshape((taps.count, taps.width) + (1,) * (x.ndim - 1))
+    total = (terms.sum(1, dtype=int32) + (1 << (bits - 1))) >> bits
+    back = (*range(1, dim + 1), 0, *range(dim + 1, x.ndim))
+    return total.clamp(0, 255).to(uint8).permute(back).contiguous()
 
 
 def _float32(x: float) -> float:
@@ -300,7 +324,9 @@ def interpolate(
         return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[rank - 1](
             input, wanted
         )
-    if mode in _SMOOTH and not input.dtype.is_floating_point:
+    if mode in _SMOOTH and not (
+        input.dtype.is_floating_point or (input.dtype is uint8 and mode in ("bilinear", "bicubic"))
+    ):
         raise DTypeError(
             f"interpolate: mode {mode!r} is not implemented for {input.dtype}; use input.float() "
             f"and round the result"
@@ -319,11 +345,13 @@ def interpolate(
 
         return fill((*input.shape[:2], *wanted), 0, input.dtype, input.device)
     x = input.to(input.dtype.compute) if mode in _SMOOTH else input
-    for d in range(rank):
+    of_bytes = input.dtype is uint8 and mode in _SMOOTH
+    # PyTorch resizes images of bytes row by row first, and rounds in between.
+    for d in reversed(range(rank)) if of_bytes else range(rank):
         taps = taps_of(mode, sizes[d], wanted[d], steps[d], bool(align_corners), antialias)
         if taps.plain and taps.positions == list(range(sizes[d])):
             continue
-        x = resample(x, 2 + d, taps)
+        x = (_resample_bytes if of_bytes else resample)(x, 2 + d, taps)
     x = x.to(input.dtype)
     return x.clone() if x is input else x
 
@@ -595,7 +623,9 @@ def grid_sample(
             f"grid_sampler(): expected input to have non-empty spatial dimensions, but input has "
             f"sizes {list(input.shape)}"
         )
-    align = bool(align_corners)
+    align, dtype = bool(align_corners), input.dtype
+    # 16-bit floats do not hold positions.
+    input, grid = input.to(dtype.compute), grid.to(dtype.compute)
     sizes, out_sizes = tuple(input.shape[2:]), tuple(grid.shape[1:-1])
     n = input.shape[0]
     image = input.permute((0, *range(2, rank + 2), 1))
@@ -606,7 +636,7 @@ def grid_sample(
         at = (at + 1) * ((sizes[d] - 1) / 2) if align else ((at + 1) * sizes[d] - 1) / 2
         places.append(at if mode == "bicubic" else _placed(at, sizes[d], padding_mode, align))
     if not numel((*out_sizes, n)) or not input.shape[1]:
-        return input.new_zeros((n, input.shape[1], *out_sizes))
+        return input.new_zeros((n, input.shape[1], *out_sizes), dtype=dtype)
     if mode == "nearest":
         out = _corner(image, batch, [p.detach().round() for p in places], None)
         out = out + (grid.sum() * 0.0) if grid.requires_grad else out
@@ -614,7 +644,7 @@ def grid_sample(
         out = _linear_corners(image, batch, places)
     else:
         out = _cubic_corners(image, batch, places, sizes, padding_mode, align)
-    return out.permute((0, rank + 1, *range(1, rank + 1))).contiguous()
+    return out.permute((0, rank + 1, *range(1, rank + 1))).contiguous().to(dtype)
 
 
 def _linear_corners(image: Any, batch: Any, places: list[Any]) -> Any:

@@ -252,8 +252,12 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
 @composite(family="index", function_in=("torch",))
 def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
     """The coordinates of flat indices into a tensor of `shape`, one tensor for each dim."""
+    if indices.dtype.kind not in ("int", "uint"):
+        raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    rest, out = indices, []
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"'shape' cannot have negative values, but got {sizes}")
+    rest, out = cast_to(indices, int64), []
     for size in reversed(sizes):
         out.append(rest % size)
         rest = elementwise.floor_divide(rest, size)

@@ -79,7 +79,7 @@ def _publish(op: Op) -> None:
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
                 function = op.function
                 if not isinstance(op, Elementwise):
-                    if place in _TAKE_OUT:
+                    if calls.takes_out(op, place):
                         function = calls.accept_out(op)
                     function = calls.refuse_others(op, function)
                 if place == "nn.functional" and inplace and "inplace" not in op.signature:
@@ -96,8 +96,6 @@ def _publish(op: Op) -> None:
 
 # In place, PyTorch has these in torch only.
 _NOT_FUNCTIONAL = ("sigmoid", "tanh")
-# Where a function written with others takes `out=`, as all of PyTorch's do there.
-_TAKE_OUT = frozenset(["torch", "linalg", "special"])
 # Comparisons give bool; in place, the answer is stored in the type of the tensor.
 _INPLACE_COMPARISONS = (
     "eq", "ne", "lt", "le", "gt", "ge", "greater", "greater_equal", "less", "less_equal", "not_equal",

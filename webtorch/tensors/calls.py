@@ -32,6 +32,7 @@ from webtorch.tensors.primitives import (
     as_view,
     cast_to,
     check_int64,
+    check_places,
     check_writable,
     device_mismatch,
     fill,
@@ -495,7 +496,11 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                     f"{type(input).__name__}"
                 )
             result = apply(op, (input,))
-            return result if out is None else store_in(out, result, op.name)
+            if out is None:
+                return result
+            if op.name in _EXACT:
+                _check_exact(op.name, (out,), (result,))
+            return store_in(out, result, op.name)
 
     elif count == 2 and not op.numbers and op.tensors == ("input", "other"):
 
@@ -503,7 +508,11 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
                 _check_numbers(op, takes, input, other)
             result = apply(op, (_operand(op, input), _operand(op, other, 1)))
-            return result if out is None else store_in(out, result, op.name)
+            if out is None:
+                return result
+            if op.name in _EXACT:
+                _check_exact(op.name, (out,), (result,))
+            return store_in(out, result, op.name)
 
     else:
 
@@ -513,7 +522,11 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                 _check_numbers(op, takes, values[0], values[1])
             tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
             result = apply(op, tensors, values[count:])
-            return result if out is None else store_in(out, result, op.name)
+            if out is None:
+                return result
+            if op.name in _EXACT:
+                _check_exact(op.name, (out,), (result,))
+            return store_in(out, result, op.name)
 
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc
@@ -666,18 +679,102 @@ def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     return public
 
 
+# Operations that PyTorch does not let write over what they read.
+_APART = frozenset(["gather", "index_select", "kthvalue", "masked_select", "take"])
+# An `out=` must have the type of the result, except with these: they compute as elementwise ones do
+# and cast, as PyTorch's do.
+_CASTING = """add sub div true_divide pow clamp logit cat concat concatenate stack hstack vstack dstack
+    column_stack any all nansum mean nanmean var std logsumexp sum prod cumsum cumprod normal bernoulli outer
+    addr kron diff linalg_tensorsolve linalg_tensorinv lu cholesky cholesky_solve cholesky_inverse geqrf
+    linalg_householder_product linalg_pinv linalg_matrix_rank linalg_lstsq linalg_cond zeta polygamma mvlgamma
+    igamma igammac nextafter matrix_power inverse normalize"""
+_CASTS = frozenset(_CASTING.split())
+# Elementwise ones that do not cast.
+_EXACT = frozenset(
+    [
+        "neg",
+        "abs",
+        "sign",
+        "signbit",
+        "ceil",
+        "floor",
+        "trunc",
+        "frac",
+        "isposinf",
+        "isneginf",
+        "bitwise_not",
+        "heaviside",
+        "logsigmoid",
+        "hardshrink",
+        "softplus",
+    ]
+)
+# Operations that compute in the type of `out=`.
+_INTO = frozenset(["sum", "prod", "cumsum", "cumprod"])
+# Functions of nn.functional that take `out=`.
+_TAKE_OUT = frozenset(["avg_pool2d", "avg_pool3d", "linear", "softshrink", "gelu"])
+
+
+def takes_out(op: Op, place: str) -> bool:
+    """Whether the function of an entry takes `out=` there."""
+    return place in ("torch", "linalg", "special") or op.name in _TAKE_OUT
+
+
+def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> None:
+    """Raise RuntimeError if an `out=` shares memory with an input."""
+    for place in places:
+        for x in given:
+            if isinstance(x, Tensor) and x._storage is place._storage and _meet(x, place):
+                raise RuntimeError(
+                    f"{name}: unsupported operation: the input tensor and the written-to tensor refer to "
+                    "the same memory. Please clone() one of them before the operation."
+                )
+
+
+def _meet(x: Tensor, y: Tensor) -> bool:
+    """Whether the memory from the first to the last element of two views overlaps."""
+    if not (x.numel() and y.numel()):
+        return False
+    ends = [
+        t._offset + sum((s - 1) * st for s, st in zip(t._shape, t._strides, strict=True))
+        for t in (x, y)
+    ]
+    return x._offset <= ends[1] and y._offset <= ends[0]
+
+
+def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    """Raise RuntimeError if an `out=` has another type than the result."""
+    for place, result in zip(places, found, strict=False):
+        if place.dtype is not result.dtype:
+            raise RuntimeError(
+                f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead"
+            )
+
+
 def accept_out(op: Op) -> Callable[..., Any]:
     """Return a composite's function with `out=`."""
     function = op.function
     if "out" in inspect.signature(function).parameters:
         return function
     plain = without_autocast(function)
+    polynomial = "_polynomial_" in op.name
+    apart, exact = op.name in _APART, not (op.name in _CASTS or polynomial)
+    into = op.name in _INTO
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        found = (function if out is None else plain)(*args, **kwargs)
         if out is None:
-            return found
+            return function(*args, **kwargs)
+        places = out if isinstance(out, (tuple, list)) else (out,)
+        for place in places:
+            check_places(place)
+        if apart:
+            _check_apart(op.name, places, (*args, *kwargs.values()))
+        if into and kwargs.get("dtype") is None:
+            kwargs["dtype"] = out.dtype
+        found = plain(*args, **kwargs)
+        if exact and (isinstance(found, tuple) or op.name not in ("max", "min")):
+            _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))
         if isinstance(found, tuple):
             stored = [store_in(o, f, op.name) for o, f in zip(out, found, strict=True)]
             return type(found)(*stored) if hasattr(found, "_fields") else tuple(stored)

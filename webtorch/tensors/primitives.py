@@ -210,6 +210,11 @@ def check_writable(x: Tensor) -> None:
                 "a view of a leaf Variable that requires grad is being used in an in-place "
                 "operation."
             )
+    check_places(x)
+
+
+def check_places(x: Tensor) -> None:
+    """Raise RuntimeError if several elements of x share one place, so that none can be written alone."""
     if any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "

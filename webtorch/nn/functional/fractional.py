@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import webtorch
@@ -81,8 +82,9 @@ def _pooled(
         )  # fmt: skip
         index = index * sizes[dim] + place
     full = (batch, channels, *outs, *window)
-    index = index.expand(full).reshape(batch, channels, *outs, -1)
-    values = x.flatten(2).gather(2, index.reshape(batch, channels, -1)).reshape(index.shape)
+    index = index.expand(full).reshape(batch, channels, *outs, math.prod(window))
+    flat = index.reshape(batch, channels, math.prod(outs) * math.prod(window))
+    values = x.flatten(2).gather(2, flat).reshape(index.shape)
     best, position = values.max(-1)
     where = index.gather(-1, position.unsqueeze(-1)).squeeze(-1)
     if input.dim() == rank + 1:

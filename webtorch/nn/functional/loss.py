@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import webtorch
 from webtorch import Tensor
+from webtorch.errors import ShapeError
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
 from webtorch.tensors.autocast import autocast_rule
@@ -85,7 +86,8 @@ def multi_margin_loss(
     _check_reduction(reduction)
     count = input.shape[-1] if input.dim() else 1
     if weight is not None and (weight.dim() != 1 or weight.numel() != count):
-        raise ValueError(
+        # PyTorch looks at the rank in Python and at the size in C++.
+        raise (ShapeError if weight.dim() == 1 else ValueError)(
             f"multi_margin_loss: weight must be one-dimensional with a number for each of the "
             f"{count} classes, got {list(weight.shape)}"
         )

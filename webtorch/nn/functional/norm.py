@@ -5,6 +5,7 @@ from __future__ import annotations
 import webtorch
 from webtorch import Tensor
 from webtorch.nn.functional.table import table
+from webtorch.tensors.calls import store_in
 
 __all__ = ["local_response_norm", "normalize"]
 
@@ -16,7 +17,7 @@ def normalize(
 ) -> Tensor:
     """Return input / max(norm, eps), with the p-norm along `dim`; written into `out` if given."""
     result = _normalize(input, p, dim, eps)
-    return result if out is None else out.copy_(result)
+    return result if out is None else store_in(out, result, "normalize")
 
 
 def local_response_norm(
