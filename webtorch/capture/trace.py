@@ -9,6 +9,7 @@ tensor that it overwrote or that outlives the call. What it reads by name from o
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import linecache
 import weakref
@@ -349,7 +350,7 @@ def capture(
     for r in (runtime, *others):
         r.realize()
     _part(runtime)
-    existing = {s.node for s in Storage.live()} if careful else set()
+    existing = {s.node for s in Storage.live(runtime)} if careful else set()
     work = [(r, r.counters.realized, len(r.pending)) for r in others]
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
     tracing.begin()
@@ -363,11 +364,11 @@ def capture(
     complete = False
     gradient_mode = mode.grad, mode.inference
     try:
-        result = _called(function, args, kwargs)
-        named = dict(tracing.named)
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
-        gc.collect()
+        with _garbage_collected():
+            result = _called(function, args, kwargs)
+        named = dict(tracing.named)
         reason = tracing.refused
         if any((r.counters.realized, len(r.pending)) != (n, m) for r, n, m in work):
             reason = reason or (
@@ -386,7 +387,7 @@ def capture(
         frozen = freeze(owners)
         overwritten = dict(runtime.overwritten)
         before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
-        homes = _homes(frozen.inputs, tensors, overwritten)
+        homes = _homes(frozen.inputs, tensors, overwritten, runtime)
         for g in before.values():
             homes[overwritten.get(g._storage, g._storage.node)] = g._storage
         if reason is None and any(n in existing and n not in homes for n in frozen.inputs):
@@ -394,7 +395,7 @@ def capture(
         if careful and reason is not None:
             complete = True
             raise NotReplayable(result, reason)
-        runtime.pending.clear()
+        runtime.forget_pending()
         graph = to_graph(frozen)
         grads = [
             Gradient(
@@ -484,6 +485,23 @@ def capture(
     return captured
 
 
+@contextlib.contextmanager
+def _garbage_collected() -> Iterator[None]:
+    """Collect what the block leaves in reference cycles.
+
+    What there was before the block is set aside, so that this takes no longer in a large process.
+    """
+    apart = not gc.get_freeze_count()
+    if apart:
+        gc.freeze()
+    try:
+        yield
+        gc.collect()
+    finally:
+        if apart:
+            gc.unfreeze()
+
+
 def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function; an attempt to read a value in it names the line."""
     try:
@@ -570,8 +588,8 @@ def _in_order(x: Any) -> bool:
 def _part(runtime: Runtime) -> None:
     """Give storages that share a value one each: a program tells its inputs apart by their memory."""
     holders: dict[Node, Storage] = {}
-    for storage in Storage.live():
-        shared = storage.runtime is runtime and storage.node.shared
+    for storage in Storage.live(runtime):
+        shared = storage.node.shared
         if shared and holders.setdefault(storage.node, storage) is not storage:
             storage.own()
     for node in holders:
@@ -602,6 +620,7 @@ def _constant(node: Node, runtime: Runtime) -> Storage:
     home = Storage.__new__(Storage)
     home.node, home.runtime, home.dtype = node, runtime, node.dtype
     home.elements, home.version, home.donor = 0, 0, None
+    runtime.settle(home)
     return home
 
 
@@ -611,12 +630,12 @@ def is_constant(storage: Storage) -> bool:
 
 
 def _homes(
-    inputs: list[Node], tensors: list[Tensor], overwritten: dict[Any, Node]
+    inputs: list[Node], tensors: list[Tensor], overwritten: dict[Any, Node], runtime: Runtime
 ) -> dict[Node, Storage]:
     """Find the storage that held each input node when the call began."""
     wanted = set(inputs)
     homes: dict[Node, Storage] = {}
-    for storage in (*(t._storage for t in tensors), *Storage.live()):
+    for storage in (*(t._storage for t in tensors), *Storage.live(runtime)):
         node = overwritten.get(storage, storage.node)
         if node in wanted:
             homes.setdefault(node, storage)

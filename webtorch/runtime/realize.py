@@ -266,6 +266,10 @@ class Runtime:
         self.index = backend.index
         self.unsupported = backend.unsupported
         self.pending: list[weakref.ref[Owner]] = []
+        # The owners of values that are not pending (any more), the dead among them too until there
+        # are twice as many as were alive when they were last counted.
+        self.settled: set[weakref.ref[Owner]] = set()
+        self.most_settled = 1024
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
@@ -292,6 +296,27 @@ class Runtime:
             return
         if len(pending) > _MAX_PENDING or (self.lent and _reads_lent(owner.node)):
             self.realize()
+
+    def settle(self, owner: Owner) -> None:
+        """Note an owner whose value is not pending, so that `known_owners` finds it."""
+        settled = self.settled
+        settled.add(weakref.ref(owner))
+        if len(settled) > self.most_settled:
+            settled.difference_update([r for r in list(settled) if r() is None])
+            self.most_settled = max(1024, 2 * len(settled))
+
+    def known_owners(self) -> list[Owner]:
+        """Return every owner of a value of this device that exists."""
+        found = [owner for r in (*self.settled, *self.pending) if (owner := r()) is not None]
+        return list({id(owner): owner for owner in found}.values())
+
+    def forget_pending(self) -> None:
+        """Take what is pending for settled."""
+        for reference in self.pending:
+            owner = reference()
+            if owner is not None:
+                self.settle(owner)
+        self.pending.clear()
 
     def lend(self, node: Node, seen: Callable[[], object]) -> None:
         """Note that NumPy arrays see the memory of `node`, for as long as `seen()` says so."""
@@ -322,7 +347,7 @@ class Runtime:
             )
         with self.lock:
             owners = self.live_owners()
-            self.pending.clear()
+            self.forget_pending()
             if 0 < len(self.lent) < _MAX_LENT_CHECKED:
                 self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
             if not owners:

@@ -4,7 +4,6 @@ Floor 4.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import Any
 
@@ -12,7 +11,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import numel
 from webtorch.ops.primitive import IDENTITY
-from webtorch.runtime.realize import Runtime, is_seen
+from webtorch.runtime.realize import Runtime, is_seen, open_runtimes
 
 
 class Counter:
@@ -43,6 +42,8 @@ class Storage:
             self._join(node)
         if node.kind != "buffer":
             runtime.add(self)
+        else:
+            runtime.settle(self)
 
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""
@@ -162,9 +163,10 @@ class Storage:
         return self.node
 
     @staticmethod
-    def live() -> list[Storage]:
-        """Return every storage that exists. Slow; for captures and reports."""
-        return [o for o in gc.get_objects() if type(o) is Storage]
+    def live(runtime: Runtime | None = None) -> list[Storage]:
+        """Return every storage that exists on one device, or on all. For captures and reports."""
+        runtimes = open_runtimes() if runtime is None else [runtime]
+        return [o for r in runtimes for o in r.known_owners() if isinstance(o, Storage)]
 
     @property
     def nbytes(self) -> int:
