@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.webgpu.support import Pass, named, scale_kernel, scale_program
+from tests.webgpu.support import Pass, missing, named, scale_kernel, scale_program
 from webtorch.errors import DeviceError, IndexOutOfRangeError, KernelError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, float32, int32, int64, uint32
@@ -396,6 +396,51 @@ def test_bind_groups_are_bounded(device):
         assert len(outputs) == 60
     assert len(executable._plans) <= 32
     assert all(len(step.groups) <= 16 for step in executable._steps)
+
+
+def test_machine_code_encodes_what_python_encodes(device, monkeypatch):
+    from webtorch.runtime.backends.webgpu import executable as module
+
+    if device.machine_loop is None:
+        missing("no compiler for the loop: pip install 'webtorch[cpu]'")
+    # Twenty dispatches of two kernels and a copy between them: two passes.
+    n = 300
+    decl = [BufferDecl(role, float32, n) for role in ("input", "temporary", "temporary", "output")]
+    there, back = Dispatch(0, (0, 1), (0,)), Dispatch(1, (1, 2), (1,))
+    steps = (there, back, *[Dispatch(0, (2, 1), (0,)), back] * 4, Copy(2, 3))
+    steps += (Dispatch(0, (3, 1), (0,)), Dispatch(1, (1, 3), (1,))) * 5
+    kernels = (scale_kernel(n), scale_kernel(n, "again"))
+    program = Program(kernels, tuple(decl), steps, (float32, float32), (0,), (3,))
+    data = np.linspace(-1, 1, n, dtype="f4")
+    x = device.upload(data.tobytes(), float32, n)
+    found = []
+    for first in (1, 10**9):
+        monkeypatch.setattr(module, "_MACHINE_RUNS", first)
+        executable = device.compile(program)
+        for factor in (0.5, 0.75):
+            (y,) = executable.run([x], [factor, 1.25])
+            found.append(_values(device, y).copy())
+        plan = list(executable._plans.values())[-1]
+        assert (plan.tables is not None) == (first == 1)
+        if plan.tables is not None:
+            assert [len(t) for t in plan.tables] == [5 * 10, 5 * 10]
+    expected = data.astype("f8")
+    for _ in range(10):
+        expected = (expected * 0.75 + 1) * 1.25 + 1
+    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+    np.testing.assert_allclose(found[1], expected, rtol=1e-5)
+
+
+def test_a_program_gets_the_memory_that_it_had_before(device):
+    executable = device.compile(scale_program(64))
+    x = device.upload(bytes(256), float32, 64)
+    held = executable.run([x], [1.0, 1.0])
+    for _ in range(50):
+        # Other results of this size come and go in another order, and the last one is still held.
+        others = [device.allocate(float32, 64) for _ in range(3)]
+        held = executable.run([x], [1.0, 1.0])
+        del others[1], others
+    assert held and len(executable._plans) <= 3
 
 
 def test_memory_given_back_is_not_kept_by_bind_groups(device):

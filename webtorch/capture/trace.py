@@ -704,18 +704,19 @@ def replay(
         moved.update(captured.watched.moved)
     # A gradient is where its tensor has it now.
     moved |= {s: tensors[i]._storage for s, i in captured.arguments}
-    for gradient in captured.grads:
-        owner = gradient.owner(given)
-        if gradient.before is not None and owner is not None and owner._grad is not None:
+    gradients = [(g, owner) for g in captured.grads if (owner := g.owner(given)) is not None]
+    for gradient, owner in gradients:
+        if gradient.before is not None and owner._grad is not None:
             moved[gradient.before] = owner._grad._storage
     inputs = []
     for source, donated in zip(captured.sources, captured.donated, strict=True):
         storage = tensors[source]._storage if isinstance(source, int) else moved.get(source, source)
-        node = storage.own() if donated else storage.realize()
+        node = storage.node
+        if node.kind != "buffer" or (donated and node.shared):
+            node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
-    for gradient in captured.grads:
-        owner = gradient.owner(given)
-        if owner is not None and gradient.form is ANY and gradient.after is not KEPT:
+    for gradient, owner in gradients:
+        if gradient.form is ANY and gradient.after is not KEPT:
             # Its memory is free while the program runs.
             owner._grad = None
     args, read = _read(captured)
@@ -735,9 +736,8 @@ def replay(
             target.settle(target.node, node)
             target.version += 1
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
-    for gradient in captured.grads:
-        owner = gradient.owner(given)
-        if owner is not None and gradient.after is not KEPT:
+    for gradient, owner in gradients:
+        if gradient.after is not KEPT:
             owner._grad = rebuild(gradient.after)
     for place, value in captured.effects:
         place.set(rebuild(value))

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from webtorch.errors import (
@@ -41,6 +42,7 @@ from webtorch.runtime.backends.webgpu.adapter import (
     quiet_loader,
 )
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
+from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
 from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool, size_class
 from webtorch.runtime.backends.webgpu.native import (
     COPY_DST,
@@ -478,6 +480,11 @@ class WebGPUBackend:
         self._staging_bytes += capacity
 
     # -- the queue
+
+    @cached_property
+    def machine_loop(self) -> MachineLoop | None:
+        """What encodes passes of many dispatches; None where Python has to."""
+        return machine_loop(self.native)
 
     def settle(self) -> None:
         """Do what has to happen before anything else on the device. The caller holds the lock.

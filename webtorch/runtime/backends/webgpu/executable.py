@@ -8,6 +8,7 @@ and again), and encodes everything into one command buffer.
 
 from __future__ import annotations
 
+import array
 import struct
 import weakref
 from collections import OrderedDict, deque
@@ -18,8 +19,9 @@ from webtorch.errors import DeviceError, KernelError
 from webtorch.ir.dtype import DType
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.runtime.backend import Buffer
+from webtorch.runtime.backends.webgpu.loop import Row
 from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, binding_bytes
-from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
+from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Native, Pointer
 from webtorch.runtime.backends.webgpu.pipeline import Pass, Pipeline
 from webtorch.runtime.backends.webgpu.timestamps import run_timed
 from webtorch.runtime.backends.webgpu.transfer import argument_format, argument_value
@@ -33,6 +35,10 @@ _CHUNK = 256
 # Sets of memory for which an executable keeps its bind groups.
 _PLANS = 32
 _GROUPS = 16
+# From this run on, a plan of this many dispatches is encoded by machine code, which takes a tenth of
+# a second to make once in a process.
+_MACHINE_RUNS = 8
+_MACHINE_ROWS = 16
 
 Release = Callable[[Pointer], None]
 Trash = deque[tuple[Release, Pointer]]
@@ -90,22 +96,21 @@ class _Dispatch:
         self.groups: OrderedDict[tuple[int, ...], Owned] = OrderedDict()
 
 
-# What the replay loop walks: (pipeline or NULL to keep the last one, bind group, grid) of one pass ...
-_Row = tuple[Pointer, Pointer, int, int, int]
-# ... or a copy as (source, target, bytes).
+# What the replay loop walks are rows of one pass, or copies as (source, target, bytes).
 _CopyRow = tuple[Pointer, Pointer, int]
 
 
 class _Plan:
     """The encoded form of a program for one set of memory, and the bind groups that it keeps alive."""
 
-    __slots__ = ("keep", "segments")
+    __slots__ = ("keep", "runs", "segments", "tables")
 
-    def __init__(
-        self, segments: list[tuple[list[_Row], list[_CopyRow]]], keep: list[Owned]
-    ) -> None:
+    def __init__(self, segments: list[tuple[list[Row], list[_CopyRow]]], keep: list[Owned]) -> None:
         self.segments = segments
         self.keep = keep
+        self.runs = 0
+        # The rows of each segment as the loop in machine code reads them.
+        self.tables: list[array.array[int]] | None = None
 
 
 class WebGPUExecutable:
@@ -197,6 +202,9 @@ class WebGPUExecutable:
                 self.labels.append((number, routine.name))
                 self._steps.append(self._prepare_pass(step, routine.name, part, pipeline))
         self._temporary += scratch
+        # The blocks that results and temporaries had before: with the same, the bind groups fit.
+        self._fresh_blocks: list[list[Block]] = [[] for _ in self._fresh]
+        self._temporary_blocks: list[list[Block]] = [[] for _ in self._temporary]
 
     def _prepare_copy(self, step: Copy) -> None:
         source, target = self._entry[step.source], self._entry[step.target]
@@ -266,14 +274,16 @@ class WebGPUExecutable:
                     f"run: the program has {len(self.program.inputs)} inputs, {len(blocks)} were given"
                 )
             fresh: list[DeviceBuffer] = []
-            for nbytes, dtype, elements in self._fresh:
-                block = pool.take(nbytes, dtype, elements)
+            for (nbytes, dtype, elements), preferred in zip(
+                self._fresh, self._fresh_blocks, strict=True
+            ):
+                block = pool.take(nbytes, dtype, elements, preferred)
                 fresh.append(DeviceBuffer(pool, block, dtype, elements))
                 blocks.append(block)
             permanent = len(blocks)
             try:
-                for nbytes in self._temporary:
-                    blocks.append(pool.take(nbytes))
+                for nbytes, preferred in zip(self._temporary, self._temporary_blocks, strict=True):
+                    blocks.append(pool.take(nbytes, None, 0, preferred))
                 key = tuple([block.number for block in blocks])
                 plan = self._plans.get(key)
                 if plan is None:
@@ -286,8 +296,7 @@ class WebGPUExecutable:
                     self._packed = packed
                 self._encode(plan)
             finally:
-                # Last taken, first given back, so that the next run takes them in the same order:
-                # the same bind groups fit.
+                # Last taken, first given back: another program takes them in the same order.
                 while len(blocks) > permanent:
                     pool.give_back(blocks.pop())
             if self.status is not None:
@@ -308,7 +317,7 @@ class WebGPUExecutable:
     def _plan(self, key: tuple[int, ...], blocks: list[Block]) -> _Plan:
         """Make the bind groups for this memory, and remember them."""
         device = self._device
-        segments: list[tuple[list[_Row], list[_CopyRow]]] = [([], [])]
+        segments: list[tuple[list[Row], list[_CopyRow]]] = [([], [])]
         keep: list[Owned] = []
         last: Pointer = None
         device.native.capture()
@@ -391,22 +400,22 @@ class WebGPUExecutable:
         device = self._device
         native = device.native
         null = native.null
-        set_pipeline, set_bind_group, dispatch = (
-            native.set_pipeline,
-            native.set_bind_group,
-            native.dispatch,
-        )
+        plan.runs += 1
+        loop = None
+        if plan.runs >= _MACHINE_RUNS and len(plan.keep) >= _MACHINE_ROWS:
+            loop = device.machine_loop
+            if loop is not None and plan.tables is None:
+                plan.tables = [loop.table(rows) for rows, _ in plan.segments]
         native.capture()
         try:
             encoder = native.create_encoder()
-            for rows, copies in plan.segments:
+            for number, (rows, copies) in enumerate(plan.segments):
                 if rows:
                     part = native.begin_pass(encoder, null)
-                    for pipeline, group, x, y, z in rows:
-                        if pipeline is not None:
-                            set_pipeline(part, pipeline)
-                        set_bind_group(part, 0, group, 0, null)
-                        dispatch(part, x, y, z)
+                    if loop is None or plan.tables is None:
+                        _encode_rows(native, part, rows)
+                    else:
+                        loop.encode(part, plan.tables[number])
                     native.end_pass(part)
                     native.release_pass(part)
                 for source, target, nbytes in copies:
@@ -422,6 +431,21 @@ class WebGPUExecutable:
         for step in self._steps:
             if isinstance(step, _Dispatch):
                 step.groups.clear()
+
+
+def _encode_rows(native: Native, part: Pointer, rows: list[Row]) -> None:
+    """Encode the dispatches of a pass."""
+    set_pipeline, set_bind_group, dispatch, null = (
+        native.set_pipeline,
+        native.set_bind_group,
+        native.dispatch,
+        native.null,
+    )
+    for pipeline, group, x, y, z in rows:
+        if pipeline is not None:
+            set_pipeline(part, pipeline)
+        set_bind_group(part, 0, group, 0, null)
+        dispatch(part, x, y, z)
 
 
 ExecutableSet = weakref.WeakSet[WebGPUExecutable]

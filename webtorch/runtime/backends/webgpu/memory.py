@@ -48,6 +48,10 @@ def size_class(nbytes: int, largest: int) -> int:
     return min(-(-nbytes // step) * step, max(largest & -ALIGN, nbytes))
 
 
+# Blocks that are remembered for one purpose: a result may still be held while the next is computed.
+_PREFERRED = 3
+
+
 class Block:
     """One native buffer of the pool. `nbytes`, `dtype`, `elements` and `label` describe the present user."""
 
@@ -124,7 +128,8 @@ class Pool:
         self._max_buffer = max_buffer
         self._on_release = on_release
         self._error = error
-        self._free: dict[int, list[Block]] = {}
+        # By capacity: unused blocks by number, the last given back at the end.
+        self._free: dict[int, dict[int, Block]] = {}
         self._blocks: dict[int, Block] = {}
         self._next = 0
         self.returned: deque[Block] = deque()
@@ -145,9 +150,8 @@ class Pool:
         self.allocated -= block.nbytes
         free = self._free.get(block.capacity)
         if free is None:
-            self._free[block.capacity] = [block]
-        else:
-            free.append(block)
+            free = self._free[block.capacity] = {}
+        free[block.number] = block
 
     def buffer(self, dtype: DType, elements: int) -> DeviceBuffer:
         """Return a new buffer. Raises OutOfMemoryError, or DTypeError for a type that the device does not have."""
@@ -159,12 +163,36 @@ class Pool:
             self, self.take(binding_bytes(dtype, elements), dtype, elements), dtype, elements
         )
 
-    def take(self, nbytes: int, dtype: DType | None = None, elements: int = 0) -> Block:
-        """Return a block of at least `nbytes`. Raises OutOfMemoryError."""
-        self.collect()
-        capacity = size_class(nbytes, self._max_buffer)
-        free = self._free.get(capacity)
-        block = free.pop() if free else self._grow(capacity, nbytes, dtype, elements)
+    def take(
+        self,
+        nbytes: int,
+        dtype: DType | None = None,
+        elements: int = 0,
+        preferred: list[Block] | None = None,
+    ) -> Block:
+        """Return a block of at least `nbytes`. Raises OutOfMemoryError.
+
+        `preferred` are the blocks that served the same purpose before, the last at the end: one of
+        them is taken if it is unused, and the list is kept up to date.
+        """
+        if self.returned:
+            self.collect()
+        block = None
+        if preferred:
+            free = self._free.get(preferred[0].capacity)
+            if free:
+                for known in preferred:
+                    if known.number in free:
+                        block = free.pop(known.number)
+                        break
+        if block is None:
+            capacity = size_class(nbytes, self._max_buffer)
+            free = self._free.get(capacity)
+            block = free.popitem()[1] if free else self._grow(capacity, nbytes, dtype, elements)
+            if preferred is not None:
+                preferred.append(block)
+                if len(preferred) > _PREFERRED:
+                    del preferred[0]
         block.in_use = True
         block.nbytes = nbytes
         block.dtype = dtype
@@ -224,7 +252,7 @@ class Pool:
         # Bind groups keep their buffers alive: forget them first.
         self._on_release()
         for free in self._free.values():
-            for block in free:
+            for block in free.values():
                 del self._blocks[block.number]
                 self.reserved -= block.capacity
                 self._native.release_buffer(block.pointer)
