@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.dtype import DType, bfloat16
-from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
+from webtorch.ir.kernel import Attention, Convolution, Host, Kernel, Matmul, Routine, Scan, Several
 from webtorch.lower.passes import PassResult, run_passes
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
@@ -62,8 +62,8 @@ def generic(routine: Routine) -> Kernel:
             return conv_kernel(routine)
         case Scan():
             return scan_kernel(routine)
-        case Host():
-            raise TypeError(f"{routine.name} is a function of whole arrays: it has no invocations")
+        case Several() | Attention() | Host():
+            raise TypeError(f"{routine.name} is no loop nest: it has no invocations")
 
 
 def source(routine: Routine) -> str:

@@ -21,6 +21,10 @@ else composes:
     conv      2-d convolution or a gradient of it           (kind, input, weight, output shape,
                                                             stride, padding, dilation, groups)
     scan      running sum, product, max, min                (op, dim)
+    attention softmax(query key^T scale + mask) value, or   (part, number of the result, causal,
+              a part of its gradients (ir/kernel.py); the   whether there is a mask, whether there
+              source of another result is the first one     is dropout); scale, and for dropout its
+              too, last                                     probability and words of Philox
     host      a function of whole arrays (LAPACK); its      (function, parameters)
               results packed one after the other; CPU only
 """
@@ -47,6 +51,7 @@ KINDS = (
     "matmul",
     "conv",
     "scan",
+    "attention",
     "host",
 )
 

@@ -144,6 +144,21 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Several:
+    """Kernels without reductions that need nothing of each other, run as one: the updates of many
+    parameters. Their buffers and arguments are numbered in common.
+    """
+
+    name: str
+    parts: tuple[Kernel, ...]
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([f"several {self.name}", *(str(p) for p in self.parts)])
+
+
+@dataclass(frozen=True, slots=True)
 class Matmul:
     """Template: out[b, m, n] = sum over k of left[b, m, k] * right[b, k, n] (buffers 0 and 1; out
     is 2).
@@ -229,6 +244,55 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """Template: softmax(query key^T scale + mask) value, or a part of its gradients, whose scores are
+    never in memory (Dao et al., 2022).
+
+    Sizes: batch, heads of query, heads of key and value (a divisor), length of query, source of key
+    and value, size of a head in query and key, width of a head in value. Buffers: query, key, value;
+    mask if `mask` (bool: what is seen; float: added); for the gradients the cotangent of the result,
+    the statistics and delta; then those of the results that `results` numbers:
+
+        "forward"  result (batch, heads, length, width); statistics (batch, heads, length, 2): the
+                   largest score and the inverse of the sum of exp(score - largest)
+        "query"    the cotangent of query
+        "key"      the cotangents of key and value
+
+    `strides` and `offsets` are those of query, key, value, mask, cotangent, along (batch, head,
+    position, element), in elements; the mask's along (batch, head, length, source). Statistics and
+    delta (the sum of cotangent times result over a row) are contiguous float32, results contiguous.
+    Arguments: scale; with `dropout` also its probability, and seed and counter of Philox: weight i of
+    (batch, heads, length, source) is kept if uniform number i is at least the probability.
+    """
+
+    name: str
+    part: Literal["forward", "query", "key"]
+    batch: int
+    heads: int
+    shared: int
+    length: int
+    source: int
+    size: int
+    width: int
+    causal: bool
+    mask: bool
+    dropout: bool
+    results: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        traits = [t for t in ("causal", "mask", "dropout") if getattr(self, t)]
+        return (
+            f"attention {self.name} {self.part}  batch={self.batch} heads={self.heads}/{self.shared} "
+            f"{self.length}x{self.source} size={self.size} width={self.width} "
+            f"{' '.join([*traits, self.buffers[0].dtype.name])}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """Template: a function of whole arrays that no kernel language has (LAPACK), on the CPU only.
 
@@ -247,4 +311,4 @@ class Host:
         return f"host {self.function}{self.params} {shapes} {self.buffers[-1].dtype.name}"
 
 
-Routine = Kernel | Matmul | Convolution | Scan | Host
+Routine = Kernel | Several | Matmul | Convolution | Scan | Attention | Host

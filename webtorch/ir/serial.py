@@ -27,9 +27,11 @@ _RECORDS: dict[str, type] = {
         kernels.Store,
         kernels.Check,
         kernels.Kernel,
+        kernels.Several,
         kernels.Matmul,
         kernels.Convolution,
         kernels.Scan,
+        kernels.Attention,
         kernels.Host,
     )
 }

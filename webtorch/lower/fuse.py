@@ -35,7 +35,7 @@ from webtorch.lower.body import (
 )
 from webtorch.runtime.backend import Limits
 
-TEMPLATES = frozenset({"matmul", "conv", "scan", "host"})
+TEMPLATES = frozenset({"matmul", "conv", "scan", "attention", "host"})
 # An expression with more parts than this is cut by storing a part of it; keeps source text and
 # register use bounded.
 _MAX_SIZE = 160
@@ -155,6 +155,11 @@ class Fuser:
             case "conv" | "scan" | "host":
                 for s in node.srcs:
                     self._store_operand(s, plain_operand)
+            case "attention":
+                part, result, _, mask, _ = node.attrs
+                strided = 3 + mask + (part != "forward")
+                for i, s in enumerate(node.srcs[: len(node.srcs) - (result > 0)]):
+                    self._store_operand(s, matrix_operand if i < strided else plain_operand)
             case "update" | "scatter":
                 for s in node.srcs if number in self.apart else node.srcs[:1]:
                     self._store(s)
@@ -210,8 +215,13 @@ class Fuser:
         elif node.kind in ("pad", "take"):
             cost += 2
         # A kernel has few bindings: store parts until the rest fits (one for the result).
-        while len(leaves) > self.max_slots - 1 or (
-            size > _MAX_SIZE and len(node.srcs) > 1 and max(self.sizes[s] for s in node.srcs) > 1
+        while node.kind not in TEMPLATES and (
+            len(leaves) > self.max_slots - 1
+            or (
+                size > _MAX_SIZE
+                and len(node.srcs) > 1
+                and max(self.sizes[s] for s in node.srcs) > 1
+            )
         ):
             candidates = [s for s in node.srcs if s not in self.stored]
             if not candidates:
@@ -260,6 +270,12 @@ class Fuser:
     def _place(self, number: int, node: GraphNode) -> None:
         reads = self._reads(number)
         if node.kind in TEMPLATES:
+            first = self.group_of.get(node.srcs[-1]) if is_other_result(node) else None
+            if first is not None:
+                # Another result of an attention that is computed here.
+                first.members.append(number)
+                self.group_of[number] = first
+                return
             self._start(number, reads, None, "template")
             return
         for group in self._candidates(node, reads):
@@ -654,6 +670,11 @@ def matrix_operand(
     by_dim = {a.value[0]: f for a, f in flat.terms}
     strides = tuple(by_dim.get(d, 0) for d in range(len(shape)))
     return (number, strides, flat.constant) if all(s >= 0 for s in strides) else None
+
+
+def is_other_result(node: GraphNode) -> bool:
+    """Whether a node is a result of an attention that is not the first."""
+    return node.kind == "attention" and node.attrs[1] > 0
 
 
 # ---- kernels

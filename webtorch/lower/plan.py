@@ -14,18 +14,16 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
-from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph
 from webtorch.ir.kernel import (
+    Attention,
     BufferSlot,
     Convolution,
     Host,
     Kernel,
     Matmul,
-    Reduce,
     Routine,
     Scan,
-    Store,
 )
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
 from webtorch.ir.view import numel
@@ -35,10 +33,12 @@ from webtorch.lower.fuse import (
     Fuser,
     Group,
     build_kernel,
+    is_other_result,
     matrix_operand,
     plain_operand,
 )
 from webtorch.lower.schedule import in_frugal_order
+from webtorch.lower.together import put_together, renumbered
 from webtorch.runtime.backend import Limits
 
 # A temporary of at least this size is written over in place where that can be.
@@ -89,7 +89,7 @@ def _planned(graph: Graph, limits: Limits, apart: Set[int]) -> tuple[_Planner, P
     fuser = Fuser(graph, limits, apart)
     groups = fuser.run()
     tasks = _tasks(graph, groups, fuser.stored, limits)
-    planner = _Planner(graph, in_frugal_order(graph, tasks))
+    planner = _Planner(graph, in_frugal_order(graph, tasks), limits)
     return planner, planner.program()
 
 
@@ -103,7 +103,10 @@ def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) 
     tasks: list[Task] = []
     for group in groups:
         if group.body is None:
-            tasks.append(_template_task(graph, group.members[0], stored))
+            if graph.nodes[group.members[0]].kind == "attention":
+                tasks.append(_attention_task(graph, group.members, stored))
+            else:
+                tasks.append(_template_task(graph, group.members[0], stored))
             continue
         needed = {
             m for m in group.members if m in outputs or read_by.get(m, set()) - {group.number}
@@ -210,11 +213,52 @@ def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
     return Task(routine, nodes, (), (number,), line)
 
 
+def _attention_task(graph: Graph, members: list[int], stored: set[int]) -> Task:
+    node = graph.nodes[members[0]]
+    part, _, causal, mask, dropout = node.attrs
+    srcs = node.srcs[:-1] if is_other_result(node) else node.srcs
+    query, key, value = (graph.nodes[s].shape for s in srcs[:3])
+    strided = 3 + mask + (part != "forward")
+    operands = [matrix_operand(graph, s, stored) for s in srcs[:strided]]
+    plain = [plain_operand(graph, s, stored) for s in srcs[strided:]]
+    reads = [o[0] for o in operands if o is not None] + [p for p in plain if p is not None]
+    assert len(reads) == len(srcs), "an operand is in memory neither as it is nor as a view"
+    nodes = (*reads, *members)
+    slots = tuple(
+        BufferSlot(
+            graph.nodes[n].dtype, "read" if i < len(reads) else "write", graph.nodes[n].elements
+        )
+        for i, n in enumerate(nodes)
+    )
+    batch, heads, length, size = query
+    routine = Attention(
+        f"attention_{part}_{batch}x{heads}x{length}x{key[2]}x{size}",
+        part,
+        batch,
+        heads,
+        key[1],
+        length,
+        key[2],
+        size,
+        value[3],
+        causal,
+        mask,
+        dropout,
+        tuple(graph.nodes[m].attrs[1] for m in members),
+        tuple(o[1] for o in operands if o is not None),
+        tuple(o[2] for o in operands if o is not None),
+        slots,
+        tuple(graph.arg_dtypes[a] for a in node.args),
+    )
+    return Task(routine, nodes, node.args, tuple(members), line_text(node.line))
+
+
 class _Planner:
     """Gives memory to the tasks' nodes and writes the steps."""
 
-    def __init__(self, graph: Graph, tasks: list[Task]) -> None:
+    def __init__(self, graph: Graph, tasks: list[Task], limits: Limits) -> None:
         self.graph = graph
+        self.limits = limits
         self.tasks = tasks
         self.outputs = {o.node for o in graph.outputs}
         self.donor = {o.node: o.donor for o in graph.outputs if o.donor is not None}
@@ -377,6 +421,7 @@ class _Planner:
             if number == len(routines):
                 routines.append(routine)
             steps.append(Dispatch(number, buffers, task.args, task.line))
+        steps, routines = put_together(steps, routines, self.limits)
         decls = self._share_slots(steps)
         return Program(
             tuple(routines), tuple(decls), tuple(steps), self.graph.arg_dtypes,
@@ -398,34 +443,8 @@ class _Planner:
             access = same[0].access if len({s.access for s in same}) == 1 else "read_write"
             slots.append(replace(same[0], access=access))
 
-        def move(e: Expr) -> Expr:
-            return ex.rewrite(
-                e,
-                lambda n, args: (
-                    ex.make("load", n.dtype, args, mapping[n.value]) if n.op == "load" else None
-                ),
-            )
-
-        return (
-            replace(
-                kernel,
-                buffers=tuple(slots),
-                reduces=tuple(Reduce(r.op, move(r.value), r.dtype) for r in kernel.reduces),
-                stores=tuple(
-                    Store(
-                        mapping[s.buffer],
-                        move(s.position),
-                        move(s.value),
-                        s.level,
-                        s.combine,
-                        None if s.valid is None else move(s.valid),
-                    )
-                    for s in kernel.stores
-                ),
-                checks=tuple(replace(c, value=move(c.value)) for c in kernel.checks),
-            ),
-            kept,
-        )
+        args = {i: i for i in range(len(kernel.args))}
+        return renumbered(kernel, mapping, args, tuple(slots), kernel.args), kept
 
     def _share_slots(self, steps: list[Step]) -> list[BufferDecl]:
         """Give temporaries whose lifetimes do not overlap the same pool slot.

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from webtorch.errors import DeviceError, OutOfMemoryError
 from webtorch.ir.kernel import (
+    Attention,
     Convolution,
     Host,
     Kernel,
     Matmul,
     Routine,
     Scan,
+    Several,
 )
-from webtorch.lower.templates import conv, matmul, scan
-from webtorch.lower.wgsl_kernel import render_kernel
+from webtorch.lower.templates import attention, conv, matmul, scan
+from webtorch.lower.wgsl_kernel import render_kernel, render_several
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
@@ -45,12 +47,16 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
     match routine:
         case Kernel():
             return render_kernel(routine, limits, engine)
+        case Several():
+            return render_several(routine, limits)
         case Matmul():
             return matmul.render(routine, limits, engine)
         case Convolution():
             return conv.render(routine, limits, engine)
         case Scan():
             return scan.render(routine, limits, engine)
+        case Attention():
+            return attention.render(routine, limits, engine)
         case Host():
             raise DeviceError(
                 f"{routine.function}: no WebGPU kernel computes this; move the tensors to the CPU "

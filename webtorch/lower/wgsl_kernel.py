@@ -14,13 +14,14 @@ from webtorch.ir import expr as ex
 from webtorch.ir.kernel import (
     Check,
     Kernel,
+    Several,
     Store,
 )
 from webtorch.ir.view import numel
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_reduce import render_reduction
 from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
-from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter, Scope, rounded_by_store
+from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter, Scope, Slot, rounded_by_store
 from webtorch.runtime.backend import Limits
 
 
@@ -114,6 +115,48 @@ def _write_square(writer: KernelWriter, across: int, body: list[str]) -> tuple[i
 
 
 def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
+    writer, body, size, grid = _written(kernel, limits)
+    return finish(writer, body, [], size, grid, (), bool(kernel.checks))
+
+
+def render_several(routine: Several, limits: Limits) -> list[WgslPass]:
+    """Return the dispatch of several kernels, each of which has some of the workgroups; or of each
+    by itself, where they cannot be one."""
+    written = [_written(part, limits, _MERGED_SIZE) for part in routine.parts]
+    writers = [w for w, _, _, _ in written]
+    total = sum(grid[0] for _, _, _, grid in written)
+    first, body, begin = writers[0], [], 0
+    fits = total <= limits.max_workgroups_per_dim and all(
+        grid[1] == 1 and size == _MERGED_SIZE for _, _, size, grid in written
+    )
+    slots: dict[int, Slot] = {}
+    for writer, lines, _, grid in written:
+        text = "\n".join(lines)
+        for number, slot in writer.slots.items():
+            if f"{slot.name}[" in text:
+                fits = fits and slots.setdefault(number, slot).declared == slot.declared
+        body += [
+            f"if (wid.x >= {begin}u && wid.x < {begin + grid[0]}u) {{",
+            f"  let wid = vec3<u32>(wid.x - {begin}u, 0u, 0u);",
+            *("  " + x for x in lines),
+            "}",
+        ]
+        begin += grid[0]
+    if not fits:
+        return [_elementwise(part, limits) for part in routine.parts]
+    first.slots = slots
+    first.args = sorted({a for w in writers for a in w.args})
+    return [finish(first, body, [], _MERGED_SIZE, (total, 1, 1), (), False)]
+
+
+# Invocations in a workgroup of merged kernels.
+_MERGED_SIZE = 64
+
+
+def _written(
+    kernel: Kernel, limits: Limits, wanted: int = 0
+) -> tuple[KernelWriter, list[str], int, tuple[int, int, int]]:
+    """Return the writer, the body, the size of a workgroup (`wanted`, if given) and the grid."""
     kernel = _flat(kernel)
     writer = KernelWriter(kernel, limits)
     count = kernel.outer_count
@@ -121,12 +164,14 @@ def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
     lanes = writer.lanes
     top = writer.top
     body = top.lines
-    across = _transposed_dim(writer)
+    across = None if wanted else _transposed_dim(writer)
     if across is not None:
         size, grid = 256, _write_square(writer, across, body)
     else:
         invocations = -(-count // lanes)
-        size = min(256 if invocations >= 1 << 14 else 64, limits.max_workgroup_invocations)
+        size = wanted or min(
+            256 if invocations >= 1 << 14 else 64, limits.max_workgroup_invocations
+        )
         grid = fold_grid(-(-invocations // size), limits)
         number = f"i32({group_number(grid)} * {size}u + lid)"
         body.append(f"let i = {number}{f' * {lanes}' if lanes > 1 else ''};")
@@ -162,4 +207,4 @@ def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
         else:
             for lane, scope in enumerate(scopes):
                 writer.store(store, scope, f"i + {lane} < {count}" if partial and lane else "")
-    return finish(writer, body, [], size, grid, (), bool(kernel.checks))
+    return writer, body, size, grid

@@ -9,11 +9,12 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import bool_, int64
+from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ops.composite import dropout
 from webtorch.ops.contract import c_name, matmul
 from webtorch.ops.elementwise import _where, clamp_min, exp
-from webtorch.ops.primitive import iota, reduce_dims
+from webtorch.ops.primitive import attention, iota, philox, reduce_dims, suits_attention
+from webtorch.ops.random import default_generator
 from webtorch.ops.record import LOWER, composite
 
 # The lowest float32.
@@ -134,28 +135,130 @@ def scaled_dot_product_attention(
                 "number of "
                 f"heads in query, but they are {key.shape[-3]}, {value.shape[-3]} and {heads}"
             )
-    length, source, size = query.shape[-2], key.shape[-2], query.shape[-1]
+    size = query.shape[-1]
     factor = (1.0 / math.sqrt(size) if size else 1.0) if scale is None else scale
+    if attn_mask is None or not attn_mask.requires_grad:
+        out = _without_scores(
+            query, key, value, attn_mask, dropout_p, is_causal, factor, enable_gqa
+        )
+        if out is not None:
+            return out
+    scores = _scores(query, key, attn_mask, is_causal, factor, enable_gqa)
+    if not key.shape[-2] or not scores.numel():
+        return _by_groups(scores, value, enable_gqa)
+    weights = _safe_softmax(scores).to(query.dtype)
+    if dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    return _by_groups(weights, value, enable_gqa)
+
+
+def _scores(
+    query: Any, key: Any, mask: Any, is_causal: bool, factor: float, enable_gqa: bool
+) -> Any:
+    """Return query key^T factor + mask, in the type that 16 bits compute in."""
+    length, source = query.shape[-2], key.shape[-2]
     narrow = query.dtype.itemsize < 4
     # In 16 bits the products would overflow before they are scaled.
     scores = _by_groups(query * factor if narrow else query, key.transpose(-2, -1), enable_gqa)
     if not narrow:
         scores = scores * factor
     if not source or not scores.numel():
-        return _by_groups(scores, value, enable_gqa)
+        return scores
     scores = scores.to(query.dtype.compute)
-    if attn_mask is not None:
+    if mask is not None:
         scores = (
-            _where(attn_mask, scores, -math.inf)
-            if attn_mask.dtype is bool_
-            else scores + attn_mask.to(scores.dtype)
+            _where(mask, scores, -math.inf)
+            if mask.dtype is bool_
+            else scores + mask.to(scores.dtype)
         )
     if is_causal:
         # Both numbers at the shape of the scores, so that the mask is computed where it is used.
         rows = iota(length, 0, 1, int64, query.device).reshape(length, 1).expand(scores.shape)
         columns = iota(source, 0, 1, int64, query.device).expand(scores.shape)
         scores = _where(columns <= rows, scores, -math.inf)
-    weights = _safe_softmax(scores).to(query.dtype)
+    return scores
+
+
+def _without_scores(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    factor: float,
+    enable_gqa: bool,
+) -> Any:
+    """Return the attention of a kernel that keeps no scores, or None where products serve better."""
+    if dropout_p == 1.0 or 0 in (*query.shape, *key.shape, *value.shape):
+        return None
+    rank = max(t.ndim for t in (query, key, value))
+    if rank > 4 or (mask is not None and mask.ndim > rank):
+        return None
+
+    def ranked(x: Any) -> Any:
+        return x.reshape((*(1,) * (4 - x.ndim), *x.shape)) if x.ndim < 4 else x
+
+    q, k, v = (ranked(t) for t in (query, key, value))
+    batches = {t.shape[0] for t in (q, k, v)} - {1}
+    heads, shared = q.shape[1], k.shape[1]
+    if enable_gqa:
+        if shared != v.shape[1]:
+            return None
+    elif not shared == v.shape[1] == 1:
+        several = {t.shape[1] for t in (q, k, v)} - {1}
+        if len(several) > 1:
+            return None  # products say what is wrong
+        heads = shared = max(several, default=1)
+    if len(batches) > 1:
+        return None
+    batch = max(batches, default=1)
+    length, source = q.shape[2], k.shape[2]
+    q = q.expand((batch, heads, *q.shape[2:]))
+    k, v = (t.expand((batch, shared, *t.shape[2:])) for t in (k, v))
+    m = None
+    if mask is not None:
+        wanted = (batch, heads, length, source)
+        if any(a not in (1, b) for a, b in zip(ranked(mask).shape, wanted, strict=True)):
+            return None
+        m = ranked(mask).expand(wanted)
+    if not suits_attention(q, k, v, m):
+        return None
+    drawn = None
     if dropout_p > 0.0:
-        weights = dropout(weights, dropout_p)
-    return _by_groups(weights, value, enable_gqa)
+        count = batch * heads * length * source
+        drawn = (dropout_p, *default_generator(query.device).advance(count))
+
+    def again(q: Any, k: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
+        return _gradients(q, k, v, m, is_causal, factor, drawn, g)
+
+    out = attention(q, k, v, m, is_causal, factor, drawn, again)
+    return out.reshape(out.shape[4 - rank :])
+
+
+def _gradients(
+    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, factor: float, drawn: Any, g: Any
+) -> tuple[Any, Any, Any]:
+    """Return the cotangents of query, key and value, all of rank 4, by operations that can be
+    differentiated again."""
+    batch, heads = q.shape[:2]
+    shared, source = k.shape[1:3]
+    weights = _safe_softmax(_scores(q, k, mask, is_causal, factor, True)).to(q.dtype)
+    change = _by_groups(g, v.transpose(-2, -1), True)
+    used = weights
+    if drawn is not None:
+        p, seed, counter = drawn
+        uniform = philox(weights.shape, seed, counter, float32, q.device)
+        kept = (uniform >= p).to(q.dtype) * (1.0 / (1.0 - p))
+        change, used = change * kept, weights * kept
+    change = weights * (change - reduce_dims(change * weights, "sum", (3,))) * factor
+
+    def summed(x: Any) -> Any:
+        split = x.reshape((batch, shared, heads // shared, source, x.shape[-1]))
+        return reduce_dims(split, "sum", (2,)).reshape((batch, shared, source, x.shape[-1]))
+
+    return (
+        _by_groups(change, k, True),
+        summed(matmul(change.transpose(-2, -1), q)),
+        summed(matmul(used.transpose(-2, -1), g)),
+    )

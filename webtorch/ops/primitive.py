@@ -69,6 +69,20 @@ conv2d_raw = _primitive(
     'kind "forward": (input, weight); "input": (grad_output, weight); "weight": (input, '
     "grad_output). Differentiable in both.",
 )
+attention = _primitive(
+    "_attention",
+    "(query, key, value, mask, causal, scale, dropout, again)",
+    "softmax(query key^T scale + mask) value without scores in memory: query (B, H, L, E), key "
+    "(B, G, S, E), value (B, G, S, V), H a multiple of G; mask (B, H, L, S), bool or float, or None; "
+    "`dropout` None or (probability, seed, counter). `again(query, key, value, cotangent)` computes "
+    "the three cotangents with differentiable operations, for second derivatives. Differentiable in "
+    "query, key and value.",
+)
+suits_attention = _primitive(
+    "_suits_attention",
+    "(query, key, value, mask)",
+    "Whether `attention` serves these better than products.",
+)
 scan = _primitive(
     "_scan",
     "(x, combine, dim)",

@@ -16,7 +16,7 @@ import webtorch
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine, Scan
+from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, Scan, Several
 from webtorch.ir.view import numel
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import Run, watch
@@ -61,6 +61,9 @@ def cost(routine: Routine) -> Cost:
     match routine:
         case Kernel():
             return _kernel_cost(routine)
+        case Several():
+            costs = [_kernel_cost(part) for part in routine.parts]
+            return Cost(sum(c.nbytes for c in costs), sum(c.flops for c in costs))
         case Matmul():
             batch = numel(routine.batch)
             points = batch * routine.m * routine.n
@@ -79,6 +82,16 @@ def cost(routine: Routine) -> Cost:
         case Scan():
             points = routine.outer * routine.length * routine.inner
             return Cost(_bytes(routine, (points, points)), points)
+        case Attention():
+            scores = routine.batch * routine.heads * routine.length * routine.source
+            if routine.causal:
+                seen = min(routine.length, routine.source)
+                scores -= routine.batch * routine.heads * seen * (
+                    seen - 1
+                ) // 2 + routine.batch * routine.heads * routine.length * (routine.source - seen)
+            products = {"forward": 2, "query": 3, "key": 4}[routine.part]
+            width = 2 * (routine.size * ((products + 1) // 2) + routine.width * (products // 2))
+            return Cost(_bytes(routine, [s.elements for s in routine.buffers]), scores * width)
         case _:
             return Cost(_bytes(routine, [s.elements for s in routine.buffers]), 0)
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from webtorch.ir.dtype import DType, float16, float32
-from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
+from webtorch.ir.kernel import Attention, Convolution, Host, Kernel, Matmul, Routine, Scan, Several
 from webtorch.ir.program import Copy, Program
 from webtorch.profiler import report
 from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
@@ -384,12 +384,16 @@ def kind_of(routine: Routine) -> str:
     match routine:
         case Kernel():
             return "reduce" if routine.reduces else "map"
+        case Several():
+            return "map"
         case Matmul():
             return "matmul"
         case Convolution():
             return "conv"
         case Scan():
             return "scan"
+        case Attention():
+            return "attention"
         case Host():
             return "host"
 

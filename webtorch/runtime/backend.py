@@ -45,6 +45,8 @@ class Limits:
     has_matmul: bool = True
     has_convolution: bool = True
     has_scan: bool = True
+    # Whether small kernels are merged into one dispatch (lower/together.py).
+    has_several: bool = False
 
 
 class Executable(Protocol):

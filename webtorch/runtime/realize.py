@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from webtorch.errors import CaptureError
-from webtorch.ir.dtype import DType, Scalar, int32, uint32
+from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
@@ -101,6 +101,9 @@ def argument_dtypes(node: Node) -> list[DType]:
             return [kinds[letter] for letter in node.attrs[1] if letter in kinds]
         case "pad":
             return [node.dtype.compute]
+        case "attention":
+            wide = float64 if node.dtype is float64 else float32
+            return ([wide, float32] + [uint32] * 4)[: len(node.scalars)]
         case _:
             return [int32] * len(node.scalars)
 

@@ -11,7 +11,7 @@ from typing import Any
 from webtorch.ops.assign import CONVERSIONS
 from webtorch.ops.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
-from webtorch.tensors import calls, indexing, lapack, primitives
+from webtorch.tensors import attention, calls, indexing, lapack, primitives
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.gradient_names import GRADIENT_NAMES
@@ -40,6 +40,7 @@ NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
 def load_table() -> None:
     """Import the table, bind every entry, and hang the methods on Tensor."""
     assert primitives.as_view is not None
+    assert attention.suits is not None
     assert lapack.host is not None
     for name in _FILES:
         importlib.import_module(f"webtorch.ops.{name}")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import walk
-from webtorch.ir.kernel import Convolution, Host, Kernel, Matmul, Routine, Scan
+from webtorch.ir.kernel import Attention, Convolution, Host, Kernel, Matmul, Routine, Scan, Several
 from webtorch.ir.program import Copy, Program
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
@@ -25,6 +25,7 @@ from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.templates.generic import conv_kernel
 from webtorch.runtime.backends.cpu import (
+    attention,
     contraction,
     direct,
     gemm,
@@ -211,6 +212,29 @@ class ArrayRunner(Runner):
             self.function(*[b.array for b in buffers])
 
 
+class SeveralRunner(Runner):
+    """Kernels that run one after the other."""
+
+    def __init__(self, routine: Several) -> None:
+        self.routine = routine
+        self.steps = [KernelRunner(part) for part in routine.parts]
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        for step in self.steps:
+            step.run(buffers, args, status)
+
+
+class ArgumentRunner(ArrayRunner):
+    """A routine that is a function of flat arrays and of arguments."""
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        native_threads.rest()
+        with np.errstate(all="ignore"):
+            self.function([b.array for b in buffers], args)
+
+
 class BufferRunner(Runner):
     """A routine that is a function of buffers."""
 
@@ -234,6 +258,8 @@ def runner(routine: Routine) -> Runner:
             case Kernel():
                 parts = split_reduction(routine) if jit.available() else None
                 found = KernelRunner(routine) if parts is None else SplitRunner(routine, *parts)
+            case Several():
+                found = SeveralRunner(routine)
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
@@ -249,6 +275,8 @@ def runner(routine: Routine) -> Runner:
                 found = ArrayRunner(routine, contraction.convolution(routine))
             case Scan():
                 found = ArrayRunner(routine, contraction.scan(routine))
+            case Attention():
+                found = ArgumentRunner(routine, attention.attention(routine))
             case Host():
                 found = ArrayRunner(routine, lapack.function(routine))
         _RUNNERS[routine] = found

@@ -1,0 +1,172 @@
+"""Attention without scores in memory: the kernels of both backends against PyTorch in float64, and
+against products with the same random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import webtorch
+from tests.lower.harness import open_device
+from webtorch.ir.dtype import float32
+from webtorch.ir.kernel import Attention, BufferSlot
+from webtorch.ir.program import Program
+from webtorch.lower.templates.attention import TILES, choose, passes
+from webtorch.nn import functional as F
+from webtorch.runtime.backend import Limits
+
+TOLERANCE = {"float64": 1e-10, "float32": 4e-5, "float16": 2e-2}
+# batch, heads of query, of key, queries, keys, size, width, dtype, mask, causal, layout
+CASES: list[tuple[Any, ...]] = [
+    (2, 4, 2, 19, 33, 8, 8, "float32", None, True, "rows"),
+    (1, 2, 2, 17, 70, 10, 6, "float16", "bool", False, "heads"),
+]
+ON_CPU: list[tuple[Any, ...]] = [
+    (2, 3, 1, 33, 5, 16, 4, "float64", "float", False, "rows"),
+    (1, 2, 2, 5, 40, 33, 33, "float32", "bool", False, "heads"),
+    (2, 2, 2, 40, 17, 8, 8, "float32", None, True, "heads"),
+]
+
+
+def arrays(case: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """Return query, key and value, and the mask, whose first row sees nothing."""
+    b, h, g, length, source, size, width, dtype, mask, _, layout = case
+    random = np.random.default_rng(5)
+
+    def one(heads: int, rows: int, last: int) -> Any:
+        shape = (b, rows, heads, last) if layout == "rows" else (b, heads, rows, last)
+        return random.standard_normal(shape).astype(dtype)
+
+    found = [one(h, length, size), one(g, source, size), one(g, source, width)]
+    if mask is None:
+        return found, None
+    seen = random.random((length, source)) < 0.7
+    seen[0] = False
+    if mask == "bool":
+        return found, np.broadcast_to(seen, (b, 1, length, source)).copy()
+    added = random.standard_normal((length, source)).astype(dtype)
+    added[~seen] = -np.inf
+    return found, added
+
+
+def results(case: tuple[Any, ...], library: Any, device: str, exact: bool) -> list[Any]:
+    """Return the result and the three gradients."""
+    causal, layout = case[9:]
+    inputs, mask = arrays(case)
+    if exact:
+        inputs = [x.astype("float64") for x in inputs]
+        mask = mask.astype("float64") if mask is not None and mask.dtype != bool else mask
+    leaves = [library.tensor(x, device=device, requires_grad=True) for x in inputs]
+    used = [x.transpose(1, 2) for x in leaves] if layout == "rows" else leaves
+    m = None if mask is None else library.tensor(mask, device=device)
+    out = library.nn.functional.scaled_dot_product_attention(
+        *used, m, is_causal=causal, enable_gqa=case[1] != case[2]
+    )
+    cotangent = np.random.default_rng(6).standard_normal(tuple(out.shape)).astype(inputs[0].dtype)
+    out.backward(library.tensor(cotangent, device=device))
+    return [x.detach().cpu().double().numpy() for x in (out, *(x.grad for x in leaves))]
+
+
+def check(case: tuple[Any, ...], device: str) -> None:
+    """Compare with PyTorch."""
+    expected = results(case, torch, "cpu", True)
+    for name, x, y in zip(
+        ("result", "query", "key", "value"),
+        results(case, webtorch, device, False),
+        expected,
+        strict=True,
+    ):
+        tolerance = TOLERANCE[case[7]]
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(autouse=True)
+def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBTORCH_ATTENTION", "fused")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_and_its_gradients_are_pytorchs(case: tuple[Any, ...], device: str) -> None:
+    if case[7] == "float16" and device != "cpu" and not open_device().limits.has_f16:
+        pytest.skip("the adapter has no float16")
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", ON_CPU, ids=str)
+def test_on_the_cpu(case: tuple[Any, ...]) -> None:
+    check(case, "cpu")
+
+
+def test_dropout_and_second_derivatives_are_those_of_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(mode: str) -> list[Any]:
+        monkeypatch.setenv("WEBTORCH_ATTENTION", mode)
+        webtorch.manual_seed(3)
+        random = np.random.default_rng(0)
+        shapes = ((2, 4, 19, 8), (2, 2, 33, 8), (2, 2, 33, 8))
+        leaves = [
+            webtorch.tensor(random.standard_normal(s), dtype=webtorch.float32, requires_grad=True)
+            for s in shapes
+        ]
+        webtorch.rand(5)
+        out = F.scaled_dot_product_attention(
+            *leaves, dropout_p=0.3, is_causal=True, enable_gqa=True
+        )
+        grads = webtorch.autograd.grad((out * out).sum(), leaves, create_graph=True)
+        plain = webtorch.autograd.grad((out * out).sum(), leaves, retain_graph=True)
+        sum((g * g).sum() for g in grads).backward()
+        tensors = [out, *grads, *plain, *(x.grad for x in leaves), webtorch.rand(3)]
+        return [x.detach().numpy() for x in tensors]
+
+    for x, y in zip(found("fused"), found("products"), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4 * abs(y).max())
+
+
+@pytest.mark.covers("I21")
+def test_no_scores_are_in_memory() -> None:
+    def attend(x: Any) -> Any:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    program = webtorch.compile(attend)
+    program(webtorch.rand(1, 2, 64, 8))
+    planned: Program = program.program()
+    assert [str(r).split()[0] for r in planned.routines] == ["attention"]
+    assert max(b.elements for b in planned.buffers) == 2 * 64 * 8
+    assert Program.from_json(planned.to_json()) == planned
+
+
+def routine(size: int, part: str = "key", mask: bool = False) -> Attention:
+    """Return an attention of 64 x 64 positions."""
+    results = 1 if part == "query" else 2
+    count = {"forward": 5, "query": 7, "key": 8}[part] + mask
+    slots = tuple(
+        BufferSlot(float32, "read" if i < count - results else "write", 1 << 16)
+        for i in range(count)
+    )
+    strided = 3 + mask + (part != "forward")
+    return Attention(
+        "a", part, 1, 2, 2, 64, 64, size, size, False, mask, False,  # type: ignore[arg-type]
+        (0, 1)[:results], ((64 * 64, 64, 64, 1),) * strided, (0,) * strided,
+        slots, (float32,),
+    )  # fmt: skip
+
+
+def test_tiles_fit_into_workgroup_memory_and_few_bindings() -> None:
+    limits = Limits(1 << 31, 6, 256, 65_535, 16 << 10, True, True)
+    for size in (4, 8, 33, 64, 128, 200):
+        for part in ("forward", "query", "key"):
+            tile = choose(routine(size, part), limits)
+            assert tile is not None and tile.shared_bytes(routine(size, part)) <= 16 << 10
+    assert choose(routine(4096), limits) is None
+    larger = choose(routine(64), replace(limits, workgroup_memory_bytes=48 << 10))
+    assert larger is not None and larger.rows * larger.columns >= 32 * 64
+    # Nine bindings are more than eight: each result is a dispatch.
+    found = passes(routine(8, "key", mask=True), limits, TILES[4])
+    assert [len(p.bindings) for p in found] == [9, 9]
+    assert {s for p in found for s in p.slots} == set(range(9))

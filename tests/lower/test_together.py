@@ -1,0 +1,96 @@
+"""Small kernels in one dispatch: the updates of many parameters, where a device gains from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import webtorch
+from webtorch import nn, optim
+from webtorch.ir.kernel import Several
+from webtorch.ir.program import Program
+from webtorch.nn import functional as F
+from webtorch.tensors.device import resolve
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "adamw": lambda p: optim.AdamW(p, lr=0.01),
+    "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.fixture
+def merging(device: str) -> Iterator[Callable[[bool], None]]:
+    """Return a function that says whether the device merges kernels."""
+    runtime = resolve(device)
+    backend: Any = runtime.backend
+    before = backend.limits
+
+    def choose(on: bool) -> None:
+        backend.limits = replace(before, has_several=on)
+        runtime.programs.clear()
+
+    yield choose
+    backend.limits = before
+    runtime.programs.clear()
+
+
+def train(device: str, make: Callable[[Any], Any]) -> tuple[list[Any], Program]:
+    """Return losses and parameters after some compiled steps, and the program."""
+    webtorch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)).to(device)
+    optimizer = make(model.parameters())
+    x = webtorch.tensor(np.random.default_rng(0).standard_normal((7, 10)), dtype=webtorch.float32)
+    x, y = x.to(device), webtorch.tensor([0, 1, 2, 0, 1, 2, 0], device=device)
+
+    @webtorch.compile
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    losses = [step(x, y).item() for _ in range(3)]
+    found = [np.array(losses), *(p.detach().cpu().numpy() for p in model.parameters())]
+    return found, step.program()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_of_several_parameters_are_one_dispatch(
+    name: str, device: str, merging: Callable[[bool], None]
+) -> None:
+    merging(False)
+    apart, plain = train(device, OPTIMIZERS[name])
+    merging(True)
+    together, merged = train(device, OPTIMIZERS[name])
+    for a, b in zip(apart, together, strict=True):
+        np.testing.assert_array_equal(a, b)
+    updates = [r for r in merged.routines if isinstance(r, Several)]
+    # The gradients of biases and norms are reductions, which end with the update.
+    assert len(updates) == 1 and len(updates[0].parts) >= 2
+    assert len(plain.steps) - len(merged.steps) == len(updates[0].parts) - 1
+    assert Program.from_json(merged.to_json()) == merged
+
+
+def test_what_needs_the_value_between_stays_between(
+    device: str, merging: Callable[[bool], None]
+) -> None:
+    merging(True)
+    a, b = webtorch.zeros(4, device=device), webtorch.zeros(5, device=device)
+
+    @webtorch.compile
+    def step() -> Any:
+        a.add_(1)
+        total = webtorch.cumsum(a, 0)
+        b.add_(total[-1])
+        a.add_(1)
+        return total
+
+    assert step().tolist() == [1, 2, 3, 4]
+    assert step().tolist() == [3, 6, 9, 12]
+    assert a.tolist() == [4] * 4 and b.tolist() == [16] * 5

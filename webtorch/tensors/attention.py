@@ -1,0 +1,123 @@
+"""Records attention whose scores are never in memory, with its gradients. Floor 4.
+
+The kernels are those of `lower/templates/attention.py` and of the CPU's `attention.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from webtorch.ir.dtype import DType, Scalar, float16, float32, float64
+from webtorch.ir.kernel import Attention
+from webtorch.lower.templates.attention import choose
+from webtorch.ops import primitive
+from webtorch.runtime.backend import Limits
+from webtorch.tensors.host import random_words
+from webtorch.tensors.primitives import cast_to, record, reduce_dims
+from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
+from webtorch.tensors.tensor import Tensor
+
+# Bytes of scores from which a CPU, or an adapter that is one, gains by not having them: their cores
+# multiply as fast as they read, so that what is computed again costs more than what is not stored.
+_MANY_SCORES = 256 << 20
+# Fewer queries do not fill the rows of a tile, and of fewer keys the scores are small.
+_FEW_QUERIES, _FEW_KEYS = 16, 64
+
+
+@lru_cache(maxsize=256)
+def _fits(limits: Limits, sizes: tuple[int, int, int, int]) -> bool:
+    """Whether a tile of every part fits into workgroup memory."""
+    parts: tuple[Literal["forward", "query", "key"], ...] = ("forward", "query", "key")
+    return all(
+        choose(
+            Attention("", part, 1, 1, 1, *sizes, False, False, False, (0,), (), (), ()),
+            limits,
+        )
+        for part in parts
+    )
+
+
+def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether a kernel that keeps scores out of memory serves better than products.
+
+    WEBTORCH_ATTENTION=fused takes it wherever one exists, =products never.
+    """
+    wanted = os.environ.get("WEBTORCH_ATTENTION", "")
+    if wanted == "products":
+        return False
+    runtime = query._storage.runtime
+    limits = runtime.backend.limits
+    batch, heads, length, size = query._shape
+    source, width = value._shape[2:]
+    if runtime.kind != "cpu":
+        # A captured program may be exported for a browser, whose workgroups have 16 KB.
+        least = min(limits.workgroup_memory_bytes, 16384)
+        if not _fits(replace(limits, workgroup_memory_bytes=least), (length, source, size, width)):
+            return False
+    if wanted == "fused":
+        return True
+    if limits.is_gpu:
+        if limits.has_matrix_units and query.dtype is float16:
+            # Their products are ten times as fast as those that are written out here.
+            return False
+        return length >= _FEW_QUERIES and source >= _FEW_KEYS
+    return 4 * batch * heads * length * source >= _MANY_SCORES
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: Scalar,
+    dropout: tuple[float, int, int] | None,
+    again: Callable[..., Any],
+) -> Tensor:
+    """Return softmax(query key^T scale + mask) value."""
+    traits = (causal, mask is not None, dropout is not None)
+    scalars: tuple[Scalar, ...] = (scale,)
+    if dropout is not None:
+        scalars = (scale, dropout[0], *random_words(*dropout[1:]))
+    dtype = query.dtype
+    wide: DType = float64 if dtype is float64 else float32
+    inputs = [query, key, value] if mask is None else [query, key, value, mask]
+    rows = query._shape[:3]
+
+    def part(name: str, inputs: list[Tensor], number: int, shape: Any, dtype: DType) -> Tensor:
+        return record("attention", inputs, (name, number, *traits), scalars, tuple(shape), dtype)
+
+    out = part("forward", inputs, 0, (*rows, value._shape[3]), dtype)
+    if not needs_grad((query, key, value)):
+        return out
+    stats = part("forward", [*inputs, out], 1, (*rows, 2), wide)
+    saved = [SavedTensor(t) for t in inputs]
+    result, statistics = SavedTensor(out, is_output=True), SavedTensor(stats)
+    needs = [t.requires_grad for t in (query, key, value)]
+
+    def rule(g: Tensor) -> tuple[Tensor | None, ...]:
+        found = [s.unpack() for s in saved]
+        if mode.grad:
+            # To be differentiated again: with products.
+            return tuple(again(*found[:3], g))
+        o = result.unpack()
+        delta = reduce_dims(cast_to(g, wide) * cast_to(o, wide), "sum", (3,))
+        sources = [*found, g, statistics.unpack(), delta]
+        grads: list[Tensor | None] = [None, None, None]
+        if needs[0]:
+            grads[0] = part("query", sources, 0, found[0]._shape, dtype)
+        if needs[1] or needs[2]:
+            grads[1] = first = part("key", sources, 0, found[1]._shape, dtype)
+            if needs[2]:
+                grads[2] = part("key", [*sources, first], 1, found[2]._shape, dtype)
+        return tuple(grads)
+
+    return attach(out, "ScaledDotProductAttention", (query, key, value), rule)
+
+
+primitive.attention.function = attention
+primitive.suits_attention.function = suits
