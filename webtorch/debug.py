@@ -15,7 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.dtype import DType, bfloat16
-from webtorch.ir.kernel import Attention, Convolution, Host, Kernel, Matmul, Routine, Scan, Several
+from webtorch.ir.kernel import (
+    Attention,
+    Convolution,
+    Host,
+    Kernel,
+    Matmul,
+    Routine,
+    Scan,
+    Several,
+    Sort,
+)
 from webtorch.lower.passes import PassResult, run_passes
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
@@ -62,7 +72,7 @@ def generic(routine: Routine) -> Kernel:
             return conv_kernel(routine)
         case Scan():
             return scan_kernel(routine)
-        case Several() | Attention() | Host():
+        case Several() | Attention() | Sort() | Host():
             raise TypeError(f"{routine.name} is no loop nest: it has no invocations")
 
 

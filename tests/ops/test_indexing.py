@@ -472,35 +472,6 @@ def test_sort_is_stable_for_any_length(length: int, descending: bool, device: st
         )
 
 
-def test_merging_and_ranking_agree(device: str) -> None:
-    from webtorch.ops import ordering
-
-    for n in (2, 64, 65, 200):
-        x = tensor(ints(5, 3, n).double(), "cpu").float().to(device)
-        for descending in (False, True):
-            assert (
-                ordering._by_merging(x, descending).tolist()
-                == ordering._by_rank(x, descending).tolist()
-            )
-
-
-@pytest.mark.parametrize("most", [1, 2000])
-def test_sort_of_so_many_elements_that_shorter_runs_are_ranked(
-    most: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from webtorch.ops import ordering
-
-    monkeypatch.setattr(ordering, "_MOST_COMPARISONS", most)
-    monkeypatch.setattr(ordering, "_FEW_COMPARISONS", most)
-    for n in (2, 40, 100):
-        compare(
-            lambda lib, y: lib.t.sort(y, dim=1, stable=True),
-            [ints(7, 2, n).double()],
-            device,
-            gradients=False,
-        )
-
-
 def test_nan_is_the_largest(device: str) -> None:
     x = torch.tensor(
         [[1.0, math.nan, -math.inf, math.inf, math.nan, 0.0], [3.0, 2.0, 1.0, 0.0, -1.0, -2.0]]

@@ -25,6 +25,8 @@ else composes:
               a part of its gradients (ir/kernel.py); the   whether there is a mask, whether there
               source of another result is the first one     is dropout); scale, and for dropout its
               too, last                                     probability and words of Philox
+    sort      for rows of a matrix, the places of the       (descending, first rank)
+              elements in order
     host      a function of whole arrays (LAPACK); its      (function, parameters)
               results packed one after the other; CPU only
 """
@@ -52,6 +54,7 @@ KINDS = (
     "conv",
     "scan",
     "attention",
+    "sort",
     "host",
 )
 

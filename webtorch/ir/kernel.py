@@ -244,6 +244,30 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sort:
+    """Template: for each row of (rows, length), where the elements of the sorted row were, `count` of them
+    from rank `first` on. NaN is the largest number; ties keep their order. Contiguous in and out.
+    """
+
+    name: str
+    rows: int
+    length: int
+    first: int
+    count: int
+    descending: bool
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        order = "descending" if self.descending else "ascending"
+        return (
+            f"sort {self.name} {order}  {self.rows}x{self.length} ranks "
+            f"{self.first}:{self.first + self.count} "
+            f"{self.buffers[0].dtype.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Template: softmax(query key^T scale + mask) value, or a part of its gradients, whose scores are
     never in memory (Dao et al., 2022).
@@ -311,4 +335,4 @@ class Host:
         return f"host {self.function}{self.params} {shapes} {self.buffers[-1].dtype.name}"
 
 
-Routine = Kernel | Several | Matmul | Convolution | Scan | Attention | Host
+Routine = Kernel | Several | Matmul | Convolution | Scan | Sort | Attention | Host

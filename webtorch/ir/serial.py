@@ -32,6 +32,7 @@ _RECORDS: dict[str, type] = {
         kernels.Convolution,
         kernels.Scan,
         kernels.Attention,
+        kernels.Sort,
         kernels.Host,
     )
 }

@@ -35,7 +35,7 @@ from webtorch.lower.body import (
 )
 from webtorch.runtime.backend import Limits
 
-TEMPLATES = frozenset({"matmul", "conv", "scan", "attention", "host"})
+TEMPLATES = frozenset({"matmul", "conv", "scan", "sort", "attention", "host"})
 # An expression with more parts than this is cut by storing a part of it; keeps source text and
 # register use bounded.
 _MAX_SIZE = 160
@@ -152,7 +152,7 @@ class Fuser:
             case "matmul":
                 for s in node.srcs:
                     self._store_operand(s, matrix_operand)
-            case "conv" | "scan" | "host":
+            case "conv" | "scan" | "sort" | "host":
                 for s in node.srcs:
                     self._store_operand(s, plain_operand)
             case "attention":

@@ -24,6 +24,7 @@ from webtorch.ir.kernel import (
     Matmul,
     Routine,
     Scan,
+    Sort,
 )
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
 from webtorch.ir.view import numel
@@ -200,6 +201,11 @@ def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
         function, params = node.attrs
         shapes = tuple(graph.nodes[s].shape for s in node.srcs)
         routine = Host(f"host_{function}", function, params, shapes, slots)
+    elif node.kind == "sort":
+        rows, length = graph.nodes[node.srcs[0]].shape
+        descending, first = node.attrs
+        name = f"sort_{rows}x{length}"
+        routine = Sort(name, rows, length, first, node.shape[1], descending, slots)
     else:
         op, dim = node.attrs
         routine = Scan(

@@ -139,7 +139,7 @@ def _again(graph: Graph, chosen: set[int], end: int) -> Graph:
         node = graph.nodes[n]
         stays = (
             n > end
-            or node.kind in ("buffer", "empty", "update", "scatter", "scan", "host")
+            or node.kind in ("buffer", "empty", "update", "scatter", "scan", "sort", "host")
             or n in outputs
             or (n not in chosen and last[n] > end and node.kind != "view")
         )

@@ -19,8 +19,9 @@ from webtorch.ir.kernel import (
     Routine,
     Scan,
     Several,
+    Sort,
 )
-from webtorch.lower.templates import attention, conv, matmul, scan
+from webtorch.lower.templates import attention, conv, matmul, scan, sort
 from webtorch.lower.wgsl_kernel import render_kernel, render_several
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
@@ -57,6 +58,8 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
             return scan.render(routine, limits, engine)
         case Attention():
             return attention.render(routine, limits, engine)
+        case Sort():
+            return sort.render(routine, limits)
         case Host():
             raise DeviceError(
                 f"{routine.function}: no WebGPU kernel computes this; move the tensors to the CPU "

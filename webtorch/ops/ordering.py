@@ -1,24 +1,21 @@
 """Order: sort, argsort, topk, kthvalue, median, quantile, unique. May import floors 0 and 1.
 
-Only the order is computed here, as an index tensor; values are gathered by it, so gradients follow. Short rows are
-ranked by counting how many elements come before each; in long ones, short runs are ranked and then merged, all pairs of
-runs at once. Both are exact for any length and stable: ties keep their order. NaN is the largest number, as in PyTorch.
+Only the order is computed, as an index tensor (`lower/templates/sort.py` and the CPU's `order.py` say how); values are
+gathered by it, so gradients follow. It is stable: ties keep their order. NaN is the largest number, as in PyTorch.
 Nothing is read from the device, except for the length of what `unique` returns.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import bool_, int32, int64, integer_limits, uint8
+from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
 from webtorch.ops import elementwise, indexing, movement
-from webtorch.ops.primitive import cast_to, copy, empty, fill, iota, reduce_dims
+from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
-from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import Autocast, composite, return_type
 from webtorch.ops.reduce import one_of_all
 
@@ -28,135 +25,20 @@ Kthvalue = return_type("kthvalue")
 Median = return_type("median")
 Nanmedian = return_type("nanmedian")
 
-# Ranking costs rows * n * n comparisons in two kernels; merging a few kernels over rows * n for each doubling of a run.
-_RANKED = 64
-_FEW_COMPARISONS = 1 << 22
-# A kernel on WebGPU numbers its points, here comparisons, with 32 bits: of very many elements,
-# shorter runs are ranked.
-_MOST_COMPARISONS = 1 << 30
 
-
-def _less(a: Any, b: Any) -> Any:
-    """Whether a comes before b in ascending order, NaN last."""
-    less = elementwise.lt(a, b)
-    if a.dtype.kind != "float":
-        return less
-    late = elementwise.logical_and(
-        elementwise.isnan(b), elementwise.logical_not(elementwise.isnan(a))
-    )
-    return elementwise.logical_or(less, late)
-
-
-def _before(a: Any, at: Any, b: Any, bt: Any, descending: bool) -> Any:
-    """Whether a at position `at` comes before b at `bt`: a strict total order, in which ties go by position."""
-    if descending:
-        first, second = _less(b, a), _less(a, b)
-    else:
-        first, second = _less(a, b), _less(b, a)
-    tie = elementwise.logical_and(elementwise.logical_not(second), elementwise.lt(at, bt))
-    return elementwise.logical_or(first, tie)
-
-
-def _line(n: int, device: Any, shape: tuple[int, ...]) -> Any:
-    return movement.reshape(iota(n, 0, 1, int32, device), shape)
-
-
-def _by_rank(x: Any, descending: bool) -> Any:
-    rows, n = x._shape
-    device = x.device
-    here, there = movement.unsqueeze(x, 2), movement.unsqueeze(x, 1)
-    before = _before(
-        there, _line(n, device, (1, 1, n)), here, _line(n, device, (1, n, 1)), descending
-    )
-    rank = movement.reshape(reduce_dims(cast_to(before, int32), "sum", (2,)), (rows, n))
-    row = movement.broadcast_to(_line(rows, device, (rows, 1)), (rows, n))
-    places = movement.broadcast_to(iota(n, 0, 1, int64, device), (rows, n))
-    return _scatter(fill((rows, n), 0, int64, device), [row, rank], copy(places), "set", "sort")
-
-
-def _last(x: Any, descending: bool) -> float:
-    """Return a number that comes after every other in order, so that what pads a row stays behind it."""
-    if x.dtype.kind == "float":
-        return -math.inf if descending else math.nan
-    low, high = integer_limits(x.dtype)
-    if x.dtype is int64 and not x.is_cpu:
-        low, high = integer_limits(int32)
-    return low if descending else high
-
-
-def _by_merging(x: Any, descending: bool) -> Any:
-    rows, n = x._shape
-    device = x.device
-    width = size = _RANKED
-    while width < n:
-        width *= 2
-    while size > 1 and rows * width * size > _MOST_COMPARISONS:
-        size //= 2
-    blocks = width // size
-    padded = movement.pad_dim(x, 1, 0, width - n, _last(x, descending))
-    keys = movement.reshape(padded, (rows * blocks, size))
-    order = _by_rank(keys, descending)
-    start = movement.reshape(iota(blocks, 0, size, int64, device), (1, blocks, 1))
-    places = movement.reshape(
-        movement.reshape(order, (rows, blocks, size)) + start, (rows * width,)
-    )
-    keys = movement.reshape(indexing._gather(keys, 1, order, "sort"), (rows * width,))
-    row = movement.reshape(iota(rows, 0, width, int64, device), (rows, 1, 1, 1))
-    while size < width:
-        places, keys = _merge(places, keys, row, size, descending)
-        size *= 2
-    return movement.narrow(movement.reshape(places, (rows, width)), 1, 0, n)
-
-
-def _merge(places: Any, keys: Any, row: Any, size: int, descending: bool) -> tuple[Any, Any]:
-    """Merge neighbouring sorted runs of `size`: an element moves on by how many of the other run come first.
-
-    That count is found by halving. Of equal elements the first run's come first.
-    """
-    rows, device = row._shape[0], keys.device
-    pairs = keys.numel() // (rows * 2 * size)
-    shape = (rows, pairs, 2, size)
-    pair = row + movement.reshape(iota(pairs, 0, 2 * size, int64, device), (1, pairs, 1, 1))
-    side = movement.reshape(iota(2, 0, 1, int64, device), (1, 1, 2, 1))
-    other = pair + (1 - side) * size
-    mine = movement.reshape(keys, shape)
-    low, high = fill(shape, 0, int64, device), fill(shape, size, int64, device)
-    for _ in range(size.bit_length()):
-        middle = elementwise.bitwise_right_shift(low + high, 1)
-        found = _take(keys, [elementwise.clamp_max(middle, size - 1) + other], "sort")
-        first, second = (mine, found) if descending else (found, mine)
-        further, behind = _less(first, second), elementwise.logical_not(_less(second, first))
-        right = elementwise.where(elementwise.eq(side, 0), further, behind)
-        searching = elementwise.lt(low, high)
-        moved = elementwise.where(elementwise.logical_and(searching, right), middle + 1, low)
-        high = elementwise.where(
-            elementwise.logical_or(right, elementwise.logical_not(searching)), high, middle
-        )
-        low = moved
-    within = movement.reshape(iota(size, 0, 1, int64, device), (1, 1, 1, size))
-    target = movement.reshape(low + pair + within, (keys.numel(),))
-    count = (keys.numel(),)
-    return (
-        _scatter(empty(count, int64, device), [target], places, "set", "sort"),
-        _scatter(empty(count, keys.dtype, device), [target], keys, "set", "sort"),
-    )
-
-
-def _order(x: Any, dim: int, descending: bool) -> Any:
-    """Return the positions along `dim` in sorted order, in x's shape."""
+def _order(x: Any, dim: int, descending: bool, first: int = 0, count: int | None = None) -> Any:
+    """Return the positions along `dim` in sorted order: `count` (None: all) from rank `first` on."""
     shape = x._shape
     n = shape[dim]
-    if n <= 1 or not x.numel():
-        return fill(shape, 0, int64, x.device)
+    count = n if count is None else count
+    if not count or not x.numel() or n == 1:
+        return fill((*shape[:dim], count, *shape[dim + 1 :]), 0, int64, x.device)
     x = x.detach()
-    if x.dtype is bool_:
-        x = cast_to(x, uint8)
     moved = movement.movedim(x, dim, -1)
     rows = movement.reshape(moved, (x.numel() // n, n))
-    count = rows._shape[0]
-    ranked = count * n * n <= (_MOST_COMPARISONS if n <= _RANKED else _FEW_COMPARISONS)
-    found = (_by_rank if ranked else _by_merging)(rows, descending)
-    return movement.contiguous(movement.movedim(movement.reshape(found, moved._shape), -1, dim))
+    found = sort_places(rows, descending, first, count)
+    found = movement.reshape(found, (*moved._shape[:-1], count))
+    return movement.contiguous(movement.movedim(found, -1, dim))
 
 
 def _sorted(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
@@ -201,7 +83,7 @@ def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool =
         raise RuntimeError(
             f"selected index k out of range: k={k} of {input._shape[dim]} elements along dim {dim}"
         )
-    order = movement.contiguous(movement.narrow(_order(input, dim, largest), dim, 0, k))
+    order = _order(input, dim, largest, 0, k)
     return Topk(indexing._gather(input, dim, order, "topk"), order)
 
 
@@ -221,7 +103,7 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     x = input if rank else movement.reshape(input, (1,))
     if not 1 <= k <= x._shape[dim]:
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
-    index = movement.contiguous(movement.narrow(_order(x, dim, False), dim, k - 1, 1))
+    index = _order(x, dim, False, k - 1, 1)
     return Kthvalue(*_selected(x, dim, index, keepdim and bool(rank)))
 
 
@@ -232,18 +114,17 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
     n = x._shape[dim]
     if not n:
         raise IndexError(f"median(): Expected reduction dim {dim} to have non-zero size.")
-    order = _order(x, dim, False)
-    shape = (*x._shape[:dim], 1, *x._shape[dim + 1 :])
-    middle = fill(shape, (n - 1) // 2, int64, x.device)
-    if x.dtype.kind == "float":
-        missing = elementwise.isnan(x.detach())
-        count = reduce_dims(cast_to(missing, int64), "sum", (dim,))
-        if skip_nan:
-            middle = elementwise.bitwise_right_shift(elementwise.clamp_min(n - 1 - count, 0), 1)
-        else:
-            # NaNs are last in order: the first of them is the median.
-            middle = elementwise.where(elementwise.gt(count, 0), n - count, middle)
-    index = indexing._gather(order, dim, middle, "median")
+    if skip_nan and x.dtype.kind == "float":
+        count = reduce_dims(cast_to(elementwise.isnan(x.detach()), int64), "sum", (dim,))
+        middle = elementwise.bitwise_right_shift(elementwise.clamp_min(n - 1 - count, 0), 1)
+        index = indexing._gather(_order(x, dim, False), dim, middle, "median")
+    else:
+        index = _order(x, dim, False, (n - 1) // 2, 1)
+        if x.dtype.kind == "float":
+            # One NaN makes the median NaN: the first of them.
+            missing = elementwise.isnan(x.detach())
+            first = reduce_dims(missing, "argmax", (dim,))
+            index = elementwise.where(reduce_dims(missing, "any", (dim,)), first, index)
     return record(*_selected(x, dim, index, keepdim and bool(rank)))
 
 

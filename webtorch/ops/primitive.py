@@ -88,6 +88,13 @@ scan = _primitive(
     "(x, combine, dim)",
     "Running sum, prod, max or min along `dim`. Differentiable for sum.",
 )
+sort_places = _primitive(
+    "_sort_places",
+    "(x, descending, first, count)",
+    "For each row of the matrix x, the places of its elements in order, `count` of them from rank "
+    "`first` on: int64, (rows, count). NaN is the largest number; ties keep their order. Not "
+    "differentiable.",
+)
 fill = _primitive(
     "_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument)."
 )

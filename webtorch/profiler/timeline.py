@@ -13,7 +13,17 @@ from time import perf_counter
 from typing import Any
 
 from webtorch.ir.dtype import DType, float16, float32
-from webtorch.ir.kernel import Attention, Convolution, Host, Kernel, Matmul, Routine, Scan, Several
+from webtorch.ir.kernel import (
+    Attention,
+    Convolution,
+    Host,
+    Kernel,
+    Matmul,
+    Routine,
+    Scan,
+    Several,
+    Sort,
+)
 from webtorch.ir.program import Copy, Program
 from webtorch.profiler import report
 from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
@@ -394,6 +404,8 @@ def kind_of(routine: Routine) -> str:
             return "scan"
         case Attention():
             return "attention"
+        case Sort():
+            return "sort"
         case Host():
             return "host"
 

@@ -464,6 +464,11 @@ def scan(x: Tensor, combine: str, dim: int) -> Tensor:
     return out
 
 
+def sort_places(x: Tensor, descending: bool, first: int, count: int) -> Tensor:
+    """Where the elements of each row were that come at ranks first .. first + count."""
+    return record("sort", (x,), (descending, first), (), (x._shape[0], count), int64)
+
+
 # ---- indexing
 # ---------------------------------------------------------------------------------------------------------
 
@@ -647,6 +652,7 @@ for entry, function in (
     reduce_dims), (primitive.take, take),
     (primitive.scatter, scatter), (primitive.matmul3, matmul3), (primitive.conv2d_raw, conv2d_raw),
     (primitive.scan, scan),
+    (primitive.sort_places, sort_places),
     (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.cast_to,
     cast_to), (primitive.copy, copy),
     (primitive.write, write), (primitive.empty, empty),

@@ -17,7 +17,17 @@ import numpy.typing as npt
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import walk
-from webtorch.ir.kernel import Attention, Convolution, Host, Kernel, Matmul, Routine, Scan, Several
+from webtorch.ir.kernel import (
+    Attention,
+    Convolution,
+    Host,
+    Kernel,
+    Matmul,
+    Routine,
+    Scan,
+    Several,
+    Sort,
+)
 from webtorch.ir.program import Copy, Program
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
@@ -33,6 +43,7 @@ from webtorch.runtime.backends.cpu import (
     lapack,
     native_threads,
     numpy_math,
+    order,
 )
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
@@ -277,6 +288,8 @@ def runner(routine: Routine) -> Runner:
                 found = ArrayRunner(routine, contraction.scan(routine))
             case Attention():
                 found = ArgumentRunner(routine, attention.attention(routine))
+            case Sort():
+                found = ArrayRunner(routine, order.sort(routine))
             case Host():
                 found = ArrayRunner(routine, lapack.function(routine))
         _RUNNERS[routine] = found
