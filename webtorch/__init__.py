@@ -3,6 +3,8 @@
 from webtorch.ir.dtype import DType as dtype
 from webtorch.ir.dtype import (
     bfloat16,
+    complex64,
+    complex128,
     float16,
     float32,
     float64,
@@ -96,6 +98,7 @@ from webtorch.tensors.whole import (
 __version__ = "0.1.0"
 float = float32
 double, half, long, short = float64, float16, int64, int16
+cfloat, cdouble = complex64, complex128
 int = int32
 strided = "torch.strided"
 contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_format"

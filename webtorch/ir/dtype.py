@@ -6,10 +6,10 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["bool", "uint", "int", "float"]
+Kind = Literal["bool", "uint", "int", "float", "complex"]
 Scalar = bool | int | float
 
-_RANK: dict[Kind, int] = {"bool": 0, "uint": 1, "int": 1, "float": 2}
+_RANK: dict[Kind, int] = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +22,8 @@ class DType:
     # struct/array code, or "" where Python's standard library cannot hold the type (bfloat16).
     code: str
     webgpu: bool = field(default=True)
+    # Tensors of a complex type hold pairs of real numbers: no graph node and no kernel has this type.
+    is_complex: bool = field(default=False)
 
     @property
     def is_floating_point(self) -> bool:
@@ -29,14 +31,32 @@ class DType:
         return self.kind == "float"
 
     @property
-    def is_complex(self) -> bool:
-        """Always False: complex types are not available yet."""
-        return False
-
-    @property
     def is_signed(self) -> bool:
         """Whether the type can hold negative values."""
-        return self.kind in ("int", "float")
+        return self.kind in ("int", "float", "complex")
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether tensors of the type can require gradients."""
+        return self.kind == "float" or self.is_complex
+
+    def to_real(self) -> DType:
+        """Return the type of the real and imaginary part; a real type itself."""
+        return _PARTS.get(self, self)
+
+    def to_complex(self) -> DType:
+        """Return the complex type with parts of this type; the default width for integers.
+
+        Raises TypeError for 16-bit floats: there is no complex32 here.
+        """
+        if self.is_complex:
+            return self
+        if self.itemsize == 2 and self.kind == "float":
+            raise TypeError(
+                f"{self}.to_complex(): complex32 is not available; complex64 and complex128 are. "
+                "Convert the tensor with .float() first"
+            )
+        return complex128 if self is float64 else complex64
 
     @property
     def is_integral(self) -> bool:
@@ -61,6 +81,9 @@ class DType:
 
     def to_bytes(self, values: list[Scalar]) -> bytes:
         """Pack `values` little-endian. Raises OverflowError when an integer does not fit."""
+        if self.is_complex:
+            numbers = [complex(v) for v in values]
+            return _PARTS[self].to_bytes([p for z in numbers for p in (z.real, z.imag)])
         if self is bfloat16:
             return b"".join(_bf16_bytes(float(v)) for v in values)
         if self is float32 or self is float16:
@@ -72,6 +95,9 @@ class DType:
 
     def from_bytes(self, data: bytes | memoryview) -> list[Scalar]:
         """Unpack little-endian `data` into Python numbers."""
+        if self.is_complex:
+            parts = _PARTS[self].from_bytes(data)
+            return list(map(complex, parts[::2], parts[1::2]))  # type: ignore[arg-type]
         if self is bfloat16:
             halves = struct.unpack(f"<{len(data) // 2}H", data)
             return list(
@@ -109,16 +135,22 @@ int8 = DType("int8", "int", 1, "b")
 uint8 = DType("uint8", "uint", 1, "B")
 uint32 = DType("uint32", "uint", 4, "I")
 bool_ = DType("bool", "bool", 1, "?")
+complex64 = DType("complex64", "complex", 8, "", is_complex=True)
+complex128 = DType("complex128", "complex", 16, "", webgpu=False, is_complex=True)
+_PARTS: dict[DType, DType] = {complex64: float32, complex128: float64}
 
 ALL: tuple[DType, ...] = (
     float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, uint32, bool_,
 )  # fmt: skip
+# The types above are those of graph nodes and kernels.
+COMPLEX: tuple[DType, ...] = (complex64, complex128)
 FLOATS: tuple[DType, ...] = (float32, float64, float16, bfloat16)
 INTEGERS: tuple[DType, ...] = (int64, int32, int16, int8, uint8, uint32)
 
-_BY_NAME: dict[str, DType] = {d.name: d for d in ALL}
+_BY_NAME: dict[str, DType] = {d.name: d for d in (*ALL, *COMPLEX)}
 ALIASES: dict[str, DType] = {
     "float": float32, "double": float64, "half": float16, "long": int64, "int": int32, "short": int16,
+    "cfloat": complex64, "cdouble": complex128,
 }  # fmt: skip
 
 
@@ -152,6 +184,11 @@ def promote_types(a: DType, b: DType) -> DType:
 
 
 def _promote(a: DType, b: DType) -> DType:
+    if a.is_complex or b.is_complex:
+        other = a if b.is_complex else b
+        wide = float64 in (a.to_real(), b.to_real())
+        # complex64 holds 16-bit floats and every integer type, as PyTorch has it.
+        return complex128 if wide and other.kind in ("float", "complex") else complex64
     if _RANK[a.kind] != _RANK[b.kind]:
         return a if _RANK[a.kind] > _RANK[b.kind] else b
     if a.kind == "float":
@@ -171,10 +208,12 @@ def _promote(a: DType, b: DType) -> DType:
     return signed if signed.itemsize > 1 else int16
 
 
-def kind_of_scalar(value: Scalar) -> Kind:
-    """Return the kind of a Python number: "bool", "int" or "float"."""
+def kind_of_scalar(value: Scalar | complex) -> Kind:
+    """Return the kind of a Python number: "bool", "int", "float" or "complex"."""
     if isinstance(value, bool):
         return "bool"
+    if isinstance(value, complex):
+        return "complex"
     return "int" if isinstance(value, int) else "float"
 
 
@@ -185,4 +224,6 @@ def promote_with_scalar(tensor: DType, kind: Kind, default_float: DType) -> DTyp
     """
     if _RANK[kind] <= _RANK[tensor.kind]:
         return tensor
+    if kind == "complex":
+        return (tensor if tensor.kind == "float" else default_float).to_complex()
     return default_float if kind == "float" else int64

@@ -242,6 +242,8 @@ class Body:
                     inputs.append(self.argument(next(args), uint32))
                 case "p":
                     inputs.append(self.position(flat))
+                case "c":
+                    inputs.append(self.position(flat % 2))
         out = op.build(tuple(inputs))
         if op.name == "_cast" and node.dtype.compute is not node.dtype:
             # An explicit conversion to a 16-bit float rounds, even if the result never reaches

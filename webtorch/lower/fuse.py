@@ -617,7 +617,7 @@ def formula_cost(node: GraphNode) -> int:
     if found is None:
         from webtorch.ir.dtype import int32, uint32
 
-        kinds = {"u": uint32, "p": int32}
+        kinds = {"u": uint32, "p": int32, "c": int32}
         inputs = tuple(ex.input_(i, kinds.get(letter, compute)) for i, letter in enumerate(pattern))
         found = sum(_COSTS.get(e.op, 1 if e.args else 0) for e in ex.walk(op.build(inputs)))
         if len(_FORMULA_COSTS) > 4096:

@@ -29,7 +29,7 @@ def _conversion(name: str, dtype: DType) -> Op:
 
     convert.__doc__ = f"The tensor as {dtype}."
     return composite(
-        name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.is_floating_point
+        name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.has_gradient
     )(convert)
 
 
@@ -39,6 +39,7 @@ CONVERSIONS: dict[str, Op] = {
         "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16,
         "long": dt.int64, "int": dt.int32,
         "short": dt.int16, "char": dt.int8, "byte": dt.uint8, "bool": dt.bool_,
+        "cfloat": dt.complex64, "cdouble": dt.complex128,
     }.items()
 }  # fmt: skip
 
@@ -107,7 +108,7 @@ def fill_(self: Any, value: Any) -> Any:
                 f"{len(value._shape)} dimensions."
             )
         return copy_(self, value)
-    if self.dtype.kind in ("int", "uint"):
+    if self.dtype.kind in ("int", "uint") or isinstance(value, complex):
         value = creation._fits(value, self.dtype)
     if 0 in self._strides:
         # One value may be written to an expanded tensor: to every element of its memory once.

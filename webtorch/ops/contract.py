@@ -19,7 +19,7 @@ from webtorch.ir.view import (
     numel,
     reshape_strides,
 )
-from webtorch.ops.primitive import as_view, fill, matmul3
+from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
 from webtorch.ops.record import FP32, LOWER, Autocast, composite
 
 # C++ names, which PyTorch's messages use.
@@ -235,8 +235,8 @@ def dot(input: Any, tensor: Any) -> Any:
 
 @composite(family="contract", autocast=Autocast(gpu="promote"))
 def vdot(input: Any, other: Any) -> Any:
-    """Return the sum of the products of two vectors (the first conjugated, were it complex)."""
-    return dot(input, other)
+    """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
+    return dot(conjugate(input), other)
 
 
 @composite(family="contract")
@@ -907,7 +907,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
             f"linalg.vecdot: Expected x and y to have the same size along dim {dim}, but got "
             f"{tuple(x.shape)} and {tuple(y.shape)}"
         )
-    return (x * y).sum(dim, dtype=x.dtype)
+    return (conjugate(x) * y).sum(dim, dtype=x.dtype)
 
 
 @composite(family="contract", autocast=Autocast("fp32", "whole"))

@@ -1,4 +1,4 @@
-"""Views as copies (torch.expand_copy and the like), and real numbers as complex ones. May import floors 0 and 1."""
+"""Views as copies (torch.expand_copy and the like). May import floors 0 and 1."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def as_strided_scatter(
             f"{list(src._shape)}, slice size = {list(size)}"
         )
     # Positions count in the memory that the tensor is a view of, so all of that is copied.
-    whole = as_view(input, (input._storage.elements,), (1,), 0)
+    whole = as_view(input, (input._storage.elements >> input.dtype.is_complex,), (1,), 0)
     start = input._offset if storage_offset is None else storage_offset
     copy = movement._replaced(
         "as_strided_scatter",
@@ -86,36 +86,3 @@ def as_strided_scatter(
         lambda x: movement.as_strided(x, size, stride, start),
     )
     return as_view(copy, input._shape, input._strides, input._offset)
-
-
-# -- real numbers seen as complex ---------------------------------------------------------------------
-
-
-@composite(family="movement")
-def conj(input: Any) -> Any:
-    """The tensor itself: real numbers are their own conjugates."""
-    return input
-
-
-@composite(family="movement")
-def resolve_conj(input: Any) -> Any:
-    """The tensor itself."""
-    return input
-
-
-@composite(family="movement")
-def resolve_neg(input: Any) -> Any:
-    """The tensor itself."""
-    return input
-
-
-@composite(family="movement", function_in=FUNCTION)
-def real(input: Any) -> Any:
-    """The tensor itself: the real part of real numbers."""
-    return input
-
-
-@composite(family="movement", inplace=True)
-def conj_physical(input: Any) -> Any:
-    """A copy: real numbers are their own conjugates."""
-    return movement.clone(input)

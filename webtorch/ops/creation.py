@@ -13,12 +13,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch.errors import DTypeError, ShapeError
+from webtorch.errors import ShapeError
 from webtorch.ir.dtype import (
     DType,
     Scalar,
     bool_,
     by_name,
+    complex128,
     float32,
     float64,
     int64,
@@ -28,12 +29,17 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops import elementwise, movement
 from webtorch.ops.movement import METHOD, laid_out, sizes_of
-from webtorch.ops.primitive import as_view, cast_to, fill, iota
+from webtorch.ops.primitive import as_view, cast_to, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.record import composite
 
 TORCH = ("torch",)
-_PYTHON_TYPES: dict[Any, DType] = {float: float64, int: int64, bool: bool_}
+_PYTHON_TYPES: dict[Any, DType] = {
+    float: float64,
+    int: int64,
+    bool: bool_,
+    complex: complex128,
+}
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -47,7 +53,7 @@ def default_dtype() -> DType:
 
 
 def chosen_dtype(dtype: Any, otherwise: DType | None = None) -> DType:
-    """Return the type that a `dtype=` argument means; Python's float, int and bool are taken too."""
+    """Return the type that a `dtype=` argument means; Python's float, int, bool and complex are taken too."""
     if dtype is None:
         return default_dtype() if otherwise is None else otherwise
     if isinstance(dtype, DType):
@@ -79,7 +85,7 @@ def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") ->
             )
         result = store_in(out, result, name)
     if requires_grad:
-        if not result.dtype.is_floating_point:
+        if not result.dtype.has_gradient:
             raise RuntimeError(
                 "Only Tensors of floating point and complex dtype can require gradients"
             )
@@ -89,7 +95,7 @@ def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") ->
 
 def _number(value: Any) -> Scalar:
     """Return a Python number for a number, a NumPy number or a tensor of one element."""
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int, float, complex)):
         return value
     item = getattr(value, "item", None)
     if item is None:
@@ -100,6 +106,8 @@ def _number(value: Any) -> Scalar:
 def _dtype_of_number(value: Scalar) -> DType:
     if isinstance(value, bool):
         return bool_
+    if isinstance(value, complex):
+        return default_dtype().to_complex()
     return int64 if isinstance(value, int) else default_dtype()
 
 
@@ -117,6 +125,13 @@ def _fits(value: Scalar, dtype: DType) -> Scalar:
     """Return `value` as `dtype` holds it. Raises RuntimeError where PyTorch does."""
     if dtype.kind == "bool":
         return bool(value)
+    if dtype.is_complex:
+        return complex(value)
+    if isinstance(value, complex):
+        if value.imag:
+            name = _C_NAMES.get(dtype.name, "double" if dtype is float64 else "float")
+            raise RuntimeError(f"value cannot be converted to type {name} without overflow")
+        value = value.real
     if dtype.kind == "float":
         value = float(value)
         if dtype is float32 and math.isfinite(value) and abs(value) > 3.4028235677973366e38:
@@ -162,7 +177,7 @@ def _array_dtype(value: Any) -> DType:
     except KeyError:
         raise TypeError(
             f"can't convert np.ndarray of type {value.dtype}. The only supported types are: float64, "
-            "float32, float16, int64, int32, int16, int8, uint32, uint8, and bool."
+            "float32, float16, complex64, complex128, int64, int32, int16, int8, uint32, uint8, and bool."
         ) from None
 
 
@@ -274,10 +289,8 @@ def _leaf(value: Any) -> tuple[Scalar, DType]:
         return value, int64
     if isinstance(value, float) and not typed:
         return value, default_dtype()
-    if isinstance(value, complex):
-        raise DTypeError(
-            "tensor: complex numbers are not supported; keep real and imaginary parts apart"
-        )
+    if isinstance(value, complex) and not typed:
+        return value, default_dtype().to_complex()
     if _is_sequence(value) and not (hasattr(value, "item") and getattr(value, "size", 0) == 1):
         raise TypeError(
             f"'{type(value).__name__}' object cannot be interpreted as a number: the elements at this depth "
@@ -294,12 +307,14 @@ def _leaf(value: Any) -> tuple[Scalar, DType]:
     raise RuntimeError(f"Could not infer dtype of {type(value).__name__}")
 
 
-_PLAIN = {bool, int, float}
+_PLAIN = {bool, int, float, complex}
 
 
 def _infer(values: list[Any]) -> tuple[list[Scalar], DType]:
     kinds = set(map(type, values))
     if kinds <= _PLAIN:
+        if complex in kinds:
+            return values, default_dtype().to_complex()
         if float in kinds or not kinds:
             return values, default_dtype()
         return values, int64 if int in kinds else bool_
@@ -311,6 +326,11 @@ def _infer(values: list[Any]) -> tuple[list[Scalar], DType]:
 
 
 def _packed(values: list[Scalar], dtype: DType, inferred: bool) -> bytes:
+    if dtype.is_complex:
+        numbers = [complex(v) for v in values]
+        return _packed([p for z in numbers for p in (z.real, z.imag)], dtype.to_real(), inferred)
+    if any(isinstance(v, complex) for v in values):
+        values = [bool(v) if dtype is bool_ else _fits(v, dtype) for v in values]
     if dtype.kind == "bool":
         return bytes([bool(v) for v in values])
     if dtype.kind == "float":
@@ -569,7 +589,7 @@ def empty(
 
 def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -> Any:
     if isinstance(value, str) or not (
-        isinstance(value, (bool, int, float)) or hasattr(value, "item")
+        isinstance(value, (bool, int, float, complex)) or hasattr(value, "item")
     ):
         raise TypeError(
             f"{op}(): argument 'fill_value' (position 2) must be Number, not {type(value).__name__}"
@@ -866,6 +886,8 @@ def arange(
         wanted = out.dtype if dtype is None else chosen_dtype(dtype)
     if wanted is bool_:
         raise NotImplementedError("\"arange\" not implemented for 'Bool'")
+    if wanted.is_complex or any(isinstance(v, complex) for v in numbers):
+        raise NotImplementedError('"arange" not implemented for complex numbers')
     if wanted is int64:
         if 0 < abs(numbers[2]) < 1:
             raise ValueError(
@@ -900,6 +922,14 @@ def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) ->
     return elementwise.where(half, near, back)
 
 
+def _complex_steps(start: complex, end: complex, steps: int, dtype: DType, device: Any) -> Any:
+    part = dtype.to_real()
+    return join(
+        _steps(start.real, end.real, steps, part, device),
+        _steps(start.imag, end.imag, steps, part, device),
+    )
+
+
 def _compute_dtype(dtype: DType) -> DType:
     return default_dtype() if dtype.kind != "float" else dtype.compute
 
@@ -929,6 +959,11 @@ def linspace(
     _check_steps("linspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = _number(start), _number(end), int(_number(steps))
+    if dtype is None and out is None and (isinstance(first, complex) or isinstance(last, complex)):
+        wanted = wanted.to_complex()
+    if wanted.is_complex:
+        result = _complex_steps(complex(first), complex(last), count, wanted, device)
+        return finish(result, requires_grad, out, "linspace")
     if wanted.kind != "float" and count > 1:
         # Rounding to the right integer needs the exact quotient, which float32 does not hold.
         return finish(
@@ -983,6 +1018,11 @@ def logspace(
     _check_steps("logspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = _number(start), _number(end), int(_number(steps))
+    if dtype is None and out is None and any(isinstance(v, complex) for v in (first, last, base)):
+        wanted = wanted.to_complex()
+    if wanted.is_complex:
+        exponents = _complex_steps(complex(first), complex(last), count, wanted, device)
+        return finish(elementwise.pow(complex(base), exponents), requires_grad, out, "logspace")
     if wanted.kind != "float":
         low, high = integer_limits(wanted)
         start, stop = (_wrapped(int(v), wanted) for v in (first, last))

@@ -41,7 +41,8 @@ UNARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "cosh": lambda x, out: ex.sinh(x),
     "tanh": lambda x, out: 1.0 - out * out,
     "asinh": lambda x, out: ex.rsqrt(x * x + 1.0),
-    "acosh": lambda x, out: ex.rsqrt(x * x - 1.0),
+    # Two roots: also right for complex numbers left of the imaginary axis.
+    "acosh": lambda x, out: ex.rsqrt(x - 1.0) * ex.rsqrt(x + 1.0),
     "atanh": lambda x, out: 1.0 / (1.0 - x * x),
     "erf": lambda x, out: ex.exp(-(x * x)) * _TWO_OVER_SQRT_PI,
     "erfc": lambda x, out: ex.exp(-(x * x)) * -_TWO_OVER_SQRT_PI,

@@ -23,11 +23,13 @@ from webtorch.ir.dtype import (
     Scalar,
     bfloat16,
     bool_,
+    complex128,
     float16,
     float32,
     float64,
 )
 from webtorch.ir.expr import Expr
+from webtorch.ops.primitive import paired, pairs
 from webtorch.ops.record import Autocast, Elementwise, composite, elementwise
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
@@ -49,7 +51,7 @@ def plain(value: object, *equal_to: Scalar) -> bool:
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a tensor, not a Python number."""
-    return not isinstance(value, (bool, int, float))
+    return not isinstance(value, (bool, int, float, complex))
 
 
 # -- parts of formulas -----------------------------------------------------------------------------
@@ -150,10 +152,12 @@ _sub_scaled = elementwise(
 
 def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     """Raise PyTorch's errors for an alpha that the result's type cannot hold."""
-    kinds = [
-        x.dtype.kind if is_tensor(x) else "float" if type(x) is float else "int" for x in operands
-    ]
-    if isinstance(alpha, float) and "float" not in kinds:
+    kinds = [x.dtype.kind if is_tensor(x) else type(x).__name__ for x in operands]
+    if isinstance(alpha, complex) and "complex" not in kinds:
+        raise DTypeError(
+            f"{name}: For non-complex input tensors, argument alpha must not be a complex number: got {alpha}."
+        )
+    if isinstance(alpha, float) and "float" not in kinds and "complex" not in kinds:
         raise DTypeError(
             f"{name}: For integral input tensors, argument alpha must not be a floating point number: got {alpha}. "
             f"Convert a tensor with .float(), or pass an integer."
@@ -334,7 +338,9 @@ def pow(input: Any, exponent: Any) -> Any:
     _check_one_tensor("pow", input, exponent)
     if is_tensor(exponent) or not is_tensor(input):
         return _pow(input, exponent)
-    if input.dtype.kind != "float":
+    if isinstance(exponent, complex):
+        return _pow(input, exponent)
+    if not input.dtype.has_gradient:
         if isinstance(exponent, int) and exponent < 0:
             raise RuntimeError(
                 f"pow: Integers to negative integer powers are not allowed: got {exponent} with a {input.dtype} "
@@ -357,6 +363,10 @@ def pow(input: Any, exponent: Any) -> Any:
 def float_power(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent, computed in float64."""
     _check_one_tensor("float_power", input, exponent)
+    if any(
+        (is_tensor(x) and x.dtype.is_complex) or isinstance(x, complex) for x in (input, exponent)
+    ):
+        return pow(*[x.to(complex128) if is_tensor(x) else complex(x) for x in (input, exponent)])
     wide = [x.to(float64) if is_tensor(x) else float(x) for x in (input, exponent)]
     return pow(*wide)
 
@@ -385,7 +395,6 @@ abs = elementwise(
 sign = elementwise(
     "sign",
     lambda x: x if x.dtype is bool_ else ex.sign(x),
-    aliases=("sgn",),
     doc="-1, 0 or 1.",
 )
 signbit = elementwise(
@@ -1077,6 +1086,8 @@ def nan_to_num(
     neginf: float | None = None,
 ) -> Any:
     """Return input with NaN (0 by default) and infinities (the type's largest numbers by default) replaced."""
+    if input.dtype.is_complex:
+        return paired(nan_to_num(pairs(input), nan, posinf, neginf))
     if input.dtype.kind != "float":
         return input.clone()
     largest = LARGEST[input.dtype]

@@ -30,7 +30,19 @@ from webtorch.ir.view import (
     strides_like,
 )
 from webtorch.ops import elementwise
-from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, iota, pad_with, reduce_dims
+from webtorch.ops.primitive import (
+    as_view,
+    cast_to,
+    conjugate,
+    copy,
+    empty,
+    fill,
+    iota,
+    pad_with,
+    paired,
+    pairs,
+    reduce_dims,
+)
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import Autocast, composite
@@ -135,6 +147,16 @@ def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -
 def _bits_as(x: Any, dtype: DType) -> Any:
     if dtype is x.dtype:
         return _as_shape(x, x._shape, x._strides, "View")
+    if dtype is x.dtype.to_real():
+        seen = pairs(x)
+        return reshape(seen, (*x._shape[:-1], -1)) if x._shape else seen
+    if x.dtype.kind == "float" and dtype.is_complex and dtype.to_real() is x.dtype and x._shape:
+        if x._shape[-1] % 2 or x._strides[-1] != 1:
+            raise RuntimeError(
+                f"self.size(-1) must be divisible by 2 to view {x.dtype} as {dtype} (different element sizes), "
+                f"but got {x._shape[-1]}"
+            )
+        return paired(x.unflatten(-1, (x._shape[-1] // 2, 2)))
     raise DTypeError(
         f"view: {x.dtype} cannot be seen as {dtype}: storages hold one type. Use .to({dtype}) to convert the values."
     )
@@ -381,13 +403,13 @@ def mT(input: Any) -> Any:
 @composite(family="movement", function_in=METHOD, torch="Tensor.mH")
 def mH(input: Any) -> Any:
     """The conjugate transpose, which is mT for real types (a property)."""
-    return _matrix_transpose("mH", input)
+    return conjugate(_matrix_transpose("mH", input))
 
 
 @composite(family="movement")
 def adjoint(input: Any) -> Any:
     """The conjugate transpose, which is mT for real types."""
-    return _matrix_transpose("adjoint", input)
+    return conjugate(_matrix_transpose("adjoint", input))
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.T", name="T")
@@ -403,7 +425,7 @@ def _H(input: Any) -> Any:
         raise ShapeError(
             f"tensor.H is only supported on matrices (2-D tensors). Got {len(input._shape)}-D tensor."
         )
-    return _swap(input, 0, 1) if input._shape else input
+    return conjugate(_swap(input, 0, 1) if input._shape else input)
 
 
 # The properties among the entries: floor 4 binds them so.

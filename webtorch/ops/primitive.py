@@ -119,6 +119,28 @@ cast_to = _primitive(
     "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable "
     "between floats.",
 )
+pairs = _primitive(
+    "_pairs",
+    "(x)",
+    "The real and imaginary parts of a complex x along a last dim of size 2: a view. Differentiable.",
+)
+paired = _primitive(
+    "_paired",
+    "(x)",
+    "The complex tensor whose parts are along the last dim of x: a view where x's strides allow it "
+    "(last 1, others even). Differentiable.",
+)
+complex_of = _primitive(
+    "_complex_of", "(x)", "What `paired` gives, of a new x that nobody else sees: no view of it."
+)
+real_part = _primitive("_real_part", "(x)", "The real part of a complex x: a view. Differentiable.")
+imag_part = _primitive(
+    "_imag_part", "(x)", "The imaginary part of a complex x: a view. Differentiable."
+)
+join = _primitive(
+    "_join", "(re, im)", "The complex tensor of two real ones of one shape. Differentiable."
+)
+conjugate = _primitive("_conjugate", "(x)", "The conjugate; a real x itself. Differentiable.")
 host = _primitive(
     "_host",
     "(name, inputs, params, shapes)",

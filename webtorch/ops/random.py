@@ -18,7 +18,7 @@ from webtorch.ir.view import Shape, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.creation import TORCH, chosen_dtype, finish
 from webtorch.ops.movement import METHOD
-from webtorch.ops.primitive import cast_to, philox, reduce_dims, scan, write
+from webtorch.ops.primitive import cast_to, complex_of, philox, reduce_dims, scan, write
 from webtorch.ops.record import composite
 
 _MASK = 0xFFFFFFFF
@@ -171,6 +171,10 @@ def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[No
 
 def _draw(shape: Shape, dtype: DType, device: Any, generator: Any, kind: str = "uniform") -> Any:
     """Return fresh random numbers from `generator`, or from the device's own."""
+    if dtype.is_complex:
+        both = _draw((*shape, 2), dtype.to_real(), device, generator, kind)
+        # Normal complex numbers have variance 1: each part has half of it.
+        return complex_of(both * math.sqrt(0.5) if kind == "normal" else both)
     source = default_generator(device) if generator is None else generator
     seed, offset = source.advance(numel(shape))
     return philox(shape, seed, offset, dtype, device, kind)
@@ -253,8 +257,11 @@ def randperm(
 # -- new tensors -----------------------------------------------------------------------------------
 
 
+_COMPLEX = ("rand", "randn", "rand_like", "randn_like", "normal_")
+
+
 def _floating(op: str, dtype: DType) -> DType:
-    if dtype not in FLOATS:
+    if dtype not in FLOATS and not (dtype.is_complex and op in _COMPLEX):
         raise NotImplementedError(
             f'"{op}" not implemented for {dtype}: it makes floating-point numbers. Use randint for integers.'
         )

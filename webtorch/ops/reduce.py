@@ -51,7 +51,18 @@ from webtorch.ops.elementwise import (
 from webtorch.ops.elementwise import (
     abs as absolute,
 )
-from webtorch.ops.primitive import as_view, cast_to, fill, iota, pad_with, reduce_dims, scan
+from webtorch.ops.primitive import (
+    as_view,
+    cast_to,
+    fill,
+    imag_part,
+    iota,
+    pad_with,
+    pairs,
+    real_part,
+    reduce_dims,
+    scan,
+)
 from webtorch.ops.record import WHOLE, Autocast, Elementwise, composite, elementwise, return_type
 
 Dims = int | Sequence[int] | None
@@ -127,7 +138,7 @@ def to_type(x: Any, dtype: DType) -> Any:
 
 def as_float(x: Any) -> Any:
     """Return integers and bools as float32, floats as they are."""
-    return x if x.dtype.kind == "float" else cast_to(x, float32)
+    return x if x.dtype.has_gradient else cast_to(x, float32)
 
 
 def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
@@ -187,7 +198,7 @@ def _check_not_empty(name: str, x: Any, dim: Dims, dims: tuple[int, ...], error:
 def _accumulated(x: Any, dtype: DType | None) -> Any:
     """Return x in the type of its sum: `dtype`, or int64 for integers and bools."""
     if dtype is None:
-        dtype = x.dtype if x.dtype.kind == "float" else int64
+        dtype = x.dtype if x.dtype.has_gradient else int64
     return to_type(x, dtype)
 
 
@@ -207,7 +218,7 @@ def nansum(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
     """Return the sum over `dim` of what is not NaN."""
-    if input.dtype.kind == "float":
+    if input.dtype.has_gradient:
         input = _where(isnan(input), 0.0, input)
     return sum(input, dim, keepdim, dtype=dtype)
 
@@ -228,7 +239,7 @@ def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
     if dtype is not None:
         input = to_type(input, dtype)
-    if input.dtype.kind != "float":
+    if not input.dtype.has_gradient:
         raise DTypeError(
             f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
             f"Got: {input.dtype}. Convert it with .float(), or pass dtype=."
@@ -241,14 +252,14 @@ def nanmean(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
     """Return the mean over `dim` of what is not NaN."""
-    if input.dtype.kind != "float":
+    if not input.dtype.has_gradient:
         raise DTypeError(
             f"nanmean(): expected input to have floating point or complex dtype but got {input.dtype}. "
             f"Convert it with .float()."
         )
     missing = isnan(input)
     wide = widened(_where(missing, 0.0, input))
-    present = sum(cast_to(~missing, wide.dtype), dim, keepdim)
+    present = sum(cast_to(~missing, wide.dtype.to_real()), dim, keepdim)
     return to_type(_div(sum(wide, dim, keepdim), present), dtype or input.dtype)
 
 
@@ -526,7 +537,7 @@ def _spread(
     if isinstance(dim, bool):
         # The form var(input, unbiased).
         dim, unbiased = None, dim
-    if input.dtype.kind != "float":
+    if not input.dtype.has_gradient:
         raise DTypeError(
             f"{name}: std and var only support floating point and complex dtypes: got {input.dtype}. "
             f"Convert it with .float()."
@@ -536,6 +547,11 @@ def _spread(
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
     dims = wrap_dims(name, dim, input.ndim)
+    if input.dtype.is_complex:
+        # The variance of both parts.
+        parts = real_part(input), imag_part(input)
+        of_real, of_imag = (_spread(name, x, dim, None, keepdim, correction)[0] for x in parts)
+        return of_real + of_imag, dims
     wide = widened(input)
     if 0 in input.shape:
         shape = reduced_shape(input.shape, dims, True)
@@ -561,7 +577,7 @@ def var(
 ) -> Any:
     """Return the variance over `dim`, divided by the count less `correction` (1 by default)."""
     result, dims = _spread("var", input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(result, dims, keepdim), input.dtype)
+    return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
 
 
 @composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
@@ -575,7 +591,7 @@ def std(
 ) -> Any:
     """Return the standard deviation over `dim`; its gradient is 0 where it is 0."""
     result, dims = _spread("std", input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype)
+    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype.to_real())
 
 
 @composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
@@ -671,18 +687,29 @@ def vector_norm(
             f"linalg_vector_norm(): argument 'ord' must be Number, not {type(ord).__name__}"
         )
     if dtype is not None:
-        if dtype.kind == "float" and dtype.itemsize < x.dtype.itemsize and x.dtype.kind == "float":
+        if dtype.is_complex is not x.dtype.is_complex:
+            kind = "complex" if x.dtype.is_complex else "real"
+            raise DTypeError(
+                f"linalg.vector_norm: dtype should be {kind} for {kind} inputs, but got {dtype}"
+            )
+        if dtype.has_gradient and dtype.itemsize < x.dtype.itemsize and x.dtype.has_gradient:
             raise DTypeError(
                 f"linalg.vector_norm: the dtype of the input ({x.dtype}) should be convertible without narrowing "
                 f"to the specified dtype ({dtype}). Convert the result instead."
             )
         x = to_type(x, dtype)
-    if x.dtype.kind != "float":
+    if not x.dtype.has_gradient:
         raise DTypeError(
             f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {x.dtype}. "
             f"Convert it with .float()."
         )
     dims = wrap_dims("linalg.vector_norm", dim, x.ndim)
+    if x.dtype.is_complex:
+        if ord == 2 and x.ndim:
+            # The root of the squares of all parts.
+            found = vector_norm(pairs(x), 2, (*dims, x.ndim), keepdim)
+            return found.squeeze(-1) if keepdim else found
+        x = absolute(x)
     result_type, x = x.dtype, widened(x)
     if (ord < 0 or ord == math.inf) and builtins.any(x.shape[d] == 0 for d in dims):
         raise RuntimeError(

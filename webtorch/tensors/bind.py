@@ -24,7 +24,7 @@ _FILES = (
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
-    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying",
+    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex",
     "segment", "masked", "native", "integer",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
@@ -177,7 +177,7 @@ def _operators() -> None:
         function = op.function
 
         def operator(self: Tensor, other: Any) -> Any:
-            if isinstance(other, (Tensor, float, int)):
+            if isinstance(other, (Tensor, float, int, complex)):
                 return (
                     calls.apply(fast, (self, other)) if fast is not None else function(self, other)
                 )
@@ -196,7 +196,7 @@ def _operators() -> None:
                 raise TypeError(
                     f"descriptor '{name}' requires a Tensor, but received a {type(self).__name__}"
                 )
-            if isinstance(other, (Tensor, float, int)):
+            if isinstance(other, (Tensor, float, int, complex)):
                 return (
                     calls.apply(fast, (other, self)) if fast is not None else function(other, self)
                 )
@@ -229,6 +229,8 @@ def _operators() -> None:
     Tensor.polygamma_ = calls.bind_inplace(  # type: ignore[attr-defined]
         "polygamma_", lambda self, n: TABLE["polygamma"].function(n, self)
     )
+    for name in ("real", "imag"):
+        setattr(Tensor, name, _part_property(name))
     for name, method in {
         "where": lambda self, condition, other: choose(condition, self, other),
         "polygamma": lambda self, n: TABLE["polygamma"].function(n, self),
@@ -244,6 +246,16 @@ def _operators() -> None:
         "__pos__": "positive",
     }.items():
         setattr(Tensor, name, TABLE[entry].function)
+
+
+def _part_property(name: str) -> property:
+    part = TABLE[name].function
+
+    def put(self: Tensor, value: Any) -> None:
+        part(self).copy_(value if isinstance(value, Tensor) else torch_tensor(value))
+
+    torch_tensor = TABLE["tensor"].function
+    return property(lambda self: part(self), put, doc=TABLE[name].doc)
 
 
 def _no_attribute(self: Tensor, name: str) -> Any:

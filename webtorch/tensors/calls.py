@@ -34,6 +34,7 @@ from webtorch.tensors.primitives import (
     check_int64,
     check_places,
     check_writable,
+    conjugate,
     device_mismatch,
     fill,
     ordered_node,
@@ -51,15 +52,10 @@ from webtorch.tensors.tape import (
     overwriting,
     set_history,
 )
-from webtorch.tensors.tensor import Size, Tensor, _transfer, unsupported_text
+from webtorch.tensors.tensor import Size, Tensor, _transfer, legacy_name, unsupported_text
 
-Operand = Tensor | Scalar
+Operand = Tensor | Scalar | complex
 _default_dtype = float32
-_NAMES = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
-    "int64": "Long", "int32": "Int", "int16": "Short",
-    "int8": "Char", "uint8": "Byte", "bool": "Bool", "uint32": "UInt32",
-}  # fmt: skip
 
 
 def get_default_dtype() -> DType:
@@ -86,9 +82,11 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
     """
     if higher is None or lower is None:
         return higher or lower
-    if higher.kind == "float":
+    if higher.is_complex:
         return higher
-    if higher.kind == "bool" or lower.kind == "float":
+    if higher.kind == "float":
+        return higher.to_complex() if lower.is_complex else higher
+    if higher.kind == "bool" or lower.has_gradient:
         return promote_types(higher, lower)
     return higher
 
@@ -102,6 +100,8 @@ def _promoted(dims: tuple[DType, ...], zeros: tuple[DType, ...], kinds: tuple[st
         return out
 
     scalars = {"bool": bool_, "int": int64, "float": _default_dtype}
+    if "complex" in kinds:
+        scalars["complex"] = _default_dtype.to_complex()
     found = _combine(join(dims), _combine(join(zeros), join([scalars[k] for k in kinds])))
     return _default_dtype if found is None else found
 
@@ -116,7 +116,7 @@ def result_type(*operands: Operand) -> DType:
 
 def can_cast(from_: DType, to: DType) -> bool:
     """Return whether PyTorch allows writing results of one dtype to a tensor of another."""
-    order = {"bool": 0, "uint": 1, "int": 1, "float": 2}
+    order = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
     return order[from_.kind] <= order[to.kind]
 
 
@@ -172,6 +172,8 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
                 or o._storage.runtime is not runtime
             ):
                 plain = False
+        elif type(o) is complex:
+            return complex_numbers.apply_form(op, operands, numbers)
     if first is None:
         first, runtime, shape = _from_number(operands)
         operands = [first, *operands[1:]]
@@ -189,6 +191,8 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     else:
         dtype = result_type(*operands)
     compute = dtype
+    if dtype.is_complex:
+        return complex_numbers.apply_form(op, operands, numbers)
     if op.promotion == "float" and dtype.kind != "float":
         compute = dtype = (
             _default_dtype
@@ -197,7 +201,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         )
     if compute not in op.dtypes:
         raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{_NAMES[compute.name]}': it takes "
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(compute)}': it takes "
             f"{', '.join(d.name for d in op.dtypes)}"
         )
     for o in operands:
@@ -247,10 +251,9 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
 
 def _from_number(operands: Sequence[Operand]) -> tuple[Tensor, Any, tuple[int, ...]]:
     value = operands[0]
-    if not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float, complex)):
         raise TypeError(f"expected a Tensor or a number, not {type(value).__name__}")
-    kind = kind_of_scalar(value)
-    first = fill((), value, {"bool": bool_, "int": int64, "float": _default_dtype}[kind], None)
+    first = fill((), value, result_type(value), None)
     return first, first._storage.runtime, ()
 
 
@@ -447,8 +450,8 @@ def store_in(out: Tensor, result: Tensor, name: str) -> Tensor:
     """Write `result` to the `out=` argument, resizing it if its shape differs."""
     if not can_cast(result.dtype, out.dtype):
         raise RuntimeError(
-            f"result type {_NAMES[result.dtype.name]} can't be cast to the desired output type "
-            f"{_NAMES[out.dtype.name]}"
+            f"result type {legacy_name(result.dtype)} can't be cast to the desired output type "
+            f"{legacy_name(out.dtype)}"
         )
     if result.requires_grad or (mode.grad and out.requires_grad):
         raise RuntimeError(
@@ -473,8 +476,8 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
     if result.dtype is not x.dtype:
         if not can_cast(result.dtype, x.dtype):
             raise RuntimeError(
-                f"result type {_NAMES[result.dtype.name]} can't be cast to the desired output "
-                f"type {_NAMES[x.dtype.name]}"
+                f"result type {legacy_name(result.dtype)} can't be cast to the desired output "
+                f"type {legacy_name(x.dtype)}"
             )
         result = cast_to(result, x.dtype)
     return write(x, result, fresh=True)
@@ -544,7 +547,7 @@ _NUMBERS = dict.fromkeys(_NONE.split(), "none") | dict.fromkeys(_BOTH.split(), "
 
 def _check_numbers(op: Elementwise, takes: str, input: Any, other: Any) -> None:
     """Raise TypeError where PyTorch's function of this name takes no number."""
-    given = [isinstance(x, (bool, int, float)) for x in (input, other)]
+    given = [isinstance(x, (bool, int, float, complex)) for x in (input, other)]
     # Internal entries are called with what their public ones have checked.
     if not op.function_in:
         return
@@ -557,7 +560,7 @@ def _check_numbers(op: Elementwise, takes: str, input: Any, other: Any) -> None:
 
 
 def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:
-    if isinstance(value, (Tensor, bool, int, float)):
+    if isinstance(value, (Tensor, bool, int, float, complex)):
         return value
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
@@ -820,7 +823,7 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     write_result(x, result, name)
     for s in saved:
         if same_dtype and s.storage is made and s.is_output:
-            s.move(x._storage, (x._shape, x._strides, x._offset, x._whole))
+            s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype))
     return x
 
 
@@ -858,7 +861,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         tensors = [a for a in args if isinstance(a, Tensor)]
         edges = tuple(
             [
-                gradient_edge(t) if t.dtype.kind == "float" and t.requires_grad else None
+                gradient_edge(t) if t.dtype.has_gradient and t.requires_grad else None
                 for t in tensors
             ]
         )
@@ -875,7 +878,8 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             for number, result in enumerate(kept):
                 result._output_nr = number
             g, out = (tuple(gs), tuple(kept)) if many else (gs[0], kept[0] if kept else None)
-            found = vjp(g, out, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved])
+            values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
+            found = run_rule(vjp, g, out, values)
             return [found[i] if i < len(found) else None for i in positions]
 
         fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
@@ -890,9 +894,29 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     return function
 
 
+def run_rule(vjp: Callable[..., Any], g: Any, out: Any, values: Sequence[Any]) -> Any:
+    """Return the cotangents that a rule of real numbers gives, for complex ones too.
+
+    PyTorch's cotangent of a complex number is that of its two parts as one number; for a holomorphic
+    function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
+    """
+    given = g if isinstance(g, tuple) else (g,)
+    if not any(
+        isinstance(x, Tensor) and x.dtype.is_complex
+        for x in (*given, *(out if isinstance(out, tuple) else (out,)), *values)
+    ):
+        return vjp(g, out, *values)
+    turned = tuple([c if c is None else conjugate(c) for c in given])
+    found = vjp(turned if isinstance(g, tuple) else turned[0], out, *values)
+    return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
+
+
 def _recorded(args: Sequence[Any]) -> bool:
     return mode.grad and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
+
+# What is below needs the calls of real numbers.
+from webtorch.tensors import complex_numbers  # noqa: E402
 
 __all__ = [
     "Size",

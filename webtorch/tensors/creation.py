@@ -12,6 +12,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, resolve
+from webtorch.tensors.primitives import complex_of
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor, unsupported_text
 
@@ -24,6 +25,8 @@ def from_contents(
     """Return a tensor on `runtime` with a copy of `contents` (row-major, little-endian)."""
     if dtype in runtime.unsupported:
         raise DTypeError(unsupported_text(dtype, runtime))
+    if dtype.is_complex:
+        return complex_of(from_contents(contents, (*shape, 2), dtype.to_real(), runtime))
     node = Node("buffer", (), (), (), shape, dtype)
     elements = numel(shape)
     node.buffer = runtime.backend.upload(
@@ -34,6 +37,9 @@ def from_contents(
 
 def from_array(array: Any, dtype: DType) -> Tensor:
     """Return a CPU tensor on the memory of a NumPy array of that dtype. Strides must not be negative."""
+    if dtype.is_complex:
+        part = dtype.to_real()
+        return complex_of(from_array(array[..., None].view(part.name), part))
     runtime = resolve("cpu")
     backend: Any = runtime.backend
     shape = tuple(array.shape)

@@ -24,6 +24,8 @@ class finfo:
 
     def __init__(self, type: Any = None) -> None:
         found: Any = get_default_dtype() if type is None else type
+        if isinstance(found, DType):
+            found = found.to_real()
         if not isinstance(found, DType) or found.kind != "float":
             raise TypeError(
                 f"torch.finfo() requires a floating point input type, not {found}. Use torch.iinfo "

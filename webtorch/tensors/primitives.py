@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ from webtorch.ir.view import (
     strides_like,
 )
 from webtorch.ops import primitive
+from webtorch.ops.pairs import COMPLEX, CONJ, FILL, TIMES_I, WIDEN, recorded
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
+from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.host import random_words
@@ -29,10 +32,11 @@ from webtorch.tensors.tape import (
     gradient_edge,
     mode,
     needs_grad,
+    no_grad,
     retain,
     set_history,
 )
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, legacy_name, unsupported_text
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -87,12 +91,19 @@ def as_view(
     offset: int,
     vjp: Callable[[Tensor], Tensor] | None = None,
     name: str = "AsStrided",
+    dtype: DType | None = None,
 ) -> Tensor:
-    """Return a view of x's storage."""
+    """Return a view of x's storage. `dtype`: a complex type for real x, or the reverse; the geometry is
+    in its elements.
+    """
     shape, strides = tuple(shape), tuple(strides)
     storage = x._storage
     whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
     out = Tensor._from_storage(storage, shape, strides, offset, whole)
+    source = x.dtype
+    if dtype is not None or source is not out.dtype:
+        out.dtype = source if dtype is None else dtype
+        out._whole = whole and not out.dtype.is_complex
     # A view that the user made a leaf stands for itself: writes through its views are refused.
     leaf = x._requires_grad and x._grad_fn is None
     base = x if x._base is None or leaf else x._base
@@ -103,7 +114,7 @@ def as_view(
             vjp
             if vjp is not None
             else _general_view_rule(
-                (x._shape, x._strides, x._offset), (shape, strides, offset), storage.elements
+                (x._shape, x._strides, x._offset), (shape, strides, offset), _elements(x)
             )
         )
         fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))
@@ -111,13 +122,39 @@ def as_view(
     return out
 
 
+def _elements(x: Tensor) -> int:
+    """Return how many elements of x's type its storage holds."""
+    return x._storage.elements >> x.dtype.is_complex
+
+
+def _geometry(x: Tensor, dtype: DType) -> Geometry:
+    """Return the geometry of x in elements of `dtype`: of its parts, where x is complex and that is not."""
+    if x.dtype.is_complex and not dtype.is_complex:
+        x = x._pairs()
+    return x._shape, x._strides, x._offset
+
+
+def _mixed_view_rule(view: Tensor, base: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the cotangent rule from a view to its base, of which one may be complex."""
+    if view.dtype is base.dtype:
+        return _general_view_rule(
+            _geometry(base, base.dtype), _geometry(view, base.dtype), _elements(base)
+        )
+    part, complex_base = base.dtype.to_real(), base.dtype.is_complex
+    real_rule = _general_view_rule(
+        _geometry(base, part), _geometry(view, part), base._storage.elements
+    )
+
+    def rule(g: Tensor) -> Tensor:
+        found = real_rule(pairs(g) if g.dtype.is_complex else g)
+        return paired(found) if complex_base else found
+
+    return rule
+
+
 def strided_gradient(view: Tensor, base: Tensor) -> None:
     """Give `view` a new gradient function as a view of `base`, after an in-place write to the base."""
-    rule = _general_view_rule(
-        (base._shape, base._strides, base._offset),
-        (view._shape, view._strides, view._offset),
-        base._storage.elements,
-    )
+    rule = _mixed_view_rule(view, base)
     # This may happen while another operation is being recorded: what that one saved is not ours.
     others, mode.unclaimed = mode.unclaimed, []
     fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
@@ -187,6 +224,138 @@ def _general_view_rule(
     return rule
 
 
+# ---- complex tensors as pairs of real numbers
+# ------------------------------------------------------------------------------------------------------------
+
+
+def pairs(x: Tensor) -> Tensor:
+    """Return the parts of a complex tensor along a last dim: a real view of it."""
+    seen = x._pairs()
+    return as_view(
+        x, seen._shape, seen._strides, seen._offset, lambda g: paired(g), "ViewAsReal", seen.dtype
+    )
+
+
+def paired(x: Tensor) -> Tensor:
+    """Return the complex tensor whose parts are along the last dim of x: a view where it can be."""
+    if x._strides[-1] != 1 or x._offset % 2 or any(st % 2 for st in x._strides[:-1]):
+        x = copy(x)
+    strides = tuple([st // 2 for st in x._strides[:-1]])
+    dtype = x.dtype.to_complex()
+    return as_view(
+        x, x._shape[:-1], strides, x._offset // 2, lambda g: pairs(g), "ViewAsComplex", dtype
+    )
+
+
+def complex_of(x: Tensor) -> Tensor:
+    """Return `paired(x)` of a new tensor that nobody else sees: no view."""
+    out = paired(x)
+    out._base = None
+    return out
+
+
+def real_part(x: Tensor) -> Tensor:
+    """Return the real part of a complex tensor, a view."""
+    return _part(x, 0)
+
+
+def imag_part(x: Tensor) -> Tensor:
+    """Return the imaginary part of a complex tensor, a view."""
+    return _part(x, 1)
+
+
+def _part(x: Tensor, which: int) -> Tensor:
+    def rule(g: Tensor) -> Tensor:
+        zero = fill(g._shape, 0, g.dtype, g.device)
+        return join(zero, g) if which else join(g, zero)
+
+    strides = tuple([2 * s for s in x._strides])
+    return as_view(x, x._shape, strides, 2 * x._offset + which, rule, "Select", x.dtype.to_real())
+
+
+def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
+    """Return a part of x (a real x has one), expanded to `shape`; with `both`, for each of two parts."""
+    node = x._storage.node
+    lead = len(shape) - len(x._shape)
+    factor = 2 if x.dtype.is_complex else 1
+    strides = (0,) * lead + tuple(
+        [
+            0 if s == 1 and t != 1 else st * factor
+            for s, st, t in zip(x._shape, x._strides, shape[lead:], strict=True)
+        ]
+    )
+    offset = x._offset * factor + which
+    if both:
+        shape, strides = (*shape, 2), (*strides, 0)
+    if not x._offset or node.kind not in ("buffer", "update", "scatter"):
+        return Node("view", (node,), (strides, offset), (), shape, node.dtype)
+    return Node("view", (node,), (strides,), (offset,), shape, node.dtype)
+
+
+def map_pairs(
+    op: Elementwise,
+    operands: Sequence[Tensor | Scalar | complex],
+    shape: Shape,
+    dtype: DType,
+) -> Tensor:
+    """Record the complex form of an entry, outside autograd.
+
+    `dtype` is that of the result: complex, or real where the form gives real numbers. Real operands are
+    complex numbers without an imaginary part; all have one width.
+    """
+    runtime = next((o._storage.runtime for o in operands if isinstance(o, Tensor)), None)
+    assert runtime is not None
+    if dtype in runtime.unsupported:
+        raise DTypeError(unsupported_text(dtype, runtime))
+    real = not dtype.is_complex
+    kinds = letters = ""
+    srcs: list[Node] = []
+    scalars: list[Scalar] = []
+    compute = None
+    for o in operands:
+        if isinstance(o, Tensor):
+            compute = o.dtype.to_real()
+            both = o.dtype.is_complex
+            kinds += "c" if both else "r"
+            letters += "tt" if both else "t"
+            srcs += [_part_node(o, which, shape, not real) for which in range(1 + both)]
+        else:
+            both = isinstance(o, complex)
+            kinds += "c" if both else "r"
+            letters += "ss" if both else "s"
+            scalars += [o.real, o.imag] if isinstance(o, complex) else [o]
+    assert compute is not None
+    node = Node(
+        "map",
+        tuple(srcs),
+        (recorded(op, kinds, real), letters if real else "c" + letters, compute.compute),
+        tuple(scalars),
+        shape if real else (*shape, 2),
+        dtype.to_real(),
+        user_line(),
+    )
+    out = Tensor._from_node(node, runtime)
+    return out if real else complex_of(out)
+
+
+def join(re: Tensor, im: Tensor) -> Tensor:
+    """Return the complex tensor of two real ones."""
+    out = map_pairs(COMPLEX, (re, im), re._shape, re.dtype.to_complex())
+    return attach(out, "Complex", (re, im), lambda g: (real_part(g), imag_part(g)))
+
+
+def conjugate(x: Tensor) -> Tensor:
+    """Return the conjugate."""
+    if not x.dtype.is_complex:
+        return x
+    return attach(map_pairs(CONJ, (x,), x._shape, x.dtype), "Conj", (x,), lambda g: (conjugate(g),))
+
+
+def _on_pairs(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
+    """Return the complex result of a function that treats both parts of its inputs alike."""
+    return complex_of(function(*map(pairs, tensors), **options))
+
+
 # ---- writing
 # ------------------------------------------------------------------------------------------------------------
 
@@ -239,6 +408,8 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         # What x[i] += 1 ends with: the window was written before.
         x._counter.version += 1
         return x
+    if x.dtype.is_complex:
+        return _write_complex(x, values, fresh, history)
     node = values._node()
     if x._whole:
         if not fresh and node is values._storage.node:
@@ -267,6 +438,14 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     return x
 
 
+def _write_complex(x: Tensor, values: Tensor, fresh: bool, history: bool) -> Tensor:
+    with no_grad():
+        write(x._pairs(), values._pairs(), fresh)
+    if history:
+        rebase(x, values)
+    return x
+
+
 def rebase(x: Tensor, values: Tensor) -> None:
     """Give x, which was overwritten with `values`, their history; a view's base gets it too."""
     base = x._base
@@ -289,19 +468,24 @@ def rebase(x: Tensor, values: Tensor) -> None:
             if x._retains:
                 retain(x)
         return
-    outer: Geometry = (base._shape, base._strides, base._offset)
-    window: Geometry = (x._shape, x._strides, x._offset)
-    elements = base._storage.elements
+    # Where one of the two is complex, both are seen as real numbers.
+    dtype = base.dtype if base.dtype is x.dtype else base.dtype.to_real()
+    outer, window = _geometry(base, dtype), _geometry(x, dtype)
+    elements = base._storage.elements >> dtype.is_complex
+    base_pairs, x_pairs = base.dtype is not dtype, x.dtype is not dtype
 
     def rule(gs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
         (g,) = gs
         assert g is not None
+        if base_pairs:
+            g = pairs(g)
         flat = _spread(g, outer, elements)
         inside = as_view(flat, *window)
         rest = flat.clone()
         # Not x._shape: holding x would close a cycle through its base, which holds this rule.
         write(as_view(rest, *window), fill(window[0], 0, g.dtype, g.device), fresh=True)
-        return as_view(rest, *outer), inside.clone()
+        outside, inside = as_view(rest, *outer), inside.clone()
+        return paired(outside) if base_pairs else outside, paired(inside) if x_pairs else inside
 
     fn = GradFn("CopySlices", (gradient_edge(base), gradient_edge(values)), rule)
     set_history(base, fn)
@@ -316,6 +500,14 @@ def rebase(x: Tensor, values: Tensor) -> None:
 def fill(shape: Sequence[int], value: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
     """Return a tensor of one value."""
     runtime = resolve(device)
+    if dtype.is_complex:
+        if dtype in runtime.unsupported:
+            raise DTypeError(unsupported_text(dtype, runtime))
+        part, number = dtype.to_real(), complex(value)
+        attrs = (FILL, "css", part)
+        scalars = (number.real, number.imag)
+        node = Node("map", (), attrs, scalars, (*shape, 2), part, user_line())
+        return complex_of(Tensor._from_node(node, runtime))
     if dtype is int64:
         check_int64("fill", value, runtime)
     return Tensor._from_node(
@@ -326,6 +518,10 @@ def fill(shape: Sequence[int], value: Scalar, dtype: DType, device: DeviceLike) 
 
 def empty(shape: Sequence[int], dtype: DType, device: DeviceLike) -> Tensor:
     """Return uninitialised memory."""
+    if dtype.is_complex:
+        if dtype in resolve(device).unsupported:
+            raise DTypeError(unsupported_text(dtype, resolve(device)))
+        return complex_of(empty((*shape, 2), dtype.to_real(), device))
     return Tensor._from_node(
         Node("empty", (), (), (), tuple(shape), dtype, user_line()), resolve(device)
     )
@@ -404,6 +600,8 @@ def cast_to(x: Tensor, dtype: DType) -> Tensor:
         return x
     if dtype in x._storage.runtime.unsupported:
         raise DTypeError(unsupported_text(dtype, x._storage.runtime))
+    if x.dtype.is_complex or dtype.is_complex:
+        return _cast_complex(x, dtype)
     out = _identity(x, dtype)
     if x.dtype.is_floating_point and dtype.is_floating_point and needs_grad((x,)):
         source = x.dtype
@@ -411,8 +609,29 @@ def cast_to(x: Tensor, dtype: DType) -> Tensor:
     return out
 
 
+def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
+    if not x.dtype.is_complex:
+        re = cast_to(x, dtype.to_real())
+        # A form of one real operand: the number itself.
+        out = map_pairs(WIDEN, (re,), re._shape, dtype)
+        return attach(out, "ToCopy", (re,), lambda g: (real_part(g),))
+    if dtype.is_complex:
+        part = dtype.to_real()
+        return complex_of(cast_to(pairs(x), part))
+    if dtype is bool_:
+        with no_grad():
+            return reduce_dims(cast_to(pairs(x), bool_), "any", (x.ndim,)).reshape(x._shape)
+    warnings.warn(
+        "Casting complex values to real discards the imaginary part", UserWarning, stacklevel=3
+    )
+    re = real_part(x)
+    return copy(re) if re.dtype is dtype else cast_to(re, dtype)
+
+
 def copy(x: Tensor) -> Tensor:
     """Return x in new, contiguous storage. The value is shared until one of the two is written."""
+    if x.dtype.is_complex:
+        return attach(complex_of(copy(x._pairs())), "Clone", (x,), lambda g: (g,))
     if x._whole:
         node = x._node()
         if node is x._storage.node:
@@ -429,6 +648,12 @@ def copy(x: Tensor) -> Tensor:
 
 def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
     """Combine over `dims`, which stay as size 1."""
+    if x.dtype.is_complex:
+        if combine == "sum":
+            return _on_pairs(reduce_dims, x, combine="sum", dims=dims)
+        if combine == "prod":
+            return _product(x, dims)
+        raise DTypeError(f"{combine} not implemented for '{legacy_name(x.dtype)}'")
     shape = tuple([1 if d in dims else s for d, s in enumerate(x._shape)])
     dtype = (
         bool_
@@ -458,6 +683,12 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
 
 def scan(x: Tensor, combine: str, dim: int) -> Tensor:
     """Running sum, product, max or min along a dim."""
+    if x.dtype.is_complex:
+        if combine == "sum":
+            return _on_pairs(scan, x, combine="sum", dim=dim)
+        if combine == "prod":
+            return _running_product(x, dim)
+        raise DTypeError(f"cum{combine} not implemented for '{legacy_name(x.dtype)}'")
     out = record("scan", (x,), (combine, dim), (), x._shape, x.dtype)
     if combine == "sum":
         return attach(out, "Cumsum", (x,), lambda g: (scan(g.flip(dim), "sum", dim).flip(dim),))
@@ -473,10 +704,35 @@ def sort_places(x: Tensor, descending: bool, first: int, count: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------
 
 
+def _product(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return the product over `dims`, which stay as size 1: halves are multiplied until one is left."""
+    for d in dims:
+        while (size := x._shape[d]) > 1:
+            half = (size + 1) // 2
+            below, above = [0] * x.ndim, [0] * x.ndim
+            above[d] = 2 * half - size
+            first, second = x.narrow(d, 0, half), x.narrow(d, half, size - half)
+            x = first * (pad_with(second, below, above, 1) if above[d] else second)
+    return x
+
+
+def _running_product(x: Tensor, dim: int) -> Tensor:
+    """Return the running product: each element takes in what lies 1, 2, 4, ... before it."""
+    reach = 1
+    while reach < x._shape[dim]:
+        below, above = [0] * x.ndim, [0] * x.ndim
+        below[dim] = reach
+        x = x * pad_with(x.narrow(dim, 0, x._shape[dim] - reach), below, above, 1)
+        reach *= 2
+    return x
+
+
 def take(
     x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False, dims: Sequence[int] = ()
 ) -> Tensor:
     """Pick rows of x by index tensors. `dims`: what the user calls the indexed dimensions."""
+    if x.dtype.is_complex:
+        return complex_of(take(pairs(x), indices, name, wrap, dims or range(len(indices))))
     count = len(indices)
     dims = tuple(dims or range(count))
     shape = indices[0]._shape + x._shape[count:]
@@ -517,6 +773,12 @@ def scatter(
     """
     count = len(indices)
     dims = tuple(dims or range(count))
+    if base.dtype.is_complex:
+        if combine not in ("set", "add"):
+            raise DTypeError(
+                f"{name}: combining by {combine} is not implemented for '{legacy_name(base.dtype)}'"
+            )
+        return complex_of(scatter(pairs(base), indices, pairs(values), combine, name, wrap, dims))
     _check_not_empty(base._shape, indices, name, dims)
     out = record(
         "scatter",
@@ -565,6 +827,8 @@ def _swapped(x: Tensor) -> Tensor:
 
 def matmul3(a: Tensor, b: Tensor) -> Tensor:
     """Batched matrix product."""
+    if a.dtype.is_complex:
+        return _complex_matmul(a, b)
     out = record("matmul", (a, b), (), (), (a._shape[0], a._shape[1], b._shape[2]), a.dtype)
     if not needs_grad((a, b)):
         return out
@@ -587,6 +851,41 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
     return attach(out, "Bmm", (a, b), rule)
 
 
+def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """One real product: the rows of a are (re, im, re, im, ...) already, and each element of b becomes
+    the 2 x 2 matrix that multiplies by it.
+    """
+    batch, m, k = a._shape
+    n = b._shape[2]
+    with no_grad():
+        left = pairs(a.contiguous()).reshape(batch, m, 2 * k)
+        turned = map_pairs(TIMES_I, (b,), b._shape, b.dtype)
+        right = _stacked(pairs(b), pairs(turned))
+        out = matmul3(left, right.reshape(batch, 2 * k, 2 * n))
+        out = complex_of(out.reshape(batch, m, n, 2))
+    if not needs_grad((a, b)):
+        return out
+    first, second = SavedTensor(a), SavedTensor(b)
+    need_a, need_b = a.requires_grad, b.requires_grad
+
+    def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        grad_a = matmul3(g, _swapped(conjugate(second.unpack()))) if need_a else None
+        grad_b = matmul3(_swapped(conjugate(first.unpack())), g) if need_b else None
+        return grad_a, grad_b
+
+    return attach(out, "Bmm", (a, b), rule)
+
+
+def _stacked(x: Tensor, y: Tensor) -> Tensor:
+    """Return (B, K, N, 2) and (B, K, N, 2) as (B, K, 2, N, 2)."""
+    batch, k, n, _ = x._shape
+    out = empty((batch, k, 2, n, 2), x.dtype, x.device)
+    for place, values in enumerate((x, y)):
+        strides = (4 * k * n, 4 * n, 2, 1)
+        write(as_view(out, (batch, k, n, 2), strides, 2 * n * place), values)
+    return out
+
+
 def conv2d_raw(
     kind: str,
     a: Tensor,
@@ -599,6 +898,15 @@ def conv2d_raw(
     """A convolution or one of its gradients; each is linear in both inputs, and the three are each
     other's derivatives.
     """
+    if a.dtype.is_complex or b.dtype.is_complex:
+        # Linear in both: four real ones.
+        def run_real(x: Tensor, y: Tensor) -> Tensor:
+            return conv2d_raw(kind, x, y, input_shape, weight_shape, output_shape, *geometry)
+
+        (ar, ai), (br, bi) = (
+            (real_part(t).contiguous(), imag_part(t).contiguous()) for t in (a, b)
+        )
+        return join(run_real(ar, br) - run_real(ai, bi), run_real(ar, bi) + run_real(ai, br))
     shapes = (tuple(input_shape), tuple(weight_shape), tuple(output_shape))
     shape = {"forward": shapes[2], "input": shapes[0], "weight": shapes[1]}[kind]
     out = record("conv", (a, b), (kind, *shapes, *geometry), (), shape, a.dtype)
@@ -631,6 +939,14 @@ def conv2d_raw(
 
 def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) -> Tensor:
     """Return x inside a border of `value`."""
+    if x.dtype.is_complex:
+        number = complex(value)
+        low, high = (*low, 0), (*high, 0)
+        if number.real == number.imag:
+            return complex_of(pad_with(pairs(x), low, high, number.real))
+        re, im = real_part(x), imag_part(x)
+        low, high = low[:-1], high[:-1]
+        return join(pad_with(re, low, high, number.real), pad_with(im, low, high, number.imag))
     shape = tuple(a + s + b for a, s, b in zip(low, x._shape, high, strict=True))
     out = record("pad", (x,), (tuple(low),), (value,), shape, x.dtype)
     inner, full = tuple(low), x._shape
@@ -656,5 +972,8 @@ for entry, function in (
     (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.cast_to,
     cast_to), (primitive.copy, copy),
     (primitive.write, write), (primitive.empty, empty),
+    (primitive.pairs, pairs), (primitive.paired, paired), (primitive.real_part, real_part),
+    (primitive.imag_part, imag_part), (primitive.complex_of, complex_of),
+    (primitive.join, join), (primitive.conjugate, conjugate),
 ):  # fmt: skip
     entry.function = function

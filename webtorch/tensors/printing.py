@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-Number: TypeAlias = float | int | bool
+Number: TypeAlias = float | int | bool | complex
 # What `Tensor.tolist` returns: a number for 0-d, else lists of lists down to numbers.
 Nested: TypeAlias = Number | Sequence["Nested"]
 Fetch: TypeAlias = Callable[[int | None], Nested]
@@ -149,7 +149,7 @@ def format_tensor(
     once, which for a number returns only the first and last `edgeitems` along every dimension
     longer than twice that (None asks for all), so that a large tensor is not read whole; or None
     for a tensor without values (on the meta device, or while being traced).
-    dtype_name: such as "float32" (no complex types).
+    dtype_name: such as "float32".
     device: such as "webgpu:0"; "cpu" and None are not shown, as in PyTorch.
     grad_fn: the name of the backward node's class, such as "AddBackward0".
     class_name: what stands before the parenthesis, for subclasses.
@@ -168,7 +168,8 @@ def format_tensor(
         body = "[]"
     else:
         show_size = options.edgeitems == 0
-        show_dtype = show_dtype and dtype_name not in ("int64", "bool")
+        complex_name = "complex128" if default_dtype_name == "float64" else "complex64"
+        show_dtype = show_dtype and dtype_name not in ("int64", "bool", complex_name)
         body = _body(values, shape, dtype_name, indent, options)
 
     suffixes = []
@@ -239,7 +240,34 @@ class _Style:
         return text.rjust(self.width)
 
 
-def _choose_style(values: list[Number], dtype_name: str, options: PrintOptions) -> _Style:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ComplexStyle:
+    """How every element of one complex tensor is written: each part in the style of all such parts."""
+
+    real: _Style
+    imag: _Style
+
+    @property
+    def width(self) -> int:
+        return self.real.width + self.imag.width + 1
+
+    def write(self, value: complex) -> str:
+        imag = (self.imag.write(value.imag) + "j").lstrip()
+        return self.real.write(value.real) + ("" if imag[0] in "+-" else "+") + imag
+
+
+def _choose_style(
+    values: list[Any], dtype_name: str, options: PrintOptions
+) -> _Style | _ComplexStyle:
+    if dtype_name.startswith("complex"):
+        return _ComplexStyle(
+            _real_style([z.real for z in values], "float", options),
+            _real_style([z.imag for z in values], "float", options),
+        )
+    return _real_style(values, dtype_name, options)
+
+
+def _real_style(values: list[Number], dtype_name: str, options: PrintOptions) -> _Style:
     if "float" not in dtype_name:
         # `format(True, "")` is "True".
         return _Style("", False, max((len(str(value)) for value in values), default=1))
@@ -268,7 +296,7 @@ def _choose_style(values: list[Number], dtype_name: str, options: PrintOptions) 
 class _Layout:
     """Puts written elements into brackets and lines."""
 
-    style: _Style
+    style: _Style | _ComplexStyle
     # Per dimension: is its middle left out?
     cut: list[bool]
     edge: int

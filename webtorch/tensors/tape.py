@@ -325,7 +325,9 @@ class SavedTensor:
         self.unpack_hook: Callable[[Any], Any] | None = None
         self.counter: Any = tensor._counter
         self.version = self.counter.version
-        self.geometry = (tensor._shape, tensor._strides, tensor._offset, tensor._whole)
+        self.geometry = (
+            tensor._shape, tensor._strides, tensor._offset, tensor._whole, tensor.dtype,
+        )  # fmt: skip
         self.is_output = is_output
         self.needs_grad = tensor.requires_grad
         self.leaf = None
@@ -364,7 +366,7 @@ class SavedTensor:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: "
-                f"[torch.{storage.dtype.name} {list(self.geometry[0])}] is at version "
+                f"[torch.{self.geometry[4].name} {list(self.geometry[0])}] is at version "
                 f"{self.counter.version}; expected version "
                 f"{self.version} instead. Hint: use an out-of-place operation, or clone() the "
                 "tensor before it is overwritten."
@@ -433,7 +435,7 @@ def attach(
     """
     if not needs_grad(inputs):
         return out
-    edges = tuple(gradient_edge(t) if t.dtype.is_floating_point else None for t in inputs)
+    edges = tuple(gradient_edge(t) if t.dtype.has_gradient else None for t in inputs)
     fn = GradFn(
         f"{name}Backward0",
         edges,
@@ -726,7 +728,10 @@ def _fit(g: Tensor, edge: Edge) -> Tensor:
     """Bring a cotangent to the dtype of the tensor it belongs to."""
     fn, number = edge
     dtype = fn.variable.dtype if isinstance(fn, AccumulateGrad) else fn.metas[number][1]
-    return g if g.dtype is dtype else g.to(dtype)
+    if g.dtype is dtype:
+        return g
+    # The cotangent of a real tensor is the real part.
+    return (primitive.real_part(g) if g.dtype.is_complex and not dtype.is_complex else g).to(dtype)
 
 
 def _reachable(roots: list[GradFn], wanted: set[GradFn] | None) -> set[GradFn]:
@@ -877,11 +882,22 @@ def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]
         if g is None:
             if root.numel() != 1:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            if root.dtype.is_complex:
+                raise RuntimeError(
+                    "grad can be implicitly created only for real scalar outputs but got "
+                    f"{root.dtype}"
+                )
             g = primitive.fill(root._shape, 1, root.dtype, root.device)
         elif g._shape != root._shape:
             raise RuntimeError(
                 f"Mismatch in shape: grad_output[{i}] has a shape of torch.Size({list(g._shape)}) "
                 f"and output[{i}] has a shape of torch.Size({list(root._shape)})."
+            )
+        elif g.dtype.is_complex is not root.dtype.is_complex:
+            raise RuntimeError(
+                "For complex Tensors, both grad_output and output are required to have the same dtype. "
+                f"Mismatch in dtype: grad_output[{i}] has a dtype of {g.dtype} and output[{i}] has a "
+                f"dtype of {root.dtype}."
             )
         out.append(g)
     return out

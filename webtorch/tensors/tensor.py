@@ -136,8 +136,9 @@ class Tensor(TensorMethods):
             made = data.detach()
         else:
             made = creation.tensor(data, device=device)
-            made = made if made.dtype.is_floating_point else made.float()
+            made = made if made.dtype.has_gradient else made.float()
         self._adopt(made._storage, made._shape, made._strides, made._offset, made._whole)
+        self.dtype = made.dtype
 
     def _adopt(
         self,
@@ -180,9 +181,13 @@ class Tensor(TensorMethods):
         strides: tuple[int, ...],
         offset: int,
         whole: bool,
+        dtype: DType | None = None,
     ) -> Tensor:
         self = object.__new__(Tensor)
         self._adopt(storage, shape, strides, offset, whole)
+        if dtype is not None:
+            # A complex tensor counts its shape and strides in pairs of the storage's real numbers.
+            self.dtype = dtype
         return self
 
     @classmethod
@@ -199,10 +204,22 @@ class Tensor(TensorMethods):
         """Return a tensor of class `cls` that shares the storage of `data`."""
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
-        self._counter = data._counter
+        self._counter, self.dtype = data._counter, data.dtype
         if require_grad:
             self.requires_grad_(True)
         return self
+
+    def _pairs(self) -> Tensor:
+        """Return a complex tensor's real and imaginary parts along a last dim, outside autograd."""
+        real = self.dtype.to_real()
+        shape = (*self._shape, 2)
+        strides, offset = (*[2 * s for s in self._strides], 1), 2 * self._offset
+        whole = (
+            offset == 0 and numel(shape) == self._storage.elements and is_contiguous(shape, strides)
+        )
+        out = Tensor._from_storage(self._storage, shape, strides, offset, whole, real)
+        out._counter, out._inference = self._counter, self._inference
+        return out
 
     def _node(self) -> Node:
         """Return the value as a graph node of this tensor's shape."""
@@ -211,6 +228,9 @@ class Tensor(TensorMethods):
             if node.shape == self._shape:
                 return node
             return Node("view", (node,), (self._strides, 0), (), self._shape, self.dtype)
+        if self.dtype is not node.dtype:
+            # What takes complex tensors reads their parts.
+            raise DTypeError(f"not implemented for '{legacy_name(self.dtype)}'")
         if self._offset and node.kind in ("buffer", "update", "scatter"):
             # Data in memory: the offset is a runtime argument, so x[1], x[2], ... are one program.
             return Node("view", (node,), (self._strides,), (self._offset,), self._shape, self.dtype)
@@ -292,8 +312,8 @@ class Tensor(TensorMethods):
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        """Return False: there are no complex types yet."""
-        return False
+        """Return whether the dtype is a complex type."""
+        return self.dtype.is_complex
 
     def is_signed(self) -> bool:
         """Return whether the dtype can hold negative values."""
@@ -332,7 +352,7 @@ class Tensor(TensorMethods):
         return False
 
     def is_conj(self) -> bool:
-        """Return False: there are no complex types yet."""
+        """Return False: conj() makes a tensor of its own."""
         return False
 
     def untyped_storage(self) -> UntypedStorage:
@@ -401,8 +421,10 @@ class Tensor(TensorMethods):
                 "computed variable in a subgraph "
                 "that doesn't require differentiation use var_no_grad = var.detach()."
             )
-        if requires_grad and not self.dtype.is_floating_point:
-            raise RuntimeError("only Tensors of floating point dtype can require gradients")
+        if requires_grad and not self.dtype.has_gradient:
+            raise RuntimeError(
+                "only Tensors of floating point and complex dtype can require gradients"
+            )
         if requires_grad and self._inference and not mode.inference:
             raise RuntimeError(
                 "Setting requires_grad=True on inference tensor outside InferenceMode is not "
@@ -505,7 +527,7 @@ class Tensor(TensorMethods):
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
         out = Tensor._from_storage(
-            self._storage, self._shape, self._strides, self._offset, self._whole
+            self._storage, self._shape, self._strides, self._offset, self._whole, self.dtype
         )
         out._counter, out._inference = self._counter, self._inference
         return out
@@ -719,10 +741,21 @@ class Tensor(TensorMethods):
         return bool(self.item())
 
     def __float__(self) -> float:
-        return float(self._only())
+        return float(self._real_only())
 
     def __int__(self) -> int:
-        return int(self._only())
+        return int(self._real_only())
+
+    def _real_only(self) -> Scalar:
+        value = self._only()
+        if isinstance(value, complex):
+            if value.imag:
+                raise RuntimeError(
+                    "value cannot be converted to type double without overflow: its imaginary part "
+                    f"is {value.imag}. Use .real"
+                )
+            return value.real
+        return value
 
     def _only(self) -> Scalar:
         if self.numel() != 1:
@@ -799,11 +832,7 @@ class Tensor(TensorMethods):
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
-            names = {"float32": "Float", "float64": "Double", "float16": "Half",
-            "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
-                     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
-                     "uint32": "UInt32"}  # fmt: skip
-            return f"torch.{names[self.dtype.name]}Tensor"
+            return f"torch.{legacy_name(self.dtype)}Tensor"
         if isinstance(dtype, str):
             from webtorch.tensors.legacy import TYPE_NAMES
 
@@ -866,8 +895,25 @@ class Tensor(TensorMethods):
         raise NotImplementedError
 
 
+_LEGACY = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
+    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
+    "bool": "Bool", "uint32": "UInt32", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+}  # fmt: skip
+
+
+def legacy_name(dtype: DType) -> str:
+    """Return the name that PyTorch's errors and typed constructors have for a dtype: "Float"."""
+    return _LEGACY[dtype.name]
+
+
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:
     """Return the message for a dtype that a device cannot hold."""
+    if dtype.is_complex:
+        return (
+            f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats. Use "
+            ".to(torch.complex64) first, or keep the tensor on the CPU."
+        )
     return (
         f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats and integers "
         "and packed smaller types. Use "
@@ -912,6 +958,9 @@ def _see(tensor: Tensor) -> np.ndarray:
     if not numel(tensor._shape):
         return numpy.empty(tensor._shape, tensor.dtype.name)
     flat = tensor._storage.lend()
+    if tensor.dtype.is_complex:
+        # A complex tensor may begin in the middle of a real one's storage, at an even place.
+        flat = flat[: len(flat) // 2 * 2].view(tensor.dtype.name)
     if is_contiguous(tensor._shape, tensor._strides):
         found = flat[tensor._offset : tensor._offset + numel(tensor._shape)]
         return found.reshape(tensor._shape)
@@ -922,7 +971,11 @@ def _see(tensor: Tensor) -> np.ndarray:
 
 
 def _materialize(x: Tensor) -> Tensor:
-    """Return a contiguous copy in its own storage, outside autograd."""
+    """Return a contiguous copy in its own storage, outside autograd: of a complex tensor, its parts."""
+    if x.dtype.is_complex:
+        x = x._pairs()
+        if x._whole:
+            return x
     return Tensor._from_node(
         Node(
             "map", (x._node(),), (primitive.IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype
@@ -938,6 +991,8 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
 
     if x.dtype in runtime.unsupported:
         raise DTypeError(unsupported_text(x.dtype, runtime))
+    if x.dtype.is_complex:
+        return primitive.paired(_transfer(primitive.pairs(x), runtime))
     strides = strides_like(x._shape, x._strides)
     order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
     if order is None:

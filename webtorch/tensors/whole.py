@@ -27,8 +27,8 @@ def is_floating_point(input: Tensor) -> bool:
 
 
 def is_complex(input: Tensor) -> bool:
-    """Return False: there are no complex types yet."""
-    return input.is_complex()
+    """Return whether the dtype is a complex type."""
+    return input.dtype.is_complex
 
 
 def is_signed(input: Tensor) -> bool:

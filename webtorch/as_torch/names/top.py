@@ -21,8 +21,6 @@ class AbsentDType:
 
 
 complex32 = chalf = AbsentDType("complex32", complex=True)
-complex64 = cfloat = AbsentDType("complex64", complex=True)
-complex128 = cdouble = AbsentDType("complex128", complex=True)
 uint16, uint64 = AbsentDType("uint16"), AbsentDType("uint64")
 float8_e4m3fn = AbsentDType("float8_e4m3fn", True)
 float8_e4m3fnuz = AbsentDType("float8_e4m3fnuz", True)

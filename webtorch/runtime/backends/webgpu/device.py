@@ -27,7 +27,7 @@ from webtorch.errors import (
     KernelError,
     OutOfMemoryError,
 )
-from webtorch.ir.dtype import ALL, DType, uint32
+from webtorch.ir.dtype import ALL, COMPLEX, DType, uint32
 from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
@@ -132,7 +132,7 @@ class WebGPUBackend:
     """One WebGPU device. Every method may be called from any thread."""
 
     name = "webgpu"
-    unsupported: frozenset[DType] = frozenset(d for d in ALL if not d.webgpu)
+    unsupported: frozenset[DType] = frozenset(d for d in (*ALL, *COMPLEX) if not d.webgpu)
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
         self.index = adapter.index

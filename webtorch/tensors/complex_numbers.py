@@ -1,0 +1,177 @@
+"""Elementwise entries on complex tensors: their complex forms, recorded, with PyTorch's gradients. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.ir.dtype import DType, Scalar, bool_
+from webtorch.ir.view import Shape, broadcast_shapes
+from webtorch.ops import pairs as forms
+from webtorch.ops.record import TABLE, Elementwise, slope
+from webtorch.tensors import calls
+from webtorch.tensors.primitives import (
+    cast_to,
+    complex_of,
+    conjugate,
+    fill,
+    map_pairs,
+    pairs,
+    real_part,
+)
+from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, mode, set_history
+from webtorch.tensors.tensor import Tensor, legacy_name
+
+Operand = Any
+
+# Both parts are treated alike: the real entry on the pairs.
+_ALIKE = frozenset(("_add", "_sub", "neg", "positive"))
+# A real second operand scales both parts.
+_SCALED = frozenset(("mul", "_div"))
+
+
+def apply_form(
+    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()
+) -> Tensor:
+    """Record an elementwise entry one of whose operands is complex."""
+    if op.name == "_where":
+        return _choose(op, operands)
+    if not any(isinstance(o, Tensor) for o in operands):
+        operands = [fill((), operands[0], calls.result_type(operands[0]), None), *operands[1:]]
+    operands, _ = calls._to_one_device(op, operands)
+    dtype = calls.result_type(*operands)
+    if not (forms.has_form(op) or op.name in _ALIKE):
+        raise DTypeError(
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes real "
+            "numbers. Use .real, .imag or .abs()"
+        )
+    part = dtype.to_real()
+    tensors: list[Operand] = []
+    for o in operands:
+        if isinstance(o, Tensor):
+            wanted = dtype if o.dtype.is_complex else part
+            tensors.append(cast_to(o, wanted))
+        else:
+            tensors.append(o if isinstance(o, complex) else float(o))
+    shape = broadcast_shapes(*[o._shape for o in tensors if isinstance(o, Tensor)])
+    simple = _simple(op, tensors, numbers, dtype)
+    if simple is not None:
+        if simple._grad_fn is not None:
+            simple._grad_fn.title = f"{calls._title(op.name)}Backward0"
+        return simple
+    return record(op, [*tensors, *numbers], len(operands), shape, dtype)
+
+
+def _is_complex(x: Operand) -> bool:
+    return isinstance(x, complex) or (isinstance(x, Tensor) and x.dtype.is_complex)
+
+
+def _simple(
+    op: Elementwise, operands: list[Operand], numbers: Sequence[Scalar], dtype: DType
+) -> Tensor | None:
+    """Return the result where it is a real operation on the parts."""
+    first, last = operands[0], operands[-1]
+    if op.name in _ALIKE and all(isinstance(o, Tensor) and o.dtype.is_complex for o in operands):
+        return complex_of(calls.apply(op, [pairs(o) for o in _aligned(operands)]))
+    if op.name in _SCALED and isinstance(first, Tensor) and first.dtype.is_complex:
+        if isinstance(last, float):
+            return complex_of(calls.apply(op, (pairs(first), last)))
+        if isinstance(last, Tensor) and not last.dtype.is_complex:
+            first, last = _aligned([first, last])
+            return complex_of(calls.apply(op, (pairs(first), last.unsqueeze(-1))))
+    if op.name == "mul" and _is_complex(last) and isinstance(last, Tensor):
+        return _simple(op, [last, first], numbers, dtype) if not _is_complex(first) else None
+    return None
+
+
+def _aligned(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors with one number of dims, so that the dim of the parts stays apart."""
+    rank = max(t.ndim for t in tensors)
+    return [t.reshape((1,) * (rank - t.ndim) + t._shape) if t.ndim < rank else t for t in tensors]
+
+
+def _choose(op: Elementwise, operands: Sequence[Operand]) -> Tensor:
+    """where: a condition and two values, of which one is complex."""
+    condition, *values = operands
+    dtype = calls.result_type(*values)
+    device = next(o.device for o in operands if isinstance(o, Tensor))
+    both = [
+        cast_to(v, dtype) if isinstance(v, Tensor) else fill((), v, dtype, device) for v in values
+    ]
+    condition, *both = _aligned([condition, *both])
+    return complex_of(calls.apply(op, (condition.unsqueeze(-1), *[pairs(v) for v in both])))
+
+
+def record(
+    op: Elementwise, operands: Sequence[Operand], count: int, shape: Shape, dtype: DType
+) -> Tensor:
+    """Record a form. The first `count` operands are the entry's tensors; tensors have one width."""
+    kinds = "".join("c" if _is_complex(o) else "r" for o in operands)
+    try:
+        real = forms.gives_real(op, kinds, dtype.to_real())
+    except forms.NotComplex:
+        raise DTypeError(
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes real "
+            "numbers. Use .real, .imag or .abs()"
+        ) from None
+    wanted = bool_ if op.promotion == "bool" else dtype.to_real() if real else dtype
+    out = map_pairs(op, operands, shape, wanted)
+    if not mode.grad or not op.differentiable or wanted is bool_:
+        return out
+    tensors = [o for o in operands[:count] if isinstance(o, Tensor)]
+    if any(t.requires_grad for t in tensors):
+        edges = tuple([gradient_edge(t) if t.requires_grad else None for t in tensors])
+        rule = _rule(op, operands, count, out, edges)
+        title = calls._title(op.name)
+        set_history(out, GradFn(f"{title}Backward0", edges, rule))
+    return out
+
+
+def _rule(
+    op: Elementwise, operands: Sequence[Operand], count: int, out: Tensor, edges: Sequence[Any]
+) -> Callable[[Any], list[Tensor | None]]:
+    saved = [SavedTensor(o) if isinstance(o, Tensor) else o for o in operands]
+    places = [i for i, o in enumerate(operands[:count]) if isinstance(o, Tensor)]
+    shapes = [operands[i]._shape for i in places]
+
+    def rule(gs: Any) -> list[Tensor | None]:
+        values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
+        found: list[Tensor | None] = []
+        for place, shape, edge in zip(places, shapes, edges, strict=True):
+            c = None if edge is None else _cotangent(op, place, gs[0], values, count)
+            if c is not None and c.dtype.is_complex and not values[place].dtype.is_complex:
+                c = real_part(c)
+            found.append(None if c is None else calls.sum_to(c, shape))
+        return found
+
+    return rule
+
+
+def _cotangent(
+    op: Elementwise, place: int, g: Tensor, values: list[Operand], count: int
+) -> Tensor | None:
+    if op.name == "abs":
+        return g * values[0].sgn()
+    if op.name == "angle":
+        (z,) = values
+        square = real_part(z * conjugate(z))
+        turned = g / TABLE["where"](square == 0, 1.0, square)
+        return TABLE["where"](square == 0, 0.0, 1j * z * turned)
+    found = slope(op, place)
+    if found.kind == "zero":
+        return None
+    if found.kind != "formula":
+        return g if found.kind == "one" else -g
+    assert found.op is not None
+    inputs = [values[i] for i in (*found.tensors, *[count + n for n in found.numbers])]
+    return conjugate(derivative(found.op, conjugate(g), inputs))
+
+
+def derivative(op: Elementwise, g: Tensor, values: Sequence[Operand]) -> Tensor:
+    """Record the derivative of a form: (g, values) -> cotangent."""
+    operands = [g, *values]
+    dtype = calls.result_type(*operands)
+    shape = broadcast_shapes(*[o._shape for o in operands if isinstance(o, Tensor)])
+    count = len(op.tensors)
+    return record(op, operands, count, shape, dtype)
