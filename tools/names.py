@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "webtorch" / "tensors" / "pytorch_names.txt"
 PAGE = ROOT / "docs" / "differences.md"
 # Where names are compared: PyTorch's module without "torch.", "Tensor" for its methods.
-PLACES = ("", "Tensor", "linalg", "special", "nn", "nn.functional", "optim")
+PLACES = ("", "Tensor", "linalg", "special", "fft", "nn", "nn.functional", "optim")
 # The first pattern that matches a name gives the reason.
 REASONS: tuple[tuple[str, str], ...] = (
     (

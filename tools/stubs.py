@@ -247,6 +247,7 @@ def stubs() -> dict[Path, str]:
         ROOT / "__init__.pyi": top(),
         ROOT / "nn" / "functional" / "__init__.pyi": functional(),
         ROOT / "linalg.pyi": simple("linalg"),
+        ROOT / "fft.pyi": simple("fft"),
         ROOT / "special.pyi": simple("special"),
     }
     return {path: _formatted(text) for path, text in made.items()}

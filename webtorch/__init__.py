@@ -47,6 +47,7 @@ from webtorch import (
     cuda,
     debug,
     errors,
+    fft,
     linalg,
     masked,
     nn,

@@ -86,13 +86,11 @@ HIDDEN = frozenset(
 # What to say of names that PyTorch programs ask for in vain.
 CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 _SPARSE = "tensors are dense and strided here; sparse layouts are not available"
-_COMPLEX = "complex numbers are not available yet"
 WORDS: dict[str, dict[str, str]] = {
     "torch": {
         "ops": "webtorch has no registry of custom operators; a torch.autograd.Function defines one",
         "classes": CORE,
         "sparse": _SPARSE,
-        "fft": _COMPLEX,
         "export": "torch.export is not available; webtorch.web.export writes a compiled step",
         "onnx": "there is no export to ONNX; webtorch.web.export writes a compiled step",
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",

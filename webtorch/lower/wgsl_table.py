@@ -41,6 +41,8 @@ def wgsl_type(dtype: DType) -> str:
             return "i32"
         case "uint":
             return "u32"
+        case "complex":
+            raise DTypeError(f"{dtype} is no type of kernels, which see pairs of real numbers")
 
 
 def float_literal(value: float) -> str:

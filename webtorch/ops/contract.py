@@ -119,10 +119,10 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
 
     def rule(g: Any) -> tuple[Any, Any]:
         x, y = (s.unpack() for s in saved)
-        grad_a = rows_times(g, y, not transposed) if need_a else None
+        grad_a = rows_times(g, conjugate(y), not transposed) if need_a else None
         if not need_b:
             return grad_a, None
-        x, g = x.reshape((m, k)), g.reshape((m, n))
+        x, g = conjugate(x).reshape((m, k)), g.reshape((m, n))
         grad_b = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
         return grad_a, grad_b.t() if turned and not transposed else grad_b
 

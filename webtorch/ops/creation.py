@@ -93,7 +93,7 @@ def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") ->
     return result
 
 
-def _number(value: Any) -> Scalar:
+def _number(value: Any) -> Any:
     """Return a Python number for a number, a NumPy number or a tensor of one element."""
     if isinstance(value, (bool, int, float, complex)):
         return value
@@ -121,7 +121,7 @@ _C_NAMES = {
 }
 
 
-def _fits(value: Scalar, dtype: DType) -> Scalar:
+def _fits(value: Any, dtype: DType) -> Any:
     """Return `value` as `dtype` holds it. Raises RuntimeError where PyTorch does."""
     if dtype.kind == "bool":
         return bool(value)
@@ -279,7 +279,7 @@ def _leaves(data: Any, shape: Shape, dim: int, out: list[Any]) -> None:
             _leaves(part, shape, dim + 1, out)
 
 
-def _leaf(value: Any) -> tuple[Scalar, DType]:
+def _leaf(value: Any) -> tuple[Any, DType]:
     """Return an element that is not a plain Python number as one, with its type."""
     # A NumPy float64 is a Python float too, but has a type of its own.
     typed = hasattr(value, "dtype")

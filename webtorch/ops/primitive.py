@@ -119,6 +119,11 @@ cast_to = _primitive(
     "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable "
     "between floats.",
 )
+formula = _primitive(
+    "_formula",
+    "(op, tensors, shape, dtype, device=None)",
+    "An entry applied to the flat position (an int32) and to real tensors of `shape`. Not differentiable.",
+)
 pairs = _primitive(
     "_pairs",
     "(x)",

@@ -24,7 +24,7 @@ _FILES = (
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
-    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex",
+    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft",
     "segment", "masked", "native", "integer",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.

@@ -224,6 +224,20 @@ def _general_view_rule(
     return rule
 
 
+def formula(
+    op: Elementwise,
+    tensors: Sequence[Tensor],
+    shape: Shape,
+    dtype: DType,
+    device: DeviceLike = None,
+) -> Tensor:
+    """Record an entry over the flat position and tensors of `shape`, outside autograd."""
+    runtime = tensors[0]._storage.runtime if tensors else resolve(device)
+    attrs = (op, "p" + "t" * len(tensors), dtype.compute)
+    srcs = tuple([t._node() for t in tensors])
+    return Tensor._from_node(Node("map", srcs, attrs, (), shape, dtype, user_line()), runtime)
+
+
 # ---- complex tensors as pairs of real numbers
 # ------------------------------------------------------------------------------------------------------------
 
@@ -497,7 +511,9 @@ def rebase(x: Tensor, values: Tensor) -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def fill(shape: Sequence[int], value: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
+def fill(
+    shape: Sequence[int], value: Scalar | complex, dtype: DType, device: DeviceLike
+) -> Tensor:
     """Return a tensor of one value."""
     runtime = resolve(device)
     if dtype.is_complex:
@@ -508,6 +524,10 @@ def fill(shape: Sequence[int], value: Scalar, dtype: DType, device: DeviceLike) 
         scalars = (number.real, number.imag)
         node = Node("map", (), attrs, scalars, (*shape, 2), part, user_line())
         return complex_of(Tensor._from_node(node, runtime))
+    if isinstance(value, complex):
+        raise RuntimeError(
+            f"value cannot be converted to type {dtype.name} without overflow: {value} is complex"
+        )
     if dtype is int64:
         check_int64("fill", value, runtime)
     return Tensor._from_node(
@@ -972,7 +992,8 @@ for entry, function in (
     (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.cast_to,
     cast_to), (primitive.copy, copy),
     (primitive.write, write), (primitive.empty, empty),
-    (primitive.pairs, pairs), (primitive.paired, paired), (primitive.real_part, real_part),
+    (primitive.formula, formula), (primitive.pairs, pairs),
+    (primitive.paired, paired), (primitive.real_part, real_part),
     (primitive.imag_part, imag_part), (primitive.complex_of, complex_of),
     (primitive.join, join), (primitive.conjugate, conjugate),
 ):  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-Number: TypeAlias = float | int | bool | complex
+Number: TypeAlias = float | int | bool
 # What `Tensor.tolist` returns: a number for 0-d, else lists of lists down to numbers.
 Nested: TypeAlias = Number | Sequence["Nested"]
 Fetch: TypeAlias = Callable[[int | None], Nested]

@@ -38,6 +38,7 @@ from webtorch.runtime.backends.cpu import (
     attention,
     contraction,
     direct,
+    fourier,
     gemm,
     jit,
     lapack,
@@ -53,6 +54,8 @@ from webtorch.runtime.watch import watch
 Array = npt.NDArray[Any]
 Scalar = bool | int | float
 
+# Its functions are found by their names.
+assert fourier.fft_c2c is not None
 # Elements that one block of NumPy work covers: some temporaries of this size fit a core's second-level cache.
 _BLOCK = 1 << 15
 # Work is counted in operations on one element. Compiling pays from about here on (some 6 ms), and

@@ -40,7 +40,8 @@ def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
 
 
-def _host(run: Callable[..., Results]) -> Callable[..., Results]:
+def host_function(run: Callable[..., Results]) -> Callable[..., Results]:
+    """Make a function of whole arrays known by its name."""
     FUNCTIONS[run.__name__.strip("_")] = run
     return run
 
@@ -90,7 +91,7 @@ def _substitute(a: Array, b: Array, unit: bool) -> Array:
     return np.concatenate([top, _substitute(a[:, half:, half:], rest, unit)], 1)
 
 
-@_host
+@host_function
 def solve_triangular(a: Array, b: Array, upper: bool, unit: bool) -> Results:
     """Return x with a @ x = b."""
     with np.errstate(all="ignore"):
@@ -137,7 +138,7 @@ def _lu(a: Array) -> tuple[Array, Array, int]:
     return a, pivots, int(zero[0]) + 1 if zero.size else 0
 
 
-@_host
+@host_function
 def lu_factor(a: Array, pivot: bool) -> Results:
     """Return (packed factors, pivots counted from 1, info)."""
     count, m, n = a.shape
@@ -150,7 +151,7 @@ def lu_factor(a: Array, pivot: bool) -> Results:
     return out, pivots, info
 
 
-@_host
+@host_function
 def permutation(pivots: Array, rows: int) -> Results:
     """Return, for each row of the product L U, which row of the matrix it is."""
     out = np.tile(np.arange(rows), (pivots.shape[0], 1))
@@ -164,19 +165,19 @@ def _singular_at(a: Array) -> int:
     return _lu(a)[2] or a.shape[0]
 
 
-@_host
+@host_function
 def solve(a: Array, b: Array) -> Results:
     """Return (x, info) with a @ x = b."""
     return _each(lambda a, b: (np.linalg.solve(a, b),), _singular_at, a, b)
 
 
-@_host
+@host_function
 def inv(a: Array) -> Results:
     """Return (inverse, info)."""
     return _each(lambda a: (np.linalg.inv(a),), _singular_at, a)
 
 
-@_host
+@host_function
 def cofactors(a: Array) -> Results:
     """Return the matrix of cofactors, also of singular matrices: det(U V) U adj(S) V^T."""
     u, s, vh = np.linalg.svd(a)
@@ -200,13 +201,13 @@ def _indefinite_at(a: Array) -> int:
     return a.shape[0]
 
 
-@_host
+@host_function
 def cholesky(a: Array) -> Results:
     """Return (L, info) from the lower triangle."""
     return _each(lambda a: (np.tril(np.linalg.cholesky(a)),), _indefinite_at, a)
 
 
-@_host
+@host_function
 def qr(a: Array, mode: str) -> Results:
     """Return (Q, R)."""
     if a.shape[1] and a.shape[2]:
@@ -219,26 +220,26 @@ def qr(a: Array, mode: str) -> Results:
     )
 
 
-@_host
+@host_function
 def geqrf(a: Array) -> Results:
     """Return (packed R and reflectors, tau)."""
     h, tau = np.linalg.qr(a, "raw")
     return np.swapaxes(h, -1, -2), tau
 
 
-@_host
+@host_function
 def eigh(a: Array, uplo: str) -> Results:
     """Return (eigenvalues, eigenvectors, info) from one triangle."""
     return _each(lambda a: tuple(np.linalg.eigh(a, uplo)), lambda a: a.shape[0], a)  # type: ignore[call-overload]
 
 
-@_host
+@host_function
 def eigvalsh(a: Array, uplo: str) -> Results:
     """Return (eigenvalues, info) from one triangle."""
     return _each(lambda a: (np.linalg.eigvalsh(a, uplo),), lambda a: a.shape[0], a)  # type: ignore[call-overload]
 
 
-@_host
+@host_function
 def svd(a: Array, full: bool) -> Results:
     """Return (U, S, Vh, info)."""
     if a.shape[1] and a.shape[2]:
@@ -253,7 +254,7 @@ def svd(a: Array, full: bool) -> Results:
     )
 
 
-@_host
+@host_function
 def svdvals(a: Array) -> Results:
     """Return (S, info)."""
     if not (a.shape[1] and a.shape[2]):
@@ -261,7 +262,7 @@ def svdvals(a: Array) -> Results:
     return _each(lambda a: (np.linalg.svd(a, compute_uv=False),), lambda a: a.shape[1], a)
 
 
-@_host
+@host_function
 def lstsq(a: Array, b: Array, rcond: float) -> Results:
     """Return (x, rank, singular values): the shortest of the vectors that come closest."""
     count, m, n = a.shape
@@ -309,7 +310,7 @@ def _expm(a: Array) -> Array:
     return np.asarray(out)
 
 
-@_host
+@host_function
 def matrix_exp(a: Array) -> Results:
     """Return the exponentials, computed in float64."""
     out = np.empty_like(a)
@@ -377,7 +378,7 @@ def _ldl(a: Array) -> tuple[Array, Array, int]:
     return a, pivots, info
 
 
-@_host
+@host_function
 def ldl_factor(a: Array) -> Results:
     """Return (packed L and D, pivots, info)."""
     out, pivots, info = (
@@ -390,7 +391,7 @@ def ldl_factor(a: Array) -> Results:
     return out, pivots, info
 
 
-@_host
+@host_function
 def ldl_solve(packed: Array, pivots: Array, b: Array) -> Results:
     """Return x with a @ x = b, where ldl_factor made `packed` and `pivots` of a."""
     out = b.copy()

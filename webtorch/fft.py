@@ -1,0 +1,14 @@
+"""`webtorch.fft`: the entries of the op table that PyTorch's users find in torch.fft."""
+
+import sys as _sys
+
+from webtorch.tensors.absent import MissingName as _MissingName
+from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
+
+globals().update(_NAMESPACES["fft"])
+__all__ = sorted(_NAMESPACES["fft"])
+
+
+def __getattr__(name: str) -> object:
+    """Say what is known of a name that does not exist here."""
+    raise _MissingName(_sys.modules[__name__], "fft", name)
