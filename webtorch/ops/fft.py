@@ -108,59 +108,39 @@ def _from_half(
 
 
 @composite(function_in=FFT, torch="fft.fft")
-def fft_fft(
-    input: Any, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Any = None
-) -> Any:
+def fft_fft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The discrete Fourier transform along `dim`, of n numbers (cut, or with zeros behind)."""
-    return _stored(out, _one("fft_fft", input, n, dim, norm, False))
+    return _one("fft_fft", input, n, dim, norm, False)
 
 
 @composite(function_in=FFT, torch="fft.ifft")
-def fft_ifft(
-    input: Any, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Any = None
-) -> Any:
+def fft_ifft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of fft."""
-    return _stored(out, _one("fft_ifft", input, n, dim, norm, True))
+    return _one("fft_ifft", input, n, dim, norm, True)
 
 
 @composite(function_in=FFT, torch="fft.rfft")
-def fft_rfft(
-    input: Any, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Any = None
-) -> Any:
+def fft_rfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The transform of real numbers: its first n // 2 + 1 terms, of which the others are conjugates."""
-    return _stored(out, _half("fft_rfft", input, n, dim, norm, True))
+    return _half("fft_rfft", input, n, dim, norm, True)
 
 
 @composite(function_in=FFT, torch="fft.irfft")
-def fft_irfft(
-    input: Any, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Any = None
-) -> Any:
+def fft_irfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of rfft: n real numbers, 2 (terms - 1) by default."""
-    return _stored(out, _from_half("fft_irfft", input, n, dim, norm, False))
+    return _from_half("fft_irfft", input, n, dim, norm, False)
 
 
 @composite(function_in=FFT, torch="fft.hfft")
-def fft_hfft(
-    input: Any, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Any = None
-) -> Any:
+def fft_hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The real transform of numbers of which each is the conjugate of its opposite, from their first half."""
-    return _stored(out, _from_half("fft_hfft", input, n, dim, norm, True))
+    return _from_half("fft_hfft", input, n, dim, norm, True)
 
 
 @composite(function_in=FFT, torch="fft.ihfft")
-def fft_ihfft(
-    input: Any, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Any = None
-) -> Any:
+def fft_ihfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of hfft: the first half of the inverse transform of real numbers."""
-    return _stored(out, conjugate(_half("fft_ihfft", input, n, dim, norm, False)))
-
-
-def _stored(out: Any, result: Any) -> Any:
-    if out is None:
-        return result
-    from webtorch.tensors.calls import store_in
-
-    return store_in(out, result, "fft")
+    return conjugate(_half("fft_ihfft", input, n, dim, norm, False))
 
 
 # -- several dims -------------------------------------------------------------------------------------
@@ -260,15 +240,11 @@ def _declare(kind: str) -> None:
         found = run(name, input, s, dim, norm, flag)
         return conjugate(found) if kind == "ihfft" else found
 
-    def transform_n(
-        input: Any, s: Any = None, dim: Any = None, norm: str | None = None, *, out: Any = None
-    ) -> Any:
-        return _stored(out, result(f"fft_{kind}n", input, s, dim, norm))
+    def transform_n(input: Any, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
+        return result(f"fft_{kind}n", input, s, dim, norm)
 
-    def transform_2(
-        input: Any, s: Any = None, dim: Any = (-2, -1), norm: str | None = None, *, out: Any = None
-    ) -> Any:
-        return _stored(out, result(f"fft_{kind}2", input, s, dim, norm))
+    def transform_2(input: Any, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
+        return result(f"fft_{kind}2", input, s, dim, norm)
 
     for function, suffix, where in (
         (transform_n, "n", "along `dim` (all dims)"),
@@ -287,14 +263,23 @@ for _kind in _DIRECTIONS:
 
 
 def _frequencies(
-    name: str, n: int, numbers: list[int], d: float, dtype: Any, device: Any, requires_grad: bool
+    name: str,
+    n: int,
+    numbers: list[int],
+    d: float,
+    dtype: Any,
+    device: Any,
+    requires_grad: bool,
+    out: Any,
 ) -> Any:
     wanted = creation.chosen_dtype(dtype)
     if not wanted.has_gradient:
         raise RuntimeError(f"{name} requires a floating point or complex dtype")
     _length(n)
     values = [k * (1.0 / (n * d)) for k in numbers]
-    return creation.finish(creation.tensor(values, dtype=wanted, device=device), requires_grad)
+    return creation.finish(
+        creation.tensor(values, dtype=wanted, device=device), requires_grad, out, name
+    )
 
 
 @composite(family="creation", function_in=FFT, torch="fft.fftfreq")
@@ -310,7 +295,7 @@ def fft_fftfreq(
 ) -> Any:
     """The frequencies of the terms of a transform of n numbers, `d` apart."""
     numbers = [*range((n + 1) // 2), *range(-(n // 2), 0)]
-    return _stored(out, _frequencies("fftfreq", n, numbers, d, dtype, device, requires_grad))
+    return _frequencies("fftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
 @composite(family="creation", function_in=FFT, torch="fft.rfftfreq")
@@ -326,7 +311,7 @@ def fft_rfftfreq(
 ) -> Any:
     """The frequencies of the terms of rfft of n numbers, `d` apart."""
     numbers = list(range(n // 2 + 1))
-    return _stored(out, _frequencies("rfftfreq", n, numbers, d, dtype, device, requires_grad))
+    return _frequencies("rfftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
 def _shifted(input: Any, dim: Any, back: bool) -> Any:

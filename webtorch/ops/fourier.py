@@ -33,7 +33,7 @@ from webtorch.ops.primitive import (
     pairs,
     real_part,
 )
-from webtorch.ops.record import Elementwise
+from webtorch.ops.record import Elementwise, composite
 
 # The longest transform that is one product, and the longest that may be where the length is a prime.
 _RADIX, _PRIME = 64, 128
@@ -41,72 +41,74 @@ _RADIX, _PRIME = 64, 128
 
 # -- the transforms, with gradients -------------------------------------------------------------------
 
+# A rule is that of a holomorphic function: what is given to it, and what it gives, is conjugated. The matrix of a
+# transform is symmetric.
 
+
+def _on_cpu(x: Any) -> bool:
+    return x._storage.runtime.kind == "cpu"  # type: ignore[no-any-return]
+
+
+def _complex_vjp(g: Any, out: Any, x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+    return (complex_transform(g, dims, inverse),)
+
+
+@composite(name="_fft_c2c", function_in=(), torch="", vjp=_complex_vjp)
 def complex_transform(x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
     """Return the sums over x * exp(-+ 2 pi i j k / n) along each of `dims`, unscaled; `inverse` has the +."""
-    from webtorch.tensors.tape import attach, no_grad
+    if _on_cpu(x):
+        return complex_of(_hosted("fft_c2c", pairs(x), (dims, inverse), (*x._shape, 2)))
+    out = x
+    for d in dims:
+        out = _along(out, d, inverse)
+    return movement.clone(x) if out is x else out
 
-    with no_grad():
-        if x._storage.runtime.kind == "cpu":
-            out = _hosted("fft_c2c", pairs(x), (dims, inverse), (*x._shape, 2))
-            out = complex_of(out)
-        else:
-            out = x
-            for d in dims:
-                out = _along(out, d, inverse)
-            out = out if out is not x else movement.clone(x)
-    return attach(out, "FftC2C", (x,), lambda g: (complex_transform(g, dims, not inverse),))
+
+def _real_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+    low, high = [0] * g.ndim, [0] * g.ndim
+    high[dim] = n - g._shape[dim]
+    padded = pad_with(g, tuple(low), tuple(high), 0)
+    return (real_part(complex_transform(padded, (dim,), False)),)
+
+
+@composite(name="_fft_r2c", function_in=(), torch="", vjp=_real_vjp)
+def _real_transform(x: Any, dim: int, n: int) -> Any:
+    half = n // 2 + 1
+    shape = (*x._shape[:dim], half, *x._shape[dim + 1 :])
+    if _on_cpu(x):
+        return complex_of(_hosted("fft_r2c", x, (dim,), (*shape, 2)))
+    whole = complex_transform(cast_to(x, x.dtype.to_complex()), (dim,), False)
+    return movement.clone(whole.narrow(dim, 0, half))
 
 
 def real_transform(x: Any, dim: int) -> Any:
     """Return the first n // 2 + 1 sums of the transform of real numbers along `dim`, unscaled."""
-    from webtorch.tensors.tape import attach, no_grad
-
-    n = x._shape[dim]
-    half = n // 2 + 1
-    shape = (*x._shape[:dim], half, *x._shape[dim + 1 :])
-    with no_grad():
-        if x._storage.runtime.kind == "cpu":
-            out = complex_of(_hosted("fft_r2c", x, (dim,), (*shape, 2)))
-        else:
-            whole = complex_transform(cast_to(x, x.dtype.to_complex()), (dim,), False)
-            out = movement.clone(whole.narrow(dim, 0, half))
-
-    def rule(g: Any) -> tuple[Any]:
-        low, high = [0] * g.ndim, [0] * g.ndim
-        high[dim] = n - half
-        padded = pad_with(g, tuple(low), tuple(high), 0)
-        return (real_part(complex_transform(padded, (dim,), True)),)
-
-    return attach(out, "FftR2C", (x,), rule)
+    return _real_transform(x, dim, x._shape[dim])
 
 
+def _half_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+    terms = real_transform(g, dim)
+    twice = (n - 1) // 2
+    weights = [1.0] * terms._shape[dim]
+    weights[1 : 1 + twice] = [2.0] * twice
+    each = creation.tensor(weights, dtype=g.dtype, device=g.device)
+    return (conjugate(terms * each.reshape((-1,) + (1,) * (g.ndim - dim - 1))),)
+
+
+@composite(name="_fft_c2r", function_in=(), torch="", vjp=_half_vjp)
 def half_transform(x: Any, dim: int, n: int) -> Any:
     """Return the n real sums of the inverse transform whose first n // 2 + 1 terms are x, unscaled.
 
     The other terms are the conjugates of these; the imaginary parts of the first and, for even n, of the last
     term do not count.
     """
-    from webtorch.tensors.tape import attach, no_grad
-
-    shape = (*x._shape[:dim], n, *x._shape[dim + 1 :])
+    if _on_cpu(x):
+        shape = (*x._shape[:dim], n, *x._shape[dim + 1 :])
+        return _hosted("fft_c2r", pairs(x), (dim, n), shape)
     twice = (n - 1) // 2
-    with no_grad():
-        if x._storage.runtime.kind == "cpu":
-            out = _hosted("fft_c2r", pairs(x), (dim, n), shape)
-        else:
-            rest = conjugate(movement.flip(x.narrow(dim, 1, twice), dim))
-            whole = movement.cat((x, rest), dim) if twice else x
-            out = movement.clone(real_part(complex_transform(whole, (dim,), True)))
-
-    def rule(g: Any) -> tuple[Any]:
-        terms = real_transform(g, dim)
-        weights = [1.0] * terms._shape[dim]
-        weights[1 : 1 + twice] = [2.0] * twice
-        each = creation.tensor(weights, dtype=g.dtype, device=g.device)
-        return (terms * each.reshape((-1,) + (1,) * (g.ndim - dim - 1)),)
-
-    return attach(out, "FftC2R", (x,), rule)
+    rest = conjugate(movement.flip(x.narrow(dim, 1, twice), dim))
+    whole = movement.cat((x, rest), dim) if twice else x
+    return movement.clone(real_part(complex_transform(whole, (dim,), True)))
 
 
 def _hosted(name: str, x: Any, params: tuple[Any, ...], shape: tuple[int, ...]) -> Any:

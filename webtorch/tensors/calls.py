@@ -872,6 +872,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []
         positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         owner: list[Any] = []
+        has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
 
         def rule(gs: Any) -> list[Tensor | None]:
             kept = [s.unpack(owner[0]()) for s in saved_out]
@@ -879,7 +880,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
                 result._output_nr = number
             g, out = (tuple(gs), tuple(kept)) if many else (gs[0], kept[0] if kept else None)
             values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
-            found = run_rule(vjp, g, out, values)
+            found = (_turned(vjp) if has_complex else vjp)(g, out, *values)
             return [found[i] if i < len(found) else None for i in positions]
 
         fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
@@ -894,21 +895,20 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     return function
 
 
-def run_rule(vjp: Callable[..., Any], g: Any, out: Any, values: Sequence[Any]) -> Any:
-    """Return the cotangents that a rule of real numbers gives, for complex ones too.
+def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule for complex numbers that a rule of real ones stands for.
 
-    PyTorch's cotangent of a complex number is that of its two parts as one number; for a holomorphic
+    PyTorch's cotangent of a complex number is that of its two parts, as one number; for a holomorphic
     function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
     """
-    given = g if isinstance(g, tuple) else (g,)
-    if not any(
-        isinstance(x, Tensor) and x.dtype.is_complex
-        for x in (*given, *(out if isinstance(out, tuple) else (out,)), *values)
-    ):
-        return vjp(g, out, *values)
-    turned = tuple([c if c is None else conjugate(c) for c in given])
-    found = vjp(turned if isinstance(g, tuple) else turned[0], out, *values)
-    return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
+
+    def rule(g: Any, out: Any, *values: Any) -> Any:
+        given = g if isinstance(g, tuple) else (g,)
+        turned = tuple([c if c is None else conjugate(c) for c in given])
+        found = vjp(turned if isinstance(g, tuple) else turned[0], out, *values)
+        return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
+
+    return rule
 
 
 def _recorded(args: Sequence[Any]) -> bool:

@@ -511,9 +511,7 @@ def rebase(x: Tensor, values: Tensor) -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def fill(
-    shape: Sequence[int], value: Scalar | complex, dtype: DType, device: DeviceLike
-) -> Tensor:
+def fill(shape: Sequence[int], value: Scalar | complex, dtype: DType, device: DeviceLike) -> Tensor:
     """Return a tensor of one value."""
     runtime = resolve(device)
     if dtype.is_complex:
