@@ -720,7 +720,7 @@ _TAKE_OUT = frozenset(["avg_pool2d", "avg_pool3d", "linear", "softshrink", "gelu
 
 def takes_out(op: Op, place: str) -> bool:
     """Whether the function of an entry takes `out=` there."""
-    return place in ("torch", "linalg", "special") or op.name in _TAKE_OUT
+    return place in ("torch", "linalg", "special", "fft") or op.name in _TAKE_OUT
 
 
 def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> None:
