@@ -422,9 +422,7 @@ class Tensor(TensorMethods):
                 "that doesn't require differentiation use var_no_grad = var.detach()."
             )
         if requires_grad and not self.dtype.has_gradient:
-            raise RuntimeError(
-                "only Tensors of floating point and complex dtype can require gradients"
-            )
+            raise RuntimeError("only Tensors of floating point dtype can require gradients")
         if requires_grad and self._inference and not mode.inference:
             raise RuntimeError(
                 "Setting requires_grad=True on inference tensor outside InferenceMode is not "
