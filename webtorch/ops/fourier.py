@@ -46,7 +46,7 @@ _RADIX, _PRIME = 64, 128
 
 
 def _on_cpu(x: Any) -> bool:
-    return x._storage.runtime.kind == "cpu"  # type: ignore[no-any-return]
+    return x._storage.runtime.kind == "cpu"
 
 
 def _complex_vjp(g: Any, out: Any, x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
