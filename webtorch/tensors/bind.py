@@ -24,7 +24,7 @@ _FILES = (
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
-    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft",
+    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft", "spectrum",
     "segment", "masked", "native", "integer",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
