@@ -83,7 +83,10 @@ def product(a: Any, b: Any) -> Any:
     # No terms: zeros, still connected to the inputs, whose gradients may have elements.
     out = fill((batch, m, n), 0, a.dtype, a.device)
     return attach(
-        out, "Bmm", (a, b), lambda g: (product(g, b.transpose(1, 2)), product(a.transpose(1, 2), g))
+        out,
+        "Bmm",
+        (a, b),
+        lambda g: (product(g, conjugate(b).transpose(1, 2)), product(conjugate(a).transpose(1, 2), g)),
     )
 
 

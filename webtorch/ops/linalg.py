@@ -769,7 +769,7 @@ def linalg_vander(x: Any, *, N: int | None = None) -> Any:
         raise RuntimeError(f"N must be greater than 1. Got {N}")
     x = movement.atleast_1d(x)
     count = x._shape[-1] if N is None else N
-    dtype = x.dtype if x.dtype.kind == "float" else int64
+    dtype = x.dtype if x.dtype.has_gradient else int64
     value = cast_to(x, dtype).unsqueeze(-1)
     ones = fill((*x._shape, 1), 1, dtype, x.device)
     if count <= 1:

@@ -166,6 +166,8 @@ def l1_loss(
     weight: Any = None,
 ) -> Any:
     """Return the mean (or sum, or each) of |input - target|."""
+    if input.dtype.is_complex or target.dtype.is_complex:
+        return _weighted((input - target).abs(), weight, _rule(size_average, reduce, reduction))
     _check_pair("l1_loss", input, target)
     reduction = _rule(size_average, reduce, reduction)
     return _weighted(_absolute_error(input, target), weight, reduction)

@@ -14,7 +14,7 @@ from webtorch.ir.dtype import DType, bool_, int64, integer_limits
 from webtorch.ops import composite as norms
 from webtorch.ops import creation, elementwise, ordering, reduce
 from webtorch.ops.elementwise import where
-from webtorch.ops.primitive import cast_to, fill
+from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import composite
 
 MASKED = ("masked",)
@@ -35,7 +35,7 @@ def _filled(x: Any, mask: Any, value: Any) -> Any:
 
 def _typed(x: Any, dtype: Any, widen: bool = False) -> Any:
     if dtype is None:
-        dtype = int64 if widen and x.dtype.kind != "float" else x.dtype
+        dtype = int64 if widen and not x.dtype.has_gradient else x.dtype
     return cast_to(x, dtype)
 
 
@@ -211,18 +211,20 @@ def _spread(
     if correction is None:
         correction = 1 if unbiased is None or unbiased else 0
     x = _typed(input, dtype)
-    if x.dtype.kind != "float":
+    if not x.dtype.has_gradient:
         x = cast_to(x, creation.default_dtype())
     wide = reduce.widened(x)
-    count = _counted(wide, mask, dim, True, wide.dtype)
+    real = wide.dtype.to_real()
+    count = _counted(wide, mask, dim, True, real)
     mean = masked_sum(wide, dim, keepdim=True, mask=mask) / count
     distance = wide - mean
-    total = masked_sum(distance * distance, dim, keepdim=keepdim, mask=mask)
-    plain = count if keepdim else _counted(wide, mask, dim, False, wide.dtype)
+    square = real_part(distance * conjugate(distance)) if wide.dtype.is_complex else distance * distance
+    total = masked_sum(square, dim, keepdim=keepdim, mask=mask)
+    plain = count if keepdim else _counted(wide, mask, dim, False, real)
     if correction:
         plain = (plain - correction).clamp(min=0)
     out = total / plain
-    return cast_to(out.sqrt() if root else out, x.dtype)
+    return cast_to(out.sqrt() if root else out, x.dtype.to_real())
 
 
 @_masked

@@ -1643,7 +1643,7 @@ def _padded(input: Any, counts: list[int], mode: str, value: Scalar | None) -> A
         filler: Scalar = 0 if value is None else value
         if input.dtype.kind == "bool":
             filler = bool(filler)
-        elif input.dtype.kind != "float":
+        elif not input.dtype.has_gradient:
             filler = int(filler)
         out = pad_with(out, tuple(low), tuple(high), filler)
     return copy(out) if out._storage is input._storage else contiguous(out)

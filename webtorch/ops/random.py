@@ -18,7 +18,7 @@ from webtorch.ir.view import Shape, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.creation import TORCH, chosen_dtype, finish
 from webtorch.ops.movement import METHOD
-from webtorch.ops.primitive import cast_to, complex_of, philox, reduce_dims, scan, write
+from webtorch.ops.primitive import cast_to, complex_of, pairs, philox, reduce_dims, scan, write
 from webtorch.ops.record import composite
 
 _MASK = 0xFFFFFFFF
@@ -584,6 +584,9 @@ def uniform_(
     input: Any, a: float = 0.0, b: float = 1.0, *, generator: Any = None, **bounds: float
 ) -> Any:
     """Overwrite with uniform numbers in [a, b) (PyTorch's names for them, from and to, are taken too)."""
+    if input.dtype.is_complex:
+        uniform_(pairs(input), a, b, generator=generator, **bounds)
+        return input
     low, high = bounds.pop("from", a), bounds.pop("to", b)
     if bounds:
         raise TypeError(f"uniform_() got an unexpected keyword argument {next(iter(bounds))!r}")

@@ -779,6 +779,10 @@ def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
     dims = wrap_dims("logsumexp", dim, input.ndim)
     x = as_float(input)
+    if x.dtype.is_complex and x.numel() and dims:
+        top = combine_dims(real_part(x).detach(), "max", dims, True)
+        top = _where(isinf(top), 0.0, top)
+        return log(sum(exp(x - top), dims, keepdim)) + (top if keepdim else drop_dims(top, dims, False))
     result_type, x = x.dtype, widened(x)
     if 0 in x.shape:
         return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), -math.inf, result_type)

@@ -13,7 +13,7 @@ from webtorch.errors import ShapeError
 from webtorch.ir.dtype import int64
 from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
-from webtorch.ops.primitive import cast_to, fill, iota
+from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
 from webtorch.ops.record import Autocast, composite, return_type
 from webtorch.ops.reduce import vector_norm
 
@@ -129,7 +129,7 @@ def gradient(
                 )
         if input._shape[d] < edge_order + 1:
             raise RuntimeError(f"{name} expected each dimension size to be at least edge_order+1")
-    x = input if input.dtype.kind == "float" else input.float()
+    x = input if input.dtype.has_gradient else input.float()
     return tuple(_slope_along(x, d, s, edge_order) for d, s in zip(dims, spacings, strict=True))
 
 
@@ -201,20 +201,20 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
         )
     x = input if input.ndim == 2 else input.reshape((1, -1))
     _check_weights(x._shape[1], fweights=fweights, aweights=aweights)
-    if not x.dtype.is_floating_point:
+    if not x.dtype.has_gradient:
         x = x.float()
-    weights = None if fweights is None else cast_to(fweights, x.dtype)
+    weights = None if fweights is None else cast_to(fweights, x.dtype.to_real())
     if aweights is not None:
         weights = aweights if weights is None else weights * aweights
     if weights is None:
         count: Any = x._shape[1]
         centred = x - x.mean(1, keepdim=True)
-        product = centred @ centred.mT
+        product = centred @ centred.mH
         norm: Any = max(count - correction, 0)
     else:
         total = weights.sum()
         centred = x - (x * weights).sum(1, keepdim=True) / total
-        product = (centred * weights) @ centred.mT
+        product = (centred * weights) @ centred.mH
         if aweights is None:
             norm = total - correction
         else:
@@ -230,6 +230,10 @@ def corrcoef(input: Any) -> Any:
     c = cov(input)
     if not c.ndim:
         return c / c
+    if c.dtype.is_complex:
+        spread = real_part(c.diagonal()).sqrt()
+        found = c / spread.unsqueeze(0) / spread.unsqueeze(1)
+        return join(real_part(found).clamp(-1, 1), imag_part(found).clamp(-1, 1))
     spread = c.diagonal().sqrt()
     return (c / spread.unsqueeze(0) / spread.unsqueeze(1)).clamp(-1, 1)
 

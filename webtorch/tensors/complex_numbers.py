@@ -37,6 +37,8 @@ def apply_form(
     """Record an elementwise entry one of whose operands is complex."""
     if op.name == "_where":
         return _choose(op, operands)
+    if op.name == "softsign":
+        return operands[0] / (operands[0].abs() + 1)  # type: ignore[no-any-return]
     if not any(isinstance(o, Tensor) for o in operands):
         operands = [fill((), operands[0], calls.result_type(operands[0]), None), *operands[1:]]
     operands, _ = calls._to_one_device(op, operands)
