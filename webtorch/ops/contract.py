@@ -86,7 +86,10 @@ def product(a: Any, b: Any) -> Any:
         out,
         "Bmm",
         (a, b),
-        lambda g: (product(g, conjugate(b).transpose(1, 2)), product(conjugate(a).transpose(1, 2), g)),
+        lambda g: (
+            product(g, conjugate(b).transpose(1, 2)),
+            product(conjugate(a).transpose(1, 2), g),
+        ),
     )
 
 

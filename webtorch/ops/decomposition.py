@@ -17,6 +17,7 @@ from webtorch.ops.elementwise import where
 from webtorch.ops.linalg import (
     EVERYWHERE,
     LINALG,
+    _solve,
     call,
     check_float,
     check_info,
@@ -28,12 +29,13 @@ from webtorch.ops.linalg import (
     solve_triangular,
 )
 from webtorch.ops.norm import EPSILON
-from webtorch.ops.primitive import cast_to, fill
+from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import Autocast, composite, return_type
 
 QR = return_type("linalg_qr", "Q", "R")
 OldQR = return_type("qr", "Q", "R")
 Geqrf = return_type("geqrf", "a", "tau")
+Eig = return_type("linalg_eig", "eigenvalues", "eigenvectors")
 Eigh = return_type("linalg_eigh", "eigenvalues", "eigenvectors")
 SVD = return_type("linalg_svd", "U", "S", "Vh")
 OldSVD = return_type("svd", "U", "S", "V")
@@ -51,7 +53,9 @@ def _plus(a: Any, b: Any) -> Any:
 def _symmetrised(m: Any) -> Any:
     """Return the symmetric matrix with the lower triangle of m."""
     low = m.tril(-1)
-    return m.tril() + low.mT
+    if not m.dtype.is_complex:
+        return m.tril() + low.mH
+    return low + low.mH + cast_to(real_part(m.diagonal(0, -2, -1)).diag_embed(), m.dtype)
 
 
 def _qr_vjp(g: Any, out: Any, a: Any, mode: str) -> Any:
@@ -64,23 +68,23 @@ def _qr_vjp(g: Any, out: Any, a: Any, mode: str) -> Any:
             "The QR decomposition is not differentiable when mode='complete' and nrows > ncols"
         )
     if m >= n:
-        core = None if gr is None else r @ gr.mT
-        core = _plus(core, None if gq is None else -(gq.mT @ q))
+        core = None if gr is None else r @ gr.mH
+        core = _plus(core, None if gq is None else -(gq.mH @ q))
         total = _plus(gq, q @ _symmetrised(core))
-        return (solve_triangular(r.mT, total, upper=False, left=False),)
+        return (solve_triangular(r.mH, total, upper=False, left=False),)
     # A wide matrix: the factor of its first columns fixes Q; the rest of R is Q^T times the rest.
     y, u = a[..., m:], r[..., :m]
     gu, gv = (None, None) if gr is None else (gr[..., :m], gr[..., m:])
-    gq = _plus(gq, None if gv is None else y @ gv.mT)
-    core = None if gu is None else u @ gu.mT
-    core = _plus(core, None if gq is None else -(gq.mT @ q))
+    gq = _plus(gq, None if gv is None else y @ gv.mH)
+    core = None if gu is None else u @ gu.mH
+    core = _plus(core, None if gq is None else -(gq.mH @ q))
     total = _plus(gq, q @ _symmetrised(core))
-    left = solve_triangular(u.mT, total, upper=False, left=False)
+    left = solve_triangular(u.mH, total, upper=False, left=False)
     right = q @ gv if gv is not None else creation.zeros_like(y)
     return (movement.cat((left, right), -1),)
 
 
-@composite(name="_qr", function_in=(), torch="", vjp=_qr_vjp, outputs=2)
+@composite(name="_qr", function_in=(), torch="", vjp=_qr_vjp, complex_rule=True, outputs=2)
 def _qr(a: Any, mode: str) -> Any:
     m, n = a._shape[-2:]
     k = m if mode == "complete" else min(m, n)
@@ -179,7 +183,7 @@ def householder_product(A: Any, tau: Any) -> Any:
     out = identity(m, A)[:, :n].expand((*A._shape[:-2], m, n))
     for i in reversed(range(tau._shape[-1])):
         column = v[..., i : i + 1]
-        out = out - tau[..., i, None, None] * (column @ (column.mT @ out))
+        out = out - tau[..., i, None, None] * (column @ (column.mH @ out))
     return out
 
 
@@ -222,10 +226,12 @@ def ormqr(input: Any, tau: Any, other: Any, left: bool = True, transpose: bool =
     for i in reversed(order) if left != transpose else order:
         column = v[..., i : i + 1]
         scale = tau[..., i, None, None]
+        if transpose:
+            scale = conjugate(scale)
         if left:
-            out = out - scale * (column @ (column.mT @ out))
+            out = out - scale * (column @ (column.mH @ out))
         else:
-            out = out - scale * ((out @ column) @ column.mT)
+            out = out - scale * ((out @ column) @ column.mH)
     return out
 
 
@@ -243,14 +249,14 @@ def _eigh_vjp(g: Any, out: Any, a: Any, uplo: str) -> Any:
     core = None
     if gv is not None:
         n = w._shape[-1]
-        core = (v.mT @ gv) * (1 - identity(n, w)) / _gaps(w)
-        core = 0.5 * (core + core.mT)
+        core = (v.mH @ gv) * (1 - identity(n, w)) / _gaps(w)
+        core = 0.5 * (core + core.mH)
     if gw is not None:
         core = _plus(core, gw.diag_embed())
-    return (v @ core @ v.mT,)
+    return (v @ cast_to(core, v.dtype) @ v.mH,)
 
 
-@composite(name="_eigh", function_in=(), torch="", vjp=_eigh_vjp, outputs=2)
+@composite(name="_eigh", function_in=(), torch="", vjp=_eigh_vjp, complex_rule=True, outputs=2)
 def _eigh(a: Any, uplo: str) -> Any:
     n = a._shape[-1]
     return call("eigh", (a,), (uplo,), ((n,), (n, n), ()))
@@ -299,6 +305,51 @@ def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     return w
 
 
+# -- eigenvalues of any matrix ------------------------------------------------------------------------
+
+
+def _eig_vjp(g: Any, out: Any, a: Any) -> Any:
+    """Boeddeker et al., "On the computation of complex-valued gradients", 2019, 4.60 and 4.77."""
+    gw, gv = g[:2]
+    w, v = out[:2]
+    if gv is None:
+        core = gw.diag_embed()
+    else:
+        turned = v.mH @ gv
+        core = turned - (v.mH @ v) * real_part(turned.diagonal(0, -2, -1)).unsqueeze(-2)
+        gaps = conjugate(w.unsqueeze(-2) - w.unsqueeze(-1)) + identity(w._shape[-1], w)
+        core = core / gaps * (1 - identity(w._shape[-1], w))
+        if gw is not None:
+            core = core + gw.diag_embed()
+    found = _solve(v.mH, core @ v.mH)[0]
+    return (found if a.dtype.is_complex else real_part(found),)
+
+
+@composite(name="_eig", function_in=(), torch="", vjp=_eig_vjp, complex_rule=True, outputs=2)
+def _eig(a: Any) -> Any:
+    n = a._shape[-1]
+    z = cast_to(a, a.dtype.to_complex())
+    return call("eig", (z,), (a.dtype.is_complex,), ((n,), (n, n), ()))
+
+
+@composite(name="linalg_eig", family="index", function_in=LINALG, torch="linalg.eig")
+def linalg_eig(A: Any) -> Any:
+    """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
+    check_matrix("linalg.eig", A, "A", square=True)
+    w, v, info = _eig(A)
+    check_info("linalg.eig", info, _NOT_CONVERGED)
+    return Eig(w, v)
+
+
+@composite(name="linalg_eigvals", family="index", function_in=LINALG, torch="linalg.eigvals")
+def linalg_eigvals(A: Any) -> Any:
+    """The eigenvalues of any square matrices, complex also where A is real."""
+    check_matrix("linalg.eigvals", A, "A", square=True)
+    w, _, info = _eig(A)
+    check_info("linalg.eigvals", info, _NOT_CONVERGED)
+    return w
+
+
 # -- singular values ----------------------------------------------------------------------------------
 
 
@@ -318,22 +369,26 @@ def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
     gaps = square + one
     core = None if gs is None else gs.diag_embed()
     if gu is not None:
-        skew = u.mT @ gu
-        core = _plus(core, ((skew - skew.mT) / gaps) * s.unsqueeze(-2))
+        skew = u.mH @ gu
+        core = _plus(core, ((skew - skew.mH) / gaps) * s.unsqueeze(-2))
     if gvh is not None:
-        skew = vh @ gvh.mT
-        core = _plus(core, s.unsqueeze(-1) * ((skew - skew.mT) / gaps))
-    result = u @ core @ vh
+        skew = vh @ gvh.mH
+        core = _plus(core, s.unsqueeze(-1) * ((skew - skew.mH) / gaps))
+    if gu is not None and gvh is not None and u.dtype.is_complex:
+        # What both turn by one phase.
+        phase = (u.mH @ gu).diagonal(0, -2, -1)
+        core = core + ((phase - conjugate(phase)) / (2.0 * s)).diag_embed()
+    result = u @ cast_to(core, u.dtype) @ vh
     if gu is not None and m > k:
         inner = gu / s.unsqueeze(-2)
-        result = result + (inner - u @ (u.mT @ inner)) @ vh
+        result = result + (inner - u @ (u.mH @ inner)) @ vh
     if gvh is not None and n > k:
         inner = gvh / s.unsqueeze(-1)
-        result = result + u @ (inner - (inner @ vh.mT) @ vh)
+        result = result + u @ (inner - (inner @ vh.mH) @ vh)
     return (result,)
 
 
-@composite(name="_svd", function_in=(), torch="", vjp=_svd_vjp, outputs=3)
+@composite(name="_svd", function_in=(), torch="", vjp=_svd_vjp, complex_rule=True, outputs=3)
 def _svd(a: Any, full: bool) -> Any:
     m, n = a._shape[-2:]
     k = min(m, n)
@@ -342,9 +397,9 @@ def _svd(a: Any, full: bool) -> Any:
         batch = a._shape[:-2]
         return (
             identity(m, a)[:, :rows].expand((*batch, m, rows)).contiguous(),
-            fill((*batch, k), 0, a.dtype, a.device),
+            fill((*batch, k), 0, a.dtype.to_real(), a.device),
             identity(n, a)[:columns].expand((*batch, columns, n)).contiguous(),
-            fill(batch, 0, a.dtype, a.device),
+            fill(batch, 0, a.dtype.to_real(), a.device),
         )
     return call("svd", (a,), (full,), ((m, rows), (k,), (columns, n), ()))
 
@@ -402,7 +457,7 @@ def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
     check_matrix("linalg.svd", input, "A")
     if compute_uv:
         u, s, vh = linalg_svd(input, not some)
-        return OldSVD(u, s, vh.mT)
+        return OldSVD(u, s, vh.mH)
     m, n = input._shape[-2:]
     batch = input._shape[:-2]
     zeros = [fill((*batch, k, k), 0, input.dtype, input.device) for k in (m, n)]
@@ -415,7 +470,7 @@ def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
 def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     """Return max(atol, rtol * largest), of the shape of the batch."""
     if rtol is None:
-        rtol = EPSILON[a.dtype] * max(a._shape[-2:])
+        rtol = EPSILON[a.dtype.to_real()] * max(a._shape[-2:])
         if hasattr(atol, "_storage"):
             rtol = where(atol > 0, 0.0, rtol)
         elif atol is not None and atol > 0:
@@ -428,27 +483,27 @@ def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
 
 def _pinv_vjp(g: Any, out: Any, a: Any, bound: Any, hermitian: bool = False) -> Any:
     """Golub and Pereyra, 1973."""
-    gh, ph = g.mT, out.mT
+    gh, ph = g.mH, out.mH
     m, n = a._shape[-2:]
     if m <= n:
         k = gh @ out
         kp = k @ ph
-        return (-((out @ k).mT) + kp - (a @ out) @ kp + (ph @ out) @ (gh - k @ a),)
+        return (-((out @ k).mH) + kp - (a @ out) @ kp + (ph @ out) @ (gh - k @ a),)
     k = out @ gh
     pk = ph @ k
-    return (-((k @ out).mT) + (gh - a @ k) @ out @ ph + pk - (pk @ out) @ a,)
+    return (-((k @ out).mH) + (gh - a @ k) @ out @ ph + pk - (pk @ out) @ a,)
 
 
-@composite(name="_pinv", function_in=(), torch="", vjp=_pinv_vjp)
+@composite(name="_pinv", function_in=(), torch="", vjp=_pinv_vjp, complex_rule=True)
 def _pinv(a: Any, bound: Any, hermitian: bool = False) -> Any:
     if hermitian:
         s, u, _ = _eigh(a, "L")
-        vh = u.mT
+        vh = u.mH
     else:
         u, s, vh, _ = _svd(a, False)
     keep = s.abs() > bound.unsqueeze(-1)
     inverse = where(keep, 1 / where(keep, s, 1.0), 0.0)
-    return vh.mT @ (inverse.unsqueeze(-1) * u.mT)
+    return vh.mH @ (inverse.unsqueeze(-1) * u.mH)
 
 
 def _largest(a: Any, hermitian: bool) -> Any:
@@ -505,11 +560,11 @@ def _lstsq_vjp(g: Any, out: Any, a: Any, b: Any, rcond: float) -> Any:
     s = svdvals(a.detach())
     bound = s.amax(-1) * rcond
     p = _pinv(a, bound)
-    gp = g @ b.mT
-    return _pinv_vjp(gp, p, a, bound)[0], p.mT @ g
+    gp = g @ b.mH
+    return _pinv_vjp(gp, p, a, bound)[0], p.mH @ g
 
 
-@composite(name="_lstsq", function_in=(), torch="", vjp=_lstsq_vjp)
+@composite(name="_lstsq", function_in=(), torch="", vjp=_lstsq_vjp, complex_rule=True)
 def _lstsq(a: Any, b: Any, rcond: float) -> Any:
     m, n = a._shape[-2:]
     return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
@@ -549,14 +604,14 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
         )
     chosen = driver or "gelsy"
     m, n = A._shape[-2:]
-    cut = EPSILON[A.dtype] * max(m, n) if rcond is None else float(rcond)
+    cut = EPSILON[A.dtype.to_real()] * max(m, n) if rcond is None else float(rcond)
     a, b = expand_batch(A, b)
     x, rank, s = _lstsq(a, b, cut)
     empty = fill((0,), 0, A.dtype, A.device)
     residuals = empty
     if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):
         difference = a @ x - b
-        residuals = (difference * difference).sum(-2)
+        residuals = (difference.abs() ** 2).sum(-2)
     ranks = fill((0,), 0, int64, A.device) if chosen == "gels" else cast_to(rank.detach(), int64)
     values = s.detach() if chosen in ("gelsd", "gelss") else empty
     return Lstsq(x.squeeze(-1) if vector else x, residuals, ranks, values)
@@ -595,13 +650,13 @@ def matrix_norm(
         raise ShapeError(f"{name}: dim must be a 2-tuple. Got {tuple(dim)}")
     if dims[0] == dims[1]:
         raise ShapeError(f"{name}: dims must be different. Got ({dim[0]}, {dim[1]})")
-    if A.dtype.kind != "float":
+    if not A.dtype.has_gradient:
         raise DTypeError(
             f"{name}: Expected a floating point or complex tensor as input. Got {A.dtype}"
         )
     x = A
     if dtype is not None:
-        if dtype.kind != "float" or dtype.itemsize < A.dtype.itemsize:
+        if dtype.kind != A.dtype.kind or dtype.itemsize < A.dtype.itemsize:
             raise DTypeError(
                 f"{name}: the dtype of the input ({A.dtype}) should be convertible without narrowing "
                 f"to the specified dtype ({dtype})"
@@ -613,7 +668,7 @@ def matrix_norm(
         kind = "Order" if isinstance(ord, str) else "matrix_norm: Order"
         raise RuntimeError(f"linalg.{kind} {ord} not supported.")
     if ord == "nuc" or abs(ord) == 2:
-        if x.dtype not in (float32, float64):
+        if x.dtype.to_real() not in (float32, float64):
             raise DTypeError(f"{name}: Low precision dtypes not supported. Got {x.dtype}")
         s = svdvals(movement.movedim(x, tuple(dims), (-2, -1)))
         if ord == "nuc" or (not s._shape[-1] and ord > 0):
@@ -641,7 +696,7 @@ def linalg_norm(
     """The vector norm, or the matrix norm where `ord` is given for two dims (or is a name)."""
     if isinstance(dim, int):
         dim = (dim,)
-    if A.dtype.kind != "float":
+    if not A.dtype.has_gradient:
         raise DTypeError(
             f"linalg.norm: Expected a floating point or complex tensor as input. Got {A.dtype}"
         )
@@ -675,14 +730,14 @@ def cond(A: Any, p: Any = None) -> Any:
     if p is None or p in (2, -2):
         check_matrix("linalg.cond", A, "A")
         if not A.numel():
-            return fill(A._shape[:-2], 0, A.dtype, A.device)
+            return fill(A._shape[:-2], 0, A.dtype.to_real(), A.device)
         s = svdvals(A)
         last = s.narrow(-1, s._shape[-1] - 1, 1).squeeze(-1)
         first = s.narrow(-1, 0, 1).squeeze(-1)
         return last / first if p == -2 else first / last
     check_matrix("linalg.cond", A, "A", square=True)
     if not A.numel():
-        return fill(A._shape[:-2], 0, A.dtype, A.device)
+        return fill(A._shape[:-2], 0, A.dtype.to_real(), A.device)
     inverse, info = inv_ex(A)
     found = matrix_norm(A, p) * matrix_norm(inverse, p)
     return where(cast_to(info, int32) != 0, math.inf, found)
@@ -708,11 +763,11 @@ def _matrix_exp(a: Any) -> Any:
 @composite(family="index", function_in=EVERYWHERE)
 def matrix_exp(input: Any) -> Any:
     """The exponentials of matrices (*, N, N)."""
-    if input.dtype.kind != "float":
+    if not input.dtype.has_gradient:
         raise DTypeError(
             f"linalg.matrix_exp: Expected a floating point or complex tensor as input. Got {input.dtype}"
         )
-    narrow = input.dtype not in (float32, float64)
+    narrow = input.dtype.to_real() not in (float32, float64)
     a = cast_to(input, float32) if narrow else input
     check_matrix("linalg.matrix_exp", a, "A", square=True)
     return cast_to(_matrix_exp(a), input.dtype)
@@ -725,7 +780,7 @@ def _range_basis(a: Any, q: int, niter: int) -> Any:
     """Halko, Martinsson and Tropp, 2009, algorithm 4.4: an orthonormal basis of about a's range."""
     basis = linalg_qr(a @ random.randn(a._shape[-1], q, dtype=a.dtype, device=a.device)).Q
     for _ in range(niter):
-        basis = linalg_qr(a.mT @ basis).Q
+        basis = linalg_qr(a.mH @ basis).Q
         basis = linalg_qr(a @ basis).Q
     return basis
 
@@ -737,10 +792,10 @@ def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any
     m, n = A._shape[-2:]
     a = A if M is None else A - M
     if m < n:
-        a = a.mT
+        a = a.mH
     basis = _range_basis(a, chosen, niter)
-    u, s, vh = linalg_svd(basis.mT @ a, False)
-    u, v = basis @ u, vh.mT
+    u, s, vh = linalg_svd(basis.mH @ a, False)
+    u, v = basis @ u, vh.mH
     return (v, s, u) if m < n else (u, s, v)
 
 

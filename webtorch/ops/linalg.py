@@ -14,16 +14,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
-from webtorch.ir.dtype import DType, float32, float64, int32, int64
+from webtorch.ir.dtype import COMPLEX, DType, float32, float64, int32, int64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import movement
 from webtorch.ops.elementwise import where
-from webtorch.ops.primitive import cast_to, fill, host, iota
+from webtorch.ops.primitive import (
+    cast_to,
+    complex_of,
+    fill,
+    host,
+    iota,
+    pairs,
+    real_part,
+)
 from webtorch.ops.record import Autocast, composite, return_type
 
 LINALG = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
-DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64)
+DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, *COMPLEX)
+# Which results of a function of complex matrices are real.
+_REAL_RESULTS = {
+    "solve": (1,), "inv": (1,), "lu_factor": (1, 2), "cholesky": (1,), "eigh": (0, 2), "eigvalsh": (0, 1),
+    "svd": (1, 3), "svdvals": (0, 1), "lstsq": (1, 2), "eig": (2,), "eigvals": (1,),
+}  # fmt: skip
 
 SolveEx = return_type("linalg_solve_ex", "result", "info")
 InvEx = return_type("linalg_inv_ex", "inverse", "info")
@@ -48,7 +61,7 @@ def check_float(name: str, x: Any, what: str = "") -> None:
         raise TypeError(
             f"{name}(): argument '{what or 'A'}' (position 1) must be Tensor, not {type(x).__name__}"
         )
-    if not x.dtype.is_floating_point:
+    if not x.dtype.has_gradient:
         raise DTypeError(
             f"{name}: Expected a floating point or complex tensor as input. Got {x.dtype}. "
             "Convert it with .float()."
@@ -57,6 +70,11 @@ def check_float(name: str, x: Any, what: str = "") -> None:
         raise DTypeError(
             f"{name}: Low precision dtypes not supported. Got {x.dtype}. Convert it with .float()."
         )
+
+
+def _check_real(name: str, x: Any) -> None:
+    if x.dtype.is_complex:
+        raise DTypeError(f"{name}: not implemented for {x.dtype}; linalg.lu_factor is")
 
 
 def check_matrix(name: str, x: Any, what: str = "A", square: bool = False) -> None:
@@ -92,11 +110,19 @@ def call(
     count = numel(batch)
     full = [(*batch, *s) for s in shapes]
     first = inputs[0]
+    real = _REAL_RESULTS.get(name, ()) if first.dtype.is_complex else ()
+    types = [first.dtype.to_real() if i in real else first.dtype for i in range(len(full))]
     if not all(x.numel() for x in inputs):
-        return tuple(fill(s, 0, first.dtype, first.device) for s in full)
+        return tuple(fill(s, 0, t, first.device) for s, t in zip(full, types, strict=True))
     flat = [x.contiguous().reshape((count, *x._shape[-2:])) for x in inputs]
-    found = host(name, flat, params, [(count, *s) for s in shapes])
-    return tuple(r.reshape(s) for r, s in zip(found, full, strict=True))
+    if not first.dtype.is_complex:
+        found = host(name, flat, params, [(count, *s) for s in shapes])
+        return tuple(r.reshape(s) for r, s in zip(found, full, strict=True))
+    found = host(
+        f"complex {name}", [pairs(x) for x in flat], params, [(count, *s, 2) for s in shapes]
+    )
+    parts = [complex_of(r).reshape(s) for r, s in zip(found, full, strict=True)]
+    return tuple(real_part(r).contiguous() if i in real else r for i, r in enumerate(parts))
 
 
 def check_info(name: str, info: Any, text: str) -> None:
@@ -349,7 +375,7 @@ def _lu_vjp(g: Any, out: Any, a: Any, pivot: bool) -> Any:
     packed, pivots = out[0], out[1]
     m, n = a._shape[-2:]
     k = min(m, n)
-    perm = _permutation_matrix(pivots, m)
+    perm = cast_to(_permutation_matrix(pivots, m), packed.dtype)
     gl, gu = g[0].tril(-1)[..., :k], g[0].triu()[..., :k, :]
     l1 = packed[..., :k, :k].tril(-1) + identity(k, packed)
     u1 = packed[..., :k, :k].triu()
@@ -490,7 +516,7 @@ def linalg_lu_solve(
             f"{name}: Number of pivots per batch should be same as the dimension of the matrix"
         )
     if not left:
-        return linalg_lu_solve(LU, pivots, B.mT, adjoint=not adjoint).mT
+        return linalg_lu_solve(LU, pivots, B.mH, adjoint=not adjoint).mH
     if LU._shape[-1] != B._shape[-2]:
         raise ShapeError(
             f"{name}: Incompatible shapes of A and B for the equation AX = B "
@@ -498,8 +524,8 @@ def linalg_lu_solve(
         )
     p = cast_to(_permutation_matrix(pivots, LU._shape[-1]), LU.dtype)
     if adjoint:
-        x = solve_triangular(LU.mT, B, upper=False)
-        x = solve_triangular(LU.mT, x, upper=True, unitriangular=True)
+        x = solve_triangular(LU.mH, B, upper=False)
+        x = solve_triangular(LU.mH, x, upper=True, unitriangular=True)
         return p @ x
     x = solve_triangular(LU, p.mT @ B, upper=False, unitriangular=True)
     return solve_triangular(LU, x, upper=True)
@@ -562,10 +588,20 @@ def _slogdet(a: Any) -> Any:
     return d.abs().log().sum(-1), _signed(packed, pivots) * d.sign().prod(-1)
 
 
+def _complex_slogdet(a: Any) -> tuple[Any, Any]:
+    """Return the sign (of absolute value 1) and the log of the absolute value of det(a)."""
+    packed, pivots, _ = _lu(a, True)
+    d = packed.diagonal(0, -2, -1)
+    return d.sgn().prod(-1) * _signed(packed, pivots), d.abs().log().sum(-1)
+
+
 @composite(name="linalg_slogdet", family="index", function_in=LINALG, torch="linalg.slogdet")
 def linalg_slogdet(A: Any) -> Any:
     """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""
     check_matrix("linalg.slogdet", A, "A", square=True)
+    if A.dtype.is_complex:
+        sign, value = _complex_slogdet(A)
+        return Slogdet(sign, value)
     value, sign = _slogdet(A)
     return Slogdet(sign, value)
 
@@ -580,6 +616,9 @@ def slogdet(input: Any) -> Any:
 def logdet(input: Any) -> Any:
     """The logarithms of determinants; NaN of negative ones."""
     check_matrix("logdet", input, "A", square=True)
+    if input.dtype.is_complex:
+        sign, value = _complex_slogdet(input)
+        return sign.log() + value
     value, sign = _slogdet(input)
     return where(sign < 0, sign.log(), value)
 
@@ -589,14 +628,18 @@ def logdet(input: Any) -> Any:
 
 def _cholesky_vjp(g: Any, out: Any, a: Any) -> Any:
     """Murray, "Differentiation of the Cholesky decomposition", 2016."""
-    phi = (out.mT @ g).tril()
-    phi = phi - 0.5 * phi.diagonal(0, -2, -1).diag_embed()
-    inner = solve_triangular(out.mT, phi, upper=True)
+    phi = (out.mH @ g).tril()
+    half = 0.5 * phi.diagonal(0, -2, -1)
+    if out.dtype.is_complex:
+        # The diagonal of a factor is real.
+        half = half + 1j * half.imag
+    phi = phi - half.diag_embed()
+    inner = solve_triangular(out.mH, phi, upper=True)
     s = solve_triangular(out, inner, upper=False, left=False)
-    return ((s + s.mT) * 0.5,)
+    return ((s + s.mH) * 0.5,)
 
 
-@composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp)
+@composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
 def _cholesky(a: Any) -> Any:
     return call("cholesky", (a,), (), (a._shape[-2:], ()))
 
@@ -611,11 +654,11 @@ def _cholesky(a: Any) -> Any:
 def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
     check_matrix("linalg.cholesky", A, "A", square=True)
-    x, info = _cholesky(A.mT if upper else A)
+    x, info = _cholesky(A.mH if upper else A)
     info = cast_to(info, int32)
     if check_errors:
         check_info("linalg.cholesky", info, _NOT_POSITIVE)
-    return CholeskyEx(x.mT if upper else x, info)
+    return CholeskyEx(x.mH if upper else x, info)
 
 
 _NOT_POSITIVE = (
@@ -640,9 +683,9 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
     check_matrix("cholesky", input, "A", square=True)
-    x, info = _cholesky(input.mT if upper else input)
+    x, info = _cholesky(input.mH if upper else input)
     check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE)
-    return x.mT if upper else x
+    return x.mH if upper else x
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
@@ -663,15 +706,17 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
 
 def _cholesky_solve_vjp(g: Any, out: Any, b: Any, factor: Any, upper: bool) -> Any:
     gb = _cholesky_solve(g, factor, upper)
-    common = gb @ out.mT
-    common = -(common + common.mT)
+    common = gb @ out.mH
+    common = -(common + common.mH)
     return gb, (factor @ common if upper else common @ factor)
 
 
-@composite(name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp)
+@composite(
+    name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp, complex_rule=True
+)
 def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
-    lower = factor.mT if upper else factor
-    return _solve_triangular(lower.mT, _solve_triangular(lower, b, False, False), True, False)
+    lower = factor.mH if upper else factor
+    return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
@@ -682,11 +727,13 @@ def cholesky_inverse(input: Any, upper: bool = False) -> Any:
 
 
 def _cholesky_inverse_vjp(g: Any, out: Any, factor: Any, upper: bool) -> Any:
-    common = -(out @ ((g + g.mT) @ out))
+    common = -(out @ ((g + g.mH) @ out))
     return (factor @ common if upper else common @ factor,)
 
 
-@composite(name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp)
+@composite(
+    name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp, complex_rule=True
+)
 def _cholesky_inverse(factor: Any, upper: bool) -> Any:
     one = identity(factor._shape[-1], factor).expand(factor._shape)
     return _cholesky_solve(one, factor, upper)
@@ -702,6 +749,7 @@ def _cholesky_inverse(factor: Any, upper: bool) -> Any:
 def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
     """(L and D in one matrix, pivots, info) of symmetric matrices, by Bunch and Kaufman's method."""
     check_matrix("torch.linalg.ldl_factor_ex", A, "A", square=True)
+    _check_real("torch.linalg.ldl_factor_ex", A)
     n = A._shape[-1]
     packed, pivots, info = call("ldl_factor", (A.detach(),), (), ((n, n), (n,), ()))
     info = cast_to(info, int32)
@@ -733,6 +781,7 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
 def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     """The solution of A X = B from what ldl_factor returned."""
     check_matrix("torch.linalg.ldl_solve", LD, "LD", square=True)
+    _check_real("torch.linalg.ldl_solve", LD)
     check_matrix("torch.linalg.ldl_solve", B, "B")
     if pivots.dtype.kind != "int":
         raise DTypeError(

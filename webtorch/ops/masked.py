@@ -218,7 +218,9 @@ def _spread(
     count = _counted(wide, mask, dim, True, real)
     mean = masked_sum(wide, dim, keepdim=True, mask=mask) / count
     distance = wide - mean
-    square = real_part(distance * conjugate(distance)) if wide.dtype.is_complex else distance * distance
+    square = (
+        real_part(distance * conjugate(distance)) if wide.dtype.is_complex else distance * distance
+    )
     total = masked_sum(square, dim, keepdim=keepdim, mask=mask)
     plain = count if keepdim else _counted(wide, mask, dim, False, real)
     if correction:

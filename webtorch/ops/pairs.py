@@ -338,8 +338,8 @@ DERIVED = frozenset((
     "_add", "_add_scaled", "_sub", "_sub_scaled", "mul", "_div", "_cube", "square", "reciprocal",
     "addcmul", "addcdiv", "neg", "lerp", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
     "log10", "log1p", "logaddexp", "logaddexp2", "sin", "cos", "tan", "asin", "acos", "atan",
-    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "silu", "sinc", "tanhshrink", "ldexp", "tanh_backward",
-    "sigmoid_backward",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "silu", "sinc", "tanhshrink", "ldexp",
+    "tanh_backward", "sigmoid_backward",
 ))  # fmt: skip
 # The others. A form over pairs gives a Pair, or an Expr where the result is real.
 FORMS: dict[str, Form] = {

@@ -85,6 +85,9 @@ class Op:
     rtol: float | None = None
     # Extra arguments for the generated tests: a list of (args after the tensors, kwargs).
     samples: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (((), {}),)
+    # Whether the rule holds for complex tensors as it is written. Else it is that of a holomorphic
+    # function: it is given conjugated cotangents, and gives such.
+    complex_rule: bool = False
     # How many results have a gradient. With more than one, the rule gets tuples for g (with None
     # where a result was not used) and for out.
     outputs: int = 1

@@ -782,7 +782,9 @@ def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     if x.dtype.is_complex and x.numel() and dims:
         top = combine_dims(real_part(x).detach(), "max", dims, True)
         top = _where(isinf(top), 0.0, top)
-        return log(sum(exp(x - top), dims, keepdim)) + (top if keepdim else drop_dims(top, dims, False))
+        return log(sum(exp(x - top), dims, keepdim)) + (
+            top if keepdim else drop_dims(top, dims, False)
+        )
     result_type, x = x.dtype, widened(x)
     if 0 in x.shape:
         return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), -math.inf, result_type)

@@ -872,7 +872,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []
         positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         owner: list[Any] = []
-        has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
+        has_complex = not op.complex_rule and any(t.dtype.is_complex for t in (*tensors, *results))
 
         def rule(gs: Any) -> list[Tensor | None]:
             kept = [s.unpack(owner[0]()) for s in saved_out]

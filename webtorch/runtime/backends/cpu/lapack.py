@@ -24,16 +24,32 @@ _BLOCK = 32
 
 def function(routine: Host) -> Callable[..., None]:
     """Return a function of flat arrays: the inputs, then the packed output."""
-    run = FUNCTIONS[routine.function]
+    run = FUNCTIONS[routine.function.removeprefix("complex ")]
+    is_complex = routine.function.startswith("complex ")
 
     def call(*arrays: Array) -> None:
         inputs = [a[: _count(s)].reshape(s) for a, s in zip(arrays, routine.shapes)]
+        if is_complex:
+            inputs = [as_complex(a) for a in inputs]
         at = 0
         for result in run(*inputs, *routine.params):
+            if is_complex:
+                result = as_pairs(result, arrays[-1])
             arrays[-1][at : at + result.size] = result.reshape(-1)
             at += result.size
 
     return call
+
+
+def as_complex(x: Array) -> Array:
+    """Return pairs along the last dim as complex numbers."""
+    return np.ascontiguousarray(x).view("c16" if x.dtype == np.float64 else "c8")[..., 0]
+
+
+def as_pairs(z: Array, like: Array) -> Array:
+    """Return complex numbers as pairs along a last dim, of the type of `like`."""
+    z = np.ascontiguousarray(z, "c16" if like.dtype == np.float64 else "c8")
+    return z.reshape(-1).view(like.dtype).reshape((*np.shape(z), 2))
 
 
 def _count(shape: tuple[int, ...]) -> int:
@@ -101,11 +117,16 @@ def solve_triangular(a: Array, b: Array, upper: bool, unit: bool) -> Results:
         return (_substitute(a, b, unit),)
 
 
+def _size(x: Array) -> Array:
+    """Return what LAPACK compares pivots by."""
+    return np.abs(x.real) + np.abs(x.imag) if np.iscomplexobj(x) else np.abs(x)
+
+
 def _lu_matrix(a: Array, pivots: Array, first: int) -> None:
     """Factor the columns of a tall panel in place, with partial pivoting. Unblocked."""
     m, n = a.shape
     for j in range(min(m, n)):
-        p = j + int(np.argmax(np.abs(a[j:, j])))
+        p = j + int(np.argmax(_size(a[j:, j])))
         pivots[first + j] = first + p
         if p != j:
             a[[j, p]] = a[[p, j]]
@@ -186,7 +207,7 @@ def cofactors(a: Array) -> Results:
     for i in range(n):
         others[:, i] = np.prod(np.delete(s, i, -1), -1)
     sign = np.linalg.det(u) * np.linalg.det(vh)
-    return ((sign[:, None, None] * ((u * others[:, None, :]) @ vh)).astype(a.dtype),)
+    return ((sign[:, None, None] * ((u.conj() * others[:, None, :]) @ vh.conj())).astype(a.dtype),)
 
 
 # -- symmetric and orthogonal factorisations ----------------------------------------------------------
@@ -231,6 +252,17 @@ def geqrf(a: Array) -> Results:
 def eigh(a: Array, uplo: str) -> Results:
     """Return (eigenvalues, eigenvectors, info) from one triangle."""
     return _each(lambda a: tuple(np.linalg.eigh(a, uplo)), lambda a: a.shape[0], a)  # type: ignore[call-overload]
+
+
+@host_function
+def eig(a: Array, given_complex: bool) -> Results:
+    """Return (eigenvalues, eigenvectors, info). Those of a real matrix come in pairs of conjugates."""
+
+    def run(a: Array) -> Results:
+        w, v = np.linalg.eig(a if given_complex else a.real)
+        return w.astype(a.dtype), v.astype(a.dtype)
+
+    return _each(run, lambda a: a.shape[0], a)
 
 
 @host_function
@@ -287,7 +319,7 @@ _PADE_NORM = 5.371920351148152
 
 
 def _expm(a: Array) -> Array:
-    wide = a.astype(np.float64)
+    wide = a.astype(np.complex128 if np.iscomplexobj(a) else np.float64)
     n = a.shape[0]
     norm = np.abs(wide).sum(0).max() if n else 0.0
     if not np.isfinite(norm):
