@@ -630,6 +630,18 @@ def isnan(input: Any, *, out: Any = ...) -> Tensor: ...
 def isneginf(input: Any, *, out: Any = ...) -> Tensor: ...
 def isposinf(input: Any, *, out: Any = ...) -> Tensor: ...
 def isreal(input: Any, *, out: Any = ...) -> Tensor: ...
+def istft(
+    input: Any,
+    n_fft: _int,
+    hop_length: _int | None = ...,
+    win_length: _int | None = ...,
+    window: Any = ...,
+    center: _bool = ...,
+    normalized: _bool = ...,
+    onesided: _bool | None = ...,
+    length: _int | None = ...,
+    return_complex: _bool = ...,
+) -> Any: ...
 def kaiser_window(
     window_length: _int,
     periodic: _bool = ...,
@@ -1083,6 +1095,19 @@ def std_mean(
     keepdim: _bool = ...,
     *,
     correction: _float | None = ...,
+) -> Any: ...
+def stft(
+    input: Any,
+    n_fft: _int,
+    hop_length: _int | None = ...,
+    win_length: _int | None = ...,
+    window: Any = ...,
+    center: _bool = ...,
+    pad_mode: str = ...,
+    normalized: _bool = ...,
+    onesided: _bool | None = ...,
+    return_complex: _bool | None = ...,
+    align_to_window: _bool | None = ...,
 ) -> Any: ...
 def sub(input: Any, other: Any, *, alpha: Any = ...) -> Any: ...
 def subtract(input: Any, other: Any, *, alpha: Any = ...) -> Any: ...

@@ -607,7 +607,7 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
     cut = EPSILON[A.dtype.to_real()] * max(m, n) if rcond is None else float(rcond)
     a, b = expand_batch(A, b)
     x, rank, s = _lstsq(a, b, cut)
-    empty = fill((0,), 0, A.dtype, A.device)
+    empty = fill((0,), 0, A.dtype.to_real(), A.device)
     residuals = empty
     if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):
         difference = a @ x - b

@@ -629,14 +629,8 @@ def logdet(input: Any) -> Any:
 def _cholesky_vjp(g: Any, out: Any, a: Any) -> Any:
     """Murray, "Differentiation of the Cholesky decomposition", 2016."""
     phi = (out.mH @ g).tril()
-    half = 0.5 * phi.diagonal(0, -2, -1)
-    if out.dtype.is_complex:
-        # The diagonal of a factor is real.
-        half = half + 1j * half.imag
-    phi = phi - half.diag_embed()
-    inner = solve_triangular(out.mH, phi, upper=True)
-    s = solve_triangular(out, inner, upper=False, left=False)
-    return ((s + s.mH) * 0.5,)
+    inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
+    return (0.5 * solve_triangular(out, inner, upper=False, left=False),)
 
 
 @composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)

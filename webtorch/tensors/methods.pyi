@@ -305,6 +305,18 @@ class TensorMethods:
     def isneginf(self, *, out: Any = ...) -> Tensor: ...
     def isposinf(self, *, out: Any = ...) -> Tensor: ...
     def isreal(self, *, out: Any = ...) -> Tensor: ...
+    def istft(
+        self,
+        n_fft: _int,
+        hop_length: _int | None = ...,
+        win_length: _int | None = ...,
+        window: Any = ...,
+        center: _bool = ...,
+        normalized: _bool = ...,
+        onesided: _bool | None = ...,
+        length: _int | None = ...,
+        return_complex: _bool = ...,
+    ) -> Any: ...
     def kron(self, other: Any) -> Any: ...
     def kthvalue(self, k: _int, dim: _int = ..., keepdim: _bool = ...) -> Any: ...
     def lcm(self, other: Any, *, out: Any = ...) -> Tensor: ...
@@ -558,6 +570,19 @@ class TensorMethods:
         keepdim: _bool = ...,
         *,
         correction: _float | None = ...,
+    ) -> Any: ...
+    def stft(
+        self,
+        n_fft: _int,
+        hop_length: _int | None = ...,
+        win_length: _int | None = ...,
+        window: Any = ...,
+        center: _bool = ...,
+        pad_mode: str = ...,
+        normalized: _bool = ...,
+        onesided: _bool | None = ...,
+        return_complex: _bool | None = ...,
+        align_to_window: _bool | None = ...,
     ) -> Any: ...
     def sub(self, other: Any, *, alpha: Any = ...) -> Any: ...
     def sub_(self, *args: Any, **kwargs: Any) -> Tensor: ...
