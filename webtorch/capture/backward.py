@@ -103,9 +103,9 @@ class Backward:
         for i, g in enumerate(self.gradients):
             if g is None:
                 continue
-            if not g._whole or g._storage.node.kind == "buffer":
+            if not _alone(g) or g._storage.node.kind == "buffer":
                 # A view, or a cotangent passed on as it is: a value of its own.
-                g = self.gradients[i] = g.clone() if not g._whole else g + 0
+                g = self.gradients[i] = g.clone() if not _alone(g) else g + 0
             found[id(g._storage)] = g._storage
         return list(found.values())
 
@@ -210,7 +210,7 @@ class Backward:
         for g, (shape, dtype) in zip(cotangents, self.forms, strict=False):
             if g is None:
                 g = primitive.fill(shape, 0, dtype, device_of(runtime))
-            given.append(g if g._whole and g._shape == shape else g.clone())
+            given.append(g if _alone(g) and g._shape == shape else g.clone())
         for _, (shape, dtype) in zip(range(len(self.forms) - len(given)), self.forms, strict=False):
             given.append(primitive.fill(shape, 0, dtype, device_of(runtime)))
         for g in given:
@@ -244,11 +244,15 @@ class Backward:
             if output is None or form is None:
                 out.append(None)
                 continue
-            shape = form[0]
-            out.append(
-                Tensor._from_storage(storages[output], shape, contiguous_strides(shape), 0, True)
-            )
+            shape, dtype = form
+            strides, whole = contiguous_strides(shape), not dtype.is_complex
+            out.append(Tensor._from_storage(storages[output], shape, strides, 0, whole, dtype))
         return out
+
+
+def _alone(g: Tensor) -> bool:
+    """Whether a tensor is the whole of its storage, in order."""
+    return (g._pairs() if g.dtype.is_complex else g)._whole
 
 
 def trace_backward(results: list[Tensor], tensors: list[Tensor]) -> Backward:
@@ -260,9 +264,11 @@ def trace_backward(results: list[Tensor], tensors: list[Tensor]) -> Backward:
     given: list[Tensor] = []
     runtime = results[0]._storage.runtime
     for r in results:
-        node = Node("buffer", (), (), (), r._shape, r.dtype)
+        pairs = (2,) if r.dtype.is_complex else ()
+        node = Node("buffer", (), (), (), r._shape + pairs, r.dtype.to_real())
         cotangents.append(node)
-        given.append(Tensor._from_node(node, runtime))
+        made = Tensor._from_node(node, runtime)
+        given.append(primitive.complex_of(made) if pairs else made)
     hooks = [(v, v._hooks) for v in variables]
     for v in variables:
         # The leaf's own hooks run when its gradient is there.

@@ -62,10 +62,11 @@ def mark_dynamic(x: Any, dim: int | Sequence[int], *, min: int = 2, max: int | N
 
 def placeholder(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor that can be recorded with and never read, for captures at other sizes."""
-    node = Node("buffer", (), (), (), shape, like.dtype)
-    out = Tensor._from_storage(
-        Storage(node, like._storage.runtime), shape, contiguous_strides(shape), 0, True
-    )
+    pairs = (2,) if like.dtype.is_complex else ()
+    node = Node("buffer", (), (), (), shape + pairs, like.dtype.to_real())
+    storage = Storage(node, like._storage.runtime)
+    strides = contiguous_strides(shape)
+    out = Tensor._from_storage(storage, shape, strides, 0, not pairs, like.dtype)
     return out.requires_grad_(like.requires_grad)
 
 

@@ -819,7 +819,8 @@ class Rebuild:
             and storage.elements == numel(x.shape)
             and is_contiguous(x.shape, x.strides)
         )
-        out = Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole)
+        whole = whole and not x.dtype.is_complex
+        out = Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole, x.dtype)
         if x.history:
             # Its graph is used up: a backward from here raises as it does after an uncompiled call.
             out._grad_fn, out._requires_grad = GradFn(x.history, (), None), True

@@ -29,7 +29,7 @@ from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
 
 _TREE_KEY = "webtorch.tree"
-_DTYPE_NAMES = frozenset(dtype.name for dtype in dtypes.ALL)
+_DTYPE_NAMES = frozenset(dtype.name for dtype in (*dtypes.ALL, *dtypes.COMPLEX))
 
 Place: TypeAlias = "str | webtorch.device"
 MapLocation: TypeAlias = (

@@ -39,12 +39,13 @@ _MAX_PICKLE_BYTES = 1 << 30
 _STORAGES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+    "ComplexFloat": "complex64", "ComplexDouble": "complex128",
 }  # fmt: skip
 _STORAGE_OF = {name: kind for kind, name in _STORAGES.items()}
-_DTYPES = {d.name: d for d in dtypes.ALL}
+_DTYPES = {d.name: d for d in (*dtypes.ALL, *dtypes.COMPLEX)}
 # PyTorch's types that have no counterpart, by name, so that an error can say which it is.
 _ABSENT = (
-    "complex32", "complex64", "complex128", "uint16", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "complex32", "uint16", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz", "float8_e8m0fnu", "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
 )  # fmt: skip
 
@@ -210,7 +211,7 @@ class _Reader:
         out: dict[str, object] = {name: Call(name, f) for name, f in calls.items()}
         out |= {f"torch.{name}": dtype for name, dtype in _DTYPES.items()}
         out |= {f"torch.{name}": Name(f"torch.{name}") for name in _ABSENT}
-        for kind in (*_STORAGES, "ComplexFloat", "ComplexDouble", "QInt8", "QUInt8", "QInt32"):
+        for kind in (*_STORAGES, "QInt8", "QUInt8", "QInt32"):
             for where in ("torch", "torch.cuda"):
                 out[f"{where}.{kind}Storage"] = Name(f"torch.{kind}Storage")
         for name in (
@@ -260,7 +261,8 @@ class _Reader:
         shape, strides = tuple(shape), tuple(strides)
         alone = offset == 0 and numel(shape) == elements and is_contiguous(shape, strides)
         # Not views to autograd: each is a leaf, as when it was saved.
-        out = Tensor._from_storage(whole._storage, shape, strides, offset, alone)
+        alone = alone and not dtype.is_complex
+        out = Tensor._from_storage(whole._storage, shape, strides, offset, alone, dtype)
         return out.requires_grad_() if grad is True else out
 
     def memory(self, stored: _Stored, dtype: DType) -> Tensor:
@@ -281,7 +283,7 @@ class _Reader:
                 f"file has {len(data)}"
             )
         made = self.place(len(data) // dtype.itemsize, dtype, data, stored.device)
-        if not (made.dtype is dtype and made.dim() == 1 and made._whole):
+        if not (made.dtype is dtype and made.dim() == 1 and made.is_contiguous()):
             self.archive.refuse(f"map_location gave {made.dtype} of shape {tuple(made.shape)}")
         self.flat[key] = made
         return made
@@ -292,9 +294,12 @@ class _Reader:
     def tensor_v2(
         self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, more: Any = None
     ) -> Tensor:  # fmt: skip
-        if more and any(more.values()):
-            raise DTypeError(f"load: {self.archive.file}: a tensor in it is conjugated or negated")
-        return self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, grad)
+        if more and (more.get("neg") or set(more) - {"neg", "conj"}):
+            raise DTypeError(f"load: {self.archive.file}: a tensor in it is negated")
+        found = self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, grad)
+        if more and more.get("conj"):
+            return found.detach().conj().requires_grad_(found.requires_grad)
+        return found
 
     def tensor_v3(
         self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any,
@@ -404,7 +409,7 @@ class _Saver:
             args = (value.type,) if value.index is None else (value.type, value.index)
             return lambda w: self.call(w, "torch", "device", args)
         if isinstance(value, _Reference):
-            return lambda w: self.reference(w, value.storage)
+            return lambda w: self.reference(w, value.storage, value.dtype)
         return None
 
     def call(self, w: Writer, module: str, name: str, args: tuple[object, ...]) -> None:
@@ -420,7 +425,7 @@ class _Saver:
         w.remember(value)
 
     def tensor(self, w: Writer, x: Tensor) -> None:
-        reference = _Reference(x._storage)
+        reference = _Reference(x._storage, x.dtype)
         args: tuple[object, ...] = (
             reference, x._offset, tuple(x._shape), tuple(x._strides), x.requires_grad, OrderedDict(),
         )  # fmt: skip
@@ -430,14 +435,14 @@ class _Saver:
             self.call(w, "torch._utils", "_rebuild_tensor_v3", (*args, x.dtype))
         w.remember(x)
 
-    def reference(self, w: Writer, storage: Storage) -> None:
+    def reference(self, w: Writer, storage: Storage, dtype: DType) -> None:
         key = self.keys.get(id(storage))
         if key is None:
             key = self.keys[id(storage)] = str(len(self.storages))
             self.storages.append(storage)
         w.out += b"("
         w.text("storage")
-        kind = _STORAGE_OF.get(storage.dtype.name)
+        kind = _STORAGE_OF.get(dtype.name)
         if kind:
             w.name("torch", f"{kind}Storage")
         else:
@@ -445,15 +450,16 @@ class _Saver:
         w.text(key)
         # PyTorch has no such device as ours; where a storage was is in an entry of its own.
         w.text("cpu")
-        w.integer(storage.elements * (1 if kind else storage.dtype.itemsize))
+        w.integer(storage.nbytes // (dtype.itemsize if kind else 1))
         w.out += b"tQ"
 
 
 class _Reference:
-    __slots__ = ("storage",)
+    __slots__ = ("dtype", "storage")
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, storage: Storage, dtype: DType) -> None:
+        # A storage of pairs is that of a complex tensor to PyTorch.
+        self.storage, self.dtype = storage, dtype
 
 
 def dump(

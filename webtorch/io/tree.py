@@ -29,7 +29,7 @@ from webtorch.ir import dtype as dtypes
 VERSION = 1
 # Bounds the recursion, for a structure that contains itself as for a hostile file.
 MAX_DEPTH = 100
-_DTYPE_NAMES = frozenset(dtype.name for dtype in dtypes.ALL)
+_DTYPE_NAMES = frozenset(dtype.name for dtype in (*dtypes.ALL, *dtypes.COMPLEX))
 
 
 @dataclass(frozen=True, slots=True)

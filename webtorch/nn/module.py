@@ -471,14 +471,14 @@ class Module:
         `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype.
         """
         device, dtype, non_blocking = _parse_to(*args, **kwargs)
-        if dtype is not None and not dtype.is_floating_point:
+        if dtype is not None and not dtype.has_gradient:
             raise TypeError(
                 "nn.Module.to only accepts floating point or complex dtypes, but got desired "
                 f"dtype={dtype}"
             )
 
         def convert(t: Tensor) -> Tensor:
-            wanted = dtype if dtype is not None and t.is_floating_point() else t.dtype
+            wanted = dtype if dtype is not None and t.dtype.has_gradient else t.dtype
             return t.to(
                 device=t.device if device is None else device,
                 dtype=wanted,

@@ -320,7 +320,7 @@ class Optimizer:
             with webtorch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            self._update(group)
+            self._update_all(group)
         return loss
 
     def _update(self, group: dict[str, Any]) -> None:
@@ -399,6 +399,36 @@ class Optimizer:
         if isinstance(value, Tensor):
             return -value if name.startswith("-") else value
         return self._hyper(group)(name)
+
+    def _update_all(self, group: dict[str, Any]) -> None:
+        """Change the parameters of one group; complex ones as pairs of real numbers, as PyTorch does."""
+        given = group["params"]
+        if not any(p.dtype.is_complex for p in given):
+            self._update(group)
+            return
+        seen = [webtorch.view_as_real(p.detach()) if p.dtype.is_complex else p for p in given]
+        both = [(p, v) for p, v in zip(given, seen, strict=True) if p is not v]
+        for param, view in both:
+            view._grad = None if param.grad is None else webtorch.view_as_real(param.grad)
+            state = self.state.pop(param, {})
+            self.state[view] = {
+                k: webtorch.view_as_real(x) if isinstance(x, Tensor) and x.is_complex() else x
+                for k, x in state.items()
+            }
+        group["params"] = seen
+        try:
+            self._update(group)
+        finally:
+            group["params"] = given
+            for param, view in both:
+                state = self.state.pop(view)
+                if state:
+                    self.state[param] = {
+                        k: webtorch.view_as_complex(x)
+                        if isinstance(x, Tensor) and x._shape == view._shape
+                        else x
+                        for k, x in state.items()
+                    }
 
     def _gradients(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, gradient to descend) of those that have one."""

@@ -38,7 +38,7 @@ def apply_form(
     if op.name == "_where":
         return _choose(op, operands)
     if op.name == "softsign":
-        return operands[0] / (operands[0].abs() + 1)  # type: ignore[no-any-return]
+        return operands[0] / (operands[0].abs() + 1)
     if not any(isinstance(o, Tensor) for o in operands):
         operands = [fill((), operands[0], calls.result_type(operands[0]), None), *operands[1:]]
     operands, _ = calls._to_one_device(op, operands)

@@ -183,7 +183,7 @@ def _record(
     for number, o in enumerate(outputs):
         if (
             isinstance(o, Tensor)
-            and o.dtype.kind == "float"
+            and o.dtype.has_gradient
             and not any(o is n for n in ctx._not_differentiable)
         ):
             set_history(o, fn, number)

@@ -67,7 +67,7 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
                 )
             value = value.to(x.device)
         return cast_to(value, x.dtype)
-    if isinstance(value, (bool, int, float)) or (
+    if isinstance(value, (bool, int, float, complex)) or (
         hasattr(value, "item") and getattr(value, "ndim", 1) == 0
     ):
         number = creation._fits(creation._number(value), x.dtype)
