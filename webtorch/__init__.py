@@ -115,6 +115,7 @@ _LATE = frozenset(
         "backends",
         "compiler",
         "cuda",
+        "distributions",
         "jit",
         "overrides",
         "testing",

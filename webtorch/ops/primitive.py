@@ -113,6 +113,13 @@ philox = _primitive(
     "bfloat16, 11 for float16); 'normal': Box-Muller "
     "on lanes 0 and 1; 'bits': the upper 31 bits of lane 0 as int64.",
 )
+draw = _primitive(
+    "_draw",
+    "(formula, parameters, seed, offset)",
+    "Random numbers of distributions: an elementwise formula of the parameters (tensors of one shape "
+    "and type), of the element's position, and of the words of a seed and of a counter. The formula "
+    "takes its own counters; how many elements use up is the caller's to say.",
+)
 cast_to = _primitive(
     "_cast",
     "(x, dtype)",

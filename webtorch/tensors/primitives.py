@@ -577,6 +577,13 @@ def philox(
     return Tensor._from_node(node, resolve(device))
 
 
+def draw(formula: Any, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
+    """Return random numbers of distributions, one for each element of the parameters."""
+    first = parameters[0]
+    attrs = (formula, "t" * len(parameters) + "puuuu", first.dtype.compute)
+    return record("map", parameters, attrs, random_words(seed, offset), first._shape, first.dtype)
+
+
 def out_of_order(shape: Shape, strides: Shape) -> Shape | None:
     """Return the dims of new memory from the widest stride to the narrowest; None for row-major."""
     return None if is_contiguous(shape, strides) else memory_order(shape, strides)
@@ -987,8 +994,8 @@ for entry, function in (
     (primitive.scatter, scatter), (primitive.matmul3, matmul3), (primitive.conv2d_raw, conv2d_raw),
     (primitive.scan, scan),
     (primitive.sort_places, sort_places),
-    (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.cast_to,
-    cast_to), (primitive.copy, copy),
+    (primitive.fill, fill), (primitive.iota, iota), (primitive.philox, philox), (primitive.draw, draw),
+    (primitive.cast_to, cast_to), (primitive.copy, copy),
     (primitive.write, write), (primitive.empty, empty),
     (primitive.formula, formula), (primitive.pairs, pairs),
     (primitive.paired, paired), (primitive.real_part, real_part),

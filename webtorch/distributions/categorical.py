@@ -1,0 +1,98 @@
+"""One of several events. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import webtorch
+from webtorch import Size, Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.distribution import Distribution
+from webtorch.distributions.utils import lazy_property, logits_to_probs, probs_to_logits
+
+__all__ = ["Categorical"]
+
+
+class Categorical(Distribution):
+    """The number of an event: `probs` (any positive scale) or `logits` along the last dim say how likely each is."""
+
+    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
+    has_enumerate_support = True
+
+    def __init__(
+        self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
+    ) -> None:
+        if (probs is None) == (logits is None):
+            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
+        name, given = ("logits", logits) if probs is None else ("probs", probs)
+        if given.dim() < 1:
+            raise ValueError(f"`{name}` parameter must be at least one-dimensional.")
+        if probs is None:
+            self._param = logits - logits.logsumexp(dim=-1, keepdim=True)
+        else:
+            self._param = probs / probs.sum(-1, keepdim=True)
+        setattr(self, name, self._param)
+        self._num_events = self._param.shape[-1]
+        super().__init__(self._param.shape[:-1], validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = self._expand(Categorical, batch_shape, _instance, "probs", "logits", "_param")
+        new._num_events = self._num_events
+        return new
+
+    def _new(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._param.new(*args, **kwargs)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> Any:
+        return constraints.integer_interval(0, self._num_events - 1)
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """Log probabilities."""
+        return probs_to_logits(self.probs)
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """Probabilities."""
+        return logits_to_probs(self.logits)
+
+    @property
+    def param_shape(self) -> Size:
+        """The shape of the parameter."""
+        return self._param.shape
+
+    @property
+    def mean(self) -> Tensor:
+        return self._full(self.probs, math.nan)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.probs.argmax(dim=-1)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._full(self.probs, math.nan)
+
+    def sample(self, sample_shape: Any = Size()) -> Tensor:
+        sample_shape = Size(sample_shape)
+        rows = self.probs.detach().reshape(-1, self._num_events)
+        shape = self._extended_shape(sample_shape)
+        if shape.numel() == 0:
+            return webtorch.empty(shape, dtype=webtorch.int64, device=rows.device)
+        return webtorch.multinomial(rows, sample_shape.numel(), True).T.reshape(shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        value, table = webtorch.broadcast_tensors(value.long().unsqueeze(-1), self.logits)
+        return table.gather(-1, value[..., :1]).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        logits = self.logits.clamp(min=webtorch.finfo(self.logits.dtype).min)
+        return -(logits * self.probs).sum(-1)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        values = webtorch.arange(self._num_events, dtype=webtorch.long, device=self._param.device)
+        return self._enumerated(values, expand)

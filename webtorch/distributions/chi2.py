@@ -1,0 +1,28 @@
+"""The chi-square distribution. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch import Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.gamma import Gamma
+
+__all__ = ["Chi2"]
+
+
+class Chi2(Gamma):
+    """The sum of the squares of `df` normal numbers; df need not be whole."""
+
+    arg_constraints = {"df": constraints.positive}
+
+    def __init__(self, df: Any, validate_args: bool | None = None) -> None:
+        super().__init__(0.5 * df, 0.5, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        return super().expand(batch_shape, self._get_checked_instance(Chi2, _instance))
+
+    @property
+    def df(self) -> Tensor:
+        """The degrees of freedom."""
+        return self.concentration * 2

@@ -1,0 +1,243 @@
+"""The base class of distributions. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import webtorch
+from webtorch import Size, Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.utils import lazy_property
+from webtorch.tensors.host import tracing
+
+__all__ = ["Distribution"]
+
+
+class Distribution:
+    """A distribution, or a batch of them: parameters of shape `batch_shape`, samples of shape `event_shape`.
+
+    Parameters and values are checked unless validate_args is False (or Python runs with -O): a check reads one
+    flag from the device. In a function that `webtorch.compile` captures nothing is read, so nothing is checked.
+    """
+
+    has_rsample: Any = False
+    has_enumerate_support: Any = False
+    _validate_args = __debug__
+
+    @staticmethod
+    def set_default_validate_args(value: bool) -> None:
+        """Set whether parameters and values are checked where validate_args is not given."""
+        if value not in [True, False]:
+            raise ValueError(f"value must be True or False, not {value!r}")
+        Distribution._validate_args = value
+
+    def __init__(
+        self,
+        batch_shape: Any = Size(),
+        event_shape: Any = Size(),
+        validate_args: bool | None = None,
+    ) -> None:
+        self._batch_shape = batch_shape
+        self._event_shape = event_shape
+        if validate_args is not None:
+            self._validate_args = validate_args
+        if self._validate_args and not tracing.active:
+            self._check_parameters()
+        super().__init__()
+
+    def _check_parameters(self) -> None:
+        try:
+            wanted = self.arg_constraints
+        except NotImplementedError:
+            wanted = {}
+            warnings.warn(
+                f"{self.__class__} does not define `arg_constraints`. Please set `arg_constraints = {{}}` or "
+                "initialize the distribution with `validate_args=False` to turn off validation.",
+                stacklevel=3,
+            )
+        checked = []
+        for name, constraint in wanted.items():
+            if constraints.is_dependent(constraint):
+                continue
+            lazy = isinstance(getattr(type(self), name, None), lazy_property)
+            if name not in self.__dict__ and lazy:
+                continue
+            value = getattr(self, name)
+            checked.append((name, constraint, value, constraint.check(value)))
+        if _all_true([valid for *_, valid in checked]):
+            return
+        for name, constraint, value, valid in checked:
+            if not bool(valid.all()):
+                raise ValueError(
+                    f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) "
+                    f"of distribution {self!r} to satisfy the constraint {constraint!r}, "
+                    f"but found invalid values:\n{value}"
+                )
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """Return the distribution with its parameters expanded to a batch shape. No memory is used for it."""
+        raise NotImplementedError
+
+    def _expand(self, cls: Any, batch_shape: Any, instance: Any, *names: str) -> Any:
+        """Return what `expand` of `cls` does whose attributes `names` (tensors, distributions) start with the batch."""
+        new = self._get_checked_instance(cls, instance)
+        batch_shape = Size(batch_shape)
+        rank = len(self._batch_shape)
+        for name in names:
+            if name in self.__dict__:
+                value = self.__dict__[name]
+                shape = value.shape if isinstance(value, Tensor) else value.batch_shape
+                setattr(new, name, value.expand(batch_shape + shape[rank:]))
+        Distribution.__init__(new, batch_shape, self._event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def batch_shape(self) -> Size:
+        """The shape of the batch of distributions."""
+        return self._batch_shape
+
+    @property
+    def event_shape(self) -> Size:
+        """The shape of one sample of one distribution."""
+        return self._event_shape
+
+    @property
+    def arg_constraints(self) -> Any:
+        """The constraint of each parameter that is a tensor, by its name."""
+        raise NotImplementedError
+
+    @property
+    def support(self) -> Any:
+        """The constraint that samples satisfy."""
+        raise NotImplementedError
+
+    @property
+    def mean(self) -> Any:
+        """The mean."""
+        raise NotImplementedError
+
+    @property
+    def mode(self) -> Any:
+        """The most likely value."""
+        raise NotImplementedError(f"{self.__class__} does not implement mode")
+
+    @property
+    def variance(self) -> Any:
+        """The variance."""
+        raise NotImplementedError
+
+    @property
+    def stddev(self) -> Any:
+        """The standard deviation."""
+        return self.variance.sqrt()
+
+    def sample(self, sample_shape: Any = Size()) -> Tensor:
+        """Return samples of shape sample_shape + batch_shape + event_shape, without gradient."""
+        with webtorch.no_grad():
+            return self.rsample(sample_shape)
+
+    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+        """Return samples through which gradients reach the parameters."""
+        raise NotImplementedError
+
+    def sample_n(self, n: int) -> Tensor:
+        """Return n samples. Deprecated: use sample((n,))."""
+        warnings.warn(
+            "`sample_n(n)` will be deprecated. Use `sample((n,))` instead.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.sample(Size((n,)))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the logarithm of the density, or of the probability, of a value."""
+        raise NotImplementedError
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of being at most a value."""
+        raise NotImplementedError
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the value that has a cumulative probability."""
+        raise NotImplementedError
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Return all values of a discrete distribution along a new first dim; without `expand`, for a batch of ones."""
+        raise NotImplementedError
+
+    def entropy(self) -> Tensor:
+        """Return the entropy, in nats."""
+        raise NotImplementedError
+
+    def perplexity(self) -> Tensor:
+        """Return exp(entropy)."""
+        return self.entropy().exp()
+
+    def _extended_shape(self, sample_shape: Any = Size()) -> Size:
+        return Size(sample_shape) + self._batch_shape + self._event_shape
+
+    def _enumerated(self, values: Tensor, expand: bool) -> Tensor:
+        """Return 1-d values along the first dim, before the batch."""
+        values = values.view((-1,) + (1,) * len(self._batch_shape))
+        return values.expand((-1, *self._batch_shape)) if expand else values
+
+    def _full(self, like: Tensor, value: float) -> Tensor:
+        """Return one number in the shape of a sample."""
+        return webtorch.full(self._extended_shape(), value, dtype=like.dtype, device=like.device)
+
+    def _validate_sample(self, value: Tensor) -> None:
+        """Raise ValueError unless the shape of a value fits, and the value is in the support."""
+        if not isinstance(value, Tensor):
+            raise ValueError("The value argument to log_prob must be a Tensor")
+        size = value.size()
+        start = len(size) - len(self._event_shape)
+        if size[start:] != self._event_shape:
+            raise ValueError(
+                f"The right-most size of value must match event_shape: {size} vs {self._event_shape}."
+            )
+        expected = self._batch_shape + self._event_shape
+        for i, j in zip(reversed(size), reversed(expected), strict=False):
+            if i != 1 and j != 1 and i != j:
+                raise ValueError(
+                    f"Value is not broadcastable with batch_shape+event_shape: {size} vs {expected}."
+                )
+        if tracing.active:
+            return
+        try:
+            support = self.support
+        except NotImplementedError:
+            warnings.warn(
+                f"{self.__class__} does not define `support` to enable sample validation. Please initialize the "
+                "distribution with `validate_args=False` to turn off validation.",
+                stacklevel=3,
+            )
+            return
+        if not bool(support.check(value).all()):
+            raise ValueError(
+                f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) "
+                f"to be within the support ({support!r}) of the distribution {self!r}, "
+                f"but found invalid values:\n{value}"
+            )
+
+    def _get_checked_instance(self, cls: Any, _instance: Any = None) -> Any:
+        if _instance is None and type(self).__init__ != cls.__init__:
+            raise NotImplementedError(
+                f"Subclass {self.__class__.__name__} of {cls.__name__} that defines a custom __init__ method "
+                "must also define a custom .expand() method."
+            )
+        return self.__new__(type(self)) if _instance is None else _instance
+
+    def __repr__(self) -> str:
+        own = {k: self.__dict__[k] for k in self.arg_constraints if k in self.__dict__}
+        shown = [f"{k}: {v if v.numel() == 1 else v.size()}" for k, v in own.items()]
+        return f"{self.__class__.__name__}({', '.join(shown)})"
+
+
+def _all_true(checks: list[Tensor]) -> bool:
+    """Whether all elements are true; the tensors of one device are read at once."""
+    if len({check.device for check in checks}) > 1:
+        return all(bool(check.all()) for check in checks)
+    whole = [check.all() for check in checks]
+    return not whole or bool(webtorch.stack(whole).all())

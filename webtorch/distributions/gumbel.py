@@ -1,0 +1,66 @@
+"""Largest values. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.transformed_distribution import TransformedDistribution
+from webtorch.distributions.transforms import AffineTransform, ExpTransform
+from webtorch.distributions.uniform import Uniform
+from webtorch.distributions.utils import broadcast_all, euler_constant
+
+__all__ = ["Gumbel"]
+
+
+class Gumbel(TransformedDistribution):
+    """loc - scale * log(-log(u)), u uniform: the limit of largest values."""
+
+    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.real
+
+    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+        self.loc, self.scale = broadcast_all(loc, scale)
+        limits = webtorch.finfo(self.loc.dtype)
+        base = Uniform(
+            webtorch.full_like(self.loc, limits.tiny),
+            webtorch.full_like(self.loc, 1 - limits.eps),
+            validate_args=validate_args,
+        )
+        flip = AffineTransform(loc=0, scale=-webtorch.ones_like(self.scale))
+        final = AffineTransform(loc=loc, scale=-self.scale)
+        log = ExpTransform().inv
+        super().__init__(base, [log, flip, ExpTransform().inv, final], validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = self._get_checked_instance(Gumbel, _instance)
+        new.loc, new.scale = self.loc.expand(batch_shape), self.scale.expand(batch_shape)
+        return super().expand(batch_shape, _instance=new)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        y = (self.loc - value) / self.scale
+        return y - y.exp() - self.scale.log()
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc + self.scale * euler_constant
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    @property
+    def stddev(self) -> Tensor:
+        return math.pi / math.sqrt(6) * self.scale
+
+    @property
+    def variance(self) -> Tensor:
+        return self.stddev.square()
+
+    def entropy(self) -> Tensor:
+        return self.scale.log() + (1 + euler_constant)

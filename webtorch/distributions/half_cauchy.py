@@ -1,0 +1,66 @@
+"""Sizes of Cauchy numbers. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.cauchy import Cauchy
+from webtorch.distributions.transformed_distribution import TransformedDistribution
+from webtorch.distributions.transforms import AbsTransform
+
+__all__ = ["HalfCauchy"]
+
+
+class HalfCauchy(TransformedDistribution):
+    """|x| of a Cauchy number x around 0."""
+
+    arg_constraints = {"scale": constraints.positive}
+    support = constraints.nonnegative
+    has_rsample = True
+
+    def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
+        base = Cauchy(0, scale, validate_args=False)
+        super().__init__(base, AbsTransform(), validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = self._get_checked_instance(HalfCauchy, _instance)
+        return super().expand(batch_shape, _instance=new)
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale: half of the numbers are below it."""
+        return self.base_dist.scale
+
+    @property
+    def mean(self) -> Tensor:
+        return self._full(self.scale, math.inf)
+
+    @property
+    def mode(self) -> Tensor:
+        return webtorch.zeros_like(self.scale)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.base_dist.variance
+
+    def log_prob(self, value: Any) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        value = webtorch.as_tensor(value, dtype=self.scale.dtype, device=self.scale.device)
+        inside = self.base_dist.log_prob(value) + math.log(2)
+        return webtorch.where(value >= 0, inside, -math.inf)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return 2 * self.base_dist.cdf(value) - 1
+
+    def icdf(self, prob: Tensor) -> Tensor:
+        return self.base_dist.icdf((prob + 1) / 2)
+
+    def entropy(self) -> Tensor:
+        return self.base_dist.entropy() - math.log(2)

@@ -1,0 +1,41 @@
+"""Points of the simplex from normal numbers. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch import Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.normal import Normal
+from webtorch.distributions.transformed_distribution import TransformedDistribution
+from webtorch.distributions.transforms import StickBreakingTransform
+
+__all__ = ["LogisticNormal"]
+
+
+class LogisticNormal(TransformedDistribution):
+    """Normal numbers mapped to a simplex of one dim more by breaking a stick."""
+
+    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.simplex
+    has_rsample = True
+
+    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+        base = Normal(loc, scale, validate_args=validate_args)
+        if not base.batch_shape:
+            base = base.expand([1])
+        super().__init__(base, StickBreakingTransform(), validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = self._get_checked_instance(LogisticNormal, _instance)
+        return super().expand(batch_shape, _instance=new)
+
+    @property
+    def loc(self) -> Tensor:
+        """The means of the normal numbers."""
+        return self.base_dist.base_dist.loc
+
+    @property
+    def scale(self) -> Tensor:
+        """The standard deviations of the normal numbers."""
+        return self.base_dist.base_dist.scale

@@ -1,0 +1,121 @@
+"""Mixtures of distributions of one kind. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Size, Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.categorical import Categorical
+from webtorch.distributions.constraints import MixtureSameFamilyConstraint
+from webtorch.distributions.distribution import Distribution
+
+__all__ = ["MixtureSameFamily"]
+
+
+class MixtureSameFamily(Distribution):
+    """One of the components along the last dim of `component_distribution`'s batch, chosen by a Categorical."""
+
+    arg_constraints: Any = {}
+    has_rsample = False
+
+    def __init__(
+        self,
+        mixture_distribution: Categorical,
+        component_distribution: Distribution,
+        validate_args: bool | None = None,
+    ) -> None:
+        self._mixture_distribution = mixture_distribution
+        self._component_distribution = component_distribution
+        if not isinstance(mixture_distribution, Categorical):
+            raise ValueError(
+                " The Mixture distribution needs to be an  instance of torch.distributions.Categorical"
+            )
+        if not isinstance(component_distribution, Distribution):
+            raise ValueError(
+                "The Component distribution needs to be an instance of torch.distributions.Distribution"
+            )
+        chosen = mixture_distribution.batch_shape
+        batch_shape = component_distribution.batch_shape[:-1]
+        for a, b in zip(reversed(chosen), reversed(batch_shape), strict=False):
+            if a != 1 and b != 1 and a != b:
+                raise ValueError(
+                    f"`mixture_distribution.batch_shape` ({chosen}) is not compatible with "
+                    f"`component_distribution.batch_shape`({batch_shape})"
+                )
+        weights = mixture_distribution.logits.shape[-1]
+        count = component_distribution.batch_shape[-1]
+        if weights != count:
+            raise ValueError(
+                f"`mixture_distribution component` ({weights}) does not equal "
+                f"`component_distribution.batch_shape[-1]` ({count})"
+            )
+        self._num_component = weights
+        event_shape = component_distribution.event_shape
+        self._event_ndims = len(event_shape)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        batch_shape = Size(batch_shape)
+        new = self._expand(MixtureSameFamily, batch_shape, _instance, "_component_distribution")
+        new._mixture_distribution = self._mixture_distribution.expand(batch_shape)
+        new._num_component, new._event_ndims = self._num_component, self._event_ndims
+        return new
+
+    @constraints.dependent_property
+    def support(self) -> Any:
+        return MixtureSameFamilyConstraint(self._component_distribution.support)
+
+    @property
+    def mixture_distribution(self) -> Categorical:
+        """The distribution of the component's number."""
+        return self._mixture_distribution
+
+    @property
+    def component_distribution(self) -> Distribution:
+        """The components, along the last dim of its batch."""
+        return self._component_distribution
+
+    def _weighted(self, values: Tensor) -> Tensor:
+        """Return the weighted sum over components, whose dim stands before the event's."""
+        probs = self._mixture_distribution.probs
+        probs = probs.reshape(probs.shape + (1,) * self._event_ndims)
+        return (probs * values).sum(-1 - self._event_ndims)
+
+    @property
+    def mean(self) -> Tensor:
+        return self._weighted(self._component_distribution.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        away = self._component_distribution.mean - self._pad(self.mean)
+        within = self._weighted(self._component_distribution.variance)
+        return within + self._weighted(away.square())
+
+    def cdf(self, x: Tensor) -> Tensor:
+        parts = self._component_distribution.cdf(self._pad(x))
+        return (parts * self._mixture_distribution.probs).sum(-1)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(x)
+        parts = self._component_distribution.log_prob(self._pad(x))
+        return (parts + self._mixture_distribution.logits.log_softmax(-1)).logsumexp(-1)
+
+    def sample(self, sample_shape: Any = Size()) -> Tensor:
+        with webtorch.no_grad():
+            dim = len(sample_shape) + len(self.batch_shape)
+            chosen = self._mixture_distribution.sample(sample_shape)
+            parts = self._component_distribution.sample(sample_shape)
+            index = chosen.reshape(chosen.shape + (1,) * (self._event_ndims + 1))
+            index = index.expand((*parts.shape[:dim], 1, *self.event_shape))
+            return parts.gather(dim, index).squeeze(dim)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-1 - self._event_ndims)
+
+    def __repr__(self) -> str:
+        return (
+            f"MixtureSameFamily(\n  {self.mixture_distribution},\n  {self.component_distribution})"
+        )

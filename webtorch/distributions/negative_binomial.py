@@ -1,0 +1,72 @@
+"""Successes before a number of failures. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import webtorch
+from webtorch import Size, Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.distribution import Distribution
+from webtorch.distributions.gamma import Gamma
+from webtorch.distributions.utils import BinaryParameter, lazy_property
+from webtorch.nn.functional import logsigmoid
+
+__all__ = ["NegativeBinomial"]
+
+
+class NegativeBinomial(BinaryParameter, Distribution):
+    """The number of successes, of probability `probs`, before `total_count` failures (which need not be whole)."""
+
+    arg_constraints = {
+        "total_count": constraints.greater_than_eq(0),
+        "probs": constraints.half_open_interval(0.0, 1.0),
+        "logits": constraints.real,
+    }
+    support = constraints.nonnegative_integer
+
+    def __init__(
+        self,
+        total_count: Any,
+        probs: Any = None,
+        logits: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        (count,) = self._set_probs_or_logits(probs, logits, total_count)
+        self.total_count = count.type_as(self._param)
+        super().__init__(self._param.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        return self._expand(
+            NegativeBinomial, batch_shape, _instance, "total_count", "probs", "logits", "_param"
+        )
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total_count * self.logits.exp()
+
+    @property
+    def mode(self) -> Tensor:
+        return ((self.total_count - 1) * self.logits.exp()).floor().clamp(min=0.0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean / (-self.logits).sigmoid()
+
+    @lazy_property
+    def _gamma(self) -> Gamma:
+        # A rate of exp(-logits): the mixture of Poisson numbers over it.
+        return Gamma(concentration=self.total_count, rate=(-self.logits).exp(), validate_args=False)
+
+    def sample(self, sample_shape: Any = Size()) -> Tensor:
+        with webtorch.no_grad():
+            return webtorch.poisson(self._gamma.sample(sample_shape=sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        n = self.total_count
+        density = n * logsigmoid(-self.logits) + value * logsigmoid(self.logits)
+        constant = -(n + value).lgamma() + (1.0 + value).lgamma() + n.lgamma()
+        # Without failures to wait for, 0 is sure.
+        return density - constant.masked_fill(n + value == 0.0, 0.0)

@@ -1,0 +1,58 @@
+"""Angles. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import webtorch
+from webtorch import Size, Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.distribution import Distribution
+from webtorch.distributions.utils import broadcast_all, lazy_property
+from webtorch.ops.sampling import _sample_von_mises
+
+__all__ = ["VonMises"]
+
+
+class VonMises(Distribution):
+    """Angles (in radians) around `loc`, of density in proportion to exp(concentration * cos(angle - loc))."""
+
+    arg_constraints = {"loc": constraints.real, "concentration": constraints.positive}
+    support = constraints.real
+    has_rsample = False
+
+    def __init__(self, loc: Any, concentration: Any, validate_args: bool | None = None) -> None:
+        self.loc, self.concentration = broadcast_all(loc, concentration)
+        super().__init__(self.loc.shape, Size(), validate_args)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        k = self.concentration
+        # log I0(k), whose exponential part cancels against the cosine's.
+        bessel = webtorch.special.i0e(k).log() + k
+        return k * (value - self.loc).cos() - math.log(2 * math.pi) - bessel
+
+    def sample(self, sample_shape: Any = Size()) -> Tensor:
+        with webtorch.no_grad():
+            k = self.concentration.expand(self._extended_shape(sample_shape))
+            angle = _sample_von_mises(k)
+            return (angle + math.pi + self.loc) % (2 * math.pi) - math.pi
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        return self._expand(VonMises, batch_shape, _instance, "loc", "concentration")
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    @lazy_property
+    def variance(self) -> Tensor:
+        """The circular variance: 1 - I1(k) / I0(k)."""
+        k = self.concentration
+        return 1 - webtorch.special.i1e(k) / webtorch.special.i0e(k)

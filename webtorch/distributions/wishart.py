@@ -1,0 +1,181 @@
+"""Covariance matrices. May import floors 0 to 4."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from numbers import Number
+from typing import Any
+
+import webtorch
+from webtorch import Size, Tensor
+from webtorch.distributions import constraints
+from webtorch.distributions.chi2 import Chi2
+from webtorch.distributions.exp_family import ExponentialFamily
+from webtorch.distributions.multivariate_normal import _factor, _log_diagonal, _one_matrix
+from webtorch.distributions.utils import lazy_property
+from webtorch.tensors.host import tracing
+
+__all__ = ["Wishart"]
+
+
+_log_2 = math.log(2)
+
+
+def _mvdigamma(x: Tensor, p: int) -> Tensor:
+    """Return the derivative of the multivariate gamma function's logarithm."""
+    steps = webtorch.arange(p, dtype=x.dtype, device=x.device) / 2
+    return (x.unsqueeze(-1) - steps).digamma().sum(-1)
+
+
+class Wishart(ExponentialFamily):
+    """Sums of `df` squares v v^T of normal vectors of a covariance; df need not be whole, but above p - 1.
+
+    Sampled by Bartlett's decomposition (Sawyer, 2007); samples that are singular in their dtype are drawn again.
+    """
+
+    support = constraints.positive_definite
+    has_rsample = True
+    _mean_carrier_measure = 0
+
+    def __init__(
+        self,
+        df: Any,
+        covariance_matrix: Any = None,
+        precision_matrix: Any = None,
+        scale_tril: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        name, matrix = _one_matrix(covariance_matrix, precision_matrix, scale_tril, AssertionError)
+        if matrix.dim() < 2:
+            raise ValueError(
+                "scale_tril must be at least two-dimensional, with optional leading batch dimensions"
+            )
+        if isinstance(df, Number):
+            batch_shape = matrix.shape[:-2]
+            self.df = webtorch.tensor(df, dtype=matrix.dtype, device=matrix.device)
+        else:
+            batch_shape = Size(webtorch.broadcast_shapes(matrix.shape[:-2], df.shape))
+            self.df = df.expand(batch_shape)
+        p = matrix.shape[-1]
+        if not tracing.active:
+            least = float(self.df.detach().min()) if self.df.numel() else math.inf
+            if least <= p - 1:
+                raise ValueError(
+                    f"Value of df={df} expected to be greater than ndim - 1 = {p - 1}."
+                )
+            if least < p:
+                warnings.warn(
+                    "Low df values detected. Singular samples are highly likely to occur for ndim - 1 < df < ndim.",
+                    stacklevel=2,
+                )
+        setattr(self, name, matrix.expand((*batch_shape, -1, -1)))
+        super().__init__(batch_shape, matrix.shape[-2:], validate_args=validate_args)
+        self._unbroadcasted_scale_tril = _factor(name, matrix)
+        self._dist_chi2 = Chi2(self._chi2_df(self.df))
+
+    def _chi2_df(self, df: Tensor) -> Tensor:
+        """Return df, df - 1, ...: of the squared diagonal of Bartlett's factor."""
+        p = self._event_shape[-1]
+        steps = webtorch.arange(p, dtype=df.dtype, device=df.device)
+        return df.unsqueeze(-1) - steps.expand((*self._batch_shape, -1))
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        return self._expand(
+            Wishart, batch_shape, _instance, "df", "covariance_matrix", "scale_tril",
+            "precision_matrix", "_unbroadcasted_scale_tril", "_dist_chi2",
+        )  # fmt: skip
+
+    @property
+    def arg_constraints(self) -> Any:
+        """Df is above p - 1."""
+        return {
+            "covariance_matrix": constraints.positive_definite,
+            "precision_matrix": constraints.positive_definite,
+            "scale_tril": constraints.lower_cholesky,
+            "df": constraints.greater_than(self.event_shape[-1] - 1),
+        }
+
+    def _matrix(self, one: Tensor) -> Tensor:
+        return one.expand(self._batch_shape + self._event_shape)
+
+    @lazy_property
+    def scale_tril(self) -> Tensor:
+        """The Cholesky factor of the covariance."""
+        return self._matrix(self._unbroadcasted_scale_tril)
+
+    @lazy_property
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of the vectors."""
+        factor = self._unbroadcasted_scale_tril
+        return self._matrix(factor @ factor.mT)
+
+    @lazy_property
+    def precision_matrix(self) -> Tensor:
+        """The inverse of the covariance."""
+        return self._matrix(webtorch.cholesky_inverse(self._unbroadcasted_scale_tril))
+
+    @property
+    def mean(self) -> Tensor:
+        return self.df[..., None, None] * self.covariance_matrix
+
+    @property
+    def mode(self) -> Tensor:
+        factor = self.df - self.covariance_matrix.shape[-1] - 1
+        factor = webtorch.where(factor <= 0, math.nan, factor)
+        return factor[..., None, None] * self.covariance_matrix
+
+    @property
+    def variance(self) -> Tensor:
+        matrix = self.covariance_matrix
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        outer = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
+        return self.df[..., None, None] * (matrix.square() + outer)
+
+    def _bartlett_sampling(self, sample_shape: Any = Size()) -> Tensor:
+        eps = webtorch.finfo(self._unbroadcasted_scale_tril.dtype).eps
+        diagonal = self._dist_chi2.rsample(sample_shape).sqrt().clamp(min=eps)
+        below = webtorch.randn(
+            self._extended_shape(sample_shape), dtype=diagonal.dtype, device=diagonal.device
+        )
+        factor = self._unbroadcasted_scale_tril @ (diagonal.diag_embed() + below.tril(-1))
+        return factor @ factor.mT
+
+    def rsample(self, sample_shape: Any = Size(), max_try_correction: int | None = None) -> Tensor:
+        sample = self._bartlett_sampling(sample_shape)
+        if tracing.active:
+            return sample
+        for _ in range(10 if max_try_correction is None else max_try_correction):
+            regular = self.support.check(sample.detach())
+            if bool(regular.all()):
+                return sample
+            again = self._bartlett_sampling(sample_shape)
+            sample = webtorch.where(regular[..., None, None], sample, again)
+        warnings.warn("Singular sample detected.", stacklevel=2)
+        return sample
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        nu, p, factor = self.df, self._event_shape[-1], self._unbroadcasted_scale_tril
+        constant = nu * (p * _log_2 / 2 + _log_diagonal(factor)) + webtorch.mvlgamma(nu / 2, p)
+        size = webtorch.linalg.slogdet(value).logabsdet
+        trace = webtorch.cholesky_solve(value, factor).diagonal(dim1=-2, dim2=-1).sum(-1)
+        return -constant + (nu - p - 1) / 2 * size - trace / 2
+
+    def entropy(self) -> Tensor:
+        nu, p = self.df, self._event_shape[-1]
+        scale = (p + 1) * (p * _log_2 / 2 + _log_diagonal(self._unbroadcasted_scale_tril))
+        slope = (nu - p - 1) / 2 * _mvdigamma(nu / 2, p)
+        return scale + webtorch.mvlgamma(nu / 2, p) - slope + nu * p / 2
+
+    @property
+    def _natural_params(self) -> tuple[Tensor, ...]:
+        p = self._event_shape[-1]
+        return (-self.precision_matrix / 2, (self.df - p - 1) / 2)
+
+    def _log_normalizer(self, x: Any, y: Any) -> Any:
+        p = self._event_shape[-1]
+        half = y + (p + 1) / 2
+        size = -webtorch.linalg.slogdet(-2 * x).logabsdet + _log_2 * p
+        return half * size + webtorch.mvlgamma(half, p)
