@@ -12,10 +12,18 @@ import torch
 
 import webtorch
 import webtorch.distributions
-from tests.distributions.both import CASES, ours, pair, parameters, same, tensor
+from tests.distributions.both import CASES, dtype_of, ours, pair, parameters, same, tensor
 
-# PyTorch takes polynomials of 1e-7 for the Bessel functions.
-COARSE = {"VonMises": 1e-5}
+# PyTorch takes short polynomials for the Bessel functions, and float32 for a constant of the multinomial's entropy and
+# for comparisons of the generalized Pareto distribution.
+COARSE = {"VonMises": 3e-4, "Multinomial": 1e-6, "Multinomial logits": 1e-6}
+
+
+def tolerance(name: str) -> float:
+    """Return the relative error that a case may have."""
+    return COARSE.get(name, 2e-5 if dtype_of(name) == "float32" else 1e-9)
+
+
 MOMENTS = ("mean", "mode", "variance", "stddev")
 
 
@@ -23,7 +31,7 @@ MOMENTS = ("mean", "mode", "variance", "stddev")
 def test_distribution(name: str) -> None:
     torch.manual_seed(0)
     theirs, mine = pair(name)
-    rtol = COARSE.get(name, 1e-9)
+    rtol = tolerance(name)
     assert repr(mine) == repr(theirs)
     for attribute in ("batch_shape", "event_shape", "has_rsample", "has_enumerate_support"):
         assert getattr(mine, attribute) == getattr(theirs, attribute), attribute
@@ -32,17 +40,15 @@ def test_distribution(name: str) -> None:
     assert type(mine.support).__name__ == type(theirs.support).__name__
     for moment in MOMENTS:
         check_same_or_refused(lambda d, m=moment: getattr(d, m), mine, theirs, rtol)
-    for method in ("entropy", "perplexity", "enumerate_support"):
+    for method in ("entropy", "enumerate_support"):
         check_same_or_refused(lambda d, m=method: getattr(d, m)(), mine, theirs, rtol)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's Wishart warns of every sample
         value = theirs.sample((6,))
     assert mine.support.check(ours(value)).numpy().tolist() == theirs.support.check(value).tolist()
     same(mine.log_prob(ours(value)), theirs.log_prob(value), rtol)
-    check_same_or_refused(
-        lambda d: d.cdf(ours(value) if d is mine else value), mine, theirs, rtol
-    )
-    u = torch.rand(theirs.batch_shape + theirs.event_shape, dtype=torch.float64)
+    check_same_or_refused(lambda d: d.cdf(ours(value) if d is mine else value), mine, theirs, rtol)
+    u = torch.rand(theirs.batch_shape + theirs.event_shape, dtype=getattr(torch, dtype_of(name)))
     check_same_or_refused(lambda d: d.icdf(ours(u) if d is mine else u), mine, theirs, rtol)
     drawn = mine.sample((6,))
     assert (tuple(drawn.shape), drawn.dtype) == (tuple(value.shape), ours(value).dtype)
@@ -69,7 +75,7 @@ def test_expand(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = theirs.sample((2,))
-    same(mine.log_prob(ours(value)), theirs.log_prob(value), COARSE.get(name, 1e-9))
+    same(mine.log_prob(ours(value)), theirs.log_prob(value), tolerance(name))
     assert tuple(mine.sample((2,)).shape) == tuple(value.shape)
     assert type(mine) is type(mine.expand(shape))
 
@@ -82,7 +88,7 @@ def test_gradients_of_log_prob(name: str) -> None:
 
     def leaf(library: Any) -> Any:
         def make(values: Any) -> Any:
-            kept[library].append(tensor(library, values).requires_grad_())
+            kept[library].append(tensor(library, values, dtype_of(name)).requires_grad_())
             return kept[library][-1]
 
         return make
@@ -97,7 +103,7 @@ def test_gradients_of_log_prob(name: str) -> None:
     for own, other in zip(kept[webtorch], kept[torch], strict=True):
         assert (own.grad is None) == (other.grad is None)
         if other.grad is not None:
-            same(own.grad, other.grad, COARSE.get(name, 1e-8), 1e-8)
+            same(own.grad, other.grad, 10 * tolerance(name), 1e-8)
 
 
 # -- divergences ----------------------------------------------------------------------------------------------------
@@ -198,12 +204,12 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_are_pytorchs(name: str) -> None:
-    with pytest.raises(Exception) as wanted:  # noqa: PT011
+    with pytest.raises(Exception) as wanted:
         WRONG[name](torch.distributions, lambda v: tensor(torch, v))
     with pytest.raises(type(wanted.value)) as got:
         WRONG[name](webtorch.distributions, lambda v: tensor(webtorch, v))
-    text, mine = str(wanted.value), str(got.value)
     # A class is named with its module; runs of blanks in some texts are PyTorch's line continuations.
+    text, mine = (" ".join(str(error.value).split()) for error in (wanted, got))
     assert mine.replace("webtorch.", "torch.") == text
 
 

@@ -35,11 +35,11 @@ class LKJCholesky(Distribution):
         self.dim = dim
         (self.concentration,) = broadcast_all(concentration)
         c = self.concentration
-        # Row i: the squared length of all but its last number is a beta number.
+        # Row i: the squared length of its first i numbers is a beta number of i / 2 (the paper's step k).
         rows = [0, *range(dim - 1)]
         offset = webtorch.tensor(rows, dtype=c.dtype, device=c.device)
         marginal = c + 0.5 * (dim - 2)
-        self._beta = Beta(offset + 0.5, marginal.unsqueeze(-1) - 0.5 * offset)
+        self._beta = Beta(0.5 * offset + 0.5, marginal.unsqueeze(-1) - 0.5 * offset)
         super().__init__(c.shape, Size((dim, dim)), validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:

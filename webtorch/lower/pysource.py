@@ -142,7 +142,12 @@ class _Writer:
 
     def deps(self, root: Expr) -> frozenset[Dep]:
         """Return the loop variables and reductions that `root` needs."""
-        for node in ex.walk(root):
+        known = self.dep_memo.get(root)
+        if known is not None:
+            return known
+        # Values are written from the leaves up, so that the parts are known in most cases.
+        below = all(a in self.dep_memo for a in root.args)
+        for node in (root,) if below else ex.walk(root):
             if node in self.dep_memo:
                 continue
             found: frozenset[Dep] = frozenset().union(*[self.dep_memo[a] for a in node.args])
