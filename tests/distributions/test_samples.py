@@ -55,8 +55,10 @@ COUNTS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "sure trials": (lambda: d.Binomial(400, webtorch.tensor(0.875)), lambda k: scipy.stats.binom.pmf(k, 400, 0.875)),
     "rare": (lambda: d.Binomial(2**20, webtorch.tensor(2.0**-17)), lambda k: scipy.stats.binom.pmf(k, 2**20, 2.0**-17)),
     "geometric": (lambda: d.Geometric(0.25), lambda k: scipy.stats.geom.pmf(k + 1, 0.25)),
-    "negative binomial": (lambda: d.NegativeBinomial(3.0, webtorch.tensor(0.25)), lambda k: scipy.stats.nbinom.pmf(k, 3, 0.75)),
-    "categorical": (lambda: d.Categorical(webtorch.tensor([1.0, 2.0, 5.0])), lambda k: np.array([0.125, 0.25, 0.625])[k]),
+    "negative binomial": (lambda: d.NegativeBinomial(3.0, webtorch.tensor(0.25)),
+        lambda k: scipy.stats.nbinom.pmf(k, 3, 0.75)),
+    "categorical": (lambda: d.Categorical(webtorch.tensor([1.0, 2.0, 5.0])),
+        lambda k: np.array([0.125, 0.25, 0.625])[k]),
 }  # fmt: skip
 
 
@@ -94,7 +96,8 @@ def test_matrices_have_their_moments() -> None:
         assert (np.abs(x.var(0) - variance) < 0.08 * variance).all()
     lkj = d.LKJCholesky(3, 1.5).sample((N,)).double().numpy()
     correlations = lkj @ lkj.transpose(0, 2, 1)
-    # (PyTorch's sampler takes other beta numbers from the third row on.) The marginal of a correlation is a beta number of concentration + (dim - 2) / 2 twice, on (-1, 1).
+    # PyTorch's sampler takes other beta numbers from the third row on. The marginal of a correlation a
+    # beta number of concentration + (dim - 2) / 2 twice, on (-1, 1).
     x = np.sort((correlations[:, 2, 1] + 1) / 2)
     away = np.abs(scipy.stats.beta.cdf(x, 2.0, 2.0) - (np.arange(N) + 0.5) / N)
     assert away.max() < 1.95 / math.sqrt(N)
