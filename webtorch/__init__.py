@@ -117,6 +117,7 @@ _LATE = frozenset(
         "cuda",
         "distributions",
         "jit",
+        "onnx",
         "overrides",
         "testing",
         "types",

@@ -18,7 +18,7 @@ FLOORS = {
     "linalg": 5, "special": 5, "masked": 5, "signal": 5, "random": 5, "fft": 5, "webgpu": 5, "utils": 5, "debug": 5,
     "accelerator": 5, "backends": 5, "compiler": 5, "jit": 5, "overrides": 5, "testing": 5, "types": 5, "version": 5,
     "distributions": 5,
-    "as_torch": 6, "pytorch": 6, "web": 6, "io": 6, "cli": 6, "demo": 6, "doctor": 6, "__main__": 6,
+    "as_torch": 6, "onnx": 6, "pytorch": 6, "web": 6, "io": 6, "cli": 6, "demo": 6, "doctor": 6, "__main__": 6,
 }  # fmt: skip
 SURFACE = 4
 # (importing part, imported module) -> why it may point up. Types only, at the top of a file.
@@ -50,7 +50,11 @@ UPWARD_IN_FUNCTIONS = {
     ("ops.resize", "webtorch.tensors.tape"): _TENSORS,
 }
 # Where other packages than the standard library may be imported at the top of a file.
-OUTSIDE = ("runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli", "doctor", "demo")
+OUTSIDE = (
+    "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli", "doctor", "demo",
+    # Entered by whoever has the onnx package.
+    "onnx.exporter", "onnx.importer", "onnx.operators",
+)  # fmt: skip
 # Programs that talk to a person. Everything else reports through values, warnings and errors.
 TALKING = ("cli", "demo", "doctor", "__main__", "as_torch.program")
 

@@ -1,7 +1,8 @@
-"""DataLoader: batches of a dataset, read here or by threads ahead of time. May import floors 0 to 4.
+"""DataLoader: batches of a dataset, read here or by workers ahead of time. May import floors 0 to 4.
 
-Threads, not processes: a browser page has no processes, tensors need not be copied between them,
-and reading files and NumPy release the interpreter. Pure Python work does not run in parallel.
+Workers are threads: a browser page has no processes, tensors need not be copied between them, and
+reading files and NumPy release the interpreter. Where Python itself is the work,
+`multiprocessing_context` makes them processes (`processes`).
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class _Forever:
 class DataLoader(Generic[Batch]):
     """Iterates over batches of a dataset.
 
-    `num_workers` threads read ahead, `prefetch_factor` batches each. Pinned memory is accepted and
-    does nothing: uploads are made from any memory.
+    `num_workers` workers read ahead, `prefetch_factor` batches each. They are threads, or processes
+    where `multiprocessing_context` says how to start them: "fork", "spawn", "forkserver" or a context
+    of multiprocessing. Pinned memory is accepted and does nothing: uploads are made from any memory.
     """
 
     _frozen = False
@@ -156,7 +158,7 @@ class DataLoader(Generic[Batch]):
         self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
         self.persistent_workers = persistent_workers
         self.in_order = in_order
-        self._workers: _Workers | None = None
+        self._workers: Workers | None = None
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -198,10 +200,18 @@ class DataLoader(Generic[Batch]):
             return self._read_here()
         workers = self._workers
         if workers is None:
-            workers = _Workers(self)
+            workers = self._make_workers()
             if self.persistent_workers:
                 self._workers = workers
         return workers.epoch(iter(self._index_sampler), close=not self.persistent_workers)
+
+    def _make_workers(self) -> Workers:
+        """Start the workers: threads, or processes where a way to start them was given."""
+        if self.multiprocessing_context is None:
+            return Workers(self)
+        from webtorch.data.processes import Processes
+
+        return Processes(self)
 
     def _read_here(self) -> Iterator[Any]:
         """Yield the batches, each read when it is asked for."""
@@ -269,21 +279,25 @@ class _Reader:
 
 
 @dataclass
-class _Failure:
+class Failure:
     """An exception on its way from a worker."""
 
-    error: BaseException
-    worker: int
+    kind: type[BaseException]
+    trace: str
+    # "thread 0" or "process 0"
+    worker: str
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, worker: str) -> Failure:
+        """Take down an exception."""
+        return cls(type(error), "".join(traceback.format_exception(error)), worker, error)
 
     def raised(self) -> BaseException:
         """Return the error to raise: of the same type, with where and how it came about."""
-        kind = type(self.error)
-        trace = "".join(traceback.format_exception(self.error))
-        message = (
-            f"Caught {kind.__name__} in DataLoader worker thread {self.worker}.\nOriginal {trace}"
-        )
+        message = f"Caught {self.kind.__name__} in DataLoader worker {self.worker}.\nOriginal {self.trace}"
         try:
-            return kind(_Message(message) if kind is KeyError else message)
+            return self.kind(_Message(message) if self.kind is KeyError else message)
         except Exception:  # an exception type whose constructor wants something else
             return RuntimeError(message)
 
@@ -297,15 +311,23 @@ class _Message(str):
         return str(self)
 
 
-_END = object()
+class _End:
+    """Says that an iterable dataset has no more; there is one, also in other processes."""
+
+    def __reduce__(self) -> str:
+        return "END"
 
 
-def _work(
+END = _End()
+
+
+def work(
     reader: _Reader,
     info: WorkerInfo,
     init: Callable[[int], None] | None,
-    tasks: queue.SimpleQueue[Any],
-    results: queue.SimpleQueue[Any],
+    tasks: Any,
+    results: Any,
+    kind: str = "thread",
 ) -> None:
     """Run a worker: read batches until a task is None.
 
@@ -313,12 +335,13 @@ def _work(
     reference to the loader, so that an abandoned loader can be freed and end its workers.
     """
     _current.info = info
-    failure: _Failure | None = None
+    name = f"{kind} {info.id}"
+    failure: Failure | None = None
     try:
         if init is not None:
             init(info.id)
     except BaseException as error:
-        failure = _Failure(error, info.id)
+        failure = Failure.of(error, name)
     current = None
     while (task := tasks.get()) is not None:
         epoch, number, indices = task
@@ -330,27 +353,31 @@ def _work(
                     current = epoch
                 out = reader(indices)
             except StopIteration as error:
-                out = _END if reader.iterable else _Failure(error, info.id)
+                out = END if reader.iterable else Failure.of(error, name)
             except BaseException as error:
-                out = _Failure(error, info.id)
+                out = Failure.of(error, name)
         results.put((epoch, number, info.id, out))
         del task, indices, out
 
 
-class _Workers:
-    """The threads of a loader, and the epochs that they read."""
+class Workers:
+    """The workers of a loader, and the epochs that they read."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        """Start the threads."""
+        """Start the workers."""
         self.options = (float(loader.timeout), loader.prefetch_factor or 0, loader.in_order)
         self.count = loader.num_workers
-        self.results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.tasks: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(self.count)]
         self.number_of_epoch = 0
         device = "cpu" if loader.generator is None else loader.generator.device
         seed = int(
             webtorch.randint(0, 2**31 - 1, (), generator=loader.generator, device=device).item()
         )
+        self.start(loader, seed)
+
+    def start(self, loader: DataLoader[Any], seed: int) -> None:
+        """Start the threads."""
+        self.results: Any = queue.SimpleQueue()
+        self.tasks: list[Any] = [queue.SimpleQueue() for _ in range(self.count)]
         for worker in range(self.count):
             reader = loader._reader()
             if loader._iterable:
@@ -358,12 +385,12 @@ class _Workers:
                 reader.dataset = copy.copy(reader.dataset)
             info = WorkerInfo(worker, self.count, seed + worker, reader.dataset)
             threading.Thread(
-                target=_work,
+                target=work,
                 args=(reader, info, loader.worker_init_fn, self.tasks[worker], self.results),
                 name=f"webtorch-data-{worker}",
                 daemon=True,
             ).start()
-        self._finalizer = weakref.finalize(self, _stop, self.tasks)
+        self._finalizer: Any = weakref.finalize(self, _stop, self.tasks)
 
     def close(self) -> None:
         """End the threads."""
@@ -410,16 +437,16 @@ class _Workers:
                 out = early.pop(taken)
             else:
                 number, who, out = self._next_result(epoch, timeout)
-                if out is _END:
+                if out is END:
                     active.discard(who)
                 if in_order and number != taken:
                     early[number] = out
                     continue
             taken += 1
             give()
-            if out is _END:
+            if out is END:
                 continue
-            if isinstance(out, _Failure):
+            if isinstance(out, Failure):
                 raise out.raised() from out.error
             yield out
             del out
@@ -428,11 +455,15 @@ class _Workers:
         """Return (number, worker, batch) of the next result; older epochs' ones are dropped."""
         while True:
             try:
-                found, number, who, out = self.results.get(timeout=timeout or None)
+                found, number, who, out = self.receive(timeout)
             except queue.Empty:
                 raise RuntimeError(f"DataLoader timed out after {timeout:g} seconds") from None
             if found == epoch:
                 return number, who, out
+
+    def receive(self, timeout: float) -> tuple[int, int, int, Any]:
+        """Return the next result; raise queue.Empty after `timeout` seconds, if that is not 0."""
+        return self.results.get(timeout=timeout or None)
 
 
 def _stop(tasks: list[queue.SimpleQueue[Any]]) -> None:

@@ -1,0 +1,138 @@
+"""Workers of the DataLoader that are processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+import webtorch
+from webtorch.utils import data
+
+Pair = namedtuple("Pair", "x y")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are started by fork here"),
+    # Python 3.12 warns of forks beside threads; workers use none of them.
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
+
+
+class Rows(data.Dataset):
+    """Tensors, arrays, strings and named tuples, with the process that made them."""
+
+    def __init__(self, count: int, broken: int = -1, slow: int = -1, deadly: int = -1) -> None:
+        self.count, self.broken, self.slow, self.deadly = count, broken, slow, deadly
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i == self.broken:
+            raise KeyError(f"row {i} is broken")
+        if i == self.slow:
+            time.sleep(30)
+        if i == self.deadly:
+            os._exit(3)
+        x = webtorch.arange(3, dtype=webtorch.float32) * i
+        return {
+            "x": (x @ x.reshape(3, 1)).sin(), "n": np.full(2, i), "name": f"row {i}",
+            "pid": os.getpid(), "pair": Pair(float(i), [x.half(), i > 2]),
+        }  # fmt: skip
+
+
+class Stream(data.IterableDataset):
+    def __iter__(self) -> Any:
+        info = data.get_worker_info()
+        assert info is not None and info.dataset is self
+        return iter(range(info.id, 11, info.num_workers))
+
+
+def loader(dataset: Any, batch_size: int = 2, num_workers: int = 2, **options: Any) -> Any:
+    return data.DataLoader(
+        dataset, batch_size, num_workers=num_workers, multiprocessing_context="fork", **options
+    )
+
+
+def alive(pids: Any) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+            found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def test_batches_are_those_of_this_process_and_come_from_others() -> None:
+    here = list(data.DataLoader(Rows(7), 2))
+    there = list(loader(Rows(7)))
+    assert len(here) == len(there) == 4
+    pids = {int(p) for b in there for p in b.pop("pid")}
+    assert len(pids) == 2 and os.getpid() not in pids
+    for a, b in zip(here, there, strict=True):
+        a.pop("pid")
+        assert a.keys() == b.keys() and a["name"] == b["name"]
+        assert type(b["pair"]) is Pair and b["pair"].y[0].dtype is webtorch.float16
+        for key in ("x", "n"):
+            assert a[key].dtype is b[key].dtype and a[key].tolist() == b[key].tolist()
+        assert a["pair"].y[1].tolist() == b["pair"].y[1].tolist()
+    assert alive(pids) == []
+
+
+def test_persistent_workers_seeds_and_shuffling() -> None:
+    class Random(Rows):
+        def __getitem__(self, i: int) -> Any:
+            return os.getpid(), int(webtorch.randint(0, 2**31 - 1, ()).item())
+
+    generator = webtorch.Generator().manual_seed(3)
+    batches = loader(Random(8), shuffle=True, persistent_workers=True, generator=generator)
+    second = {int(p[0]) for p, _ in batches}
+    assert {int(p[0]) for p, _ in batches} == second and len(second) == 2
+    drawn = [int(v) for _, x in batches for v in x]
+    assert len(set(drawn)) == len(drawn)
+    del batches
+    assert alive(second) == []
+
+
+def test_an_iterable_dataset_is_dealt_out() -> None:
+    found = [int(v) for b in loader(Stream(), 2) for v in b]
+    assert sorted(found) == list(range(11))
+
+
+def test_failures_come_back_in_words() -> None:
+    with pytest.raises(KeyError) as caught:
+        list(loader(Rows(6, broken=4)))
+    assert "Caught KeyError in DataLoader worker process" in str(caught.value)
+    assert "row 4 is broken" in str(caught.value) and "__getitem__" in str(caught.value)
+
+    def refuse(worker: int) -> None:
+        raise ValueError("no such worker")
+
+    with pytest.raises(ValueError, match="no such worker"):
+        list(loader(Rows(2), worker_init_fn=refuse))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+        list(loader(Rows(4, slow=0), timeout=0.3))
+    with pytest.raises(RuntimeError, match=r"pid\(s\) \d+\) exited unexpectedly \(exit code 3\)"):
+        list(loader(Rows(4, deadly=1)))
+    with pytest.raises(ValueError, match="valid start method"):
+        list(data.DataLoader(Rows(2), num_workers=1, multiprocessing_context="threads"))
+
+    class Lambdas(Rows):
+        def __getitem__(self, i: int) -> Any:
+            return lambda: i
+
+    with pytest.raises(RuntimeError, match="pickle"):
+        list(loader(Lambdas(2), collate_fn=list))
+
+
+def test_an_early_break_ends_the_workers() -> None:
+    iterator = iter(loader(Rows(50), prefetch_factor=3))
+    pids = {int(p) for p in next(iterator)["pid"]} | {int(p) for p in next(iterator)["pid"]}
+    assert len(pids) == 2
+    del iterator
+    assert alive(pids) == []

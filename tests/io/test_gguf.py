@@ -1,0 +1,169 @@
+"""GGUF files, against the gguf package."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
+
+import webtorch
+from webtorch.io import GGUFError, GGUFReader, load_gguf, save_gguf
+from webtorch.io.gguf import _KINDS
+
+QUANTISED = [n for n, k in _KINDS.items() if k.unpack is not None and k.name != "Q8_K"]
+
+
+@pytest.mark.parametrize("number", QUANTISED, ids=lambda n: _KINDS[n].name)
+def test_blocks_are_unpacked_to_the_bit(number: int) -> None:
+    kind = _KINDS[number]
+    rows = np.random.default_rng(number).integers(0, 256, (64, kind.nbytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = quants.dequantize(rows, Kind(number)).reshape(64, -1)
+        assert kind.unpack is not None
+        found = kind.unpack(rows)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+
+
+def write(path: Path, *, quantised: bool = True) -> np.ndarray[Any, Any]:
+    weights = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(3)
+    writer.add_string("x.name", "hé")
+    writer.add_array("x.tokens", ["a", "bb"])
+    writer.add_array("x.numbers", [1.5, 2.5])
+    writer.add_tensor("plain.weight", weights)
+    writer.add_tensor("half", weights.astype(np.float16))
+    writer.add_tensor("whole", np.arange(6, dtype=np.int32).reshape(2, 3))
+    if quantised:
+        for kind in (Kind.Q4_0, Kind.Q8_0, Kind.BF16):
+            writer.add_tensor(kind.name, quants.quantize(weights, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+def test_a_file_of_the_gguf_package(tmp_path: Path, device: str) -> None:
+    weights = write(tmp_path / "m.gguf")
+    metadata, tensors = load_gguf(tmp_path / "m.gguf", device=device)
+    assert metadata["llama.block_count"] == 3 and metadata["x.name"] == "hé"
+    assert metadata["x.tokens"] == ["a", "bb"] and metadata["x.numbers"] == [1.5, 2.5]
+    assert {t.device.type for t in tensors.values()} == {webtorch.device(device).type}
+    np.testing.assert_array_equal(tensors["plain.weight"].numpy(force=True), weights)
+    assert tensors["half"].dtype is webtorch.float16
+    assert tensors["whole"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert tensors["BF16"].dtype is webtorch.bfloat16
+    for kind in (Kind.Q4_0, Kind.Q8_0):
+        expected = quants.dequantize(quants.quantize(weights, kind), kind)
+        np.testing.assert_array_equal(tensors[kind.name].numpy(force=True), expected)
+
+
+def test_some_tensors_as_another_type(tmp_path: Path) -> None:
+    weights = write(tmp_path / "m.gguf")
+    _, tensors = load_gguf(
+        tmp_path / "m.gguf", "cpu", dtype=webtorch.float16, keys=["Q8_0", "whole"]
+    )
+    assert [t.dtype for t in tensors.values()] == [webtorch.float16, webtorch.int32]
+    np.testing.assert_allclose(tensors["Q8_0"].float().numpy(), weights, atol=0.03)
+    with pytest.raises(KeyError, match="has no tensor 'nothing'"):
+        load_gguf(tmp_path / "m.gguf", keys=["nothing"])
+
+
+def test_what_is_saved_is_read_by_the_gguf_package(tmp_path: Path) -> None:
+    tensors = {
+        "a": webtorch.randn(3, 5, device="cpu"),
+        "b": webtorch.arange(7, device="cpu"),
+        "c": webtorch.randn(2, 2, 2, device="cpu").to(webtorch.bfloat16).mT,
+    }
+    notes = {
+        "n": 1,
+        "big": 2**40,
+        "x": 0.5,
+        "name": "é",
+        "yes": True,
+        "list": [1, 2],
+        "words": ["p", "q"],
+    }
+    save_gguf(tensors, tmp_path / "m.gguf", notes)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    found = {t.name: t for t in reader.tensors}
+    np.testing.assert_array_equal(found["a"].data, tensors["a"].numpy())
+    assert reader.fields["big"].contents() == 2**40 and reader.fields["words"].contents() == [
+        "p",
+        "q",
+    ]
+    metadata, again = load_gguf(tmp_path / "m.gguf", "cpu")
+    assert {k: metadata[k] for k in notes} == notes
+    for key, t in tensors.items():
+        assert again[key].dtype is t.dtype and again[key].tolist() == t.tolist()
+    with pytest.raises(TypeError, match="the metadata 'bad' is a set"):
+        save_gguf({}, tmp_path / "n.gguf", {"bad": {1}})
+    with pytest.raises(GGUFError, match=r"GGUF has no torch\.bool"):
+        save_gguf({"m": webtorch.ones(2, dtype=webtorch.bool)}, tmp_path / "n.gguf")
+
+
+def test_tables_of_their_own_are_refused_by_name_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("fine", np.ones(4, np.float32))
+    writer.add_tensor("iq", np.zeros((1, 136), np.uint8), raw_dtype=Kind.IQ4_XS)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(GGUFError, match="'iq' is IQ4_XS, which is not read here"):
+        load_gguf(path)
+    assert GGUFReader(path).tensor("fine", device="cpu").tolist() == [1, 1, 1, 1]
+
+
+def test_damaged_files_are_refused_in_words(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf")
+    whole = (tmp_path / "m.gguf").read_bytes()
+    bad = tmp_path / "bad.gguf"
+    numbers = random.Random(0)
+    refused = []
+    for n in range(150):
+        data = bytearray(whole)
+        if n % 3 == 0:
+            del data[numbers.randrange(len(data)) :]
+        else:
+            for _ in range(3):
+                data[numbers.randrange(500)] = numbers.randrange(256)
+        bad.write_bytes(data)
+        try:
+            load_gguf(bad, "cpu")
+        except GGUFError as error:
+            refused.append(str(error))
+    assert len(refused) > 50 and all(str(bad) in text for text in refused)
+    bad.write_bytes(b"PK\x03\x04" + whole[4:])
+    with pytest.raises(GGUFError, match="starts with b'GGUF', this one with"):
+        load_gguf(bad)
+
+
+def test_a_large_tensor_is_unpacked_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    rows = np.zeros((1024, 256 // 32 * 34 * 64), np.uint8)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", rows, raw_dtype=Kind.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    del rows
+    elements = 1024 * 256 * 64
+    tracemalloc.start()
+    _, tensors = load_gguf(path, "cpu", dtype=webtorch.float16)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert tensors["w"].numel() == elements
+    # The half floats, their copy on the device, and pieces: never all of it in float32.
+    assert peak < elements * 2 * 2 + (64 << 20)

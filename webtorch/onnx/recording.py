@@ -1,0 +1,351 @@
+"""What a call of a function records, with the operations as the user wrote them. Floor 6.
+
+The graph that a call records is made of few primitives; a file should read `LayerNormalization`,
+not its sums and products. So the calls of table entries are watched from outside while the function
+runs (`sys.setprofile`): their arguments, and the value that each one gave. A value is a node of the
+recorded graph seen with a shape and strides; since graphs are pure, what is written in place later
+is another node, and a call can be looked up by its result. Nothing is computed, and nothing of it
+costs anything when no export runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from webtorch import ops
+from webtorch.errors import CaptureError
+from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.nn import Module, recurrence
+from webtorch.ops.record import TABLE, Elementwise
+from webtorch.runtime.realize import Runtime, open_runtimes
+from webtorch.tensors import calls, indexing
+from webtorch.tensors.host import tracing
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import mode
+from webtorch.tensors.tensor import Tensor
+
+
+class Value(NamedTuple):
+    """A node of the recorded graph, seen with a shape and strides."""
+
+    node: Node
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.node.dtype
+
+    @property
+    def whole(self) -> Value:
+        """All of the node's value, in its own shape."""
+        return value_of_node(self.node)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is all of the node's value, perhaps in another shape."""
+        return (
+            self.offset == 0
+            and numel(self.shape) == numel(self.node.shape)
+            and self.strides == contiguous_strides(self.shape)
+        )
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of an operation: its name, arguments with values in place of tensors, results."""
+
+    number: int
+    name: str
+    args: dict[str, Any]
+    # The path of the module that made the call, "layers.0.attention".
+    scope: str
+    # Its place among the calls that its caller made, after that of the caller: the same at any size,
+    # as long as what the user wrote makes the same calls.
+    place: tuple[int, ...] = ()
+    results: tuple[Value, ...] = ()
+    op: Elementwise | None = None
+    made: int = 0
+
+
+@dataclass
+class Recording:
+    """What one call of a function recorded."""
+
+    inputs: list[Value]
+    outputs: Any
+    # The calls that gave a value, inner ones before those that they are part of.
+    calls: dict[Value, list[tuple[Call, int]]]
+    runtime: Runtime
+    # Every call, so that nodes live as long as the recording.
+    all_calls: list[Call] = field(default_factory=list)
+    _on_inputs: dict[int, bool] = field(default_factory=dict)
+    _on_weights: dict[int, bool] = field(default_factory=dict)
+
+    def depends(self, value: Value) -> bool:
+        """Whether a value depends on the inputs, or is random."""
+        if not self._on_inputs:
+            self._on_inputs.update((id(v.node), True) for v in self.inputs)
+        return self._reaches(value, self._on_inputs)
+
+    def is_weight(self, value: Value, weights: Container[int]) -> bool:
+        """Whether a value depends on one of the tensors of these nodes."""
+        return self._reaches(value, self._on_weights, weights)
+
+    @staticmethod
+    def _reaches(value: Value, known: dict[int, bool], roots: Container[int] = ()) -> bool:
+        stack = [value.node]
+        while stack:
+            node = stack[-1]
+            if id(node) in known:
+                stack.pop()
+                continue
+            waiting = [s for s in node.srcs if id(s) not in known]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            known[id(node)] = (
+                id(node) in roots or _is_random(node) or any(known[id(s)] for s in node.srcs)
+            )
+            stack.pop()
+        return known[id(value.node)]
+
+
+def _is_random(node: Node) -> bool:
+    return node.kind == "map" and node.attrs[0].family == "random"
+
+
+def value_of_node(node: Node) -> Value:
+    """Return the value of a node; a node that is a view stands for the value it looks at."""
+    if node.kind == "view":
+        offset = node.attrs[1] if len(node.attrs) > 1 else node.scalars[0]
+        return Value(node.srcs[0], node.shape, tuple(node.attrs[0]), int(offset))
+    return Value(node, node.shape, contiguous_strides(node.shape), 0)
+
+
+def value_of(x: Tensor) -> Value:
+    """Return what a tensor shows now."""
+    node = x._storage.node
+    shape, strides = tuple(x._shape), tuple(x._strides)
+    if node.kind == "view":
+        # A storage whose value is a window of another: look through it where the tensor is all of it.
+        inner = value_of_node(node)
+        if x._offset == 0 and shape == node.shape and strides == contiguous_strides(shape):
+            return inner
+    # The stride of a dimension of one element says nothing.
+    strides = tuple(
+        c if s == 1 else st for s, st, c in zip(shape, strides, contiguous_strides(shape))
+    )
+    return Value(node, shape, strides, x._offset)
+
+
+def _values(x: Any) -> Any:
+    """Replace the tensors in arguments by their values."""
+    if isinstance(x, Tensor):
+        return value_of(x)
+    if type(x) in (tuple, list):
+        return type(x)(_values(y) for y in x)
+    if isinstance(x, tuple):
+        return tuple(_values(y) for y in x)
+    if isinstance(x, dict):
+        return {k: _values(v) for k, v in x.items()}
+    return x
+
+
+_TABLE_FILES = os.path.dirname(ops.__file__)
+
+
+def _raw(function: Any) -> types.FunctionType | None:
+    """Return the function of an entry as it was written, inside what it was wrapped with."""
+    seen: set[int] = set()
+    waiting = [function]
+    while waiting:
+        f = waiting.pop(0)
+        if not isinstance(f, types.FunctionType) or id(f) in seen:
+            continue
+        seen.add(id(f))
+        # A wrapper has the name and the module of what it wraps; the code says where it is from.
+        if os.path.dirname(f.__code__.co_filename) == _TABLE_FILES and f.__name__ != "<lambda>":
+            return f
+        waiting += [c.cell_contents for c in f.__closure__ or () if c.cell_contents is not None]
+    return None
+
+
+_CODES: dict[types.CodeType, str] = {}
+
+
+def _codes() -> dict[types.CodeType, str]:
+    """Return the names of operations by their code."""
+    if not _CODES:
+        named: dict[str, Any] = {
+            name: _raw(op.function) for name, op in TABLE.items() if not isinstance(op, Elementwise)
+        }
+        for name, op in TABLE.items():
+            # The primitives are written on the tensors' floor.
+            if named.get(name) is None and op.family == "composite" and not op.function_in:
+                named[name] = op.function
+        named |= {
+            "apply": calls.apply,
+            "getitem": indexing.getitem,
+            "recurrence": recurrence._sequence,
+        }
+        for name, function in named.items():
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                _CODES.setdefault(code, name)
+        _CODES[Module._call_impl.__code__] = ""
+    return _CODES
+
+
+class _Watch:
+    """The profile function: notes calls of operations and the module that they are made in."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.codes = _codes()
+        self.names = names
+        self.stack: list[tuple[Any, Call | None]] = []
+        self.scopes: list[str] = [""]
+        self.calls: list[Call] = []
+        self.found: dict[Value, list[tuple[Call, int]]] = {}
+        self.number = 0
+        self.root = Call(-1, "", {}, "")
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            name = self.codes.get(frame.f_code)
+            if name is None:
+                return
+            given = frame.f_locals
+            if not name:
+                # The module's own frame, and the second one of a module whose result is kept.
+                scope = self.names.get(id(given["self"]))
+                self.scopes.append(self.scopes[-1] if scope is None else scope)
+                self.stack.append((frame, None))
+                return
+            call = Call(
+                self.number, name, {k: _values(v) for k, v in given.items()}, self.scopes[-1]
+            )
+            self.number += 1
+            caller = next((c for _, c in reversed(self.stack) if c is not None), self.root)
+            call.place = (*caller.place, caller.made)
+            caller.made += 1
+            if name == "apply":
+                call.op = given["op"]
+            self.stack.append((frame, call))
+        elif event == "return" and self.stack and self.stack[-1][0] is frame:
+            done = self.stack.pop()[1]
+            if done is None:
+                self.scopes.pop()
+                return
+            call = done
+            results = arg if isinstance(arg, (tuple, list)) else (arg,)
+            if not results or not all(isinstance(r, Tensor) for r in results):
+                return
+            call.results = tuple(value_of(r) for r in results)
+            taken = set(_inside(call.args))
+            self.calls.append(call)
+            for i, result in enumerate(call.results):
+                # What a call hands through is no result of it; nor is what an earlier call, that
+                # this one is no part of, gave already.
+                known = self.found.setdefault(result, [])
+                if result not in taken and (not known or call.number < known[-1][0].number):
+                    known.append((call, i))
+
+
+def _inside(x: Any) -> Iterator[Value]:
+    if isinstance(x, Value):
+        yield x
+    elif isinstance(x, dict):
+        for y in x.values():
+            yield from _inside(y)
+    elif isinstance(x, (tuple, list)):
+        for y in x:
+            yield from _inside(y)
+
+
+_active = 0
+
+
+def recorded() -> bool:
+    """Return whether a function is being recorded now."""
+    return _active > 0
+
+
+def record(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: list[Tensor],
+    names: Mapping[int, str],
+) -> Recording:
+    """Call `function(*args, **kwargs)` without computing anything, and return what it recorded.
+
+    inputs: the tensors in the arguments; `names`: paths of modules by id. Whatever the call changes
+    (running statistics, random state, schedules) gets its old value back.
+
+    Raises CaptureError where the function reads a value of what it computes.
+    """
+    global _active
+    runtimes = {t._storage.runtime for t in inputs} or set(open_runtimes())
+    for runtime in open_runtimes():
+        runtime.realize()
+    watch = _Watch(names)
+    before = sys.getprofile()
+    gradient_mode = mode.grad, mode.inference
+    with contextlib.ExitStack() as stack:
+        tracing.begin()
+        for runtime in runtimes:
+            runtime.capturing = True
+            runtime.overwritten.clear()
+            stack.callback(_restore, runtime)
+        stack.callback(_undo, gradient_mode)
+        mode.grad = False
+        _active += 1
+        sys.setprofile(watch)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            sys.setprofile(before)
+            _active -= 1
+        outputs = _values(result)
+        given = [value_of(t) for t in inputs]
+    del result
+    return Recording(given, outputs, watch.found, runtimes.pop(), watch.calls)
+
+
+def _undo(gradient_mode: tuple[bool, bool]) -> None:
+    for t, g, _ in tracing.grads.values():
+        t._grad = g
+    for generator, seed, offset in tracing.generators.values():
+        generator._seed, generator._offset = seed, offset
+    for restore in reversed(tracing.undo):
+        restore()
+    tracing.end()
+    mode.grad, mode.inference = gradient_mode
+
+
+def _restore(runtime: Runtime) -> None:
+    for storage, node in runtime.overwritten.items():
+        storage.node, storage.donor = node, None
+    runtime.overwritten.clear()
+    runtime.pending.clear()
+    runtime.capturing = False
+
+
+def contents(value: Value, runtime: Runtime) -> Tensor:
+    """Compute a value that depends on no input."""
+    if value.node.kind == "buffer" and value.node.buffer is None:
+        raise CaptureError("the value of an input is not known while a function is recorded")
+    storage = Storage(value.node, runtime)
+    whole = value.is_flat
+    return Tensor._from_storage(storage, value.shape, value.strides, value.offset, whole)

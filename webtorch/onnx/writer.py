@@ -1,0 +1,823 @@
+"""Writes recorded values as nodes of a file: the frame of it, elementwise formulas, primitives. Floor 6.
+
+A value is written by the rule of the outermost call that gave it; a rule that cannot write a call
+returns None, and then the calls inside it are tried. So an operation without a rule is written with
+its parts, and an elementwise one from its formula in the op table: a new operation needs nothing
+here. Rules of composites are in `rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType, bool_, int32, int64
+from webtorch.ir.expr import Expr
+from webtorch.ir.graph import Node
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.body import line_text
+from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
+from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
+from webtorch.ops.record import Elementwise
+from webtorch.tensors.calls import result_type
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
+
+Name = str
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+# Larger constants are computed in the file where they can be.
+_FOLD_BYTES = 64 << 20
+_GROWING = frozenset(("expand", "_fill", "repeat", "tile", "broadcast_to"))
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Declare how calls of the named operations are written: `function(writer, call, arguments...)`.
+
+    It returns the name of the result, or a tuple of names, or None where it cannot.
+    """
+
+    def declare(function: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = function
+        return function
+
+    return declare
+
+
+class Writer:
+    """Writes one recording into a graph."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        names: dict[int, str],
+        opset: int,
+        unfolded: frozenset[tuple[int, ...]],
+    ) -> None:
+        self.recording, self.opset, self.unfolded = recording, opset, unfolded
+        self.graph = Graph()
+        self.known: dict[Value, Name] = {}
+        # Names of tensors in memory: id of a node -> (name, value)
+        self.leaves: dict[int, tuple[Name, Value]] = {}
+        self.parameters = names
+        self.call: Call | None = None
+        self.trying: set[int] = set()
+        self.interned: dict[Any, Name] = {}
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def name(self, v: Value) -> Name:
+        """Return the name of a value, writing what gives it first."""
+        found = self.known.get(v)
+        if found is None:
+            found = self._write(v)
+            self.known[v] = found
+        return found
+
+    def _write(self, v: Value) -> Name:
+        calls = self.recording.calls.get(v, ())
+        if not self.recording.depends(v):
+            constant = self._constant(v, calls)
+            if constant is not None:
+                return constant
+        outer = self.call
+        for call, number in reversed(calls):
+            function = RULES.get(call.name)
+            if function is None or call.number in self.trying:
+                continue
+            self.trying.add(call.number)
+            self.call = call
+            try:
+                result = function(self, call, **call.args)
+            finally:
+                self.call = outer
+                self.trying.discard(call.number)
+            if result is None:
+                # What the rule wrote before it gave up is dropped when nothing reads it.
+                continue
+            results = result if isinstance(result, tuple) else (result,)
+            for one, name in zip(call.results, results, strict=False):
+                if name is not None:
+                    self.known.setdefault(one, name)
+            if number < len(results) and results[number] is not None:
+                return results[number]
+        return self._by_node(v)
+
+    def _constant(self, v: Value, calls: Any) -> Name | None:
+        node = v.node
+        call = calls[-1][0] if calls else None
+        unfolded = any(c.place in self.unfolded for c, _ in calls)
+        if node.kind == "buffer":
+            leaf = self.parameters.get(id(node))
+            if leaf is not None and v.is_flat and v.shape == node.shape:
+                return self.data(leaf, contents(v, self.recording.runtime))
+        if unfolded:
+            return None
+        within = self.recording.calls.get(v.whole, ()) if call is None and not v.is_flat else ()
+        if any(c.place in self.unfolded for c, _ in within):
+            return None
+        nbytes = numel(v.shape) * v.dtype.itemsize
+        grows = call is not None and call.name in _GROWING and nbytes > 4096
+        if nbytes > _FOLD_BYTES or grows:
+            # What holds it is smaller.
+            return None
+        key = ("folded", v)
+        if key not in self.interned:
+            name = self.graph.fresh(self._title(v, call))
+            if not self.recording.is_weight(v, self.parameters):
+                self.graph.plain.add(name)
+            self.graph.data[name] = contents(v, self.recording.runtime)
+            if call is not None:
+                self.graph.folded[name] = call.place
+            self.interned[key] = name
+        return self.interned[key]
+
+    def _title(self, v: Value, call: Call | None) -> str:
+        leaf = self.parameters.get(id(v.node))
+        if leaf is not None:
+            return f"{leaf}.{call.name if call is not None else 'view'}"
+        scope = call.scope if call is not None else ""
+        what = "constant" if call is None else call.name.strip("_")
+        return f"{scope}.{what}" if scope else what
+
+    def data(self, name: str, tensor: Tensor) -> Name:
+        """Return `name`, which is that of a tensor in memory."""
+        self.graph.data.setdefault(name, tensor)
+        self.graph.taken.setdefault(name, 0)
+        return name
+
+    def constant(self, tensor: Tensor, title: str, *, weight: bool = False) -> Name:
+        """Return the name of a new tensor of data, which is a weight or just numbers."""
+        name = self.graph.fresh(title)
+        if not weight:
+            self.graph.plain.add(name)
+        self.graph.data[name] = tensor
+        return name
+
+    def tensor(self, v: Value | None) -> Tensor | None:
+        """Return a value as data where it depends on no input."""
+        if v is None or self.recording.depends(v):
+            return None
+        return contents(v, self.recording.runtime)
+
+    def _by_node(self, v: Value) -> Name:
+        """Write a value that no call gave: a view of another, or a part written in place."""
+        node = v.node
+        if v != v.whole:
+            return self._view(v)
+        if node.kind == "update":
+            return self._update(v)
+        if node.kind == "map" and node.attrs[1] == "t" and node.attrs[0].name == "_cast":
+            return self.cast(self.name(value_of_node(node.srcs[0])), node.srcs[0].dtype, node.dtype)
+        if node.kind == "empty":
+            return self.full(node.shape, 0, node.dtype)
+        line = line_text(node.line)
+        at = f" (recorded at {line})" if line else ""
+        raise ExportError(
+            f"export: a value of kind {node.kind} has no form in ONNX{at}. Move that operation out of "
+            "the exported function, or replace it."
+        )
+
+    def _view(self, v: Value) -> Name:
+        """Write a window with strides on the data of another value."""
+        whole = v.whole
+        if v.is_flat:
+            return self.reshape(self.name(whole), whole.shape, v.shape)
+        order = _permutation(whole.shape, v)
+        if order is not None:
+            return self.node("Transpose", self.name(whole), perm=list(order))
+        reach = v.offset + sum((s - 1) * st for s, st in zip(v.shape, v.strides, strict=True))
+        if numel(v.shape) > 1 << 24 or reach >= 1 << 40:
+            raise ExportError(
+                f"export: a view of shape {v.shape} with strides {v.strides} has no form in ONNX"
+            )
+        flat = self.reshape(self.name(whole), whole.shape, (-1,))
+        positions = self._positions(v)
+        return self.node("Gather", flat, positions, axis=0)
+
+    def _positions(self, v: Value) -> Name:
+        import webtorch
+
+        index = webtorch.full((1,) * len(v.shape), v.offset, dtype=int64, device="cpu")
+        for d, (size, stride) in enumerate(zip(v.shape, v.strides, strict=True)):
+            steps = webtorch.arange(size, device="cpu") * stride
+            index = index + steps.reshape((1,) * d + (size,) + (1,) * (len(v.shape) - d - 1))
+        return self.constant(index.expand(v.shape).contiguous(), "positions")
+
+    def _update(self, v: Value) -> Name:
+        """Write a value whose window was overwritten."""
+        old, new = v.node.srcs
+        shape, strides = v.node.attrs[0], v.node.attrs[1]
+        offset = v.node.scalars[0] if v.node.scalars else v.node.attrs[2]
+        window = Value(v.node, tuple(shape), tuple(strides), int(offset))
+        base, values = self.name(value_of_node(old)), self.name(value_of_node(new))
+        order = _contiguous_block(v.shape, window)
+        if order is not None:
+            d, start, stop = order
+            parts = []
+            if start:
+                parts.append(self.slice(base, d, 0, start))
+            parts.append(
+                self.reshape(values, tuple(new.shape), _block_shape(v.shape, d, stop - start))
+            )
+            if stop < v.shape[d]:
+                parts.append(self.slice(base, d, stop, None))
+            return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=d)
+        flat = self.reshape(base, tuple(old.shape), (-1,))
+        index = self._positions(window)
+        count = numel(window.shape)
+        positions = self.reshape(index, window.shape, (count,))
+        flat_values = self.reshape(values, tuple(new.shape), (count,))
+        out = self.node("ScatterElements", flat, positions, flat_values, axis=0)
+        return self.reshape(out, (-1,), v.shape)
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def node(self, op: str, *inputs: Name | None, outputs: int = 1, **attrs: Any) -> Any:
+        """Write a node; return the name of its output, or of its `outputs`."""
+        given = ["" if x is None else x for x in inputs]
+        while given and not given[-1]:
+            given.pop()
+        call = self.call
+        title = op.lower() if call is None else call.name.strip("_")
+        if call is not None and call.name == "apply" and call.op is not None:
+            title = call.op.name.strip("_")
+        base = f"{call.scope}.{title}" if call is not None and call.scope else title
+        names = [self.graph.fresh(base) for _ in range(outputs)]
+        attrs = {k: a for k, a in attrs.items() if a is not None}
+        scope = call.scope if call is not None else ""
+        self.graph.steps.append(Step(op, given, names, attrs, scope, title))
+        return names[0] if outputs == 1 else tuple(names)
+
+    def ints(
+        self,
+        values: Sequence[int],
+        near: Sequence[tuple[Name, tuple[int, ...]]] = (),
+        use: str = "",
+        scalar: bool = False,
+    ) -> Name:
+        """Return the name of integers, which may differ between recordings at several sizes."""
+        name = self.graph.fresh("sizes" if len(values) != 1 else "size")
+        self.graph.ints[name] = Ints(tuple(int(v) for v in values), tuple(near), scalar, use)
+        return name
+
+    def number(self, value: Any, dtype: DType) -> Name:
+        """Return the name of one number of a type."""
+        name = self.graph.fresh("number")
+        self.graph.numbers[name] = (value, dtype)
+        return name
+
+    def require(self, version: int, what: str) -> bool:
+        """Whether the opset has a node; for rules that have another way."""
+        return self.opset >= version
+
+    def reshape(self, x: Name, shape: tuple[int, ...], target: tuple[int, ...]) -> Name:
+        """Write another shape."""
+        if tuple(shape) == tuple(target):
+            return x
+        if 0 in target:
+            return self.node("Reshape", x, self.ints(target), allowzero=1)
+        return self.node("Reshape", x, self.ints(target, [(x, tuple(shape))], "reshape"))
+
+    def transpose(self, x: Name, order: Sequence[int]) -> Name:
+        """Write other dims."""
+        return x if list(order) == sorted(order) else self.node("Transpose", x, perm=list(order))
+
+    def slice(self, x: Name, dim: int, start: int, stop: int | None, step: int = 1) -> Name:
+        """Write a part of a dim; `stop` None goes to the end."""
+        end = TO_THE_END if stop is None else stop
+        bounds = [self.ints([n]) for n in (start, end, dim)]
+        return self.node("Slice", x, *bounds, self.ints([step]) if step != 1 else None)
+
+    def cast(self, x: Name, source: DType, dtype: DType) -> Name:
+        """Write a conversion."""
+        return x if source is dtype else self.node("Cast", x, to=dtype.name)
+
+    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> Name:
+        """Write a tensor of one value."""
+        scalar = self.number(value, dtype)
+        return scalar if not shape else self.node("Expand", scalar, self.ints(shape))
+
+    def expand(self, x: Name, shape: tuple[int, ...], target: tuple[int, ...]) -> Name:
+        """Write a broadcast."""
+        if tuple(shape) == tuple(target):
+            return x
+        return self.node("Expand", x, self.ints(target, [(x, tuple(shape))], "expand"))
+
+    def reduce(self, op: str, x: Name, dims: Sequence[int] | None, keepdim: bool) -> Name:
+        """Write a reduction; its axes are an input in newer opsets and an attribute in older ones."""
+        keep = int(keepdim)
+        if dims is None:
+            return self.node(op, x, keepdims=keep)
+        if op == "ReduceSum" or self.opset >= 18:
+            return self.node(op, x, self.ints(dims), keepdims=keep)
+        return self.node(op, x, axes=list(dims), keepdims=keep)
+
+    def unsqueeze(self, x: Name, dims: Sequence[int]) -> Name:
+        """Write new dims of one element."""
+        return self.node("Unsqueeze", x, self.ints(dims)) if dims else x
+
+    def squeeze(self, x: Name, dims: Sequence[int]) -> Name:
+        """Leave dims of one element out."""
+        return self.node("Squeeze", x, self.ints(dims)) if dims else x
+
+
+def _permutation(shape: tuple[int, ...], v: Value) -> tuple[int, ...] | None:
+    """Return the order in which a view has the dims of a contiguous value, if it has all of them."""
+    if len(shape) != len(v.shape) or v.offset:
+        return None
+    strides = contiguous_strides(shape)
+    order: list[int] = []
+    for size, stride in zip(v.shape, v.strides, strict=True):
+        for d in range(len(shape)):
+            if d not in order and shape[d] == size and (strides[d] == stride or size == 1):
+                order.append(d)
+                break
+        else:
+            return None
+    return tuple(order)
+
+
+def _contiguous_block(shape: tuple[int, ...], window: Value) -> tuple[int, int, int] | None:
+    """Return (dim, start, stop) where a window is a run of one dim of a contiguous value."""
+    if not shape or numel(window.shape) == 0:
+        return None
+    strides = contiguous_strides(shape)
+    if len(window.shape) == len(shape):
+        differing = [d for d in range(len(shape)) if window.shape[d] != shape[d]]
+        if any(
+            st != strides[d]
+            for d, (st, s) in enumerate(zip(window.strides, window.shape, strict=True))
+            if s > 1
+        ):
+            return None
+    elif len(window.shape) == len(shape) - 1:
+        # One dim was picked.
+        for d in range(len(shape)):
+            rest = [(s, st) for i, (s, st) in enumerate(zip(shape, strides, strict=True)) if i != d]
+            seen = list(zip(window.shape, window.strides, strict=True))
+            if all(
+                a[0] == b[0] and (a[1] == b[1] or a[0] == 1)
+                for a, b in zip(rest, seen, strict=True)
+            ):
+                start, left = divmod(window.offset, strides[d])
+                if left == 0 and start < shape[d]:
+                    return d, start, start + 1
+        return None
+    else:
+        return None
+    if len(differing) != 1:
+        return None
+    d = differing[0]
+    start, left = divmod(window.offset, strides[d])
+    if left or start + window.shape[d] > shape[d]:
+        return None
+    return d, start, start + window.shape[d]
+
+
+def _block_shape(shape: tuple[int, ...], d: int, size: int) -> tuple[int, ...]:
+    return (*shape[:d], size, *shape[d + 1 :])
+
+
+# ---- elementwise ----------------------------------------------------------------------------------
+
+# Entries that ONNX has: name -> (node, first opset).
+_NODES = {
+    "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal", "neg": "Neg", "abs": "Abs", "sign": "Sign", "floor": "Floor",
+    "ceil": "Ceil", "_round": "Round", "erf": "Erf", "sin": "Sin", "cos": "Cos", "tan": "Tan",
+    "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "asinh": "Asinh",
+    "acosh": "Acosh", "atanh": "Atanh", "_add": "Add", "_sub": "Sub", "mul": "Mul", "_div": "Div",
+    "_pow": "Pow", "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less",
+    "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual", "softsign": "Softsign",
+    "selu": "Selu", "clamp_min": "Max", "clamp_max": "Min", "_prelu": "PRelu", "isnan": "IsNaN",
+    "hardswish": "HardSwish", "mish": "Mish",
+}  # fmt: skip
+_SINCE = {"HardSwish": 14, "Mish": 18}
+# Nodes that take no integers, or no booleans.
+_FLOAT_ONLY = frozenset((
+    "Floor", "Ceil", "Round", "Reciprocal", "Sqrt", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softsign",
+    "Selu", "HardSwish", "Mish", "IsNaN",
+))  # fmt: skip
+
+
+@rule("apply")
+def _apply(
+    w: Writer, call: Call, op: Elementwise, operands: Any, numbers: Any = (), **_: Any
+) -> Any:
+    out = call.results[0]
+    types = [_typed(w, o) for o in operands]
+    compute = result_type(*types)
+    if op.promotion == "float" and compute.kind != "float":
+        compute = out.dtype
+    names: list[Name] = []
+    for i, o in enumerate(operands):
+        if isinstance(o, Value):
+            kept = op.name == "_where" and i == 0 and o.dtype is bool_
+            names.append(w.cast(w.name(o), o.dtype, o.dtype if kept else compute))
+        else:
+            names.append(w.number(o, compute))
+    result, dtype = _named(w, op, names, numbers, compute)
+    if result is None:
+        result, dtype = _formula(w, op, names, [w.number(n, compute) for n in numbers], compute)
+        if dtype is None:
+            # A formula that does not look at its inputs.
+            return w.expand(result, (), out.shape)
+    result = w.cast(result, dtype, out.dtype)
+    shapes = [o.shape for o in operands if isinstance(o, Value)]
+    if not shapes and out.shape:
+        return w.expand(result, (), out.shape)
+    return result
+
+
+def _typed(w: Writer, o: Any) -> Any:
+    """Return a tensor of the type and shape of a value, for the rules of promotion."""
+    if not isinstance(o, Value):
+        return o
+    node = Node("buffer", (), (), (), o.shape, o.dtype)
+    storage = Storage(node, w.recording.runtime)
+    return Tensor._from_storage(storage, o.shape, contiguous_strides(o.shape), 0, True)
+
+
+def _named(w: Writer, op: Elementwise, x: list[Name], numbers: Any, dtype: DType) -> Any:
+    """Write an entry that ONNX has as a node. Returns (None, ...) for others."""
+    kind = dtype.kind
+    match op.name:
+        case "_gelu_erf" | "_gelu_tanh" if w.opset >= 20:
+            return w.node(
+                "Gelu", x[0], approximate="none" if op.name == "_gelu_erf" else "tanh"
+            ), dtype
+        case "silu":
+            return w.node("Mul", x[0], w.node("Sigmoid", x[0])), dtype
+        case "leaky_relu":
+            return w.node("LeakyRelu", x[0], alpha=float(numbers[0])), dtype
+        case "elu":
+            return w.node("Elu", x[0], alpha=float(numbers[0])), dtype
+        case "celu" if dtype.name == "float32":
+            return w.node("Celu", x[0], alpha=float(numbers[0])), dtype
+        case "softplus" if numbers[0] == 1:
+            return w.node("Softplus", x[0]), dtype
+        case "hardsigmoid":
+            return w.node("HardSigmoid", x[0], alpha=1 / 6, beta=0.5), dtype
+        case "hardtanh":
+            low, high = (w.number(n, dtype) for n in numbers)
+            return w.node("Clip", x[0], low, high), dtype
+        case "relu6":
+            return w.node("Clip", x[0], w.number(0, dtype), w.number(6, dtype)), dtype
+        case "rsqrt" if kind == "float":
+            return w.node("Reciprocal", w.node("Sqrt", x[0])), dtype
+        case "square":
+            return w.node("Mul", x[0], x[0]), dtype
+        case "positive":
+            return x[0], dtype
+        case "_where":
+            return w.node("Where", *x), dtype
+        case "_clamp" if kind == "float":
+            return w.node("Min", w.node("Max", x[0], x[1]), x[2]), dtype
+        case "ne":
+            return w.node("Not", w.node("Equal", *x)), bool_
+        case "logical_and" | "logical_or" | "logical_xor" if dtype is bool_:
+            return w.node(op.name[8:].capitalize(), *x), bool_
+        case "logical_not" if dtype is bool_:
+            return w.node("Not", x[0]), bool_
+        case "isinf" if kind == "float":
+            return w.node("IsInf", x[0]), bool_
+        case "atan2" | "fmax" | "fmin":
+            return None, dtype
+    node = _NODES.get(op.name)
+    if node is None or w.opset < _SINCE.get(node, 0):
+        return None, dtype
+    if kind != "float" and node in _FLOAT_ONLY:
+        return (x[0], dtype) if node in ("Floor", "Ceil", "Round") else (None, dtype)
+    if dtype is bool_ and node not in ("Equal",):
+        # ONNX's arithmetic and comparisons have no booleans.
+        wide = [w.cast(one, bool_, int32) for one in x]
+        result = w.node(node, *wide)
+        return result, bool_ if op.promotion == "bool" else int32
+    return w.node(node, *x), bool_ if op.promotion == "bool" else dtype
+
+
+def _formula(w: Writer, op: Elementwise, x: list[Name], numbers: list[Name], dtype: DType) -> Any:
+    """Write an entry from its formula."""
+    names = [*x, *numbers]
+    kinds = [bool_ if op.name == "_where" and i == 0 else dtype for i in range(len(names))]
+    root = op.build(tuple(ex.input_(i, t) for i, t in enumerate(kinds)))
+    found = written(w, root, names, op.name)
+    if not any(e.op == "input" for e in ex.walk(root)):
+        return found, None
+    return found, root.dtype
+
+
+def written(w: Writer, root: Expr, inputs: Sequence[Name], title: str) -> Name:
+    """Write a scalar expression over tensors."""
+    made: dict[Expr, Name] = {}
+    for e in ex.walk(root):
+        args = [made[a] for a in e.args]
+        if e.op == "input":
+            made[e] = inputs[e.value]
+        elif e.op == "const":
+            key = (e.value if e.value == e.value else "nan", e.dtype.name, str(e.value))
+            if ("expr", key) not in w.interned:
+                w.interned["expr", key] = w.number(e.value, e.dtype)
+            made[e] = w.interned["expr", key]
+        else:
+            function = _EXPRESSIONS.get(e.op)
+            if function is None:
+                raise ExportError(
+                    f"export: {title.strip('_')} computes with {e.op}, which ONNX does not have. Move it out "
+                    "of the exported function, or write it with other operations."
+                )
+            made[e] = function(w, e, *args)
+    return made[root]
+
+
+def _one(w: Writer, value: float, like: Expr) -> Name:
+    key = (float(value), like.dtype.name)
+    if ("const", key) not in w.interned:
+        w.interned["const", key] = w.number(value, like.dtype)
+    return w.interned["const", key]
+
+
+def _simple(node: str) -> Callable[..., Name]:
+    return lambda w, e, *x: w.node(node, *x)
+
+
+def _through(node: str, integral: bool = False) -> Callable[..., Name]:
+    """A node that integers need not go through."""
+    return lambda w, e, x: w.node(node, x) if e.dtype.kind == "float" else x
+
+
+def _expm1(w: Writer, e: Expr, x: Name) -> Name:
+    # expm1(x) = 2 t / (1 - t), t = tanh(x / 2): exact where exp(x) - 1 loses its digits.
+    t = w.node("Tanh", w.node("Mul", x, _one(w, 0.5, e)))
+    small = w.node("Div", w.node("Add", t, t), w.node("Sub", _one(w, 1, e), t))
+    large = w.node("Sub", w.node("Exp", x), _one(w, 1, e))
+    return w.node("Where", w.node("Less", w.node("Abs", x), _one(w, 0.5, e)), small, large)
+
+
+def _log1p(w: Writer, e: Expr, x: Name) -> Name:
+    # log1p(x) = 2 atanh(x / (2 + x)), exact where 1 + x loses the digits of x.
+    t = w.node("Atanh", w.node("Div", x, w.node("Add", x, _one(w, 2, e))))
+    large = w.node("Log", w.node("Add", x, _one(w, 1, e)))
+    close = w.node("Less", w.node("Abs", x), _one(w, 0.5, e))
+    return w.node("Where", close, w.node("Add", t, t), large)
+
+
+def _trunc(w: Writer, e: Expr, x: Name) -> Name:
+    if e.dtype.kind != "float":
+        return x
+    negative = w.node("Less", x, _one(w, 0, e))
+    return w.node("Where", negative, w.node("Ceil", x), w.node("Floor", x))
+
+
+def _scaled_log(base: float) -> Callable[..., Name]:
+    return lambda w, e, x: w.node("Mul", w.node("Log", x), _one(w, 1 / math.log(base), e))
+
+
+def _floordiv(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+    if e.dtype.kind == "float":
+        return w.node("Floor", w.node("Div", x, y))
+    return w.node("Div", w.node("Sub", x, w.node("Mod", x, y)), y)
+
+
+def _truncdiv(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+    quotient = w.node("Div", x, y)
+    return quotient if e.dtype.kind != "float" else _trunc(w, e, quotient)
+
+
+def _mod(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+    if e.dtype.kind != "float":
+        return w.node("Mod", x, y)
+    # The remainder has the sign of the divisor.
+    r = w.node("Mod", x, y, fmod=1)
+    zero = _one(w, 0, e)
+    other = w.node("Less", w.node("Mul", r, y), zero)
+    return w.node("Where", other, w.node("Add", r, y), r)
+
+
+def _logical(word: str) -> Callable[..., Name]:
+    def write(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+        if e.args[0].dtype is bool_:
+            return w.node(word, x, y)
+        if w.opset < 18:
+            raise ExportError(f"export: bitwise {word.lower()} needs opset 18; this is {w.opset}")
+        return w.node(f"Bitwise{word}", x, y)
+
+    return write
+
+
+def _bitnot(w: Writer, e: Expr, x: Name) -> Name:
+    if w.opset < 18:
+        raise ExportError(f"export: bitwise_not needs opset 18; this is {w.opset}")
+    return w.node("BitwiseNot", x)
+
+
+def _copysign(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+    size = w.node("Abs", x)
+    zero = _one(w, 0, e)
+    # -0 is negative too: its reciprocal is.
+    negative = w.node("Or", w.node("Less", y, zero), w.node("Less", w.node("Reciprocal", y), zero))
+    return w.node("Where", negative, w.node("Neg", size), size)
+
+
+def _atan2(w: Writer, e: Expr, y: Name, x: Name) -> Name:
+    zero, pi = _one(w, 0, e), _one(w, math.pi, e)
+    base = w.node("Atan", w.node("Div", y, x))
+    turn = w.node(
+        "Where", w.node("Less", y, zero), w.node("Sub", base, pi), w.node("Add", base, pi)
+    )
+    found = w.node("Where", w.node("Less", x, zero), turn, base)
+    half = w.node("Mul", w.node("Sign", y), _one(w, math.pi / 2, e))
+    return w.node("Where", w.node("Equal", x, zero), half, found)
+
+
+def _hypot(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+    return w.node("Sqrt", w.node("Add", w.node("Mul", x, x), w.node("Mul", y, y)))
+
+
+def _cast_expression(w: Writer, e: Expr, x: Name) -> Name:
+    return w.node("Cast", x, to=e.dtype.name)
+
+
+def _equal(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+    return w.node("Equal", x, y)
+
+
+_EXPRESSIONS: dict[str, Callable[..., Name]] = {
+    "neg": _simple("Neg"), "abs": _simple("Abs"), "sign": _simple("Sign"), "exp": _simple("Exp"),
+    "exp2": lambda w, e, x: w.node("Pow", _one(w, 2, e), x), "expm1": _expm1, "log": _simple("Log"),
+    "log2": _scaled_log(2), "log10": _scaled_log(10), "log1p": _log1p, "sqrt": _simple("Sqrt"),
+    "rsqrt": lambda w, e, x: w.node("Reciprocal", w.node("Sqrt", x)),
+    "sin": _simple("Sin"), "cos": _simple("Cos"), "tan": _simple("Tan"), "asin": _simple("Asin"),
+    "acos": _simple("Acos"), "atan": _simple("Atan"), "sinh": _simple("Sinh"), "cosh": _simple("Cosh"),
+    "tanh": _simple("Tanh"), "asinh": _simple("Asinh"), "acosh": _simple("Acosh"),
+    "atanh": _simple("Atanh"), "erf": _simple("Erf"),
+    "erfc": lambda w, e, x: w.node("Sub", _one(w, 1, e), w.node("Erf", x)),
+    "floor": _through("Floor"), "ceil": _through("Ceil"), "trunc": _trunc, "round": _through("Round"),
+    "not": _simple("Not"), "bitnot": _bitnot, "isnan": _simple("IsNaN"), "isinf": _simple("IsInf"),
+    "cast": _cast_expression, "add": _simple("Add"), "sub": _simple("Sub"), "mul": _simple("Mul"),
+    "div": _simple("Div"), "floordiv": _floordiv, "truncdiv": _truncdiv, "mod": _mod,
+    "truncmod": lambda w, e, x, y: w.node("Mod", x, y, fmod=1), "pow": _simple("Pow"), "atan2": _atan2,
+    "hypot": _hypot, "copysign": _copysign, "min": _simple("Min"), "max": _simple("Max"),
+    "lt": _simple("Less"), "le": _simple("LessOrEqual"), "eq": _equal,
+    "ne": lambda w, e, x, y: w.node("Not", w.node("Equal", x, y)),
+    "and": _logical("And"), "or": _logical("Or"), "xor": _logical("Xor"), "where": _simple("Where"),
+}  # fmt: skip
+
+
+# ---- primitives -----------------------------------------------------------------------------------
+
+
+@rule("_cast")
+def _cast(w: Writer, call: Call, x: Value, dtype: DType) -> Name:
+    return w.cast(w.name(x), x.dtype, dtype)
+
+
+@rule("_copy", "clone", "contiguous", "alias_copy")
+def _copy(w: Writer, call: Call, **args: Any) -> Name:
+    return w.name(args.get("x") or args["input"])
+
+
+@rule("_write")
+def _write(w: Writer, call: Call, x: Value, values: Value, fresh: bool = False) -> Name:
+    # Seen through the window that was written, the new value is what was written there.
+    return w.name(values)
+
+
+@rule("_fill")
+def _fill(w: Writer, call: Call, shape: Any, value: Any, dtype: DType, device: Any) -> Name:
+    return w.full(tuple(shape), value, dtype)
+
+
+@rule("_empty")
+def _empty(w: Writer, call: Call, shape: Any, dtype: DType, device: Any) -> Name:
+    return w.full(tuple(shape), 0, dtype)
+
+
+@rule("_iota")
+def _iota(
+    w: Writer, call: Call, count: int, start: Any, step: Any, dtype: DType, device: Any
+) -> Name:
+    steps = w.node(
+        "Range", w.ints([0], scalar=True), w.ints([count], scalar=True), w.ints([1], scalar=True)
+    )
+    if step == 1 and start == 0:
+        return w.cast(steps, int64, dtype)
+    scaled = w.node("Mul", w.cast(steps, int64, dtype), w.number(step, dtype))
+    return w.node("Add", scaled, w.number(start, dtype))
+
+
+@rule("_philox")
+def _philox(
+    w: Writer,
+    call: Call,
+    shape: Any,
+    seed: Any,
+    offset: Any,
+    dtype: DType,
+    device: Any,
+    kind: str = "uniform",
+    low: Any = 0,
+) -> Name | None:
+    if kind not in ("uniform", "normal"):
+        raise ExportError("export: random integers have no form in ONNX: pass them as an input")
+    op = "RandomUniformLike" if kind == "uniform" else "RandomNormalLike"
+    like = w.full(tuple(shape), 0, dtype)
+    return w.node(op, like)
+
+
+@rule("_reduce")
+def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Any) -> Name:
+    name = w.name(x)
+    if combine in ("argmax", "argmin"):
+        op = "ArgMax" if combine == "argmax" else "ArgMin"
+        assert len(dims) == 1
+        return w.node(op, name, axis=dims[0], keepdims=1)
+    if combine in ("any", "all"):
+        wide = name if x.dtype.name in ("int32", "float32") else w.node("Cast", name, to="int32")
+        if x.dtype is not bool_:
+            zero = w.number(0, x.dtype)
+            wide = w.node("Cast", w.node("Not", w.node("Equal", name, zero)), to="int32")
+        op = "ReduceMax" if combine == "any" else "ReduceMin"
+        return w.node("Cast", w.reduce(op, wide, dims, True), to="bool")
+    op = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}[combine]
+    return w.reduce(op, name, dims, True)
+
+
+@rule("_scan")
+def _scan(w: Writer, call: Call, x: Value, combine: str, dim: int) -> Name | None:
+    if combine != "sum":
+        raise ExportError(
+            f"export: a running {combine} (cum{combine}) has no form in ONNX: compute it outside"
+        )
+    return w.node("CumSum", w.name(x), w.ints([dim], scalar=True))
+
+
+@rule("_take")
+def _take(
+    w: Writer, call: Call, x: Value, indices: Any, name: str, wrap: bool = False, dims: Any = ()
+) -> Name:
+    index = [w.cast(w.name(i), i.dtype, int64) for i in indices]
+    if len(index) == 1:
+        return w.node("Gather", w.name(x), index[0], axis=0)
+    last = len(indices[0].shape)
+    rows = [w.unsqueeze(i, [last]) for i in index]
+    return w.node("GatherND", w.name(x), w.node("Concat", *rows, axis=last))
+
+
+@rule("_scatter")
+def _scatter(
+    w: Writer,
+    call: Call,
+    base: Value,
+    indices: Any,
+    values: Value,
+    combine: str,
+    name: str,
+    wrap: bool = False,
+    dims: Any = (),
+) -> Name:
+    index = [w.cast(w.name(i), i.dtype, int64) for i in indices]
+    last = len(indices[0].shape)
+    rows = [w.unsqueeze(i, [last]) for i in index]
+    where = rows[0] if len(rows) == 1 else w.node("Concat", *rows, axis=last)
+    reduction = {"set": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}[combine]
+    if (reduction in ("max", "min") and w.opset < 18) or (reduction and w.opset < 16):
+        raise ExportError(f"export: {name} with {combine} needs opset 18; this is {w.opset}")
+    return w.node("ScatterND", w.name(base), where, w.name(values), reduction=reduction)
+
+
+@rule("_matmul")
+def _matmul(w: Writer, call: Call, a: Value, b: Value) -> Name:
+    return w.node("MatMul", w.name(a), w.name(b))
+
+
+@rule("_conv2d")
+def _conv2d(
+    w: Writer,
+    call: Call,
+    kind: str,
+    a: Value,
+    b: Value,
+    input_shape: Any,
+    weight_shape: Any,
+    output_shape: Any,
+    geometry: Any = (),
+) -> Name | None:
+    stride, padding, dilation, groups = geometry
+    if kind != "forward":
+        raise ExportError("export: gradients of convolutions have no form in ONNX")
+    low = list(padding[:2]) if len(padding) == 4 else list(padding)
+    return w.node(
+        "Conv", w.name(a), w.name(b), strides=list(stride), pads=[*low, *low],
+        dilations=list(dilation), group=groups,
+    )  # fmt: skip
+
+
+@rule("_pad")
+def _pad(w: Writer, call: Call, x: Value, low: Any, high: Any, value: Any) -> Name:
+    return w.node("Pad", w.name(x), w.ints([*low, *high]), w.number(value, x.dtype))
