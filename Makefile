@@ -29,7 +29,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: conformance help demo test venv lint types format check system coverage-table clean
+.PHONY: conformance numerics help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -39,6 +39,7 @@ help:
 	@echo "make format          ruff: put the layout right"
 	@echo "make types           mypy, strict"
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
+	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -66,6 +67,10 @@ types: $(VENV)/.full
 conformance: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.conformance.run $(CONFORMANCE_ARGS)
+
+numerics: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m tests.numerics.run
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table

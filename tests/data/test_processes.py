@@ -34,7 +34,7 @@ class Rows(data.Dataset):
         if i == self.broken:
             raise KeyError(f"row {i} is broken")
         if i == self.slow:
-            time.sleep(30)
+            time.sleep(2)
         if i == self.deadly:
             os._exit(3)
         x = webtorch.arange(3, dtype=webtorch.float32) * i

@@ -62,6 +62,7 @@ def test_tied_weights_are_in_the_file_once_and_come_back_tied(tmp_path: Path, de
     assert again.embed.weight.tolist() == model.embed.weight.tolist()
 
 
+@pytest.mark.covers("L6")
 def test_shards_and_their_index(tmp_path: Path) -> None:
     model = fill(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)))
     written = save_model(model, tmp_path / "m", max_shard_size=300)
@@ -78,6 +79,7 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
     assert other[2].bias.tolist() == model[2].bias.half().tolist()
 
 
+@pytest.mark.covers("L3")
 def test_only_some_keys_open_only_their_files(tmp_path: Path) -> None:
     model = fill(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
     written = save_model(model, tmp_path / "m", max_shard_size=300)
@@ -88,6 +90,34 @@ def test_only_some_keys_open_only_their_files(tmp_path: Path) -> None:
         load_safetensors(tmp_path / "m")
     with pytest.raises(KeyError, match="has no tensors"):
         load_safetensors(written[0], keys=["nothing"])
+
+
+@pytest.mark.covers("L4")
+def test_keys_are_renamed_on_the_way(tmp_path: Path) -> None:
+    model = fill(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
+    theirs = {
+        "bert.dense.weight": torch.tensor(model[0].weight.tolist()),
+        "bert.dense.bias": torch.tensor(model[0].bias.tolist()),
+        "bert.LayerNorm.gamma": torch.tensor(model[1].weight.tolist()),
+        "bert.LayerNorm.beta": torch.tensor(model[1].bias.tolist()),
+        "bert.pooler": torch.zeros(2),
+    }
+    safetensors.torch.save_file(theirs, tmp_path / "m.safetensors")
+    patterns = {
+        r"^bert\.": "", r"^dense": "0", r"^LayerNorm": "1", r"gamma$": "weight", r"beta$": "bias",
+    }  # fmt: skip
+    other = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    report = load_model(other, tmp_path / "m.safetensors", strict=False, rename=patterns)
+    assert report == ([], ["bert.pooler"])
+    assert other[1].weight.tolist() == model[1].weight.tolist()
+
+    def rename(key: str) -> str | None:
+        names = {"dense": "0", "LayerNorm": "1", "gamma": "weight", "beta": "bias"}
+        return None if "pooler" in key else ".".join(names.get(p, p) for p in key.split(".")[1:])
+
+    again = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    assert load_model(again, tmp_path / "m.safetensors", rename=rename) == ([], [])
+    assert again[0].weight.tolist() == model[0].weight.tolist()
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:

@@ -50,13 +50,14 @@ def _compare(case: Any, module: Any, inputs: Any, outputs: Any) -> None:
     found = module(*tensors)
     for got, want in zip(found if isinstance(found, tuple) else (found,), outputs, strict=False):
         wanted = np.asarray(want)
+        narrow = wanted.dtype.itemsize < 4
         given = (got.float() if got.dtype is webtorch.bfloat16 else got).detach().numpy()
         if wanted.dtype.name == "bfloat16":
             wanted = wanted.astype(np.float32)
         assert given.shape == wanted.shape, f"shape {given.shape}, {wanted.shape} is wanted"
         assert given.dtype == wanted.dtype, f"type {given.dtype}, {wanted.dtype} is wanted"
         # Sixteen bits differ in the last one where sums are made in another order.
-        rtol = max(case.rtol or 1e-3, 2e-2 if wanted.dtype.itemsize < 4 else 0)
+        rtol = max(case.rtol or 1e-3, 2e-2 if narrow else 0)
         np.testing.assert_allclose(given, wanted, rtol=rtol, atol=case.atol or 1e-5)
 
 

@@ -32,10 +32,10 @@ FLOAT = TensorProto.FLOAT
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_own_tests_of_nodes() -> None:
-    """Every twelfth case; `python -m tests.onnx.backend` runs them all."""
-    found = [(c.name, *backend.outcome(c)) for c in backend.cases()[::12]]
+    """Every twenty-fourth case; `python -m tests.onnx.backend` runs them all."""
+    found = [(c.name, *backend.outcome(c)) for c in backend.cases()[::24]]
     assert [f for f in found if f[1] == "fail"] == []
-    assert sum(f[1] == "pass" for f in found) > 85
+    assert sum(f[1] == "pass" for f in found) > 40
 
 
 def mlp() -> Any:
@@ -43,6 +43,7 @@ def mlp() -> Any:
     return export(net.eval(), webtorch.zeros(1, 3, device="cpu")).model_proto
 
 
+@pytest.mark.covers("L5")
 def test_weights_are_parameters_that_learn(device: str) -> None:
     webtorch.manual_seed(0)
     net = load(mlp(), device=device)

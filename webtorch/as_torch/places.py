@@ -92,7 +92,6 @@ WORDS: dict[str, dict[str, str]] = {
         "classes": CORE,
         "sparse": _SPARSE,
         "export": "torch.export is not available; webtorch.web.export writes a compiled step",
-        "onnx": "there is no export to ONNX; webtorch.web.export writes a compiled step",
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,14 +133,20 @@ def _tensor(record: RawTensor, key: str, file: str, device: Any, dtype: DType | 
     return made.to(dtype) if dtype is not None and kind.is_floating_point else made
 
 
+Rename = Mapping[str, str] | Callable[[str], str | None]
+
+
 def load_model(
-    model: Module, path: FilePath, strict: bool = True, *, dtype: DType | None = None
+    model: Module, path: FilePath, strict: bool = True, *, rename: Rename | None = None
 ) -> LoadReport:
     """Load weights into a module, each straight to the device of the parameter that it replaces.
 
-    Values take the parameters' dtype. Tied weights need to be in the file once. Returns the keys that
-    were missing and unexpected, which raise RuntimeError where `strict`; shapes that differ always do.
+    Values take the parameters' dtype. Tied weights need to be in the file once. rename: from the file's
+    keys to the module's: a function (None leaves a tensor out), or regular expressions and what takes
+    their place, all applied in order. Returns the keys that were missing and unexpected, which raise
+    RuntimeError where `strict`; shapes that differ always do.
     """
+    renamed = _renaming(rename)
     targets = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -155,7 +162,10 @@ def load_model(
             record = records.pop(key)
             if listed is not None and key not in listed:
                 continue
-            target = targets.get(key)
+            name = renamed(key)
+            if name is None:
+                continue
+            target = targets.get(name)
             if target is None:
                 unexpected.append(key)
             elif tuple(target.shape) != record.shape:
@@ -166,7 +176,7 @@ def load_model(
             else:
                 value = _tensor(record, key, file, target.device, None)
                 with no_grad():
-                    target.copy_(value if dtype is None else value.to(dtype))
+                    target.copy_(value)
                 # At once: what is pending would hold every tensor twice.
                 target._storage.realize()
                 loaded.add(id(target._storage))
@@ -180,6 +190,21 @@ def load_model(
             + "\n\t".join(errors)
         )
     return LoadReport(missing, unexpected)
+
+
+def _renaming(rename: Rename | None) -> Callable[[str], str | None]:
+    if rename is None:
+        return lambda key: key
+    if not isinstance(rename, Mapping):
+        return rename
+    patterns = [(re.compile(pattern), new) for pattern, new in rename.items()]
+
+    def apply(key: str) -> str:
+        for pattern, new in patterns:
+            key = pattern.sub(new, key)
+        return key
+
+    return apply
 
 
 def save_model(

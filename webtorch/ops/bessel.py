@@ -164,12 +164,12 @@ def _i1(x: Expr) -> Expr:
     a, near, value = _i1_parts(x)
     # In two factors: exp(a) alone overflows before I1 does.
     root = ex.exp(a * 0.5)
-    return ex.where(near, value, root * (value * ex.rsqrt(a * (2 * math.pi))) * root)
+    return ex.where(near, value, root * (value * (ex.rsqrt(a) * (2 * math.pi) ** -0.5)) * root)
 
 
 def _i1e(x: Expr) -> Expr:
     a, near, value = _i1_parts(x)
-    return ex.where(near, value * ex.exp(-a), value * ex.rsqrt(a * (2 * math.pi)))
+    return ex.where(near, value * ex.exp(-a), value * (ex.rsqrt(a) * (2 * math.pi) ** -0.5))
 
 
 _I1_DOC = "The modified Bessel function of the first kind, of order 1."
@@ -187,7 +187,8 @@ def _k(order: int, scaled: bool) -> Callable[[Expr], Expr]:
         inner = ex.where(near & (x > 0), x, 1.0)
         outer = ex.where(near, ex.const(2.0, x.dtype), x)
         square = inner * inner
-        log = ex.log(inner * 0.5)
+        # Half of the smallest number is 0.
+        log = ex.log(inner) - math.log(2)
         if order:
             small = _on(table.K1, square, 0, 4) * inner + log * _i1_parts(inner)[2] + 1 / inner
         else:

@@ -161,7 +161,8 @@ def _sine_of_pi(x: Expr) -> Expr:
 def _lgamma(x: Expr) -> Expr:
     # A&S 6.1.17, the reflection; at 0, -1, -2, ... the sine is 0 and the result infinite.
     reflected = math.log(math.pi) - ex.log(_sine_of_pi(x)) - _log_gamma_positive(1 - x)
-    reflected = ex.where(ex.isinf(x), ex.infinity(x.dtype), reflected)
+    # Every number beyond 2**53 is an integer; the parts overflow to infinities of both signs there.
+    reflected = ex.where(x < -(2.0**53), ex.infinity(x.dtype), reflected)
     return ex.where(x < 0, reflected, _log_gamma_positive(x))
 
 
@@ -261,7 +262,7 @@ def _i0(x: Expr) -> Expr:
     a, near, value = _i0_parts(x)
     # In two factors: exp(a) alone overflows before I0 does.
     root = ex.exp(a * 0.5)
-    far = root * (value * ex.rsqrt(a * (2 * math.pi))) * root
+    far = root * (value * (ex.rsqrt(a) * (2 * math.pi) ** -0.5)) * root
     return ex.where(near, value, far)
 
 
@@ -276,7 +277,7 @@ i0 = elementwise(
 
 def _i0e(x: Expr) -> Expr:
     a, near, value = _i0_parts(x)
-    return ex.where(near, value * ex.exp(-a), value * ex.rsqrt(a * (2 * math.pi)))
+    return ex.where(near, value * ex.exp(-a), value * (ex.rsqrt(a) * (2 * math.pi) ** -0.5))
 
 
 i0e = elementwise(
