@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,30 @@ from webtorch.errors import DTypeError
 RANDOM = ("bernoulli", "training_dropout")
 
 
-def cases() -> list[Any]:
-    """Return all cases of the installed onnx package."""
+class _OneOf:
+    """Stands for one operation where onnx compares: equal to several."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = frozenset(names)
+
+    def __eq__(self, other: object) -> bool:
+        return other in self.names
+
+    def __ne__(self, other: object) -> bool:
+        return other not in self.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+
+def cases(only: Collection[str] = ()) -> list[Any]:
+    """Return the cases of the installed onnx package: all, or those of some operations."""
+    chosen: Any = _OneOf(only) if only else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.case.node import collect_testcases
 
-        return [c for c in collect_testcases(None) if not any(w in c.name for w in RANDOM)]
+        return [c for c in collect_testcases(chosen) if not any(w in c.name for w in RANDOM)]
 
 
 def outcome(case: Any) -> tuple[str, str]:
