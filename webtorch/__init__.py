@@ -116,6 +116,7 @@ _LATE = frozenset(
         "compiler",
         "cuda",
         "distributions",
+        "func",
         "jit",
         "onnx",
         "overrides",
@@ -134,6 +135,10 @@ def __getattr__(name: str) -> object:
         from webtorch.web.export import export
 
         return globals().setdefault(name, export)
+    if name == "vmap":
+        from webtorch.func import vmap
+
+        return globals().setdefault(name, vmap)
     if name in _LATE:
         import importlib
 

@@ -37,6 +37,7 @@ from webtorch.autograd.anomaly_mode import (
 from webtorch.autograd.anomaly_mode import is_anomaly_enabled as is_anomaly_enabled
 from webtorch.capture import compile as compile
 from webtorch.capture import mark_dynamic as mark_dynamic
+from webtorch.func import vmap as vmap
 from webtorch.io.checkpoint import load as load
 from webtorch.io.checkpoint import save as save
 from webtorch.ir.dtype import DType as _dtype_

@@ -1,6 +1,6 @@
 """`webtorch.autograd`, as PyTorch's users know it. Floor 4's public face."""
 
-from webtorch.autograd import function, functional, graph
+from webtorch.autograd import forward_ad, function, functional, graph
 from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from webtorch.autograd.gradcheck import gradcheck, gradgradcheck
 from webtorch.tensors.function import Function, FunctionCtx
@@ -15,7 +15,7 @@ from webtorch.tensors.tape import (
 from webtorch.tensors.tensor import Tensor as Variable
 
 __all__ = [
-    "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "function",
-    "functional", "grad", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
+    "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "forward_ad",
+    "function", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
     "set_detect_anomaly", "set_grad_enabled",
 ]  # fmt: skip

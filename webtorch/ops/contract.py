@@ -103,14 +103,14 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     if not (m and k and n):
         right = (b.transpose(0, 1) if transposed else b).unsqueeze(0)
         return product(a.reshape((1, m, k)), right).reshape((*lead, n))
-    from webtorch.tensors.tape import SavedTensor, attach, needs_grad, no_grad
+    from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
 
     strides = reshape_strides(tuple(a.shape), tuple(a.stride()), (m, k))
     if strides is None:
         a, strides = a.contiguous(), (k, 1)
     rows, columns = b.stride()
     across = (0, columns, rows) if transposed else (0, rows, columns)
-    with no_grad():
+    with unrecorded():
         out = matmul3(
             as_view(a, (1, m, k), (0, *strides), a.storage_offset()),
             as_view(b, (1, k, n), across, b.storage_offset()),
@@ -119,7 +119,7 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     if not needs_grad((a, b)):
         return out
     saved = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = a.requires_grad, b.requires_grad
+    need_a, need_b = needs_grad((a,)), needs_grad((b,))
     # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
     turned = transposed or (rows == 1 and columns != 1)
 

@@ -29,7 +29,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops import elementwise, movement
 from webtorch.ops.movement import METHOD, laid_out, sizes_of
-from webtorch.ops.primitive import as_view, cast_to, fill, iota, join
+from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.record import composite
 
@@ -649,7 +649,7 @@ def empty_strided(
 def like(make: Any, input: Any, memory_format: Any = None) -> Any:
     """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
     strides = movement.strides_for(input._shape, input._strides, memory_format)
-    return laid_out(strides, lambda x: make(x._shape), input.detach())
+    return each(laid_out(strides, lambda x: make(x._shape), input.detach()), input)
 
 
 def _like(
@@ -757,7 +757,8 @@ def new_zeros(
     """Zeros of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     return finish(
-        fill(_size("new_zeros", args, size), _fits(0, wanted), wanted, where), requires_grad
+        each(fill(_size("new_zeros", args, size), _fits(0, wanted), wanted, where), input),
+        requires_grad,
     )
 
 
@@ -775,7 +776,8 @@ def new_ones(
     """Ones of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     return finish(
-        fill(_size("new_ones", args, size), _fits(1, wanted), wanted, where), requires_grad
+        each(fill(_size("new_ones", args, size), _fits(1, wanted), wanted, where), input),
+        requires_grad,
     )
 
 
@@ -792,7 +794,7 @@ def new_empty(
 ) -> Any:
     """Uninitialised memory of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
-    return finish(_empty(_size("new_empty", args, size), wanted, where), requires_grad)
+    return finish(each(_empty(_size("new_empty", args, size), wanted, where), input), requires_grad)
 
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
@@ -810,7 +812,7 @@ def new_full(
     """One value, of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     shape = _size("new_full", (), tuple(size) if isinstance(size, (tuple, list)) else (size,))
-    return finish(_full("new_full", shape, fill_value, wanted, where), requires_grad)
+    return finish(each(_full("new_full", shape, fill_value, wanted, where), input), requires_grad)
 
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided")

@@ -29,7 +29,7 @@ from webtorch.ops.linalg import (
     solve_triangular,
 )
 from webtorch.ops.norm import EPSILON
-from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
+from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.record import Autocast, composite, return_type
 
 QR = return_type("linalg_qr", "Q", "R")
@@ -110,7 +110,7 @@ def linalg_qr(A: Any, mode: str = "reduced") -> Any:
             "'complete'"
         )
     if mode == "r":
-        if A.requires_grad:
+        if differentiated(A):
             a = A.detach()
             return QR(
                 fill((0,), 0, A.dtype, A.device), _undifferentiable_r(A, _qr(a, "reduced")[1])
@@ -298,7 +298,7 @@ def eigh(A: Any, UPLO: str = "L") -> Any:
 def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     """The eigenvalues of symmetric matrices in ascending order, from one triangle."""
     uplo = _uplo("linalg.eigvalsh", A, UPLO)
-    if A.requires_grad:
+    if differentiated(A):
         return eigh(A, UPLO).eigenvalues
     w, info = call("eigvalsh", (A,), (uplo,), ((A._shape[-1],), ()))
     check_info("linalg.eigvalsh", info, _NOT_CONVERGED)
@@ -444,7 +444,7 @@ def svdvals(A: Any, *, driver: str | None = None) -> Any:
     """The singular values in descending order."""
     check_matrix("linalg.svdvals", A, "A")
     _check_driver("torch.linalg.svdvals", driver)
-    if A.requires_grad:
+    if differentiated(A):
         return linalg_svd(A, False).S
     s, info = call("svdvals", (A,), (), ((min(A._shape[-2:]),), ()))
     check_info("linalg.svdvals", info, _NO_SVD)

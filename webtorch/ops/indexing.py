@@ -16,7 +16,7 @@ from webtorch.ir.dtype import DType, Scalar, bool_, float32, float64, int32, int
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.movement import METHOD, pick, window
-from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims
+from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
@@ -470,7 +470,7 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     base = _to_front(input if input._shape else movement.reshape(input, (1,)), dim)
     if not index.numel() or 0 in base._shape:
         return copy(input)
-    if value.requires_grad:
+    if differentiated(value):
         # Duplicates are one write, so the gradient counts them once: the value goes where a mask is.
         flags = fill(base._shape[:1], False, bool_, base.device)
         one = fill(index._shape, True, bool_, base.device)

@@ -26,6 +26,7 @@ from webtorch.ops.primitive import (
     iota,
     pairs,
     real_part,
+    shown,
 )
 from webtorch.ops.record import Autocast, composite, return_type
 
@@ -129,9 +130,11 @@ def check_info(name: str, info: Any, text: str) -> None:
     """Raise LinAlgError where `info` is not 0. Waits for the device; in a capture nothing is read."""
     if info._storage.runtime.capturing:
         return
-    for i, number in enumerate(info.reshape(-1).tolist()):
+    # Of every example of a vmap.
+    batched = bool(info.ndim or info._levels)
+    for i, number in enumerate(shown(info).reshape(-1).tolist()):
         if number:
-            where_ = f"(Batch element {i}): " if info.ndim else ""
+            where_ = f"(Batch element {i}): " if batched else ""
             raise LinAlgError(f"{name}: {where_}{text.format(int(number))}")
 
 

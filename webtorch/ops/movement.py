@@ -1130,9 +1130,9 @@ def _cat(tensors: Sequence[Any], dim: int) -> Any:
                     f"dimension {d} differs; join along that one, or pad it"
                 )
         total += shape[dim]
-    out = empty((*first[:dim], total, *first[dim + 1 :]), dtype, device)
+    out = empty((*first[:dim], total, *first[dim + 1 :]), dtype, device, tensors)
     starts: list[int | None] = [None] * len(tensors)
-    with tape.no_grad():
+    with tape.unrecorded():
         start = 0
         for i, part in parts:
             starts[i] = start

@@ -198,6 +198,14 @@ def _update_running(
     """Move the running statistics towards those of this batch, in place."""
     for running, now in ((running_mean, mean), (running_var, variance)):
         if running is not None:
+            if now._levels and not running._levels:
+                raise RuntimeError(
+                    "Batch norm got a batched tensor as input while the running_mean or running_var, which "
+                    "will be updated in place, were not batched.\nIf you are using a module and do not "
+                    "need eval mode, please set `track_running_stats` to be False.If you are using a "
+                    "prebuilt module and do not need eval mode, please see the functorch website for "
+                    "resources on how to patch your module to work with vmap"
+                )
             running.lerp_(to_type(now.detach(), running.dtype).reshape(running.shape), momentum)
 
 

@@ -98,7 +98,11 @@ sort_places = _primitive(
 fill = _primitive(
     "_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument)."
 )
-empty = _primitive("_empty", "(shape, dtype, device)", "Uninitialised memory.")
+empty = _primitive(
+    "_empty",
+    "(shape, dtype, device, like=())",
+    "Uninitialised memory, for each example that one of the tensors `like` is batched over.",
+)
 iota = _primitive(
     "_iota",
     "(count, start, step, dtype, device)",
@@ -165,6 +169,22 @@ write = _primitive(
     "(x, values, fresh=False)",
     "Overwrite x's elements in place with `values` (same shape and type); version, views and "
     "gradients follow PyTorch.",
+)
+
+differentiated = _primitive(
+    "_differentiated",
+    "(x)",
+    "Whether what is computed from x is recorded, for backward or for its tangent.",
+)
+
+shown = _primitive(
+    "_shown", "(x)", "x with the dimensions that vmap hides as its first, outside autograd."
+)
+
+each = _primitive(
+    "_each",
+    "(x, like)",
+    "x, with memory of its own for each example that `like` is batched over.",
 )
 
 # The identity formula: copies and conversions are map nodes with it. Not an entry of the table.

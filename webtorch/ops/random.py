@@ -57,7 +57,17 @@ class Generator:
     def advance(self, count: int) -> tuple[int, int]:
         """Use up `count` counters and return (seed, first counter)."""
         from webtorch.tensors.host import tracing
+        from webtorch.tensors.tape import mode
 
+        for vmap in mode.vmaps:
+            if vmap.randomness == "error":
+                raise RuntimeError(
+                    "vmap: called random operation while in randomness error mode. Please either "
+                    "use the 'same' or 'different' randomness flags on vmap or perform the "
+                    "randomness operation out of vmap"
+                )
+            if vmap.randomness == "different":
+                count *= vmap.size
         offset = self._offset
         self._offset = (offset + count) % 2**64
         if tracing.active:

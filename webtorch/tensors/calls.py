@@ -27,6 +27,8 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
 from webtorch.tensors.autocast import without_autocast
+from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
+from webtorch.tensors.forward import propagate, transposed_call
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.primitives import (
     as_view,
@@ -46,11 +48,12 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     GradFn,
     SavedTensor,
+    forward,
     gradient_edge,
     mode,
-    no_grad,
     overwriting,
     set_history,
+    unrecorded,
 )
 from webtorch.tensors.tensor import Size, Tensor, _transfer, legacy_name, unsupported_text
 
@@ -209,7 +212,18 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             shape = _broadcast(op, operands)
             break
     strides: tuple[int, ...] | None = None
+    levels: Levels = ()
+    full = shape
     if not rows:
+        levels = levels_of(operands)
+    if levels:
+        # Behind the dimensions that vmap hides, all operands have the dims of the result.
+        given = operands
+        operands = [
+            physical(o, levels, len(shape)) if isinstance(o, Tensor) else o for o in operands
+        ]
+        full = sizes_of(levels) + shape
+    elif not rows:
         tensors = tuple([(o._shape, o._strides) for o in operands if isinstance(o, Tensor)])
         strides = result_strides(shape, tensors, len(tensors) == len(operands))
     order = None if strides is None else out_of_order(shape, strides)
@@ -219,7 +233,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     for o in operands:
         if isinstance(o, Tensor):
             pattern += "t"
-            srcs.append(_operand_node(o, shape, order))
+            srcs.append(_operand_node(o, full, order))
         else:
             pattern += "s"
             scalars.append(_scalar(op, o, compute, op.name.strip("_") not in _REFUSING))
@@ -234,11 +248,13 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         tuple(srcs),
         (op, pattern, compute.compute),
         tuple(scalars),
-        shape if order is None else tuple([shape[d] for d in order]),
+        full if order is None else tuple([shape[d] for d in order]),
         out_dtype,
         user_line(),
     )
     out = Tensor._from_node(node, runtime)
+    if levels:
+        out, operands = logical(out, levels), given
     if strides is not None and (out._shape, out._strides) != (shape, strides):
         out = Tensor._from_storage(out._storage, shape, strides, 0, order is None)
     if mode.grad and op.differentiable and out_dtype.kind == "float":
@@ -246,7 +262,39 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             if isinstance(o, Tensor) and o.requires_grad:
                 _attach(op, out, operands, numbers)
                 break
+    if forward.levels and mode.forward and op.differentiable and out_dtype.kind == "float":
+        propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
     return out
+
+
+def _tangent(
+    op: Elementwise,
+    out: Tensor,
+    operands: Sequence[Operand],
+    numbers: Sequence[Scalar],
+    tangents: Sequence[Tensor | None],
+) -> Tensor | None:
+    """Return the tangent of a result: the slope for each operand, times its tangent.
+
+    A cotangent of one element is multiplied by the same slope: the rules of backward are used.
+    """
+    total: Tensor | None = None
+    for i, t in enumerate(tangents):
+        if t is None:
+            continue
+        if op.vjp is not None:
+            part = op.vjp(t, out, *operands, *numbers)[i]
+        else:
+            found = slope(op, i)
+            if found.kind == "formula":
+                assert found.op is not None
+                inputs = [t, *[operands[k] for k in found.tensors]]
+                part = apply(found.op, inputs, [numbers[k] for k in found.numbers])
+            else:
+                part = {"zero": None, "one": t, "minus_one": -t}[found.kind]
+        if part is not None:
+            total = part if total is None else total + part
+    return total
 
 
 def _from_number(operands: Sequence[Operand]) -> tuple[Tensor, Any, tuple[int, ...]]:
@@ -823,7 +871,7 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     write_result(x, result, name)
     for s in saved:
         if same_dtype and s.storage is made and s.is_output:
-            s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype))
+            s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype, x._levels))
     return x
 
 
@@ -841,8 +889,12 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             if bound.kwargs:
-                return inner(*args, **kwargs) if not _recorded(args) else _with_keywords(bound)
+                if _recorded(args) or (forward.levels and mode.forward):
+                    return _with_keywords(bound)
+                return inner(*args, **kwargs)
             args = bound.args
+        if forward.levels and mode.forward:
+            return run(args)
         if not _recorded(args):
             return inner(*args)
         return run(args)
@@ -850,15 +902,31 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     def _with_keywords(bound: inspect.BoundArguments) -> Any:
         return run(tuple(bound.arguments.values()))
 
+    def move(args: Sequence[Any], tensors: list[Tensor], results: Sequence[Tensor]) -> None:
+        """Give the results their tangents."""
+        if not forward.levels or not mode.forward:
+            return
+        out = tuple(results) if many else results[0]
+        has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
+
+        def rule(gs: tuple[Tensor, ...]) -> list[Any]:
+            found = (_turned(vjp) if has_complex else vjp)(gs if many else gs[0], out, *args)
+            return _one_each(found, args)
+
+        transposed_call(results, tensors, rule)
+
     def run(args: tuple[Any, ...]) -> Any:
         bound = signature.bind(*args) if len(args) <= len(names) else None
         if bound is not None:
             bound.apply_defaults()
             args = bound.args
-        with no_grad():
+        with unrecorded():
             out = inner(*args)
         results = out[: op.outputs] if isinstance(out, tuple) else (out,)
         tensors = [a for a in args if isinstance(a, Tensor)]
+        if not _recorded(args):
+            move(args, tensors, results)
+            return out
         edges = tuple(
             [
                 gradient_edge(t) if t.dtype.has_gradient and t.requires_grad else None
@@ -887,6 +955,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         owner.append(weakref.ref(fn))
         for number, result in enumerate(results):
             set_history(result, fn, number)
+        move(args, tensors, results)
         return out
 
     function.__name__ = function.__qualname__ = op.name
@@ -909,6 +978,12 @@ def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
         return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
 
     return rule
+
+
+def _one_each(cotangents: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Return the cotangents of the tensors among the arguments."""
+    places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    return [cotangents[i] if i < len(cotangents) else None for i in places]
 
 
 def _recorded(args: Sequence[Any]) -> bool:

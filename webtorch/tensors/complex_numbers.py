@@ -11,6 +11,7 @@ from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import calls
+from webtorch.tensors.forward import transposed
 from webtorch.tensors.primitives import (
     cast_to,
     complex_of,
@@ -20,7 +21,14 @@ from webtorch.tensors.primitives import (
     pairs,
     real_part,
 )
-from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, mode, set_history
+from webtorch.tensors.tape import (
+    GradFn,
+    SavedTensor,
+    forward,
+    gradient_edge,
+    mode,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor, legacy_name
 
 Operand = Any
@@ -119,9 +127,15 @@ def record(
         ) from None
     wanted = bool_ if op.promotion == "bool" else dtype.to_real() if real else dtype
     out = map_pairs(op, operands, shape, wanted)
-    if not mode.grad or not op.differentiable or wanted is bool_:
+    if not op.differentiable or wanted is bool_:
         return out
     tensors = [o for o in operands[:count] if isinstance(o, Tensor)]
+    if forward.levels and mode.forward:
+        rule = _rule(op, operands, count, out, tensors)
+        mode.unclaimed = []
+        transposed(out, tensors, lambda g: rule((g,)))
+    if not mode.grad:
+        return out
     if any(t.requires_grad for t in tensors):
         edges = tuple([gradient_edge(t) if t.requires_grad else None for t in tensors])
         rule = _rule(op, operands, count, out, edges)

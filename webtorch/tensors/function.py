@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from webtorch.ops import primitive
+from webtorch.tensors.forward import fitted, transposed_call
 from webtorch.tensors.primitives import rebase
 from webtorch.tensors.tape import (
     FREED,
     GradFn,
     SavedTensor,
+    forward,
     gradient_edge,
     mode,
-    no_grad,
     set_history,
+    unrecorded,
 )
 from webtorch.tensors.tensor import Tensor
 
@@ -31,19 +34,25 @@ class FunctionCtx:
         self._dirty: tuple[Tensor, ...] = ()
         self._materialize = True
         self._owner: weakref.ref[GradFn] | None = None
+        self._for_forward: tuple[Tensor | None, ...] = ()
+        # Whether jvp runs: saved_tensors are then those of save_for_forward.
+        self._moving = False
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep inputs or outputs for `backward`; read them there as ctx.saved_tensors."""
         self._to_save = tensors
 
     def save_for_forward(self, *tensors: Tensor | None) -> None:
-        """Accepted for compatibility: forward-mode differentiation is not available."""
+        """Keep inputs or outputs for `jvp`; read them there as ctx.saved_tensors."""
+        self._for_forward = tensors
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
         """The tensors given to save_for_backward. Raises RuntimeError if one has been overwritten
         since.
         """
+        if self._moving:
+            return self._for_forward
         if self._saved is None:
             raise RuntimeError(FREED)
         owner = self._owner() if self._owner is not None else None
@@ -85,15 +94,38 @@ class Function:
             "autograd.Function to use it with backward mode AD."
         )
 
+    # Whether vmap may use the operations of forward and backward, in place of a rule of its own.
+    generate_vmap_rule = False
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+        """Return the tangents of the outputs, given those of the arguments."""
+        raise NotImplementedError(
+            "You must implement the jvp function for custom autograd.Function to use it with "
+            "forward mode AD."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """Return (outputs, their batch dimensions) for arguments with the batch dimensions `in_dims`."""
+        raise NotImplementedError(
+            "To use autograd.Function with vmap, you must either override the vmap staticmethod or "
+            "set generate_vmap_rule=True."
+        )
+
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Run the operation and record it."""
         tensors = [a for a in args if isinstance(a, Tensor)]
+        if (mode.transforms or mode.vmaps) and not cls.__module__.startswith("webtorch."):
+            level = _check_transforms(cls, tensors)
+            if level is not None:
+                return _mapped(cls, level, args)
         recorded = mode.grad and any(t.requires_grad for t in tensors)
         ctx = FunctionCtx(tuple(isinstance(a, Tensor) and a.requires_grad for a in args))
         separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
         edges = [gradient_edge(t) if t.requires_grad else None for t in tensors] if recorded else []
-        with no_grad():
+        with unrecorded():
             inputs = [a.detach() if isinstance(a, Tensor) else a for a in args]
             back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
             result = (
@@ -116,9 +148,123 @@ class Function:
             for o in outputs:
                 if isinstance(o, Tensor) and id(o) in back and o._requires_grad:
                     rebase(back[id(o)], o)
+        if forward.levels and mode.forward:
+            _move(cls, ctx, args, outputs, back)
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
+
+
+class VmapInfo(NamedTuple):
+    """What a rule for vmap is told."""
+
+    batch_size: int
+    randomness: str
+
+
+def _check_transforms(cls: type[Function], tensors: Sequence[Tensor]) -> Any:
+    """Return the vmap whose rule the user wrote, if it is to be called. Raises where one is missing."""
+    if "setup_context" not in {n for c in cls.__mro__[:-1] for n in vars(c) if c is not Function}:
+        raise RuntimeError(
+            "In order to use an autograd.Function with functorch transforms (vmap, grad, jvp, "
+            "jacrev, ...), it must override the setup_context staticmethod. For more details, "
+            "please see https://pytorch.org/docs/main/notes/extending.func.html"
+        )
+    batched = {n for t in tensors for n, _, _ in t._levels}
+    level = next((v for v in reversed(mode.vmaps) if v.number in batched), None)
+    if level is None:
+        return None
+    own = cls.vmap is not Function.vmap
+    if own and cls.generate_vmap_rule:
+        raise RuntimeError(
+            f"You tried to vmap over {cls.__name__}, but it has both generate_vmap_rule=True and an "
+            "overridden vmap staticmethod. Please set generate_vmap_rule=False or delete the "
+            "overridden vmap staticmethod to avoid ambiguity. For more details, please see "
+            "https://pytorch.org/docs/main/notes/extending.func.html"
+        )
+    if not own and not cls.generate_vmap_rule:
+        raise RuntimeError(
+            f"You tried to vmap over {cls.__name__}, but it does not have vmap support. Please "
+            "override and implement the vmap staticmethod or set generate_vmap_rule=True. For more "
+            "details, please see https://pytorch.org/docs/main/notes/extending.func.html"
+        )
+    return level if own else None
+
+
+def _mapped(cls: type[Function], level: Any, args: Sequence[Any]) -> Any:
+    """Call the user's rule for one vmap, outside of it."""
+    from webtorch.tensors.batching import batch, unbatch
+
+    hidden = [
+        isinstance(a, Tensor) and any(n == level.number for n, _, _ in a._levels) for a in args
+    ]
+    dims = tuple([0 if h else None for h in hidden])
+    given = [
+        unbatch(a, 0, level.number, level.size) if h else a
+        for a, h in zip(args, hidden, strict=True)
+    ]
+    before, mode.vmaps = mode.vmaps, tuple([v for v in mode.vmaps if v is not level])
+    try:
+        result = cls.vmap(VmapInfo(level.size, level.randomness), dims, *given)
+    finally:
+        mode.vmaps = before
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuntimeError(
+            f"Expected the vmap staticmethod to have two returns: (output, out_dims). Got {result!r}"
+        )
+    outputs, out_dims = result
+    single = not isinstance(outputs, tuple)
+    listed = (outputs,) if single else outputs
+    where_ = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(listed)
+    found = tuple(
+        o if d is None or not isinstance(o, Tensor) else batch(o, d % o.ndim, level.number)
+        for o, d in zip(listed, where_, strict=True)
+    )
+    return found[0] if single else found
+
+
+def _move(
+    cls: type[Function],
+    ctx: FunctionCtx,
+    args: Sequence[Any],
+    outputs: Sequence[Any],
+    back: dict[int, Tensor],
+) -> None:
+    """Give the outputs their tangents."""
+    results = [o for o in outputs if isinstance(o, Tensor) and o.dtype.kind == "float"]
+    if cls.jvp is Function.jvp and cls.__module__.startswith("webtorch."):
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+
+        def rule(gs: tuple[Tensor, ...]) -> list[Any]:
+            found = cls.backward(ctx, *gs)
+            found = found if isinstance(found, tuple) else (found,)
+            return [found[i] for i in places]
+
+        transposed_call(results, tensors, rule)
+        return
+    ctx._for_forward = tuple([None if t is None else back.get(id(t), t) for t in ctx._for_forward])
+    levels = mode.forward
+    for i, level in enumerate(levels):
+        if not any(isinstance(a, Tensor) and a in level for a in args):
+            continue
+        tangents = [level.of(a) if isinstance(a, Tensor) else None for a in args]
+        mode.forward, ctx._moving = levels[:i], True
+        try:
+            if ctx._materialize:
+                tangents = [
+                    primitive.fill(a._shape, 0, a.dtype, a.device)
+                    if t is None and isinstance(a, Tensor) and a.dtype.kind == "float"
+                    else t
+                    for t, a in zip(tangents, args, strict=True)
+                ]
+            found = cls.jvp(ctx, *tangents)
+            found = found if isinstance(found, tuple) else (found,)
+            for o, t in zip(outputs, found, strict=True):
+                if t is not None and isinstance(o, Tensor):
+                    level.set(o, fitted(t, o))
+        finally:
+            mode.forward, ctx._moving = levels, False
 
 
 def _check_dirty(x: Tensor) -> None:

@@ -9,8 +9,9 @@ from webtorch.errors import DeviceError
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import runtime_for
+from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
 from webtorch.tensors.primitives import as_view, copy, device_mismatch, fill, record
-from webtorch.tensors.tape import no_grad
+from webtorch.tensors.tape import unrecorded
 from webtorch.tensors.tensor import Tensor, _transfer
 
 
@@ -42,6 +43,31 @@ def host(
     for t in inputs:
         if t._storage.runtime is not first._storage.runtime:
             raise device_mismatch(name, first, t)
+    levels = levels_of(inputs)
+    if levels:
+        lead, k = sizes_of(levels), len(levels)
+        many = numel(lead)
+        with unrecorded():
+            if name.startswith("fft"):
+                # These count dims from the front: the hidden ones go last.
+                moved = [
+                    shown.permute((*range(k, shown.ndim), *range(k)))
+                    for shown in (physical(t, levels) for t in inputs)
+                ]
+                made = host(name, moved, params, [(*s, *lead) for s in shapes])
+                back = [(*range(t.ndim - k, t.ndim), *range(t.ndim - k)) for t in made]
+                return tuple(
+                    logical(t.permute(order).contiguous(), levels)
+                    for t, order in zip(made, back, strict=True)
+                )
+            # The examples are more matrices of the stack.
+            stacks = [
+                physical(t, levels).reshape((many * t._shape[0], *t._shape[1:])) for t in inputs
+            ]
+            made = host(name, stacks, params, [(many * s[0], *s[1:]) for s in shapes])
+            return tuple(
+                logical(t.reshape((*lead, *s)), levels) for t, s in zip(made, shapes, strict=True)
+            )
     home = first._storage.runtime
     if home.kind != "cpu":
         if not _settings.host_kernels:
@@ -53,7 +79,7 @@ def host(
         cpu = runtime_for("cpu", 0)
         inputs = [_transfer(t.detach(), cpu) for t in inputs]
     sizes = [numel(s) for s in shapes]
-    with no_grad():
+    with unrecorded():
         if sum(sizes):
             flat = record("host", inputs, (name, params), (), (sum(sizes),), first.dtype)
         else:

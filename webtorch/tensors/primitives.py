@@ -22,13 +22,25 @@ from webtorch.ops.pairs import COMPLEX, CONJ, FILL, TIMES_I, WIDEN, recorded
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
 from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors.batching import (
+    Levels,
+    batch,
+    levels_of,
+    logical,
+    physical,
+    record_batched,
+    sizes_of,
+    unbatch,
+)
 from webtorch.tensors.device import DeviceLike, resolve
+from webtorch.tensors.forward import write_tangents
 from webtorch.tensors.host import random_words
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.tape import (
     GradFn,
     SavedTensor,
     attach,
+    forward,
     gradient_edge,
     mode,
     needs_grad,
@@ -54,11 +66,16 @@ def record(
     Raises RuntimeError if the inputs are not all on one device.
     """
     runtime = inputs[0]._storage.runtime
+    batched = False
     for t in inputs:
+        if t._levels:
+            batched = True
         if t._storage.runtime is not runtime:
             # Index nodes name the user's operation last among their texts.
             name = kind if kind == "conv" else [kind, *(a for a in attrs if isinstance(a, str))][-1]
             raise device_mismatch(name, inputs[0], t)
+    if batched:
+        return record_batched(kind, inputs, attrs, scalars, shape, dtype)
     node = Node(kind, tuple([t._node() for t in inputs]), attrs, scalars, shape, dtype, user_line())
     return Tensor._from_node(node, runtime)
 
@@ -104,6 +121,8 @@ def as_view(
     if dtype is not None or source is not out.dtype:
         out.dtype = source if dtype is None else dtype
         out._whole = whole and not out.dtype.is_complex
+    if x._levels:
+        out._levels, out._whole = _scaled_levels(x, out.dtype), False
     # A view that the user made a leaf stands for itself: writes through its views are refused.
     leaf = x._requires_grad and x._grad_fn is None
     base = x if x._base is None or leaf else x._base
@@ -120,6 +139,15 @@ def as_view(
         fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))
         set_history(out, fn)
     return out
+
+
+def _scaled_levels(x: Tensor, dtype: DType) -> tuple[tuple[int, int, int], ...]:
+    """Return x's hidden dimensions with their strides in elements of `dtype`, complex or a part of it."""
+    if dtype.is_complex is x.dtype.is_complex:
+        return x._levels
+    if dtype.is_complex:
+        return tuple([(n, size, stride // 2) for n, size, stride in x._levels])
+    return tuple([(n, size, stride * 2) for n, size, stride in x._levels])
 
 
 def _elements(x: Tensor) -> int:
@@ -154,13 +182,29 @@ def _mixed_view_rule(view: Tensor, base: Tensor) -> Callable[[Tensor], Tensor]:
 
 def strided_gradient(view: Tensor, base: Tensor) -> None:
     """Give `view` a new gradient function as a view of `base`, after an in-place write to the base."""
-    rule = _mixed_view_rule(view, base)
+    extra = _hidden_beyond(view, base)
+    inner = _mixed_view_rule(physical(view, extra) if extra else view, base)
+    rule = (lambda g: inner(_shown_dims(g, extra))) if extra else inner
     # This may happen while another operation is being recorded: what that one saved is not ours.
     others, mode.unclaimed = mode.unclaimed, []
     fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
     mode.unclaimed = others
     set_history(view, fn)
     view._base_history = base._history
+
+
+def _hidden_beyond(view: Tensor, base: Tensor) -> Levels:
+    """Return the levels that a view has and its base lacks: it was made inside a vmap."""
+    if not view._levels:
+        return ()
+    kept = {n for n, _, _ in base._levels}
+    return tuple([(n, size) for n, size, _ in view._levels if n not in kept])
+
+
+def _shown_dims(x: Tensor, extra: Levels) -> Tensor:
+    for number, size in reversed(extra):
+        x = unbatch(x, 0, number, size)
+    return x
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -193,7 +237,9 @@ def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     It is the whole of its storage, so that further views may be taken by offset and strides.
     """
     shape, strides, offset = geometry
-    flat = fill((elements,), 0, g.dtype, g.device)
+    levels = levels_of((g,))
+    flat = fill((*sizes_of(levels), elements), 0, g.dtype, g.device)
+    flat = logical(flat, levels) if levels else flat
     if g.numel() == 0:
         return flat
     if _overlaps(shape, strides):
@@ -252,7 +298,8 @@ def pairs(x: Tensor) -> Tensor:
 
 def paired(x: Tensor) -> Tensor:
     """Return the complex tensor whose parts are along the last dim of x: a view where it can be."""
-    if x._strides[-1] != 1 or x._offset % 2 or any(st % 2 for st in x._strides[:-1]):
+    outer = (*x._strides[:-1], *(stride for _, _, stride in x._levels))
+    if x._strides[-1] != 1 or x._offset % 2 or any(st % 2 for st in outer):
         x = copy(x)
     strides = tuple([st // 2 for st in x._strides[:-1]])
     dtype = x.dtype.to_complex()
@@ -317,6 +364,10 @@ def map_pairs(
     `dtype` is that of the result: complex, or real where the form gives real numbers. Real operands are
     complex numbers without an imaginary part; all have one width.
     """
+    levels = levels_of(operands)
+    if levels:
+        seen = [physical(o, levels, len(shape)) if isinstance(o, Tensor) else o for o in operands]
+        return logical(map_pairs(op, seen, sizes_of(levels) + shape, dtype), levels)
     runtime = next((o._storage.runtime for o in operands if isinstance(o, Tensor)), None)
     assert runtime is not None
     if dtype in runtime.unsupported:
@@ -398,7 +449,9 @@ def check_writable(x: Tensor) -> None:
 
 def check_places(x: Tensor) -> None:
     """Raise RuntimeError if several elements of x share one place, so that none can be written alone."""
-    if any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True)):
+    if any(
+        stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True)
+    ) or any(stride == 0 and size > 1 for _, size, stride in x._levels):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location. Please "
@@ -417,6 +470,7 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     if (
         values._storage is storage
         and (values._shape, values._strides, values._offset) == (x._shape, x._strides, x._offset)
+        and values._levels == x._levels
         and not history
     ):
         # What x[i] += 1 ends with: the window was written before.
@@ -424,18 +478,21 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         return x
     if x.dtype.is_complex:
         return _write_complex(x, values, fresh, history)
-    node = values._node()
-    if x._whole:
+    target, given = (x, values)
+    if x._levels or values._levels:
+        target, given = _shown_operands(x, values)
+    node = given._node()
+    if target._whole:
         if not fresh and node is values._storage.node:
             node = values._storage.share()
         storage.replace(node)
-    elif numel(x._shape):
+    elif numel(target._shape):
         old = storage.node
         storage.replace(
             Node(
                 "update",
                 (old, node),
-                (x._shape, x._strides),
+                (target._shape, target._strides),
                 (x._offset,),
                 old.shape,
                 x.dtype,
@@ -444,6 +501,8 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         )
     else:
         return x
+    if forward.levels and mode.forward:
+        write_tangents(x, values)
     if x._counter is not storage:
         storage.version -= 1
         x._counter.version += 1
@@ -458,6 +517,20 @@ def _write_complex(x: Tensor, values: Tensor, fresh: bool, history: bool) -> Ten
     if history:
         rebase(x, values)
     return x
+
+
+def _shown_operands(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what is written and the values with the dims that vmap hides."""
+    levels = levels_of((x,))
+    if levels_of((x, values)) != levels:
+        raise RuntimeError(
+            "vmap: inplace arithmetic(self, *extra_args) is not possible because there exists a "
+            "Tensor `other` in extra_args that has more elements than `self`. This happened due to "
+            "`other` being vmapped over but `self` not being vmapped over in a vmap. Please try to "
+            "use out-of-place operators instead of inplace arithmetic. If said operator is being "
+            "called inside the PyTorch framework, please file a bug report instead."
+        )
+    return physical(x, levels), physical(values, levels)
 
 
 def rebase(x: Tensor, values: Tensor) -> None:
@@ -484,7 +557,9 @@ def rebase(x: Tensor, values: Tensor) -> None:
         return
     # Where one of the two is complex, both are seen as real numbers.
     dtype = base.dtype if base.dtype is x.dtype else base.dtype.to_real()
-    outer, window = _geometry(base, dtype), _geometry(x, dtype)
+    extra = _hidden_beyond(x, base)
+    window = _geometry(physical(x, extra) if extra else x, dtype)
+    outer = _geometry(base, dtype)
     elements = base._storage.elements >> dtype.is_complex
     base_pairs, x_pairs = base.dtype is not dtype, x.dtype is not dtype
 
@@ -499,7 +574,10 @@ def rebase(x: Tensor, values: Tensor) -> None:
         # Not x._shape: holding x would close a cycle through its base, which holds this rule.
         write(as_view(rest, *window), fill(window[0], 0, g.dtype, g.device), fresh=True)
         outside, inside = as_view(rest, *outer), inside.clone()
-        return paired(outside) if base_pairs else outside, paired(inside) if x_pairs else inside
+        inside = paired(inside) if x_pairs else inside
+        for number, _ in extra:
+            inside = batch(inside, 0, number)
+        return paired(outside) if base_pairs else outside, inside
 
     fn = GradFn("CopySlices", (gradient_edge(base), gradient_edge(values)), rule)
     set_history(base, fn)
@@ -534,15 +612,18 @@ def fill(shape: Sequence[int], value: Scalar | complex, dtype: DType, device: De
     )
 
 
-def empty(shape: Sequence[int], dtype: DType, device: DeviceLike) -> Tensor:
-    """Return uninitialised memory."""
+def empty(
+    shape: Sequence[int], dtype: DType, device: DeviceLike, like: Sequence[Tensor] = ()
+) -> Tensor:
+    """Return uninitialised memory, for each example that one of `like` is batched over."""
     if dtype.is_complex:
         if dtype in resolve(device).unsupported:
             raise DTypeError(unsupported_text(dtype, resolve(device)))
-        return complex_of(empty((*shape, 2), dtype.to_real(), device))
-    return Tensor._from_node(
-        Node("empty", (), (), (), tuple(shape), dtype, user_line()), resolve(device)
-    )
+        return complex_of(empty((*shape, 2), dtype.to_real(), device, like))
+    levels = levels_of(like)
+    full = (*sizes_of(levels), *shape)
+    out = Tensor._from_node(Node("empty", (), (), (), full, dtype, user_line()), resolve(device))
+    return logical(out, levels) if levels else out
 
 
 def iota(count: int, start: Scalar, step: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
@@ -573,8 +654,12 @@ def philox(
     """Return counter-based random numbers."""
     op = RANDOM[kind, dtype.name]
     words = random_words(seed, offset)
-    node = Node("map", (), (op, "puuuu", dtype.compute), words, tuple(shape), dtype, user_line())
-    return Tensor._from_node(node, resolve(device))
+    # Numbers of their own for each example of a vmap that asks for them.
+    levels = tuple([(v.number, v.size) for v in mode.vmaps if v.randomness == "different"])
+    full = (*sizes_of(levels), *shape)
+    node = Node("map", (), (op, "puuuu", dtype.compute), words, full, dtype, user_line())
+    out = Tensor._from_node(node, resolve(device))
+    return logical(out, levels) if levels else out
 
 
 def draw(formula: Any, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
@@ -605,9 +690,11 @@ def _identity(x: Tensor, dtype: DType) -> Tensor:
     """Return x in new memory of its layout, as `dtype`."""
     attrs = (IDENTITY, "t", x.dtype.compute)
     strides = x._strides if x._whole else strides_like(x._shape, x._strides)
-    order = out_of_order(x._shape, strides)
+    order = None if x._levels else out_of_order(x._shape, strides)
     if order is None:
         out = record("map", (x,), attrs, (), x._shape, dtype)
+        if x._levels:
+            return out
         whole = True
     else:
         source = ordered_node(x, x._shape, x._strides, order)
@@ -858,7 +945,7 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
     if not needs_grad((a, b)):
         return out
     left, right = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = a.requires_grad, b.requires_grad
+    need_a, need_b = needs_grad((a,)), needs_grad((b,))
     # The cotangent of a transposed matrix, such as a Linear's weight, is made in the layout of the
     # matrix itself: no copy.
     a_columns, b_columns = (t._strides[1] == 1 and t._strides[2] != 1 for t in (a, b))
@@ -904,7 +991,7 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
 def _stacked(x: Tensor, y: Tensor) -> Tensor:
     """Return (B, K, N, 2) and (B, K, N, 2) as (B, K, 2, N, 2)."""
     batch, k, n, _ = x._shape
-    out = empty((batch, k, 2, n, 2), x.dtype, x.device)
+    out = empty((batch, k, 2, n, 2), x.dtype, x.device, (x, y))
     for place, values in enumerate((x, y)):
         strides = (4 * k * n, 4 * n, 2, 1)
         write(as_view(out, (batch, k, n, 2), strides, 2 * n * place), values)
@@ -938,7 +1025,7 @@ def conv2d_raw(
     if not needs_grad((a, b)):
         return out
     first, second = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = a.requires_grad, b.requires_grad
+    need_a, need_b = needs_grad((a,)), needs_grad((b,))
 
     def run(which: str, x: Tensor, y: Tensor) -> Tensor:
         return conv2d_raw(which, x, y, *shapes, *geometry)
@@ -988,6 +1075,23 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
     return attach(out, "ConstantPadNd", (x,), rule)
 
 
+def _each(x: Tensor, like: Tensor) -> Tensor:
+    levels = levels_of((like,))
+    if not levels or x._levels:
+        return x
+    return logical(
+        record(
+            "map",
+            (physical(x, levels),),
+            (IDENTITY, "t", x.dtype.compute),
+            (),
+            (*sizes_of(levels), *x._shape),
+            x.dtype,
+        ),
+        levels,
+    )
+
+
 for entry, function in (
     (primitive.as_view, as_view), (primitive.pad_with, pad_with), (primitive.reduce_dims,
     reduce_dims), (primitive.take, take),
@@ -1001,5 +1105,8 @@ for entry, function in (
     (primitive.paired, paired), (primitive.real_part, real_part),
     (primitive.imag_part, imag_part), (primitive.complex_of, complex_of),
     (primitive.join, join), (primitive.conjugate, conjugate),
+    (primitive.each, _each),
+    (primitive.differentiated, lambda x: needs_grad((x,))),
+    (primitive.shown, lambda x: physical(x, levels_of((x,))) if x._levels else x),
 ):  # fmt: skip
     entry.function = function

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from webtorch.tensors.batching import physical
 from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.printing import format_tensor
-from webtorch.tensors.tape import no_grad
+from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 
 def show_tensor(x: Tensor) -> str:
     """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed."""
+    if x._levels:
+        return _show_batched(x)
 
     def fetch(edge: int | None) -> Any:
         with no_grad():
@@ -29,6 +32,16 @@ def show_tensor(x: Tensor) -> str:
         fetch, x._shape, x.dtype.name, device=str(x.device), requires_grad=x.requires_grad, grad_fn=name,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip
+
+
+def _show_batched(x: Tensor) -> str:
+    """Return what vmap maps over, level by level, with all examples inside."""
+    number, size, _ = x._levels[-1]
+    running = [v.number for v in mode.vmaps]
+    depth = running.index(number) + 1 if number in running else -1
+    inner = show_tensor(physical(x, ((number, size),)))
+    text = "\n".join("    " + line for line in inner.split("\n"))
+    return f"BatchedTensor(lvl={depth}, bdim=0, value=\n{text}\n)"
 
 
 def _ends(x: Tensor, dim: int, count: int) -> Tensor:

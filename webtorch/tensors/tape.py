@@ -43,6 +43,14 @@ class _Mode(threading.local):
     saved_hooks: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = ()
     # Whether the running backward pass accumulates into every leaf (it was not given inputs).
     whole_backward = True
+    # The vmaps that run (batching.Vmap) and the levels of forward-mode differentiation
+    # (forward.Level), outermost first.
+    vmaps: tuple[Any, ...] = ()
+    forward: tuple[Any, ...] = ()
+    # The differentiations of webtorch.func that run.
+    transforms: tuple[Any, ...] = ()
+    # Whether cotangents keep every vmap's dimension, also where their tensor has none.
+    keeps_levels = False
 
     def __init__(self) -> None:
         # Saved tensors that the next gradient function will own.
@@ -52,6 +60,19 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
+
+
+class _Forward:
+    """How many levels of forward-mode differentiation are open, in all threads."""
+
+    __slots__ = ("levels",)
+
+    def __init__(self) -> None:
+        self.levels = 0
+
+
+# Asked before every operation: cheaper than a look at `mode`.
+forward = _Forward()
 
 
 class _Anomaly:
@@ -267,6 +288,17 @@ class AccumulateGrad(GradFn):
         self.sequence = -1
 
 
+class Source(GradFn):
+    """Where a differentiation of webtorch.func starts: what its argument is made of is another's concern."""
+
+    __slots__ = ("open",)
+
+    def __init__(self, edge: Edge | None) -> None:
+        super().__init__("SourceBackward", (edge,), lambda gs: (gs[0],))
+        # Whether the differentiation runs.
+        self.open = True
+
+
 class RemovableHandle:
     """Removes a hook again."""
 
@@ -327,6 +359,7 @@ class SavedTensor:
         self.version = self.counter.version
         self.geometry = (
             tensor._shape, tensor._strides, tensor._offset, tensor._whole, tensor.dtype,
+            tensor._levels,
         )  # fmt: skip
         self.is_output = is_output
         self.needs_grad = tensor.requires_grad
@@ -418,8 +451,10 @@ def overwriting() -> Generator[list[SavedTensor], None, None]:
 
 
 def needs_grad(tensors: Iterable[Tensor]) -> bool:
-    """Whether an operation on `tensors` must be recorded."""
-    return mode.grad and any(t.requires_grad for t in tensors)
+    """Whether an operation on `tensors` must be recorded, for backward or for its tangent."""
+    if mode.grad and any(t.requires_grad for t in tensors):
+        return True
+    return bool(forward.levels) and any(t in level for level in mode.forward for t in tensors)
 
 
 def attach(
@@ -433,7 +468,12 @@ def attach(
 
     Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
     """
-    if not needs_grad(inputs):
+    if forward.levels and mode.forward:
+        from webtorch.tensors.forward import transposed
+
+        transposed(out, inputs, rule)
+    if not mode.grad or not any(t.requires_grad for t in inputs):
+        mode.unclaimed = []
         return out
     edges = tuple(gradient_edge(t) if t.dtype.has_gradient else None for t in inputs)
     fn = GradFn(
@@ -471,7 +511,7 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
     out._requires_grad = True
     while len(fn.metas) <= number:
         fn.metas.append(None)
-    fn.metas[number] = (out._shape, out.dtype, out._storage.runtime)
+    fn.metas[number] = (out._shape, out.dtype, out._storage.runtime, out._levels)
     if out._retains:
         retain(out)
 
@@ -564,6 +604,24 @@ class enable_grad(no_grad):
     """Operations inside are recorded, even within no_grad."""
 
     _grad = True
+
+
+class unrecorded:
+    """Nothing inside is recorded, neither for backward nor for tangents."""
+
+    __slots__ = ("before",)
+
+    def __enter__(self) -> None:
+        self.before = mode.grad, mode.forward
+        mode.grad, mode.forward = False, ()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        mode.grad, mode.forward = self.before
 
 
 class set_grad_enabled(_ModeContext):
@@ -725,9 +783,14 @@ def run_backward(
 
 
 def _fit(g: Tensor, edge: Edge) -> Tensor:
-    """Bring a cotangent to the dtype of the tensor it belongs to."""
+    """Bring a cotangent to the dtype of the tensor it belongs to, and to the examples that this has."""
     fn, number = edge
     dtype = fn.variable.dtype if isinstance(fn, AccumulateGrad) else fn.metas[number][1]
+    if g._levels and not mode.keeps_levels:
+        from webtorch.tensors.batching import summed_over
+
+        levels = fn.variable._levels if isinstance(fn, AccumulateGrad) else fn.metas[number][3]
+        g = summed_over(g, [n for n, _, _ in levels])
     if g.dtype is dtype:
         return g
     # The cotangent of a real tensor is the real part.
@@ -782,6 +845,11 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         hook(variable)
 
 
+def in_transform() -> bool:
+    """Whether a transform of webtorch.func runs."""
+    return bool(mode.transforms or mode.vmaps)
+
+
 def backward(
     tensors: Tensor | Sequence[Tensor],
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
@@ -792,6 +860,12 @@ def backward(
     """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
     only).
     """
+    if in_transform():
+        raise RuntimeError(
+            "backward() called inside a functorch transform. This is not supported, please use "
+            "functorch.grad or functorch.vjp instead or call backward() outside of functorch "
+            "transforms."
+        )
     roots = _listed(tensors)
     cotangents = _cotangents(
         roots, _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots)

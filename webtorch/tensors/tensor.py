@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
@@ -33,7 +33,10 @@ from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import (
     GradFn,
     RemovableHandle,
+    Source,
     backward,
+    forward,
+    in_transform,
     mode,
     retain,
     set_history,
@@ -123,6 +126,9 @@ class Tensor(TensorMethods):
     )  # fmt: skip
     __array_priority__ = 1000
     dtype: DType
+    # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
+    # keep them in their `__dict__`: the others pay nothing.
+    _levels: tuple[tuple[int, int, int], ...] = ()
 
     def __init__(self, data: Any = None, *sizes: Any, device: DeviceLike = None) -> None:
         # The legacy constructor: Tensor(2, 3) is uninitialised, Tensor([..]) holds data.
@@ -182,12 +188,15 @@ class Tensor(TensorMethods):
         offset: int,
         whole: bool,
         dtype: DType | None = None,
+        levels: tuple[tuple[int, int, int], ...] = (),
     ) -> Tensor:
         self = object.__new__(Tensor)
         self._adopt(storage, shape, strides, offset, whole)
         if dtype is not None:
             # A complex tensor counts its shape and strides in pairs of the storage's real numbers.
             self.dtype = dtype
+        if levels:
+            self._levels, self._whole = levels, False
         return self
 
     @classmethod
@@ -205,6 +214,8 @@ class Tensor(TensorMethods):
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
         self._counter, self.dtype = data._counter, data.dtype
+        if data._levels:
+            self._levels = data._levels
         if require_grad:
             self.requires_grad_(True)
         return self
@@ -217,7 +228,8 @@ class Tensor(TensorMethods):
         whole = (
             offset == 0 and numel(shape) == self._storage.elements and is_contiguous(shape, strides)
         )
-        out = Tensor._from_storage(self._storage, shape, strides, offset, whole, real)
+        levels = tuple([(n, size, 2 * stride) for n, size, stride in self._levels])
+        out = Tensor._from_storage(self._storage, shape, strides, offset, whole, real, levels)
         out._counter, out._inference = self._counter, self._inference
         return out
 
@@ -231,6 +243,11 @@ class Tensor(TensorMethods):
         if self.dtype is not node.dtype:
             # What takes complex tensors reads their parts.
             raise DTypeError(f"not implemented for '{legacy_name(self.dtype)}'")
+        if self._levels:
+            raise RuntimeError(
+                "vmap: this operation has no rule for a tensor with a hidden dimension; write it "
+                "with other operations, or call it outside of vmap"
+            )
         if self._offset and node.kind in ("buffer", "update", "scatter"):
             # Data in memory: the offset is a runtime argument, so x[1], x[2], ... are one program.
             return Node("view", (node,), (self._strides,), (self._offset,), self._shape, self.dtype)
@@ -413,6 +430,14 @@ class Tensor(TensorMethods):
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop recording gradients for this leaf."""
+        if in_transform() and requires_grad:
+            raise RuntimeError(
+                "You are attempting to call Tensor.requires_grad_() (or perhaps using "
+                "torch.autograd.functional.* APIs) inside of a function being transformed by a "
+                "functorch transform. This is unsupported, please attempt to use the functorch "
+                "transforms (e.g. grad, vjp, jacrev, jacfwd, hessian) or call requires_grad_() "
+                "outside of a function being transformed instead."
+            )
         if not self.is_leaf:
             if requires_grad:
                 return self
@@ -437,7 +462,8 @@ class Tensor(TensorMethods):
         """Whether the tensor is the start of a graph: made by the user, or needing no gradient."""
         if self._base is not None:
             self._refresh_view()
-        return self._grad_fn is None
+        fn = self._grad_fn
+        return fn is None or type(fn) is Source
 
     def is_inference(self) -> bool:
         """Return whether the tensor was made in inference mode."""
@@ -449,7 +475,7 @@ class Tensor(TensorMethods):
         if self._base is not None:
             self._refresh_view()
         fn = self._grad_fn
-        return fn if fn is None else shown(fn)
+        return None if fn is None or type(fn) is Source else shown(fn)
 
     @property
     def output_nr(self) -> int:
@@ -524,8 +550,18 @@ class Tensor(TensorMethods):
 
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
+        storage = self._storage
+        if forward.levels and any(self in level for level in mode.forward):
+            # Tangents belong to storages: what has none is another storage, of the same value.
+            storage = Storage(storage.share(), storage.runtime)
         out = Tensor._from_storage(
-            self._storage, self._shape, self._strides, self._offset, self._whole, self.dtype
+            storage,
+            self._shape,
+            self._strides,
+            self._offset,
+            self._whole,
+            self.dtype,
+            self._levels,
         )
         out._counter, out._inference = self._counter, self._inference
         return out
@@ -603,6 +639,8 @@ class Tensor(TensorMethods):
         """Return this tensor's elements, row-major and little-endian, in the dtype's size. Waits
         for the device.
         """
+        if self._levels:
+            self._refuse_reading()
         whole = self if self._whole else _materialize(self)
         if not numel(self._shape):
             return b""
@@ -620,6 +658,15 @@ class Tensor(TensorMethods):
         if runtime.capturing:
             runtime.realize()
         tracing.refuse(f"it reads a tensor on {self.device}, from which a program cannot read")
+
+    def _refuse_reading(self) -> NoReturn:
+        """Raise PyTorch's error for reading the values of a tensor that vmap maps over."""
+        raise RuntimeError(
+            "vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over "
+            "calling .item() on a Tensor, please try to rewrite what you're doing with other "
+            "operations. If error is occurring somewhere inside PyTorch internals, please file a "
+            "bug report."
+        )
 
     async def _contents_async(self) -> bytes | bytearray | memoryview:
         whole = self if self._whole else _materialize(self)
@@ -731,6 +778,12 @@ class Tensor(TensorMethods):
         return self
 
     def __bool__(self) -> bool:
+        if self._levels:
+            raise RuntimeError(
+                "vmap: It looks like you're attempting to use a Tensor in some data-dependent "
+                "control flow. We don't support that yet, please file an issue at "
+                "https://github.com/pytorch/pytorch/issues ."
+            )
         count = self.numel()
         if count == 0:
             raise RuntimeError("Boolean value of Tensor with no values is ambiguous")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import webtorch
-from webtorch.as_torch.names.func import vmap as vmap
 from webtorch.version import __version__ as __version__
 
 

@@ -109,3 +109,29 @@ def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list
 def tree_map_only(kind: Any, func: Callable[[Any], Any], tree: Any) -> Any:
     """Return the same container with `func` of each leaf of a type."""
     return tree_map(lambda x: func(x) if isinstance(x, kind) else x, tree)
+
+
+def broadcast_leaves(tree: Any, treespec: TreeSpec) -> list[Any] | None:
+    """Return a leaf of `tree` for each leaf of a form that is nested at least as deep; None if they differ."""
+    if treespec.type is None:
+        return [tree]
+    found = _parts(tree)
+    if found is None:
+        return [tree] * treespec.num_leaves
+    parts, context = found
+    if (
+        type(tree) is not treespec.type
+        or context != treespec.context
+        or len(parts) != len(treespec.children_specs)
+    ):
+        return None
+    out: list[Any] = []
+    for part, spec in zip(parts, treespec.children_specs, strict=True):
+        inner = broadcast_leaves(part, spec)
+        if inner is None:
+            return None
+        out += inner
+    return out
+
+
+_broadcast_to_and_flatten = broadcast_leaves

@@ -1,0 +1,248 @@
+"""vmap: dimensions, nests, randomness, in-place operations and errors, as PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+from tests.func.both import Library, same, same_error
+
+FUNCTIONS: dict[str, Any] = {
+    "sum": lambda t, x: x.sum(),
+    "softmax": lambda t, x: t.softmax(x, -1),
+    "transpose": lambda t, x: x.t().contiguous().reshape(-1),
+    "strided": lambda t, x: x[::2, 1:].flip(0),
+    "matmul": lambda t, x: x @ x.t(),
+    "index": lambda t, x: x[t.tensor([1, 0, 1], device=x.device)],
+    "where": lambda t, x: t.where(x > 0, x, 2.0),
+    "cat": lambda t, x: t.cat([x, x * 2, t.ones_like(x)], 1),
+    "sort": lambda t, x: x.sort(-1).values.cumsum(0),
+    "topk": lambda t, x: x.topk(2, -1).indices,
+    "scatter": lambda t, x: t.zeros_like(x).scatter_add(1, x.argsort(-1), x),
+    "inplace": lambda t, x: x.clone().mul_(2).add_(x),
+    "inplace_view": lambda t, x: _write_row(x),
+    "einsum": lambda t, x: t.einsum("ij,kj->ik", x, x),
+    "layer_norm": lambda t, x: t.nn.functional.layer_norm(x, (4,)),
+    "new_zeros": lambda t, x: _filled(x),
+    "std": lambda t, x: x.std(-1),
+    "pad": lambda t, x: t.nn.functional.pad(x, (1, 2, 0, 1), value=3.0),
+    "int": lambda t, x: (x * 10).int() // 3,
+    "0-d promotion": lambda t, x: x[0, 0].double() * x.float(),
+}
+
+
+def _write_row(x: Any) -> Any:
+    y = x.clone()
+    y[1] = y[0] * 3
+    y[:, 2] += 1
+    return y
+
+
+def _filled(x: Any) -> Any:
+    out = x.new_zeros(5)
+    out[1:3] = x[0, :2]
+    return out
+
+
+@pytest.mark.covers("H9")
+def test_functions_of_an_example_are_functions_of_a_batch(device: str) -> None:
+    def program(lib: Library) -> Any:
+        x = lib.tensor(5, 3, 4)
+        out = []
+        for name, f in FUNCTIONS.items():
+            if name == "0-d promotion" and device == "webgpu":
+                continue
+            out.append(lib.func.vmap(lambda r, f=f: f(lib.torch, r))(x))
+        return out
+
+    same(program, device)
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (1, 2, -1), (-1, -2, 1), (0, 1, -2)])
+def test_any_dimension_may_be_mapped_and_any_returned(dims: tuple[int, int, int]) -> None:
+    a, b, out = dims
+
+    def program(lib: Library) -> Any:
+        shapes = [[3, 4], [4, 2]]
+        for shape, d in zip(shapes, (a, b), strict=True):
+            shape.insert(d % 3, 5)
+        x, y = (lib.tensor(*s, seed=i) for i, s in enumerate(shapes))
+        return lib.func.vmap(lambda p, q: p @ q, in_dims=(a, b), out_dims=out)(x, y)
+
+    same(program, "cpu")
+
+
+def test_nested_containers_and_none() -> None:
+    def program(lib: Library) -> Any:
+        x, y, w = lib.tensor(5, 3), lib.tensor(3, 5, seed=1), lib.tensor(3, seed=2)
+
+        def f(pair: Any, named: Any, scale: float) -> Any:
+            return {"a": pair[0] * named["w"], "b": (pair[1].sum() * scale, named["w"])}
+
+        mapped = lib.func.vmap(
+            f, in_dims=((0, 1), {"w": None}, None), out_dims={"a": -1, "b": (0, None)}
+        )
+        return mapped((x, y), {"w": w}, 2.0), lib.func.vmap(lambda r, *, k: r * k)(
+            x, k=lib.tensor(5, 3, seed=4)
+        )
+
+    same(program, "cpu")
+
+
+def test_vmaps_nest_and_chunks_give_the_whole(device: str) -> None:
+    def program(lib: Library) -> Any:
+        vmap = lib.func.vmap
+        x, y = lib.tensor(4, 3), lib.tensor(5, 3, seed=1)
+        pairs = vmap(vmap(lambda a, b: (a * b).sum(), (None, 0)), (0, None))(x, y)
+        three = vmap(vmap(vmap(lambda a: a * 2 + x[0, 0], 0, 0), 1, 1), 0, 1)(lib.tensor(2, 3, 4))
+        chunks = vmap(lambda a: (a.sin(), a.sum()), chunk_size=3, out_dims=(1, 0))(y)
+        return pairs, three, chunks, lib.torch.vmap(lib.torch.dot)(x, x)
+
+    same(program, device)
+
+
+def test_gradients_flow_through_vmap_to_what_it_reads(device: str) -> None:
+    def program(lib: Library) -> Any:
+        x, w = lib.tensor(5, 3).requires_grad_(), lib.tensor(3, 4, seed=1).requires_grad_()
+        out = lib.func.vmap(lambda r: lib.torch.tanh(r @ w) * r.sum())(x)
+        (out**2).sum().backward()
+        return x.grad, w.grad
+
+    same(program, device)
+
+
+def test_writes_inside_reach_the_argument_and_its_gradient() -> None:
+    def program(lib: Library) -> Any:
+        leaf = lib.tensor(4, 3).requires_grad_()
+        base = leaf * 2
+
+        def f(row: Any) -> Any:
+            row[1:].mul_(3)
+            return row.sum()
+
+        out = lib.func.vmap(f, in_dims=1)(base)
+        (out.sum() + (base**2).sum()).backward()
+        return base.detach(), leaf.grad
+
+    same(program, "cpu")
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_random_numbers_are_the_same_or_differ(randomness: str, device: str) -> None:
+    x = webtorch.ones(4, 1000, device=device)
+    for f in (
+        lambda r: r + webtorch.rand(1000, device=device),
+        lambda r: webtorch.nn.functional.dropout(r, 0.5),
+        lambda r: webtorch.randn_like(r),
+        lambda r: webtorch.bernoulli(r * 0.5),
+        lambda r: r * 0 + webtorch.randint(0, 1000, (1000,), device=device),
+    ):
+        out = webtorch.vmap(f, randomness=randomness)(x)
+        again = webtorch.vmap(f, randomness=randomness)(x)
+        assert (out[0] == out[1]).all().item() == (randomness == "same")
+        assert not (out == again).all().item()
+        assert abs(out[0].float().mean().item() - out[1].float().mean().item()) < 60
+
+
+def test_chunks_of_same_randomness_draw_the_same_numbers() -> None:
+    x = webtorch.zeros(4, 3)
+    out = webtorch.vmap(lambda r: r + webtorch.rand(3), randomness="same", chunk_size=1)(x)
+    assert (out == out[0]).all().item()
+
+
+def test_mapped_tensors_hide_their_batch() -> None:
+    seen = []
+
+    def f(x: Any) -> Any:
+        seen.append((x.shape, x.ndim, x.numel(), x.stride(), type(x), x.is_contiguous(), repr(x)))
+        return x
+
+    webtorch.vmap(f)(webtorch.zeros(2, 3, 4))
+    assert seen[0][:6] == ((3, 4), 2, 12, (4, 1), webtorch.Tensor, True)
+    assert seen[0][6].startswith("BatchedTensor(lvl=1, bdim=0, value=")
+
+
+def _inputs(lib: Library) -> tuple[Any, Any]:
+    return lib.tensor(2, 3), lib.tensor(3, 3, seed=1)
+
+
+ERRORS: dict[str, Any] = {
+    "no inputs": lambda v, x, y: v(lambda: 1)(),
+    "sizes": lambda v, x, y: v(lambda a, b: a)(x, y),
+    "in_dims type": lambda v, x, y: v(lambda a: a, in_dims=[0])(x),
+    "in_dims entry": lambda v, x, y: v(lambda a: a, in_dims=("x",))(x),
+    "in_dims range": lambda v, x, y: v(lambda a: a, in_dims=2)(x),
+    "in_dims of a number": lambda v, x, y: v(lambda a, b: a)(x, 1),
+    "nothing mapped": lambda v, x, y: v(lambda a: a, in_dims=(None,))(x),
+    "out_dims type": lambda v, x, y: v(lambda a: a, out_dims="0")(x),
+    "out None": lambda v, x, y: v(lambda a: a, out_dims=None)(x),
+    "out number": lambda v, x, y: v(lambda a: 1)(x),
+    "out range": lambda v, x, y: v(lambda a: a, out_dims=3)(x),
+    "randomness": lambda v, x, y: v(lambda a: a, randomness="no")(x),
+    "chunk_size": lambda v, x, y: v(lambda a: a, chunk_size=0)(x),
+    "item": lambda v, x, y: v(lambda a: a.sum().item())(x),
+    "control flow": lambda v, x, y: v(lambda a: a if a.sum() > 0 else -a)(x),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_those_of_pytorch(name: str) -> None:
+    same_error(lambda lib: ERRORS[name](lib.func.vmap, *_inputs(lib)))
+
+
+def test_random_operations_raise_unless_told_otherwise() -> None:
+    same_error(lambda lib: lib.func.vmap(lambda a: a + lib.torch.rand(3))(lib.tensor(2, 3)))
+    same_error(
+        lambda lib: lib.func.vmap(lambda a: lib.torch.dropout(a, 0.5, True))(lib.tensor(2, 3))
+    )
+
+
+def test_a_tensor_of_all_examples_cannot_take_those_of_each() -> None:
+    for module in (torch, webtorch):
+        y = module.zeros(3)
+        with pytest.raises(RuntimeError, match=r"inplace arithmetic|broadcast shape"):
+            module.func.vmap(lambda a, y=y: y.add_(a))(module.ones(2, 3))
+        with pytest.raises(RuntimeError, match=r"inplace arithmetic|broadcast shape|copy_"):
+            module.func.vmap(lambda a, y=y: y.copy_(a))(module.ones(2, 3))
+
+
+def test_batch_norm_with_statistics_of_all_examples_raises() -> None:
+    for module in (torch, webtorch):
+        norm = module.nn.BatchNorm1d(3)
+        with pytest.raises(RuntimeError, match="running_mean or running_var"):
+            module.func.vmap(norm)(module.ones(2, 4, 3))
+        module.func.vmap(norm.eval())(module.ones(2, 4, 3))
+        module.func.replace_all_batch_norm_modules_(norm.train())
+        module.func.vmap(norm)(module.ones(2, 4, 3))
+
+
+def test_complex_numbers() -> None:
+    def program(lib: Library) -> Any:
+        t, n = lib.torch, lib.func
+        x = t.complex(lib.tensor(3, 4), lib.tensor(3, 4, seed=1))
+
+        def f(z: Any) -> Any:
+            y = t.outer(z, z.conj()) @ z + t.fft.fft(z) * 2j
+            y[0] = z[1] + z[0].real
+            return t.view_as_real(y.exp())
+
+        return (
+            n.vmap(f)(x),
+            n.jvp(f, (x[0],), (x[1],)),
+            n.vmap(n.grad(lambda z: f(z).sum()))(x).abs(),
+        )
+
+    same(program, "cpu", 1e-3)
+
+
+def test_inside_compile() -> None:
+    w = webtorch.randn(3, 4)
+    f = webtorch.vmap(lambda r: webtorch.tanh(r @ w).sum(), in_dims=1)
+    compiled = webtorch.compile(f)
+    for seed in range(3):
+        webtorch.manual_seed(seed)
+        x = webtorch.randn(3, 5)
+        assert webtorch.allclose(compiled(x), f(x), atol=1e-5)

@@ -1,0 +1,94 @@
+"""`webtorch.autograd.forward_ad`: dual tensors, a value with its tangent. May import floor 4."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import NamedTuple
+
+from webtorch.tensors.forward import Level, dual, tangent_of
+from webtorch.tensors.tape import mode
+from webtorch.tensors.tensor import Tensor
+
+__all__ = [
+    "UnpackedDualTensor", "dual_level", "enter_dual_level", "exit_dual_level", "make_dual",
+    "unpack_dual",
+]  # fmt: skip
+
+_levels: list[Level] = []
+
+
+class UnpackedDualTensor(NamedTuple):
+    """A value and its tangent, which is None where it has none."""
+
+    primal: Tensor
+    tangent: Tensor | None
+
+
+def enter_dual_level() -> int:
+    """Open a level of forward-mode differentiation and return its number, 0. They do not nest."""
+    if _levels:
+        raise RuntimeError(
+            "Nested forward mode AD is not supported at the moment: use torch.func.jvp, which nests"
+        )
+    level = Level()
+    level.__enter__()
+    _levels.append(level)
+    return 0
+
+
+def exit_dual_level(*, level: int | None = None) -> None:
+    """Close the level, with which all its tangents go."""
+    if not _levels and level is None:
+        raise RuntimeError("Dual level must be a positive number.")
+    if not _levels or level not in (None, len(_levels) - 1):
+        raise RuntimeError(
+            "Trying to exit a forward AD level that was not the last one that was created. This is "
+            "not supported."
+        )
+    _levels.pop().__exit__(None, None, None)
+
+
+class dual_level(contextlib.ContextDecorator):
+    """A block in which tensors may have tangents: make them with make_dual, read them with unpack_dual."""
+
+    def __enter__(self) -> int:
+        return enter_dual_level()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        exit_dual_level()
+
+
+def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Tensor:
+    """Return the value of `tensor` with a tangent of the same shape and dtype.
+
+    Unlike PyTorch's it has memory of its own: writing to it in place leaves `tensor` as it is.
+    """
+    if not _levels:
+        raise RuntimeError(
+            "Trying to create a dual Tensor for forward AD but no level exists, make sure to "
+            "enter_dual_level() first."
+        )
+    return dual(tensor, tangent, _levels[-1])
+
+
+def unpack_dual(tensor: Tensor, *, level: int | None = None) -> UnpackedDualTensor:
+    """Return the value of a tensor, and its tangent or None."""
+    if not _levels:
+        return UnpackedDualTensor(tensor, None)
+    current = _levels[-1]
+    tangent = tangent_of(tensor, current)
+    if tangent is None:
+        return UnpackedDualTensor(tensor, None)
+    before = mode.forward
+    mode.forward = before[: before.index(current)]
+    try:
+        # A value of its own, to which the tangent does not belong.
+        return UnpackedDualTensor(tensor.clone(), tangent)
+    finally:
+        mode.forward = before

@@ -1,0 +1,211 @@
+"""vmap: a function of one example, called once for a whole batch. May import floor 4 and utils._pytree."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from webtorch.ops.record import TABLE
+from webtorch.tensors.batching import Vmap, batch, unbatch
+from webtorch.tensors.tensor import Tensor
+from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, tree_unflatten
+
+
+def vmap(
+    func: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """Return a function that maps `func` over a dimension of its arguments, in one call.
+
+    in_dims: the dimension of each argument (an int, None, or a nest of them shaped like the
+    arguments); keyword arguments are passed on as they are. out_dims: where the dimension stands in the
+    results. randomness: whether random operations inside raise ("error"), give each example numbers of
+    its own ("different") or all the same ("same"). chunk_size: how many examples at a time.
+    Raises ValueError where sizes or structures do not fit.
+    """
+    if randomness not in ("error", "different", "same"):
+        raise RuntimeError(
+            "Only allowed values for randomness are 'error', 'different', or 'same'. Got "
+            f"{randomness}"
+        )
+    if not (chunk_size is None or chunk_size > 0):
+        raise ValueError(f"vmap: chunk_size should be None or greater than 0. (got {chunk_size})")
+
+    @functools.wraps(func)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        _check_out_dims(func, out_dims)
+        size, dims, leaves, spec = _parse_inputs(func, in_dims, args)
+        given = [*zip(leaves, dims, strict=True)]
+
+        def run(parts: list[Any]) -> Any:
+            return func(*tree_unflatten(parts, spec), **kwargs)
+
+        if chunk_size is None or chunk_size >= size:
+            return _whole(func, run, given, size, out_dims, randomness)
+        return _chunked(func, run, given, size, out_dims, randomness, chunk_size)
+
+    return mapped
+
+
+def _whole(
+    func: Callable[..., Any],
+    run: Callable[[list[Any]], Any],
+    given: list[tuple[Any, int | None]],
+    size: int,
+    out_dims: Any,
+    randomness: str,
+) -> Any:
+    with Vmap(size, randomness) as level:
+        parts = [x if d is None else batch(x, d, level.number) for x, d in given]
+        found = run(parts)
+        leaves, spec = tree_flatten(found)
+        dims = _parse_out_dims(func, out_dims, found, spec, len(leaves))
+        outs = [_removed(func, x, d, level) for x, d in zip(leaves, dims, strict=True)]
+    return tree_unflatten(outs, spec)
+
+
+def _chunked(
+    func: Callable[..., Any],
+    run: Callable[[list[Any]], Any],
+    given: list[tuple[Any, int | None]],
+    size: int,
+    out_dims: Any,
+    randomness: str,
+    chunk: int,
+) -> Any:
+    state = TABLE["get_rng_state"]() if randomness == "same" else None
+    columns: list[list[Any]] = []
+    spec: Any = None
+    for first in range(0, size, chunk):
+        count = min(chunk, size - first)
+        if state is not None:
+            TABLE["set_rng_state"](state)
+        part = [(x if d is None else x.narrow(d, first, count), d) for x, d in given]
+        leaves, spec = tree_flatten(_whole(func, run, part, count, out_dims, randomness))
+        columns.append(leaves)
+    dims = broadcast_leaves(out_dims, spec)
+    outs = [
+        column[0] if d is None else TABLE["cat"](column, d)
+        for column, d in zip(zip(*columns, strict=True), dims or (), strict=True)
+    ]
+    return tree_unflatten(outs, spec)
+
+
+def _removed(func: Callable[..., Any], x: Any, dim: int | None, level: Vmap) -> Any:
+    name = _name(func)
+    hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
+    if dim is None:
+        if hidden:
+            raise ValueError(
+                f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None"
+            )
+        return x
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(x)}. Did you "
+            "mean to set out_dims= to None for output?"
+        )
+    rank = x.ndim + 1
+    if not -rank <= dim < rank:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})"
+        )
+    return unbatch(x, dim % rank, level.number, level.size)
+
+
+def _name(func: Callable[..., Any]) -> str:
+    if hasattr(func, "__name__"):
+        return func.__name__
+    if isinstance(func, functools.partial):
+        return f"functools.partial({_name(func.func)}, ...)"
+    return repr(func)
+
+
+def _parse_inputs(
+    func: Callable[..., Any], in_dims: Any, args: tuple[Any, ...]
+) -> tuple[int, list[Any], list[Any], Any]:
+    """Return the size of the batch, and a dimension or None for each leaf of the arguments."""
+    where = f"vmap({_name(func)}, in_dims={in_dims}, ...)(<inputs>): "
+    if not isinstance(in_dims, (int, tuple)):
+        raise ValueError(
+            f"{where}expected `in_dims` to be int or a (potentially nested) tuple matching the "
+            f"structure of inputs, got: {type(in_dims)}."
+        )
+    if not args:
+        raise ValueError(
+            f"vmap({_name(func)})(<inputs>): got no inputs. Maybe you forgot to add inputs, or you "
+            "are trying to vmap over a function with no inputs. The latter is unsupported."
+        )
+    leaves, spec = tree_flatten(args)
+    dims = broadcast_leaves(in_dims, spec)
+    if dims is None:
+        raise ValueError(
+            f"{where}in_dims is not compatible with the structure of `inputs`. in_dims has "
+            f"structure {tree_flatten(in_dims)[1]} but inputs has structure {spec}."
+        )
+    for i, (x, d) in enumerate(zip(leaves, dims, strict=True)):
+        if d is None:
+            continue
+        if not isinstance(d, int):
+            raise ValueError(
+                f"{where}Got in_dim={d} for an input but in_dim must be either an integer "
+                "dimension or None."
+            )
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"{where}Got in_dim={d} for an input but the input is of type {type(x)}. We cannot "
+                "vmap over non-Tensor arguments, please use None as the respective in_dim"
+            )
+        if not -x.ndim <= d < x.ndim:
+            raise ValueError(
+                f"{where}Got in_dim={d} for some input, but that input is a Tensor of "
+                f"dimensionality {x.ndim} so expected in_dim to satisfy -{x.ndim} <= in_dim < "
+                f"{x.ndim}."
+            )
+        dims[i] = d % x.ndim
+    sizes = [x._shape[d] for x, d in zip(leaves, dims, strict=True) if d is not None]
+    if not sizes:
+        raise ValueError("vmap: Expected at least one Tensor to vmap over")
+    if any(s != sizes[0] for s in sizes):
+        raise ValueError(
+            "vmap: Expected all tensors to have the same size in the mapped dimension, got sizes "
+            f"{sizes} for the mapped dimension"
+        )
+    return sizes[0], dims, leaves, spec
+
+
+def _check_out_dims(func: Callable[..., Any], out_dims: Any) -> None:
+    for d in tree_leaves(out_dims):
+        if d is not None and not isinstance(d, int):
+            raise ValueError(
+                f"vmap({_name(func)}, ..., out_dims={out_dims}): `out_dims` must be an int, None or "
+                "a python collection of ints representing where in the outputs the vmapped "
+                "dimension should appear."
+            )
+
+
+def _parse_out_dims(
+    func: Callable[..., Any], out_dims: Any, found: Any, spec: Any, count: int
+) -> list[Any]:
+    def refuse() -> NoReturn:
+        raise ValueError(
+            f"vmap({_name(func)}, ..., out_dims={out_dims})(<inputs>): out_dims is not compatible "
+            f"with the structure of `outputs`. out_dims has structure {tree_flatten(out_dims)[1]} "
+            f"but outputs has structure {spec}."
+        )
+
+    if isinstance(found, Tensor):
+        if out_dims is None or isinstance(out_dims, int):
+            return [out_dims]
+        if isinstance(out_dims, tuple) and len(out_dims) == 1:
+            return list(out_dims)
+        refuse()
+    dims = broadcast_leaves(out_dims, spec)
+    if dims is None:
+        refuse()
+    return dims

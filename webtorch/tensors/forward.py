@@ -1,0 +1,258 @@
+"""Forward-mode differentiation: tangents that travel with the values. Floor 4.
+
+A level holds a tangent for every storage that has one: flat like the storage, so that views and
+writes through views need no rule. An operation gives its result a tangent from those of its operands:
+an elementwise one with the slopes that backward uses, every other one by transposing its gradient
+rule. A rule is linear in the cotangent, so its own derivative by that, applied to the tangents, is the
+product with the Jacobian (Townsend, 2017); what the rule itself computes is never asked for, and is
+not computed.
+
+While the rule of one level runs, only the levels outside of it are open: tangents of tangents come of
+themselves, and no two levels are confused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from webtorch.ops import primitive
+from webtorch.tensors.tape import enable_grad, forward, mode, run_backward
+from webtorch.tensors.tensor import Tensor
+
+
+class Level:
+    """One level of forward-mode differentiation, and the tangents of the storages that have any."""
+
+    __slots__ = ("tangents",)
+
+    def __init__(self) -> None:
+        # Storage -> (tangent, geometry of the tensor that it was given for).
+        self.tangents: weakref.WeakKeyDictionary[Any, tuple[Tensor, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __contains__(self, x: Tensor) -> bool:
+        return x._storage in self.tangents
+
+    def __enter__(self) -> Level:
+        mode.forward = (*mode.forward, self)
+        forward.levels += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        mode.forward = mode.forward[:-1]
+        forward.levels -= 1
+        self.tangents.clear()
+
+    def set(self, x: Tensor, tangent: Tensor) -> None:
+        """Make `tangent` the tangent of the whole storage of x, which must be all of x."""
+        if x.dtype.is_complex:
+            x, tangent = x._pairs(), primitive.pairs(tangent)
+        self.tangents[x._storage] = (tangent, _geometry(x))
+
+    def of(self, x: Tensor) -> Tensor | None:
+        """Return x's tangent, or None where it is zero."""
+        if x.dtype.is_complex:
+            parts = self.of(x._pairs())
+            return None if parts is None else primitive.paired(parts)
+        found = self.tangents.get(x._storage)
+        if found is None:
+            return None
+        tangent, geometry = found
+        return tangent if geometry == _geometry(x) else _seen(self._flat(x), x)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        """Return the tangent of the storage of x in the order of its elements."""
+        tangent, geometry = self.tangents[x._storage]
+        shape, strides, offset, levels = geometry
+        elements = x._storage.elements
+        if (shape, strides, offset, levels) == ((elements,), (1,), 0, ()):
+            if (tangent._strides, tangent._offset) == ((1,), 0):
+                return tangent
+            # Views are taken of its memory: it must lie there as the storage does.
+            flat = primitive.copy(tangent)
+            self.tangents[x._storage] = (flat, geometry)
+            return flat
+        flat = _zeros((elements,), tangent, {n for n, _, _ in levels})
+        like = Tensor._from_storage(x._storage, shape, strides, offset, False, None, levels)
+        primitive.write(_seen(flat, like), tangent)
+        self.tangents[x._storage] = (flat, ((elements,), (1,), 0, ()))
+        return flat
+
+    def write(self, x: Tensor, tangent: Tensor | None) -> None:
+        """Overwrite the tangent where x lies."""
+        if x not in self:
+            if tangent is None:
+                return
+            zeros = _zeros((x._storage.elements,), tangent, {n for n, _, _ in x._levels})
+            self.tangents[x._storage] = (zeros, (zeros._shape, zeros._strides, 0, ()))
+        # A copy: the tangent itself may be someone's tensor. It costs nothing until it is written.
+        flat = self._flat(x)
+        new = _zeros(flat._shape, flat, set(), tangent, {n for n, _, _ in x._levels})
+        new = new + flat
+        if tangent is None:
+            tangent = primitive.fill(x._shape, 0, flat.dtype, flat.device)
+        primitive.write(_seen(new, x), tangent)
+        self.tangents[x._storage] = (new, ((x._storage.elements,), (1,), 0, ()))
+
+
+def _geometry(x: Tensor) -> Any:
+    return (x._shape, x._strides, x._offset, x._levels)
+
+
+def _zeros(
+    shape: tuple[int, ...],
+    like: Tensor,
+    without: set[int],
+    other: Tensor | None = None,
+    without_other: set[int] = frozenset(),  # type: ignore[assignment]
+) -> Tensor:
+    """Return zeros for each example of the tangents that are to be written to them."""
+    from webtorch.tensors.batching import logical, sizes_of
+
+    found = {n: size for n, size, _ in like._levels if n not in without}
+    if other is not None:
+        found |= {n: size for n, size, _ in other._levels if n not in without_other}
+    levels = tuple(sorted(found.items()))
+    made = primitive.fill((*sizes_of(levels), *shape), 0, like.dtype, like.device)
+    return logical(made, levels) if levels else made
+
+
+def _seen(flat: Tensor, x: Tensor) -> Tensor:
+    """Return the part of a flat tangent that belongs to x."""
+    from webtorch.tensors.batching import batch, levels_of, physical
+
+    if not x._levels:
+        return primitive.as_view(flat, x._shape, x._strides, x._offset)
+    whole = physical(x, levels_of((x,)))
+    part = primitive.as_view(flat, whole._shape, whole._strides, whole._offset)
+    for number, _, _ in x._levels:
+        part = batch(part, 0, number)
+    return part
+
+
+def propagate(
+    out: Tensor, operands: Sequence[Any], rule: Callable[[list[Tensor | None]], Tensor | None]
+) -> None:
+    """Give the new tensor `out` its tangents: `rule` of the operands' tangents, at every level."""
+    levels = mode.forward
+    for i, level in enumerate(levels):
+        if not any(isinstance(o, Tensor) and o in level for o in operands):
+            continue
+        tangents = [level.of(o) if isinstance(o, Tensor) else None for o in operands]
+        mode.forward = levels[:i]
+        try:
+            tangent = rule(tangents)
+            if tangent is not None:
+                level.set(out, fitted(tangent, out))
+        finally:
+            mode.forward = levels
+
+
+def fitted(tangent: Tensor, x: Tensor) -> Tensor:
+    """Return a tangent in the dtype and shape of its tensor."""
+    if tangent.dtype is not x.dtype:
+        tangent = primitive.cast_to(tangent, x.dtype)
+    return tangent if tangent._shape == x._shape else tangent.expand(x._shape)
+
+
+def transposed(out: Tensor, inputs: Sequence[Tensor], rule: Callable[[Tensor], Any]) -> None:
+    """Give the result of an operation its tangents, from `rule` (cotangent -> cotangents of the inputs)."""
+    unclaimed, mode.unclaimed = mode.unclaimed, []
+    transposed_call((out,), inputs, lambda gs: rule(gs[0]))
+    mode.unclaimed = unclaimed
+
+
+def transposed_call(
+    outs: Sequence[Tensor], inputs: Sequence[Tensor], rule: Callable[[tuple[Tensor, ...]], Any]
+) -> None:
+    """Give the results of an operation their tangents, by transposing its gradient rule."""
+    levels = mode.forward
+    for i, level in enumerate(levels):
+        if not any(x in level for x in inputs):
+            continue
+        tangents = [level.of(x) for x in inputs]
+        recorded, kept = mode.grad, mode.keeps_levels
+        mode.forward = levels[:i]
+        try:
+            with enable_grad():
+                us = tuple([_start(o) for o in outs])
+                pairs = [
+                    (c, fitted(t, c))
+                    for c, t in zip(rule(us), tangents, strict=False)
+                    if c is not None and t is not None and c.requires_grad
+                ]
+            if not pairs:
+                continue
+            mode.keeps_levels = True
+            found = run_backward(
+                [c for c, _ in pairs],
+                [t for _, t in pairs],
+                retain_graph=recorded,
+                create_graph=recorded,
+                inputs=us,
+                accumulate=False,
+            )
+            for out, tangent in zip(outs, found, strict=True):
+                if tangent is not None:
+                    level.set(out, fitted(tangent, out))
+        finally:
+            mode.forward, mode.keeps_levels = levels, kept
+
+
+def _start(x: Tensor) -> Tensor:
+    u = _zeros(x._shape, x, set())
+    u._requires_grad = True
+    return u
+
+
+def write_tangents(x: Tensor, values: Tensor) -> None:
+    """Have the tangents follow an in-place write."""
+    levels = mode.forward
+    for i, level in enumerate(levels):
+        tangent = level.of(values)
+        if tangent is None and x not in level:
+            continue
+        mode.forward = levels[:i]
+        try:
+            level.write(x, tangent)
+        finally:
+            mode.forward = levels
+
+
+def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
+    """Return the value of `primal` with a tangent at `level`."""
+    for name, x in (("primal", primal), ("tangent", tangent)):
+        if not (x.is_floating_point() or x.is_complex()):
+            raise ValueError(f"Expected {name} to be floating point or complex, but got: {x.dtype}")
+    if tangent._shape != primal._shape:
+        raise RuntimeError(
+            f"Trying to set a forward gradient of shape {list(tangent._shape)} on a Tensor of shape "
+            f"{list(primal._shape)}: forward gradients have the shape of their tensor."
+        )
+    if tangent.dtype is not primal.dtype:
+        raise RuntimeError(
+            f"Expected the tangent to have the dtype of the primal, {primal.dtype}, but got: "
+            f"{tangent.dtype}"
+        )
+    out = primitive.copy(primal)
+    level.set(out, tangent)
+    return out
+
+
+def tangent_of(x: Tensor, level: Level) -> Tensor | None:
+    """Return the tangent of x at `level`, as it is outside of the level."""
+    levels = mode.forward
+    mode.forward = levels[: levels.index(level)]
+    try:
+        return level.of(x)
+    finally:
+        mode.forward = levels
