@@ -158,7 +158,7 @@ def record_batched(
     """Record a node whose operands are batched: the same for each example, in one node."""
     levels = levels_of(inputs)
     with unrecorded():
-        return _RULES[kind](inputs, levels, attrs, scalars, shape, dtype)
+        return _RULES.get(kind, _one_by_one(kind))(inputs, levels, attrs, scalars, shape, dtype)
 
 
 def _record(
@@ -218,6 +218,34 @@ def _matmul(
     left = physical(a, levels).reshape((many * batches, m, k))
     right = physical(b, levels).reshape((many * batches, k, n))
     out = _record("matmul", (left, right), attrs, scalars, (many * batches, m, n), dtype)
+    return logical(out.reshape((*lead, *shape)), levels)
+
+
+def _one_by_one(kind: str) -> Callable[..., Tensor]:
+    """The rule of a kind that has none: a node for each example, and their results together."""
+
+    def rule(
+        inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    ) -> Tensor:
+        lead = sizes_of(levels)
+        flat = [physical(t, levels).reshape((numel(lead), *t._shape)) for t in inputs]
+        parts = [
+            _record(kind, [t.select(0, i) for t in flat], attrs, scalars, shape, dtype)
+            for i in range(numel(lead))
+        ]
+        return logical(TABLE["stack"](parts).reshape((*lead, *shape)), levels)
+
+    return rule
+
+
+def _sort(
+    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+) -> Tensor:
+    (x,) = inputs
+    rows, count = shape
+    lead = sizes_of(levels)
+    many = physical(x, levels).reshape((numel(lead) * rows, x._shape[1]))
+    out = _record("sort", (many,), attrs, scalars, (numel(lead) * rows, count), dtype)
     return logical(out.reshape((*lead, *shape)), levels)
 
 
@@ -341,4 +369,5 @@ _RULES: dict[str, Callable[..., Tensor]] = {
     "conv": _conv,
     "take": _take,
     "scatter": _scatter,
+    "sort": _sort,
 }

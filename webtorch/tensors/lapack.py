@@ -9,7 +9,7 @@ from webtorch.errors import DeviceError
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import runtime_for
-from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
+from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
 from webtorch.tensors.primitives import as_view, copy, device_mismatch, fill, record
 from webtorch.tensors.tape import unrecorded
 from webtorch.tensors.tensor import Tensor, _transfer
@@ -45,21 +45,11 @@ def host(
             raise device_mismatch(name, first, t)
     levels = levels_of(inputs)
     if levels:
-        lead, k = sizes_of(levels), len(levels)
+        lead = sizes_of(levels)
         many = numel(lead)
         with unrecorded():
             if name.startswith("fft"):
-                # These count dims from the front: the hidden ones go last.
-                moved = [
-                    shown.permute((*range(k, shown.ndim), *range(k)))
-                    for shown in (physical(t, levels) for t in inputs)
-                ]
-                made = host(name, moved, params, [(*s, *lead) for s in shapes])
-                back = [(*range(t.ndim - k, t.ndim), *range(t.ndim - k)) for t in made]
-                return tuple(
-                    logical(t.permute(order).contiguous(), levels)
-                    for t, order in zip(made, back, strict=True)
-                )
+                return _transformed(name, inputs[0], params, shapes[0], levels)
             # The examples are more matrices of the stack.
             stacks = [
                 physical(t, levels).reshape((many * t._shape[0], *t._shape[1:])) for t in inputs
@@ -92,6 +82,24 @@ def host(
         if home.kind != "cpu":
             found = [_transfer(t, home) for t in found]
     return tuple(found)
+
+
+def _transformed(
+    name: str, x: Tensor, params: tuple[Any, ...], shape: tuple[int, ...], levels: Levels
+) -> tuple[Tensor, ...]:
+    """Return a Fourier transform for each example.
+
+    Its dims are counted from the front, and pairs are the last dim: the hidden dims go behind the others.
+    """
+    k, lead = len(levels), sizes_of(levels)
+    pairs_in, pairs_out = name != "fft_r2c", name != "fft_c2r"
+    whole = physical(x, levels)
+    end = whole.ndim - pairs_in
+    moved = whole.permute((*range(k, end), *range(k), *range(end, whole.ndim)))
+    split = len(shape) - pairs_out
+    (made,) = host(name, (moved.contiguous(),), params, [(*shape[:split], *lead, *shape[split:])])
+    order = (*range(split, split + k), *range(split), *range(split + k, made.ndim))
+    return (logical(made.permute(order).contiguous(), levels),)
 
 
 primitive.host.function = host

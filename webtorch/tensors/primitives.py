@@ -47,6 +47,7 @@ from webtorch.tensors.tape import (
     no_grad,
     retain,
     set_history,
+    unrecorded,
 )
 from webtorch.tensors.tensor import Tensor, legacy_name, unsupported_text
 
@@ -969,7 +970,7 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     batch, m, k = a._shape
     n = b._shape[2]
-    with no_grad():
+    with unrecorded():
         left = pairs(a.contiguous()).reshape(batch, m, 2 * k)
         turned = map_pairs(TIMES_I, (b,), b._shape, b.dtype)
         right = _stacked(pairs(b), pairs(turned))
@@ -978,7 +979,7 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
     if not needs_grad((a, b)):
         return out
     first, second = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = a.requires_grad, b.requires_grad
+    need_a, need_b = needs_grad((a,)), needs_grad((b,))
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         grad_a = matmul3(g, _swapped(conjugate(second.unpack()))) if need_a else None
