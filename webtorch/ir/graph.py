@@ -129,6 +129,12 @@ class GraphNode:
         """Number of elements."""
         return numel(self.shape)
 
+    def with_srcs(self, srcs: tuple[int, ...]) -> GraphNode:
+        """Return the same node with other sources."""
+        if srcs == self.srcs:
+            return self
+        return GraphNode(self.kind, srcs, self.attrs, self.args, self.shape, self.dtype, self.line)
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

@@ -10,6 +10,7 @@ back plain strides:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -65,18 +66,21 @@ def _atom(kind: str, value: object, base: Index | None, divisor: int, low: int, 
 class Index:
     """An integer expression: `constant + sum(factor * atom)`. Immutable; equal ones compare equal."""
 
-    __slots__ = ("constant", "key", "terms")
+    __slots__ = ("constant", "hash", "key", "terms")
 
     def __init__(self, terms: tuple[tuple[Atom, int], ...], constant: int) -> None:
         self.terms = terms
         self.constant = constant
         self.key = (terms, constant)
+        self.hash: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Index) and self.key == other.key
+        return self is other or (isinstance(other, Index) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        if self.hash is None:
+            self.hash = hash(self.key)
+        return self.hash
 
     def __repr__(self) -> str:
         parts = [f"{f}*{a}" if f != 1 else str(a) for a, f in self.terms]
@@ -275,6 +279,7 @@ def value(expression: Expr, low: int = -_FAR, high: int = _FAR) -> Index:
     return Index(((_atom("value", expression, None, 0, low, high), 1),), 0)
 
 
+@lru_cache(maxsize=1 << 14)
 def delinearize(flat: Index, shape: Shape) -> tuple[Index, ...]:
     """Return the coordinates in `shape` of row-major position `flat`, which lies within the shape."""
     out: list[Index] = []
@@ -290,6 +295,7 @@ def delinearize(flat: Index, shape: Shape) -> tuple[Index, ...]:
     return tuple(out)
 
 
+@lru_cache(maxsize=1 << 14)
 def linearize(coordinates: tuple[Index, ...], strides: Shape, offset: int = 0) -> Index:
     """Return `offset + sum(coordinate * stride)`."""
     total = constant(offset)

@@ -12,8 +12,10 @@ computed at the same
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir import index as ix
@@ -71,6 +73,8 @@ class Group:
     body: Body | None = None
     # Bit h is set when group h must run before this one.
     before: int = 0
+    # Groups that read what this one computes.
+    followers: set[int] = field(default_factory=set)
     size: int = 0
     kind: str = "flat"
     # Members that are stored because other groups need them too.
@@ -193,11 +197,10 @@ class Fuser:
         base = number
         while base not in self.stored and self.nodes[base].kind == "view":
             base = self.nodes[base].srcs[0]
-        small = self.nodes[base].elements <= self.nodes[number].elements
         if (
             base not in self.stored
-            and small
-            and operand(self.graph, number, self.stored | {base}) is not None
+            and self.nodes[base].elements <= self.nodes[number].elements
+            and operand(self.graph, number, {base}) is not None
         ):
             self._store(base)
         else:
@@ -386,12 +389,24 @@ class Fuser:
             body.restore(before)
             return False
         group.reads |= reads
+        self._follow(group, reads)
         if ancestors & ~group.before:
             group.before |= ancestors
-            for other in self.groups:
-                if other.before & after:
-                    other.before |= group.before
+            waiting, seen = list(group.followers), set(group.followers)
+            while waiting:
+                other = self.groups[waiting.pop()]
+                other.before |= group.before
+                new = other.followers - seen
+                seen |= new
+                waiting.extend(new)
         return True
+
+    def _follow(self, group: Group, reads: set[int]) -> None:
+        """Note that a group comes after those that compute what it reads."""
+        for r in reads:
+            other = self.group_of.get(r)
+            if other is not None and other is not group:
+                other.followers.add(group.number)
 
     def _too_dear_for_rows(self, group: Group, number: int, node: GraphNode) -> bool:
         """Whether joining would make a row kernel compute a dear expression for each of its stages."""
@@ -454,6 +469,7 @@ class Fuser:
             other = self.group_of.get(r)
             if other is not None:
                 group.before |= other.before | (1 << other.number)
+        self._follow(group, reads)
         self.groups.append(group)
         if body is None:
             group.members.append(number)
@@ -684,7 +700,105 @@ def is_other_result(node: GraphNode) -> bool:
 def build_kernel(
     graph: Graph, group: Group, stored: set[int], needed: set[int], name: str
 ) -> BuiltKernel:
-    """Return the group's kernel. `needed` are the members that something outside the group reads."""
+    """Return the group's kernel. `needed` are the members that something outside the group reads.
+
+    Groups of one form, such as those of a network's equal layers, have one kernel: it is built once.
+    """
+    form = _form(graph, group, stored, needed)
+    line = line_text(graph.nodes[group.members[-1]].line)
+    known = _BUILT.get(form.key)
+    if known is not None:
+        _BUILT.move_to_end(form.key)
+        kernel, nodes, args = known
+        return BuiltKernel(
+            kernel,
+            tuple([form.nodes[n] for n in nodes]),
+            tuple([form.args[a] for a in args]),
+            (),
+            line,
+        )
+    built = _build_kernel(graph, group, stored, needed, name, line)
+    # Sites name the user's lines, which differ.
+    if not built.sites:
+        numbers = {n: i for i, n in enumerate(form.nodes)}
+        numbers_of_args = {a: i for i, a in enumerate(form.args)}
+        _BUILT[form.key] = (
+            built.kernel,
+            tuple([numbers[n] for n in built.nodes]),
+            tuple([numbers_of_args[a] for a in built.args]),
+        )
+        if len(_BUILT) > _MAX_BUILT:
+            _BUILT.popitem(last=False)
+    return built
+
+
+@dataclass(slots=True)
+class _Form:
+    """All that a group's kernel depends on, with nodes and arguments numbered as they are met."""
+
+    key: tuple[Any, ...]
+    nodes: list[int]
+    args: list[int]
+
+
+# Form -> kernel, its nodes and arguments by their numbers in the form.
+_BUILT: OrderedDict[tuple[Any, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...]]] = (
+    OrderedDict()
+)
+_MAX_BUILT = 2048
+
+
+def _form(graph: Graph, group: Group, stored: set[int], needed: set[int]) -> _Form:
+    assert group.body is not None
+    loops = group.body.loops
+    members = sorted(group.members)
+    inside = set(members)
+    numbers: dict[int, int] = {}
+    args: dict[int, int] = {}
+    parts: list[Any] = []
+    for member in members:
+        stack = [member]
+        while stack:
+            n = stack[-1]
+            if n in numbers:
+                stack.pop()
+                continue
+            node = graph.nodes[n]
+            # What is read from memory has no sources here, but for a view, which may show an index
+            # to be a count (Body._counts_below).
+            leaf = n in stored and n not in inside
+            srcs = node.srcs if not leaf or node.kind == "view" else ()
+            waiting = [s for s in reversed(srcs) if s not in numbers]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            numbers[n] = len(numbers)
+            parts.append(
+                (
+                    leaf,
+                    node.kind,
+                    node.attrs,
+                    node.shape,
+                    node.dtype,
+                    tuple([numbers[s] for s in srcs]),
+                    None if leaf else tuple([args.setdefault(a, len(args)) for a in node.args]),
+                )
+            )
+    key = (
+        loops.outer,
+        loops.inner,
+        loops.outer_flat,
+        loops.inner_flat,
+        tuple(parts),
+        tuple([(numbers[m], m in needed, m in group.shared) for m in members]),
+    )
+    return _Form(key, list(numbers), list(args))
+
+
+def _build_kernel(
+    graph: Graph, group: Group, stored: set[int], needed: set[int], name: str, line: str
+) -> BuiltKernel:
     assert group.body is not None
     loops = group.body.loops
     for left in reversed(range(_MAX_SPLITS)):
@@ -734,9 +848,7 @@ def build_kernel(
         tuple(body.checks.values()),
     )
     args = tuple(body.args)
-    return BuiltKernel(
-        kernel, nodes, args, tuple(body.sites), line_text(graph.nodes[group.members[-1]].line)
-    )
+    return BuiltKernel(kernel, nodes, args, tuple(body.sites), line)
 
 
 def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], list[Store]]:

@@ -6,7 +6,7 @@ Each pass is one function. `run_passes` verifies the graph after every one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
@@ -51,7 +51,7 @@ def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
         if found is None:
             found = len(nodes)
             seen.setdefault(key, found)
-            nodes.append(replace(node, srcs=srcs))
+            nodes.append(node.with_srcs(srcs))
         new_number[i] = found
     outputs = tuple(
         Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
@@ -76,7 +76,7 @@ def split_reductions(graph: Graph, limits: Limits) -> Graph:
 
     for i, node in enumerate(graph.nodes):
         srcs = tuple(new_number[s] for s in node.srcs)
-        node = replace(node, srcs=srcs)
+        node = node.with_srcs(srcs)
         parts = _parts(graph, graph.nodes[i], limits) if node.kind == "reduce" else 1
         if parts > 1:
             op, dims = node.attrs
@@ -181,7 +181,7 @@ def compose_views(graph: Graph, limits: Limits) -> Graph:
                     if below.shape == node.shape:
                         new_number[i] = srcs[0]
                         continue
-        nodes.append(replace(node, srcs=srcs))
+        nodes.append(node.with_srcs(srcs))
         new_number[i] = len(nodes) - 1
     outputs = tuple(
         Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
@@ -200,7 +200,7 @@ def drop_copies(graph: Graph, limits: Limits) -> Graph:
         if i not in outputs_now and srcs and _changes_nothing(node, nodes[srcs[0]]):
             new_number[i] = srcs[0]
             continue
-        nodes.append(replace(node, srcs=srcs))
+        nodes.append(node.with_srcs(srcs))
         new_number[i] = len(nodes) - 1
     outputs = tuple(
         Output(new_number[o.node], None if o.donor is None else new_number[o.donor])

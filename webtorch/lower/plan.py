@@ -283,6 +283,7 @@ class _Planner:
         # Nodes whose base is copied only because their kernel reads it elsewhere: storing the new
         # values first is less work.
         self.apart: set[int] = set()
+        self.loads: dict[object, list[Expr]] = {}
 
     def program(self) -> Program:
         """Return the finished program."""
@@ -378,16 +379,21 @@ class _Planner:
             return False
         # A scatter's positions may repeat: another invocation may have written the element already.
         repeats = self.graph.nodes[written].kind == "scatter"
-        for root in task.routine.expressions():
-            for e in ex.walk(root):
-                if (
-                    e.op == "load"
-                    and e.value == slot
-                    and (repeats or e.args[0] is not store.position or len(e.args) != 1)
-                ):
-                    return False
+        for e in self._loads(task.routine):
+            if e.value == slot and (repeats or e.args[0] is not store.position or len(e.args) != 1):
+                return False
         # Kernels compute the values of all stores of a point before they write the first.
         return True
+
+    def _loads(self, kernel: Kernel) -> list[Expr]:
+        """Return what a kernel loads."""
+        # By what does not change with the name.
+        key = (kernel.reduces, kernel.stores, kernel.checks)
+        found = self.loads.get(key)
+        if found is None:
+            loads = [e for e in ex.walk(*kernel.expressions()) if e.op == "load"]
+            found = self.loads[key] = loads
+        return found
 
     def _take(self, written: int, base: int, taken: set[int]) -> None:
         taken.add(base)

@@ -9,7 +9,6 @@ and measured, until the program fits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.ir.program import Program
@@ -148,13 +147,13 @@ def _again(graph: Graph, chosen: set[int], end: int) -> Graph:
         srcs = tuple(second(s) for s in node.srcs)
         if node.kind == "view" and srcs == tuple(number[s] for s in node.srcs):
             return number[n]
-        nodes.append(replace(node, srcs=srcs))
+        nodes.append(node.with_srcs(srcs))
         copies[n] = len(nodes) - 1
         return copies[n]
 
     for i, node in enumerate(graph.nodes):
         srcs = tuple(second(s) if i > end else number[s] for s in node.srcs)
-        nodes.append(replace(node, srcs=srcs))
+        nodes.append(node.with_srcs(srcs))
         number[i] = len(nodes) - 1
     return graph.with_nodes(
         nodes,
