@@ -9,6 +9,7 @@ import pytest
 
 import webtorch
 from webtorch.errors import DeviceError
+from webtorch.runtime import kept
 from webtorch.tensors.device import resolve
 
 pytest_plugins = ["tests.covers"]
@@ -38,6 +39,14 @@ def device(request: pytest.FixtureRequest) -> str:
     """Each device in turn."""
     need_device(request.param)
     return str(request.param)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs_are_compiled() -> Iterator[None]:
+    """What a test compiles is not taken from disk; tests/engine/test_disk_cache.py tests that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "SMALLEST", 1 << 62)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ def _adapter() -> None:
     need_device("webgpu")
 
 
-CPU = ("recording", "chain", "rows", "matmul", "convolution", "train")
+CPU = ("recording", "chain", "rows", "matmul", "convolution", "train", "growth")
 
 
 def _check(rows: list[Row]) -> None:

@@ -160,6 +160,18 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=_positive, default=30, metavar="N", help="at most for each (default 30)"
     )
     tune.set_defaults(command=_tune)
+
+    cache = commands.add_parser(
+        "cache",
+        help="show what is kept on disk, or remove it",
+        description="Show where compiled programs, machine code and tuned sizes are kept, and how much "
+        "there is. WEBTORCH_CACHE_DIR names another folder, WEBTORCH_CACHE=0 keeps nothing.",
+        allow_abbrev=False,
+    )
+    cache.add_argument(
+        "--clear", action="store_true", help="remove programs and machine code; tuned sizes stay"
+    )
+    cache.set_defaults(command=_cache)
     return parser
 
 
@@ -293,6 +305,28 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             f"{wrong} kernels were refused: their results differ from the generic kernel's."
         )
     console.print(f"kept in {table_path()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _cache(options: argparse.Namespace, console: Console) -> int:
+    from webtorch.runtime.backends.webgpu.tuner import table_path
+    from webtorch.runtime.disk import SHELVES, enabled
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    if not enabled():
+        say("The cache is off (WEBTORCH_CACHE).")
+        return 0
+    for what, shelf in SHELVES.items():
+        found = shelf.clear() if options.clear else shelf.contents()
+        verb = "removed " if options.clear else ""
+        say(
+            f"{what}: {verb}{found.files} files, {found.nbytes / 2**20:.1f} MiB "
+            f"(at most {shelf.most >> 20} MiB) in {shelf.folder()}"
+        )
+    if table_path().exists():
+        say(f"tuned sizes: {table_path()}")
     return 0
 
 

@@ -15,6 +15,7 @@ from tests.conftest import need_device
 from webtorch import cli, doctor
 from webtorch.demo import digits
 from webtorch.demo.progress import Meter
+from webtorch.runtime import disk
 from webtorch.runtime.backends.webgpu import AdapterInfo
 
 LAVAPIPE = AdapterInfo(0, "llvmpipe", "Vulkan", "CPU", "Mesa", "Mesa 22", (), {}, None)
@@ -115,6 +116,23 @@ def test_the_environment_chooses_a_device(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(doctor, "webgpu_adapters", lambda: [CARD])
     choice = doctor.choose_device()
     assert (choice.device, choice.reason) == ("cpu", "WEBTORCH_DEVICE says so")
+
+
+def test_cache_shows_what_is_kept_and_clears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEBTORCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("WEBTORCH_CACHE", raising=False)
+    disk.PROGRAMS.write("one", bytes(3 << 20))
+    assert cli.main(["cache"]) == 0
+    said = capsys.readouterr().out
+    assert "1 files, 3.0 MiB (at most 256 MiB)" in said and str(tmp_path / "programs") in said
+    assert cli.main(["cache", "--clear"]) == 0
+    assert "removed 1 files" in capsys.readouterr().out
+    assert disk.PROGRAMS.contents().files == 0
+    monkeypatch.setenv("WEBTORCH_CACHE", "0")
+    assert cli.main(["cache"]) == 0
+    assert "off" in capsys.readouterr().out
 
 
 def test_the_module_runs_as_a_program() -> None:

@@ -62,6 +62,9 @@ class Executable:
         return out
 
 class NullBackend:
+    def kept_key(self):
+        return None
+
     name, index = "webgpu", 0
     limits = Limits(128 << 20, 6, 256, 65535, 16384, False, True)
     unsupported = frozenset(d for d in ALL if not d.webgpu)

@@ -395,7 +395,7 @@ def capture(
         if careful and reason is not None:
             complete = True
             raise NotReplayable(result, reason)
-        runtime.forget_pending()
+        runtime.take_pending()
         graph = to_graph(frozen)
         grads = [
             Gradient(

@@ -362,7 +362,11 @@ class Body:
 
 
 def line_text(line: object) -> str:
-    """Return "file:line" of a remembered user line (code object, instruction), or ""."""
+    """Return "file:line" of a remembered user line (code object, instruction), or ""; a text as it
+    is.
+    """
+    if isinstance(line, str):
+        return line
     if not isinstance(line, tuple):
         return ""
     code, instruction = line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Routine
@@ -108,6 +108,20 @@ class Backend(Protocol):
 
     def source(self, routine: Routine) -> str:
         """Return the source text of a routine on this device."""
+        ...
+
+    def kept_key(self) -> str | None:
+        """Return all that programs and kernels depend on besides `limits`; None if none are to be
+        kept on disk.
+        """
+        ...
+
+    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
+        """Return what this device made of each of a program's routines, to be kept; or nothing."""
+        ...
+
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
+        """Use what `kept_form` returned, here or in another process."""
         ...
 
     def caches(self) -> dict[str, dict[str, int]]:

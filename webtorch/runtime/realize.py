@@ -25,6 +25,7 @@ from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
 from webtorch.lower.compiler import compile_graph
+from webtorch.runtime import kept
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn
@@ -269,9 +270,9 @@ class Runtime:
         self.index = backend.index
         self.unsupported = backend.unsupported
         self.pending: list[weakref.ref[Owner]] = []
-        # The owners of values that are not pending (any more), the dead among them too until there
-        # are twice as many as were alive when they were last counted.
-        self.settled: set[weakref.ref[Owner]] = set()
+        # By id, the owners of values that are not pending (any more). One that is dead stays until
+        # another takes its place in memory, or until there are many.
+        self.settled: dict[int, weakref.ref[Owner]] = {}
         self.most_settled = 1024
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self.counters = Counters()
@@ -302,24 +303,36 @@ class Runtime:
 
     def settle(self, owner: Owner) -> None:
         """Note an owner whose value is not pending, so that `known_owners` finds it."""
-        settled = self.settled
-        settled.add(weakref.ref(owner))
-        if len(settled) > self.most_settled:
-            settled.difference_update([r for r in list(settled) if r() is None])
-            self.most_settled = max(1024, 2 * len(settled))
+        self.settled[id(owner)] = weakref.ref(owner)
+        if len(self.settled) > self.most_settled:
+            self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        for number, reference in list(self.settled.items()):
+            if reference() is None:
+                self.settled.pop(number, None)
+        self.most_settled = max(1024, 2 * len(self.settled))
 
     def known_owners(self) -> list[Owner]:
         """Return every owner of a value of this device that exists."""
-        found = [owner for r in (*self.settled, *self.pending) if (owner := r()) is not None]
-        return list({id(owner): owner for owner in found}.values())
+        found = [*self.settled.values(), *self.pending]
+        return list({id(o): o for r in found if (o := r()) is not None}.values())
 
-    def forget_pending(self) -> None:
-        """Take what is pending for settled."""
+    def take_pending(self) -> list[Owner]:
+        """Return what `live_owners` does, and take all for settled."""
+        found: dict[int, Owner] = {}
+        settled = self.settled
         for reference in self.pending:
             owner = reference()
             if owner is not None:
-                self.settle(owner)
+                number = id(owner)
+                settled[number] = reference
+                if owner.node.kind != "buffer":
+                    found[number] = owner
         self.pending.clear()
+        if len(settled) > self.most_settled:
+            self._forget_dead()
+        return list(found.values())
 
     def lend(self, node: Node, seen: Callable[[], object]) -> None:
         """Note that NumPy arrays see the memory of `node`, for as long as `seen()` says so."""
@@ -349,8 +362,7 @@ class Runtime:
                 "instead of a Python `if`."
             )
         with self.lock:
-            owners = self.live_owners()
-            self.forget_pending()
+            owners = self.take_pending()
             if 0 < len(self.lent) < _MAX_LENT_CHECKED:
                 self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
             if not owners:
@@ -412,8 +424,7 @@ class Runtime:
         self.counters.misses += 1
         started = time.perf_counter()
         whole = graph if isinstance(graph, Graph) else to_graph(graph)
-        shown = show_pass if self.debug >= 3 else None
-        executable = self.backend.compile(compile_graph(whole, self.backend.limits, shown))
+        executable = self._made_ready(whole, started)
         if self.debug:
             show_program(
                 executable.program, self.backend, time.perf_counter() - started, self.debug
@@ -429,6 +440,23 @@ class Runtime:
         nodes = graph.nodes if isinstance(graph, Graph) else graph.order
         kind = self.families[id(executable)] = family(nodes)
         self.churn.made(key, kind, _outline(nodes), difference)
+        return executable
+
+    def _made_ready(self, graph: Graph, started: float) -> Executable:
+        """Compile a graph, or take its program from disk."""
+        backend = self.backend
+        shown = show_pass if self.debug >= 3 else None
+        key = kept.key_of(graph, backend) if shown is None else None
+        if key is None:
+            return backend.compile(compile_graph(graph, backend.limits, shown))
+        found = kept.load(key)
+        if found is not None:
+            backend.put_kept(found.program, found.rendered)
+            return backend.compile(kept.with_lines(found.program, graph))
+        program = compile_graph(kept.numbered(graph), backend.limits)
+        executable = backend.compile(kept.with_lines(program, graph))
+        if time.perf_counter() - started >= kept.WORTH:
+            kept.store(key, program, backend.kept_form(program))
         return executable
 
 

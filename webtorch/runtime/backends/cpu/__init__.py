@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,17 @@ class CpuBackend:
         if not isinstance(routine, Kernel):
             return str(routine)
         return python_source(routine) if jit.available() else numpy_source(routine)
+
+    def kept_key(self) -> str | None:
+        """Return what programs depend on besides `limits`."""
+        return "cpu"
+
+    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
+        """Return nothing: machine code has files of its own."""
+        return ()
+
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
+        """Do nothing."""
 
     def caches(self) -> dict[str, dict[str, int]]:
         """Return the counters of the caches of compiled work, by name."""

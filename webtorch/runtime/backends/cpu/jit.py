@@ -13,7 +13,6 @@ buffers' addresses, then the arguments (integers, or float64), then the address 
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import ctypes.util
 import hashlib
@@ -25,15 +24,14 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from webtorch.ir.dtype import float16
 from webtorch.runtime.backends.cpu import elementary
+from webtorch.runtime.disk import CODE
 
 # Part of the key of code on disk: raise it when this file or elementary.py changes what is generated.
 _VERSION = 5
-_CACHE_BYTES = 64 << 20
 
 _FLOATS = {"float32", "float64"}
 _HALVES = {"float16", "bfloat16"}
@@ -1052,10 +1050,10 @@ def _compile(source: str) -> Native:
     engine = _engine()
     digest = _digest(engine, source)
     name = f"wt_{digest}"
-    code = _read(digest)
+    code = CODE.read(digest)
     if code is None:
         code = engine.object_code(llvm_text(source, name, engine.fused))
-        _write(digest, code)
+        CODE.write(digest, code)
     return Native(engine.load(code, name))
 
 
@@ -1077,10 +1075,10 @@ def assemble(text: str | Callable[[], str], names: tuple[str, ...], key: str = "
         known = key or text
         assert isinstance(known, str)
         digest = _digest(engine, known)
-        code = _read(digest)
+        code = CODE.read(digest)
         if code is None:
             code = engine.object_code(text if isinstance(text, str) else text(), unroll=False)
-            _write(digest, code)
+            CODE.write(digest, code)
         return [engine.load(code, names[0])] + [
             engine.engine.get_function_address(name) for name in names[1:]
         ]
@@ -1100,73 +1098,10 @@ def _llvmlite_version() -> str:
     return str(llvmlite.__version__)
 
 
-# -- code on disk ---------------------------
-
-
-@cache
-def _folder() -> Path | None:
-    """Return the folder for machine code, or None where nothing can be written."""
-    base = os.environ.get("WEBTORCH_CACHE_DIR")
-    try:
-        root = Path(base) if base else Path.home() / ".cache" / "webtorch"
-        folder = root / "cpu"
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            return None
-    except (OSError, RuntimeError):
-        return None
-    return folder
-
-
-@cache
-def _trim(folder: Path) -> None:
-    """Remove the oldest code when there is too much; once in a process, before it adds some."""
-    found = []
-    # Another process may be doing the same.
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".o"):
-                found.append((entry.stat(), entry.path))
-    total = 0
-    for stat, path in sorted(found, key=lambda f: f[0].st_mtime, reverse=True):
-        total += stat.st_size
-        if total > _CACHE_BYTES:
-            Path(path).unlink(missing_ok=True)
-
-
-def _read(digest: str) -> bytes | None:
-    """Return stored code if it is whole: the file begins with the hash of the rest."""
-    folder = _folder()
-    if folder is None:
-        return None
-    try:
-        data = (folder / f"{digest}.o").read_bytes()
-    except OSError:
-        return None
-    code = data[32:]
-    return code if hashlib.sha256(code).digest() == data[:32] else None
-
-
-def _write(digest: str, code: bytes) -> None:
-    folder = _folder()
-    if folder is None:
-        return
-    _trim(folder)
-    # Another process may write the same file: a rename shows either all of it or none.
-    part = folder / f"{digest}.{os.getpid()}.{threading.get_ident()}.part"
-    try:
-        part.write_bytes(hashlib.sha256(code).digest() + code)
-        part.replace(folder / f"{digest}.o")
-    except OSError:
-        part.unlink(missing_ok=True)
-
-
 def forget() -> None:
     """Drop compiled functions, so that the next use compiles or loads anew; for tests."""
     with _LOCK:
         _FUNCTIONS.clear()
-    _folder.cache_clear()
-    _trim.cache_clear()
 
 
 def interpreter() -> str:

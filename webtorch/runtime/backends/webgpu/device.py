@@ -208,6 +208,22 @@ class WebGPUBackend:
                 self._rendered.popitem(last=False)
         return found
 
+    def kept_key(self) -> str | None:
+        """Return what programs and kernels depend on besides `limits`."""
+        if self._tunes:
+            # Rendering measures, and what it finds changes the key.
+            return None
+        return f"{tuner.adapter_key(self)} {sorted(self.tuned.items())}"
+
+    def kept_form(self, program: Program) -> Sequence[Sequence[Pass]]:
+        """Return the passes of each routine."""
+        return [self.render(routine) for routine in program.routines]
+
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[Pass]]) -> None:
+        """Use these passes for a program's routines."""
+        for routine, passes in zip(program.routines, rendered, strict=True):
+            self._rendered.setdefault(routine, passes)
+
     def caches(self) -> dict[str, dict[str, int]]:
         """Return the counters of the caches of compiled work, by name."""
         plans = sum(executable.plan_count for executable in self.executables)

@@ -181,6 +181,9 @@ class WebGPUExecutable:
         compiled: dict[int, list[tuple[Pass, Pipeline]]] = {}
         # For each dispatch the program's step and the routine's name: what a profiler shows.
         self.labels: list[tuple[int, str]] = []
+        used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
+        routines = [program.routines[n] for n in used]
+        device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
         for number, step in enumerate(program.steps):
             if isinstance(step, Copy):
                 self._prepare_copy(step)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
 from webtorch.errors import DeviceLostError, KernelError
@@ -59,15 +61,23 @@ class Pipeline:
         self._keep = (wrapper, layout)
 
 
+_Key = tuple[str, tuple[BindingKind, ...], bool, bool]
+# Threads are started for this many kernels or more, and no more threads than this.
+_FEW = 4
+_MOST_THREADS = 16
+
+
+def _key(part: Pass) -> _Key:
+    return part.source, part.bindings, part.trusted_indices, part.trusted_loops
+
+
 class PipelineCache:
     """Compiles passes, once for each source text. Bounded: the least recently used goes first."""
 
     def __init__(self, native: Native, capacity: int = 4096) -> None:
         self._native = native
         self._capacity = capacity
-        self._pipelines: OrderedDict[tuple[str, tuple[BindingKind, ...], bool, bool], Pipeline] = (
-            OrderedDict()
-        )
+        self._pipelines: OrderedDict[_Key, Pipeline] = OrderedDict()
         self._layouts: dict[tuple[BindingKind, ...], tuple[Any, Any]] = {}
         self.compiled = 0
         self.churn = Churn(
@@ -81,18 +91,48 @@ class PipelineCache:
 
     def get(self, part: Pass, name: str) -> Pipeline:
         """Return the pipeline of a pass. Raises KernelError with the source if the device refuses it."""
-        key = part.source, part.bindings, part.trusted_indices, part.trusted_loops
+        key = _key(part)
         found = self._pipelines.get(key)
         if found is not None:
             self.churn.hits += 1
             self._pipelines.move_to_end(key)
             return found
-        made = self._pipelines[key] = self._compile(part, name)
+        return self._add(key, self._compile(part, name), name)
+
+    def _add(self, key: _Key, made: Pipeline, name: str) -> Pipeline:
+        self._pipelines[key] = made
         self.compiled += 1
         self.churn.made(key, None, name, lambda _, now: f"kernel {now} is one of them")
         if len(self._pipelines) > self._capacity:
             self.churn.dropped(self._pipelines.popitem(last=False)[0])
         return made
+
+    def prepare(self, parts: Sequence[tuple[Pass, str]]) -> None:
+        """Compile the passes that `get` will be asked for, several at a time, where the engine can.
+
+        Raises KernelError for the first that the device refuses.
+        """
+        wanted: dict[_Key, tuple[Pass, str]] = {}
+        for part, name in parts:
+            key = _key(part)
+            if key not in self._pipelines:
+                wanted.setdefault(key, (part, name))
+        # Dawn's binding keeps the errors of all threads in one list.
+        if len(wanted) < _FEW or self._native.engine == "dawn" or len(wanted) > self._capacity:
+            return
+        for part, _ in wanted.values():
+            self._layout(part.bindings)
+        with ThreadPoolExecutor(
+            min(os.cpu_count() or 1, _MOST_THREADS), thread_name_prefix="webtorch-compile"
+        ) as pool:
+            made = [pool.submit(self._compile, part, name) for part, name in wanted.values()]
+            try:
+                for key, (_, name), future in zip(wanted, wanted.values(), made, strict=True):
+                    self._add(key, future.result(), name)
+            except BaseException:
+                for future in made:
+                    future.cancel()
+                raise
 
     def _compile(self, part: Pass, name: str) -> Pipeline:
         device: Any = self._native.wrapper

@@ -1,7 +1,7 @@
 """Measures which kernel is fastest for a product on this very adapter, and remembers it on disk.
 
 A choice is stored only after its result agreed with the generic kernel's, on random inputs, here.
-The file, tuned.json in WEBTORCH_CACHE_DIR (default ~/.cache/webtorch), holds sizes of tiles, no
+The file, tuned.json in the folder of runtime/disk.py, holds sizes of tiles, no
 code; what it names must be among the candidates of this version, else it is not used.
 WEBTORCH_TUNE=1 measures every product that is compiled and not known yet; WEBTORCH_TUNE=off also
 leaves the file alone.
@@ -25,6 +25,7 @@ from webtorch.ir.kernel import BufferSlot, Convolution, Matmul, Routine
 from webtorch.ir.program import BufferDecl, Dispatch, Program
 from webtorch.ir.view import numel
 from webtorch.runtime.backend import Buffer
+from webtorch.runtime.disk import root
 
 if TYPE_CHECKING:
     from webtorch.lower.templates.gemm import Product
@@ -53,8 +54,7 @@ def tuning_mode() -> str:
 
 def table_path() -> Path:
     """Return where measured choices are kept."""
-    base = os.environ.get("WEBTORCH_CACHE_DIR")
-    return (Path(base) if base else Path.home() / ".cache" / "webtorch") / "tuned.json"
+    return root() / "tuned.json"
 
 
 def adapter_key(device: WebGPUBackend) -> str:
