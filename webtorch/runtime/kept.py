@@ -92,7 +92,7 @@ def _formula(op: Any, pattern: str, compute: DType) -> str:
     if found is None:
         if not isinstance(op, Elementwise):
             raise _NoKey
-        kinds = {"u": uint32, "p": int32}
+        kinds = {"u": uint32, "p": int32, "c": int32}
         inputs = tuple(input_(i, kinds.get(letter, compute)) for i, letter in enumerate(pattern))
         text = serial.dump(op.build(inputs))
         if len(_FORMULAS) > 4096:
