@@ -14,6 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
+from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph
 from webtorch.ir.kernel import (
     Attention,
