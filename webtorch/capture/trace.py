@@ -725,15 +725,16 @@ def replay(
     buffers = captured.executable.run(inputs, args)
     fresh: dict[int, Storage] = {}
     for target, shape, buffer in zip(captured.targets, captured.shapes, buffers, strict=False):
-        node = Node("buffer", (), (), (), shape, buffer.dtype)
-        node.buffer = buffer
         if isinstance(target, int):
+            node = _computed(shape, buffer)
             fresh[target] = Storage(node, runtime)
             # A value that backward reads too must not be overwritten.
             node.shared = backward is not None
         else:
             target = moved.get(target, target)
-            target.settle(target.node, node)
+            # What was written in place is where it was.
+            if target.node.buffer is not buffer:
+                target.settle(target.node, _computed(shape, buffer))
             target.version += 1
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     for gradient, owner in gradients:
@@ -746,6 +747,12 @@ def replay(
     if backward is not None:
         backward.attach(rebuild.made, given, held, buffers[len(captured.targets) :], args)
     return result, named
+
+
+def _computed(shape: tuple[int, ...], buffer: Any) -> Node:
+    node = Node("buffer", (), (), (), shape, buffer.dtype)
+    node.buffer = buffer
+    return node
 
 
 def _read(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:

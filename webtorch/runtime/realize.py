@@ -129,10 +129,11 @@ def freeze(owners: list[Owner]) -> Frozen:
             if node in number:
                 stack.pop()
                 continue
-            waiting = [s for s in node.srcs if s not in number]
-            if waiting:
-                stack.extend(waiting)
-                continue
+            if node.srcs:
+                waiting = [s for s in node.srcs if s not in number]
+                if waiting:
+                    stack.extend(waiting)
+                    continue
             stack.pop()
             number[node] = len(order)
             order.append(node)

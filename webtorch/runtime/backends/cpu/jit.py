@@ -966,7 +966,8 @@ class _Engine:
 
     def object_code(self, text: str, unroll: bool = True) -> bytes:
         llvm = self.llvm
-        module = llvm.parse_assembly(text)
+        # A context of its own goes with the module.
+        module = llvm.parse_assembly(text, llvm.create_context())
         module.triple = self.triple
         module.data_layout = str(self.machine.target_data)
         module.verify()
@@ -976,7 +977,9 @@ class _Engine:
         options.slp_vectorization = False
         options.loop_unrolling = unroll
         builder = llvm.create_pass_builder(self.machine, options)
-        builder.getModulePassManager().run(module, builder)
+        passes = builder.getModulePassManager()
+        passes.run(module, builder)
+        _dispose(passes)
         self.optimised = str(module) if os.environ.get("WEBTORCH_CPU_DUMP") else ""
         code: bytes = self.machine.emit_object(module)
         return code
@@ -988,6 +991,21 @@ class _Engine:
         if not address:
             raise RuntimeError(f"no function {name} in the object code")
         return address
+
+
+def _dispose(passes: Any) -> None:
+    """Free a list of passes.
+
+    In llvmlite (0.50 at least) its own `close` finds the empty method of the wrong base class: a
+    hundred kilobytes and more stay with each compiled kernel.
+    """
+    from llvmlite.binding import ffi, newpassmanagers
+
+    if type(passes)._dispose is ffi.ObjectRef._dispose:
+        newpassmanagers.NewPassManager._dispose(passes)
+        passes.detach()
+    else:
+        passes.close()
 
 
 class Native:
