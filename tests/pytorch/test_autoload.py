@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -214,10 +216,26 @@ def test_fallback_runs_on_the_cpu_only_when_allowed(webgpu: str) -> None:
     assert python(program, WEBTORCH_FALLBACK="silent") == "0 {'aten.geqrf.default': 1}"
 
 
+@contextlib.contextmanager
+def started(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that runs `program`, ended if the test fails."""
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
 def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
     program = """
-        import sys, time, torch
+        import signal, time, torch
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
         x = torch.ones(4, 4, device="webgpu", requires_grad=True)
         (x * 2).sum().backward()
         print("ready", flush=True)
@@ -233,19 +251,14 @@ def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
                 print("caught", flush=True)
         print((torch.ones(3, device="webgpu") + 1).sum().item())
     """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline().strip() == "ready"
-    for _ in range(20):
-        time.sleep(0.03)
-        child.send_signal(signal.SIGINT)
-        assert child.stdout.readline().strip() == "caught"
-    out, err = child.communicate(timeout=60)
+    with started(program) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().strip() == "ready"
+        for _ in range(20):
+            time.sleep(0.03)
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.readline().strip() == "caught"
+        out, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
     assert out.strip() == "6.0"
 
@@ -253,7 +266,8 @@ def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
 def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str) -> None:
     program = """
-        import time, torch
+        import signal, time, torch
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.ones(2, device="webgpu")
         print("ready", flush=True)
         try:
@@ -261,11 +275,9 @@ def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str) -> None:
         except KeyboardInterrupt:
             print("caught", flush=True)
     """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline().strip() == "ready"
-    child.send_signal(signal.SIGINT)
-    out, _ = child.communicate(timeout=30)
+    with started(program) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().strip() == "ready"
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
     assert out.strip() == "caught"

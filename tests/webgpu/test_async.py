@@ -120,7 +120,8 @@ def test_the_gil_is_free_while_a_blocking_read_waits(device, slow):
     waited = time.perf_counter() - start
     stop.set()
     thread.join()
-    assert ticks >= waited / 0.002 / 5
+    # A thread that is kept out ticks once, at the end. Another program may take the processor.
+    assert ticks >= 10, f"{ticks} in {waited} s"
 
 
 def test_a_read_sees_the_values_of_its_moment_whatever_runs_after_it(device):
