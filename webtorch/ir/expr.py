@@ -8,6 +8,7 @@ The same tree is rendered to WGSL and to CPU source, printed, folded and differe
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -416,8 +417,13 @@ _INFIX = {
 }  # fmt: skip
 
 
+# Parts of a text that are longer stand in it as their hash: written out, what many others share would
+# make it grow without bound.
+_LONGEST = 2000
+
+
 def show(x: Expr) -> str:
-    """Return a stable, readable text of the expression."""
+    """Return a stable, readable text of the expression; different expressions have different texts."""
     texts: dict[Expr, str] = {}
     for node in walk(x):
         parts = [texts[a] for a in node.args]
@@ -442,5 +448,7 @@ def show(x: Expr) -> str:
                 text = f"({parts[0]} {_INFIX[op]} {parts[1]})"
             case op:
                 text = f"{op}({', '.join(parts)})"
+        if len(text) > _LONGEST and node is not x:
+            text = f"{node.op}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         texts[node] = text
     return texts[x]
