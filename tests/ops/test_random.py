@@ -267,3 +267,17 @@ def test_one_number_at_a_time(device: str) -> None:
     several = webtorch.randn(3, device=device).tolist()
     webtorch.manual_seed(3)
     assert [webtorch.randn((), device=device).item() for _ in range(3)] == pytest.approx(several)
+
+
+def test_randperm_in_a_compiled_function_is_the_order_of_an_eager_call(device: str) -> None:
+    def shuffled(x: webtorch.Tensor) -> tuple[webtorch.Tensor, ...]:
+        order = webtorch.randperm(x.shape[0], device=device)
+        return x[order], order, webtorch.rand(2, device=device)
+
+    x = webtorch.arange(40, device=device)
+    found = []
+    for function in (webtorch.compile(shuffled), shuffled):
+        webtorch.manual_seed(1)
+        found.append([[t.tolist() for t in function(x)] for _ in range(3)])
+    assert found[0] == found[1]
+    assert found[0][0][1] != found[0][1][1]

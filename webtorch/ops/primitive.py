@@ -115,7 +115,8 @@ philox = _primitive(
     "counter (i + offset), so a call uses up "
     "numel counters. kind 'uniform': float in [0, 1) from the upper 24 bits of lane 0 (8 for "
     "bfloat16, 11 for float16); 'normal': Box-Muller "
-    "on lanes 0 and 1; 'bits': the upper 31 bits of lane 0 as int64.",
+    "on lanes 0 and 1; 'bits': the upper 31 bits of lane 0 as int64; 'word0' and 'word1': those lanes "
+    "as int32, ordered as their bits are.",
 )
 draw = _primitive(
     "_draw",
@@ -256,6 +257,14 @@ def _integer_bits(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Exp
     return ex.cast(ex.shr(_bits(position, (seed0, seed1), (low, high), 0), 1), int32)
 
 
+def _word(lane: int) -> Callable[..., Expr]:
+    def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        bits = _bits(position, (seed0, seed1), (low, high), lane)
+        return ex.bitcast(bits ^ ex.const(1 << 31, uint32), int32)
+
+    return formula
+
+
 def _random_formula(name: str, expr: Callable[..., Expr]) -> Elementwise:
     return Elementwise(
         name=name,
@@ -281,4 +290,5 @@ RANDOM: dict[tuple[str, str], Elementwise] = {
         ("normal", d.name): _random_formula(f"_normal_{d.name}", _normal(d.compute)) for d in FLOATS
     },
     ("bits", "int64"): _random_formula("_bits", _integer_bits),
+    **{(f"word{lane}", "int32"): _random_formula(f"_word{lane}", _word(lane)) for lane in (0, 1)},
 }

@@ -13,12 +13,22 @@ from collections.abc import Generator as Iterator
 from typing import Any
 
 from webtorch.errors import DTypeError
-from webtorch.ir.dtype import FLOATS, DType, bool_, float64, int64, integer_limits
+from webtorch.ir.dtype import FLOATS, DType, bool_, float64, int32, int64, integer_limits
 from webtorch.ir.view import Shape, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.creation import TORCH, chosen_dtype, finish
 from webtorch.ops.movement import METHOD
-from webtorch.ops.primitive import cast_to, complex_of, pairs, philox, reduce_dims, scan, write
+from webtorch.ops.primitive import (
+    cast_to,
+    complex_of,
+    pairs,
+    philox,
+    reduce_dims,
+    scan,
+    sort_places,
+    take,
+    write,
+)
 from webtorch.ops.record import composite
 
 _MASK = 0xFFFFFFFF
@@ -237,7 +247,9 @@ def permutation(n: int, generator: Generator) -> list[int]:
     from webtorch.tensors.host import tracing
 
     if tracing.active:
-        tracing.refuse("randperm draws its order on the host, from which a program cannot read")
+        tracing.refuse(
+            "its random order is drawn on the host, from which a program cannot read: use randperm"
+        )
     seed, first = generator.advance(n)
     words = host_words(seed, first, n)
     return sorted(range(n), key=words.__getitem__)
@@ -256,12 +268,28 @@ def randperm(
     pin_memory: bool = False,
 ) -> Any:
     """The numbers 0..n-1 in random order (int64 unless dtype is given)."""
+    from webtorch.tensors.host import tracing
+
     if n < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {n}: [{n}]")
     where = device if out is None else out.device
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
-    order = permutation(n, default_generator(where) if generator is None else generator)
-    return finish(creation._make(order, wanted, where), requires_grad, out, "randperm")
+    source = default_generator(where) if generator is None else generator
+    if tracing.active and n > 1:
+        made = cast_to(_permutation_on_device(n, source, where), wanted)
+    else:
+        made = creation._make(permutation(n, source), wanted, where)
+    return finish(made, requires_grad, out, "randperm")
+
+
+def _permutation_on_device(n: int, generator: Generator, device: Any) -> Any:
+    """Return the order that `permutation` finds on the host: by both words, the second first."""
+    seed, first = generator.advance(n)
+    high, low = (philox((1, n), seed, first, int32, device, kind) for kind in ("word0", "word1"))
+    by_low = movement.reshape(sort_places(low, False, 0, n), (n,))
+    chosen = movement.reshape(take(movement.reshape(high, (n,)), [by_low], "randperm"), (1, n))
+    by_high = movement.reshape(sort_places(chosen, False, 0, n), (n,))
+    return take(by_low, [by_high], "randperm")
 
 
 # -- new tensors -----------------------------------------------------------------------------------
