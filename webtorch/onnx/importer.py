@@ -25,7 +25,7 @@ from webtorch.onnx.operators import OPERATORS, Context, is_host
 from webtorch.tensors.tensor import Tensor
 
 # Newer opsets so far changed the element types that nodes take, not what they mean.
-OPSETS = range(7, 27)
+OPSETS = range(7, 29)
 # What computes nothing that could be replaced, with the nearest way.
 _ADVICE = {
     "If": "export the model without a branch on values: with webtorch.where, or one file for each case",

@@ -878,7 +878,9 @@ def _depth_to_space(c: Context, a: Attrs, n: int, x: Any) -> Any:
 def _space_to_depth(c: Context, a: Attrs, n: int, x: Any) -> Any:
     b = a["blocksize"]
     batch, channels, height, width = x.shape
-    parts = x.reshape(batch, channels, height // b, b, width // b, b).permute(0, 3, 5, 1, 2, 4)
+    parts = x.reshape(batch, channels, height // b, b, width // b, b)
+    order = (0, 1, 3, 5, 2, 4) if a.get("mode") == "CRD" else (0, 3, 5, 1, 2, 4)
+    parts = parts.permute(*order)
     return parts.reshape(batch, channels * b * b, height // b, width // b)
 
 
@@ -890,7 +892,10 @@ def _constant_of_shape(c: Context, a: Attrs, n: int, shape: Any) -> Any:
 
 @op("Range", host=(0, 1, 2))
 def _range(c: Context, a: Attrs, n: int, start: Any, limit: Any, delta: Any) -> Any:
-    return c.tensor(numpy.arange(number(start), number(limit), number(delta)))
+    steps = numpy.arange(number(start), number(limit), number(delta))
+    if is_host(start):
+        return c.tensor(steps.astype(start.dtype))
+    return c.tensor(steps, start.device).to(start.dtype)
 
 
 @op("EyeLike")
@@ -908,6 +913,21 @@ def _trilu(c: Context, a: Attrs, n: int, x: Any, k: Any = None) -> Any:
     wide = x.to(webtorch.int32) if x.dtype is webtorch.bool else x
     out = wide.triu(diagonal) if a.get("upper", 1) else wide.tril(diagonal)
     return out.to(x.dtype)
+
+
+@op("CenterCropPad", host=(1,))
+def _center_crop_pad(c: Context, a: Attrs, n: int, x: Any, shape: Any) -> Any:
+    axes = a.get("axes") or list(range(x.ndim))
+    for d, size in zip(axes, ints(shape) or [], strict=True):
+        d %= x.ndim
+        extra = size - x.shape[d]
+        if extra < 0:
+            x = x.narrow(d, -extra // 2, size)
+        elif extra:
+            low, high = [0] * x.ndim, [0] * x.ndim
+            low[d], high[d] = extra // 2, extra - extra // 2
+            x = _pad_sides(x, low, high)
+    return x
 
 
 @op("ReverseSequence", host=(1,))
@@ -1158,6 +1178,101 @@ def _col2im(c: Context, a: Attrs, n: int, x: Any, image: Any, block: Any) -> Any
     return _pad_sides(out, [-p for p in low], [-p for p in high])
 
 
+# ---- attention ------------------------------------------------------------------------------------
+
+
+@op("Attention", host=(6,))
+def _attention(
+    c: Context,
+    a: Attrs,
+    n: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    past_key: Any = None,
+    past_value: Any = None,
+    lengths: Any = None,
+) -> Any:
+    flat = q.ndim == 3
+    if flat:
+        # (N, L, heads * E) to (N, heads, L, E)
+        heads, shared = a["q_num_heads"], a["kv_num_heads"]
+        q = q.reshape(*q.shape[:2], heads, -1).transpose(1, 2)
+        k, v = (x.reshape(*x.shape[:2], shared, -1).transpose(1, 2) for x in (k, v))
+    if past_key is not None:
+        k, v = webtorch.cat([past_key, k], 2), webtorch.cat([past_value, v], 2)
+    present = (k, v)
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    length, source = q.shape[2], k.shape[2]
+    factor = a.get("scale", 1 / math.sqrt(q.shape[3])) ** 0.5
+    products = (q * factor) @ (k * factor).transpose(-1, -2)
+    cap = a.get("softcap", 0.0)
+    capped = cap * webtorch.tanh(products / cap) if cap else products
+    keys = webtorch.arange(source, device=q.device)
+    # The place of a query among the keys: what was before it counts.
+    offset: Any = 0 if past_key is None else past_key.shape[2]
+    seen = None
+    if lengths is not None:
+        ends = webtorch.tensor(ints(lengths), device=q.device).reshape(-1, 1, 1, 1)
+        seen = keys < ends
+        offset = ends - length
+    place = webtorch.arange(length, device=q.device).reshape(-1, 1) + offset
+    left, right = a.get("left_window_size", -1), a.get("right_window_size", -1)
+    limits = [keys <= place] if a.get("is_causal") else []
+    limits += [keys >= place - left] if left >= 0 else []
+    limits += [keys <= place + right] if right >= 0 else []
+    for limit in limits:
+        seen = limit if seen is None else seen & limit
+    scores = capped
+    if mask is not None:
+        short = source - mask.shape[-1]
+        if mask.dtype is webtorch.bool:
+            mask = F.pad(mask, (0, short), value=False) if short else mask
+            seen = mask if seen is None else seen & mask
+        else:
+            scores = scores + (F.pad(mask, (0, short), value=-math.inf) if short else mask)
+    if seen is not None:
+        scores = webtorch.where(seen, scores, -math.inf)
+    wide = scores.float() if a.get("softmax_precision") == 1 else scores
+    weights = webtorch.softmax(wide, -1).to(v.dtype)
+    # A query that may see no key gets zeros.
+    weights = webtorch.where(weights.isnan(), 0.0, weights)
+    out = weights @ v
+    if flat:
+        out = out.transpose(1, 2).reshape(out.shape[0], length, -1)
+    if n < 4:
+        return (out, *present)[:n]
+    shown = (products, capped, scores, weights)[a.get("qk_matmul_output_mode", 0)]
+    return out, *present, shown
+
+
+@op("RotaryEmbedding")
+def _rotary(c: Context, a: Attrs, n: int, x: Any, cos: Any, sin: Any, positions: Any = None) -> Any:
+    flat = x.ndim == 3
+    if flat:
+        x = x.reshape(*x.shape[:2], a["num_heads"], -1)
+    else:
+        x = x.transpose(1, 2)
+    size = a.get("rotary_embedding_dim") or x.shape[-1]
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = (t.unsqueeze(2)[..., : size // 2] for t in (cos, sin))
+    turned, rest = x[..., :size], x[..., size:]
+    if a.get("interleaved"):
+        first, second = turned[..., ::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, -1)
+    real, imaginary = cos * first - sin * second, sin * first + cos * second
+    if a.get("interleaved"):
+        out = webtorch.stack([real, imaginary], -1).reshape(turned.shape)
+    else:
+        out = webtorch.cat([real, imaginary], -1)
+    out = webtorch.cat([out, rest], -1)
+    return out.reshape(*out.shape[:2], -1) if flat else out.transpose(1, 2)
+
+
 # ---- losses, random numbers, quantisation ---------------------------------------------------------
 
 
@@ -1208,6 +1323,78 @@ def _random_uniform_like(c: Context, a: Attrs, n: int, x: Any) -> Any:
 @op("Bernoulli")
 def _bernoulli(c: Context, a: Attrs, n: int, x: Any) -> Any:
     return webtorch.bernoulli(x).to(_dtype(a["dtype"]) if "dtype" in a else x.dtype)
+
+
+def _integers(x: Any, zero: Any, axis: int) -> Any:
+    """Return quantised numbers less their zero point, in float32, which holds their products exactly
+    up to 2**24 and sums of them well beyond what a layer adds up.
+    """
+    wide = x.to(webtorch.int32)
+    return (wide if zero is None else wide - _per_axis(zero, x, axis).to(webtorch.int32)).to(
+        webtorch.float32
+    )
+
+
+def _requantised(x: Any, scale: Any, zero: Any, axis: int) -> Any:
+    info = webtorch.iinfo(zero.dtype)
+    out = webtorch.round(x / _per_axis(scale, x, axis)) + _per_axis(zero, x, axis).to(x.dtype)
+    return out.clamp(info.min, info.max).to(zero.dtype)
+
+
+@op("MatMulInteger")
+def _matmul_integer(
+    c: Context, a: Attrs, n: int, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None
+) -> Any:
+    left = _integers(x, x_zero, -2)
+    return (left @ _integers(y, y_zero, -1)).to(webtorch.int32)
+
+
+@op("QLinearMatMul")
+def _qlinear_matmul(
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Any,
+    x_scale: Any,
+    x_zero: Any,
+    y: Any,
+    y_scale: Any,
+    y_zero: Any,
+    scale: Any,
+    zero: Any,
+) -> Any:
+    product = _integers(x, x_zero, -2) @ _integers(y, y_zero, -1)
+    return _requantised(product * (x_scale * y_scale).to(product.dtype), scale, zero, -1)
+
+
+@op("ConvInteger")
+def _conv_integer(
+    c: Context, a: Attrs, n: int, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None
+) -> Any:
+    left = _integers(x, x_zero, 1)
+    return _conv(c, a, 1, left, _integers(w, w_zero, 0)).to(webtorch.int32)
+
+
+@op("QLinearConv")
+def _qlinear_conv(
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Any,
+    x_scale: Any,
+    x_zero: Any,
+    w: Any,
+    w_scale: Any,
+    w_zero: Any,
+    scale: Any,
+    zero: Any,
+    bias: Any = None,
+) -> Any:
+    out = _conv(c, a, 1, _integers(x, x_zero, 1), _integers(w, w_zero, 0))
+    if bias is not None:
+        out = out + bias.to(out.dtype).reshape((1, -1) + (1,) * (out.ndim - 2))
+    weights = _per_axis(w_scale, out, 1)
+    return _requantised(out * (x_scale * weights), scale, zero, 1)
 
 
 def _per_axis(v: Any, x: Any, axis: int) -> Any:
