@@ -107,6 +107,18 @@ def merge(
     first = graphs[0]
     for other in graphs[1:]:
         _check_same(first, other)
+    for name, a in first.data.items():
+        # What was folded was compared before.
+        if name not in first.folded and name in first.plain:
+            for g in graphs[1:]:
+                b = g.data[name]
+                if a.shape != b.shape or a.tolist() != b.tolist():
+                    users = [s.source or s.op for s in first.steps if name in s.inputs]
+                    raise ExportError(
+                        f"export: {(users or [name])[0]} reads positions that depend on a dynamic "
+                        "dimension, and ONNX has no strided views: leave that dimension fixed, or write "
+                        "it with slices"
+                    )
     maker = _Sizes(first, points, symbols)
     for name, ints in list(first.ints.items()):
         rows = [g.ints[name] for g in graphs]

@@ -67,6 +67,7 @@ class Writer:
         self.call: Call | None = None
         self.trying: set[int] = set()
         self.interned: dict[Any, Name] = {}
+        self._by_nodes: dict[int, list[Value]] | None = None
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -171,6 +172,12 @@ class Writer:
             return self._view(v)
         if node.kind == "update":
             return self._update(v)
+        for u in self._shown().get(id(node), ()):
+            # Its data stand in another order: the call gave a view of all of them.
+            order = _permutation(v.shape, u)
+            if order is not None:
+                inverse = sorted(range(len(order)), key=order.__getitem__)
+                return self.node("Transpose", self.name(u), perm=inverse)
         if node.kind == "map" and node.attrs[1] == "t" and node.attrs[0].name == "_cast":
             return self.cast(self.name(value_of_node(node.srcs[0])), node.srcs[0].dtype, node.dtype)
         if node.kind == "empty":
@@ -182,6 +189,15 @@ class Writer:
             "the exported function, or replace it."
         )
 
+    def _shown(self) -> dict[int, list[Value]]:
+        """Return the values that calls gave, by their node."""
+        if self._by_nodes is None:
+            self._by_nodes = {}
+            for u in self.recording.calls:
+                if u != u.whole and self.recording.calls[u]:
+                    self._by_nodes.setdefault(id(u.node), []).append(u)
+        return self._by_nodes
+
     def _view(self, v: Value) -> Name:
         """Write a window with strides on the data of another value."""
         whole = v.whole
@@ -190,6 +206,9 @@ class Writer:
         order = _permutation(whole.shape, v)
         if order is not None:
             return self.node("Transpose", self.name(whole), perm=list(order))
+        window = _window(whole.shape, v)
+        if window is not None:
+            return self._sliced(self.name(whole), whole.shape, v, window)
         reach = v.offset + sum((s - 1) * st for s, st in zip(v.shape, v.strides, strict=True))
         if numel(v.shape) > 1 << 24 or reach >= 1 << 40:
             raise ExportError(
@@ -198,6 +217,22 @@ class Writer:
         flat = self.reshape(self.name(whole), whole.shape, (-1,))
         positions = self._positions(v)
         return self.node("Gather", flat, positions, axis=0)
+
+    def _sliced(
+        self, x: Name, shape: tuple[int, ...], v: Value, window: list[tuple[int, int, int, int]]
+    ) -> Name:
+        """Write a view as slices of dims, in another order, with new and broadcast dims."""
+        for d, (start, count, step, _) in enumerate(window):
+            stop = start + (count - 1) * step + 1
+            if (start, count) != (0, shape[d]):
+                x = self.slice(x, d, start, None if stop == shape[d] else stop, step)
+        dropped = [d for d, w in enumerate(window) if w[3] < 0]
+        x = self.squeeze(x, dropped)
+        seen = [w[3] for w in window if w[3] >= 0]
+        x = self.transpose(x, sorted(range(len(seen)), key=seen.__getitem__))
+        x = self.unsqueeze(x, [d for d in range(len(v.shape)) if d not in seen])
+        ones = tuple(s if d in seen else 1 for d, s in enumerate(v.shape))
+        return self.expand(x, ones, v.shape)
 
     def _positions(self, v: Value) -> Name:
         import webtorch
@@ -340,6 +375,35 @@ def _permutation(shape: tuple[int, ...], v: Value) -> tuple[int, ...] | None:
         else:
             return None
     return tuple(order)
+
+
+def _window(shape: tuple[int, ...], v: Value) -> list[tuple[int, int, int, int]] | None:
+    """Return for each dim of a contiguous value the (start, count, step) that a view has of it, and
+    the view's dim (-1: none); None for views that are no such window.
+    """
+    strides = contiguous_strides(shape)
+    found: dict[int, tuple[int, int, int]] = {}
+    for k, (size, stride) in enumerate(zip(v.shape, v.strides, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        fits = [
+            d
+            for d in range(len(shape))
+            if d not in found and stride % strides[d] == 0 and (size - 1) * stride < shape[d] * strides[d]
+        ]  # fmt: skip
+        if not fits or stride < 0 or size == 0:
+            return None
+        d = max(fits, key=strides.__getitem__)
+        found[d] = (size, stride // strides[d], k)
+    rest = v.offset
+    window = []
+    for d, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        start, rest = divmod(rest, stride) if size > 1 else (0, rest)
+        count, step, k = found.get(d, (1, 1, -1))
+        if start + (count - 1) * step >= size:
+            return None
+        window.append((start, count, step, k))
+    return window if rest == 0 else None
 
 
 def _contiguous_block(shape: tuple[int, ...], window: Value) -> tuple[int, int, int] | None:
