@@ -439,6 +439,23 @@ def test_what_cannot_be_exported_is_refused_in_words() -> None:
         export(lambda x: 3, rand(3))
 
 
+def sliced(x: Tensor) -> Tensor:
+    y = x.clone().transpose(0, 1)
+    y += 1
+    y[..., 1:].mul_(2)
+    return webtorch.roll(y.permute(1, 0, 2)[::2, :, 1], 1, -1)
+
+
+def test_views_and_writes_follow_a_size_or_are_refused() -> None:
+    check(sliced, rand(4, 3, 2), rand(7, 3, 2), dynamic_axes={"x": {0: "n"}})
+    with pytest.raises(webtorch.onnx.ExportError, match="positions that depend on a dynamic"):
+        webtorch.onnx.export(lambda x: x.unfold(0, 2, 1), rand(6), dynamic_axes={"x": [0]})
+    with pytest.raises(webtorch.onnx.ExportError, match="another one at another size"):
+        webtorch.onnx.export(
+            lambda x: x * webtorch.tensor(range(x.shape[0])), rand(6), dynamic_axes={"x": [0]}
+        )
+
+
 def test_the_checker_accepts_the_file() -> None:
     program = webtorch.onnx.export(MLP, rand(1, 8))
     onnx.checker.check_model(program.model_proto, full_check=True)

@@ -182,6 +182,11 @@ class Writer:
             return self.cast(self.name(value_of_node(node.srcs[0])), node.srcs[0].dtype, node.dtype)
         if node.kind == "empty":
             return self.full(node.shape, 0, node.dtype)
+        if node.kind == "buffer":
+            raise ExportError(
+                f"export: a tensor of shape {node.shape} that the function makes or reads is another one "
+                "at another size of the dynamic dimensions: leave them fixed, or make it an input"
+            )
         line = line_text(node.line)
         at = f" (recorded at {line})" if line else ""
         raise ExportError(
