@@ -309,6 +309,17 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda x: F.scaled_dot_product_attention(x, x, x, (x @ x.mT) > 0),
         (1, 2, 4, 4),
     ),
+    "long attention": (
+        lambda x: F.scaled_dot_product_attention(
+            x, x[:, :2], x[:, :2], is_causal=True, enable_gqa=True
+        ),
+        (1, 4, 300, 32),
+    ),
+    "long mask": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, (x @ x.mT) > 0),
+        (1, 2, 260, 32),
+    ),
+    "median": (lambda x: (x.median(1)[0], x.kthvalue(2, 1)[0], x.msort()), (3, 5)),
     "cross_entropy": (lambda x: F.cross_entropy(x, webtorch.tensor([1, 0, 2])), (3, 4)),
     "expm1": (lambda x: (webtorch.expm1(x * 1e-3), webtorch.log1p(x.abs() * 1e-3)), (9,)),
     "atan2": (lambda x: webtorch.atan2(x, x.flip(0)), (9,)),

@@ -256,19 +256,26 @@ class _Sizes:
         found = self.polynomial(values)
         if found is not None:
             return found
-        for own in near:
-            tensor = own[0][0]
-            for d in range(len(own[0][1])):
-                sizes = [shape[d] for _, shape in own]
-                if len(set(sizes)) == 1:
-                    continue
-                a = Fraction(values[1] - values[0], (sizes[1] - sizes[0]) or 1)
-                b = values[0] - a * sizes[0]
-                if a.denominator == 1 and all(a * s + b == v for s, v in zip(sizes, values)):
-                    return self.affine(self.dim(tensor, d), int(a), int(b))
-                for k in (2, 3, 4, 8, 16):
-                    if all(s // k == v for s, v in zip(sizes, values)):
-                        return self.node("Div", [self.dim(tensor, d), self.constant(k)])
+        dims = [
+            (own[0][0], d, [shape[d] for _, shape in own])
+            for own in near
+            for d in range(len(own[0][1]))
+        ]
+        for place, (tensor, d) in enumerate(self.symbols):
+            dims.append((tensor, d, [p[place] for p in self.points]))
+        for tensor, d, sizes in dims:
+            if len(set(sizes)) == 1:
+                continue
+            a = Fraction(values[1] - values[0], (sizes[1] - sizes[0]) or 1)
+            b = values[0] - a * sizes[0]
+            if a.denominator == 1 and all(a * s + b == v for s, v in zip(sizes, values)):
+                return self.affine(self.dim(tensor, d), int(a), int(b))
+            # What slices with a step and strided windows leave: (size + c) // k.
+            for k in (2, 3, 4, 8, 16, 32):
+                for c in range(values[0] * k - sizes[0], values[0] * k - sizes[0] + k):
+                    if all((s + c) // k == v for s, v in zip(sizes, values)):
+                        top = self.affine(self.dim(tensor, d), 1, c)
+                        return self.node("Div", [top, self.constant(k)])
         users = [s for s in self.graph.steps if name in s.inputs]
         what = users[0].source or users[0].op if users else name
         raise ExportError(

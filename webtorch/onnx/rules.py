@@ -12,6 +12,7 @@ from typing import Any
 import webtorch
 from webtorch.ir.dtype import DType, bool_, int32, int64
 from webtorch.ir.view import numel
+from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.writer import Name, Writer, rule
 
@@ -700,6 +701,55 @@ def _is_product(w: Writer, v: Value) -> bool:
     return any(c.name in ("matmul", "apply") for c, _ in w.recording.calls.get(v, ()))
 
 
+@rule("_attention")
+def _attention(
+    w: Writer,
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Any,
+    causal: bool,
+    scale: float,
+    dropout: Any,
+    again: Any,
+) -> Name:
+    if dropout is not None:
+        raise ExportError(
+            "export: dropout of attention weights has no form in ONNX: call eval() first"
+        )
+    dtype = query.dtype
+    q, k, v = w.name(query), w.name(key), w.name(value)
+    batch, heads, length, _ = query.shape
+    shared, source = key.shape[1], key.shape[2]
+    if heads != shared:
+        # Each head of keys serves several of queries in a row.
+        def repeated(x: Name, shape: tuple[int, ...]) -> Name:
+            wide = (batch, shared, heads // shared, *shape[2:])
+            x = w.expand(w.unsqueeze(x, [2]), (batch, shared, 1, *shape[2:]), wide)
+            return w.node("Reshape", x, w.ints((0, heads, -1, shape[3])))
+
+        k, v = repeated(k, key.shape), repeated(v, value.shape)
+    scores = w.node("MatMul", q, w.transpose(k, [0, 1, 3, 2]))
+    scores = w.node("Mul", scores, w.number(scale, dtype))
+    lowest = w.number(-float("inf"), dtype)
+    if mask is not None and mask.dtype is bool_:
+        scores = w.node("Where", w.name(mask), scores, lowest)
+    elif mask is not None:
+        scores = w.node("Add", scores, w.cast(w.name(mask), mask.dtype, dtype))
+    if causal:
+        zero, one = w.ints([0], scalar=True), w.ints([1], scalar=True)
+        rows = w.node("Range", zero, w.ints([length], [(q, query.shape)], scalar=True), one)
+        columns = w.node("Range", zero, w.ints([source], [(k, key.shape)], scalar=True), one)
+        seen = w.node("LessOrEqual", columns, w.unsqueeze(rows, [1]))
+        scores = w.node("Where", seen, scores, lowest)
+    weights = w.node("Softmax", scores, axis=3)
+    if mask is not None:
+        # A row of nothing but -inf gives NaN in ONNX and zeros here.
+        weights = w.node("Where", w.node("IsNaN", weights), w.number(0, dtype), weights)
+    return w.node("MatMul", weights, v)
+
+
 # ---- reductions -----------------------------------------------------------------------------------
 
 _REDUCTIONS = {
@@ -785,6 +835,19 @@ def _topk(
     )  # fmt: skip
 
 
+@rule("argsort")
+def _argsort(
+    w: Writer,
+    call: Call,
+    input: Value,
+    dim: int = -1,
+    descending: bool = False,
+    stable: Any = False,
+) -> Name | None:
+    found = _sort(w, call, input, dim, descending, stable)
+    return None if found is None else found[1]
+
+
 @rule("sort")
 def _sort(
     w: Writer,
@@ -800,6 +863,14 @@ def _sort(
     x = w.name(input)
     count = w.ints([input.shape[dim]], [(x, input.shape)])
     return w.node("TopK", x, count, outputs=2, axis=dim, largest=int(descending), sorted=1)
+
+
+@rule("_sort_places")
+def _sort_places(w: Writer, call: Call, x: Value, descending: bool, first: int, count: int) -> Name:
+    name = w.name(x)
+    most = w.ints([first + count], [(name, x.shape)])
+    places = w.node("TopK", name, most, outputs=2, axis=1, largest=int(descending), sorted=1)[1]
+    return w.slice(places, 1, first, None) if first else places
 
 
 @rule("cumsum")

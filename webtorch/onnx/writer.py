@@ -228,9 +228,9 @@ class Writer:
     ) -> Name:
         """Write a view as slices of dims, in another order, with new and broadcast dims."""
         for d, (start, count, step, _) in enumerate(window):
-            stop = start + (count - 1) * step + 1
             if (start, count) != (0, shape[d]):
-                x = self.slice(x, d, start, None if stop == shape[d] else stop, step)
+                stop = start + count * step
+                x = self.slice(x, d, start, None if stop >= shape[d] else stop, step)
         dropped = [d for d, w in enumerate(window) if w[3] < 0]
         x = self.squeeze(x, dropped)
         seen = [w[3] for w in window if w[3] >= 0]
@@ -255,18 +255,10 @@ class Writer:
         offset = v.node.scalars[0] if v.node.scalars else v.node.attrs[2]
         window = Value(v.node, tuple(shape), tuple(strides), int(offset))
         base, values = self.name(value_of_node(old)), self.name(value_of_node(new))
-        order = _contiguous_block(v.shape, window)
-        if order is not None:
-            d, start, stop = order
-            parts = []
-            if start:
-                parts.append(self.slice(base, d, 0, start))
-            parts.append(
-                self.reshape(values, tuple(new.shape), _block_shape(v.shape, d, stop - start))
-            )
-            if stop < v.shape[d]:
-                parts.append(self.slice(base, d, stop, None))
-            return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=d)
+        block = _window(v.shape, window) if numel(window.shape) else None
+        parts = [d for d, w in enumerate(block or ()) if w[:2] != (0, v.shape[d])]
+        if block is not None and len(parts) <= 1 and all(w[2] == 1 for w in block):
+            return self._with_block(base, v.shape, values, window.shape, block, parts)
         flat = self.reshape(base, tuple(old.shape), (-1,))
         index = self._positions(window)
         count = numel(window.shape)
@@ -274,6 +266,31 @@ class Writer:
         flat_values = self.reshape(values, tuple(new.shape), (count,))
         out = self.node("ScatterElements", flat, positions, flat_values, axis=0)
         return self.reshape(out, (-1,), v.shape)
+
+    def _with_block(
+        self,
+        base: Name,
+        shape: tuple[int, ...],
+        values: Name,
+        given: tuple[int, ...],
+        window: list[tuple[int, int, int, int]],
+        parts: list[int],
+    ) -> Name:
+        """Write a value of which all, or a run of one dim, was overwritten."""
+        seen = [w[3] for w in window if w[3] >= 0]
+        rest = [d for d in range(len(given)) if d not in seen]
+        values = self.transpose(values, [*rest, *seen])
+        moved = tuple(given[d] for d in (*rest, *seen))
+        values = self.reshape(values, moved, tuple(w[1] for w in window))
+        if not parts:
+            return values
+        (d,) = parts
+        start, count = window[d][:2]
+        pieces = [self.slice(base, d, 0, start)] if start else []
+        pieces.append(values)
+        if start + count < shape[d]:
+            pieces.append(self.slice(base, d, start + count, None))
+        return self.node("Concat", *pieces, axis=d)
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -409,47 +426,6 @@ def _window(shape: tuple[int, ...], v: Value) -> list[tuple[int, int, int, int]]
             return None
         window.append((start, count, step, k))
     return window if rest == 0 else None
-
-
-def _contiguous_block(shape: tuple[int, ...], window: Value) -> tuple[int, int, int] | None:
-    """Return (dim, start, stop) where a window is a run of one dim of a contiguous value."""
-    if not shape or numel(window.shape) == 0:
-        return None
-    strides = contiguous_strides(shape)
-    if len(window.shape) == len(shape):
-        differing = [d for d in range(len(shape)) if window.shape[d] != shape[d]]
-        if any(
-            st != strides[d]
-            for d, (st, s) in enumerate(zip(window.strides, window.shape, strict=True))
-            if s > 1
-        ):
-            return None
-    elif len(window.shape) == len(shape) - 1:
-        # One dim was picked.
-        for d in range(len(shape)):
-            rest = [(s, st) for i, (s, st) in enumerate(zip(shape, strides, strict=True)) if i != d]
-            seen = list(zip(window.shape, window.strides, strict=True))
-            if all(
-                a[0] == b[0] and (a[1] == b[1] or a[0] == 1)
-                for a, b in zip(rest, seen, strict=True)
-            ):
-                start, left = divmod(window.offset, strides[d])
-                if left == 0 and start < shape[d]:
-                    return d, start, start + 1
-        return None
-    else:
-        return None
-    if len(differing) != 1:
-        return None
-    d = differing[0]
-    start, left = divmod(window.offset, strides[d])
-    if left or start + window.shape[d] > shape[d]:
-        return None
-    return d, start, start + window.shape[d]
-
-
-def _block_shape(shape: tuple[int, ...], d: int, size: int) -> tuple[int, ...]:
-    return (*shape[:d], size, *shape[d + 1 :])
 
 
 # ---- elementwise ----------------------------------------------------------------------------------
@@ -805,6 +781,7 @@ def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Any) -> Name:
     if combine in ("argmax", "argmin"):
         op = "ArgMax" if combine == "argmax" else "ArgMin"
         assert len(dims) == 1
+        name = w.cast(name, x.dtype, int32) if x.dtype is bool_ else name
         return w.node(op, name, axis=dims[0], keepdims=1)
     if combine in ("any", "all"):
         wide = name if x.dtype.name in ("int32", "float32") else w.node("Cast", name, to="int32")
