@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "webtorch" / "tensors" / "pytorch_names.txt"
 PAGE = ROOT / "docs" / "differences.md"
 # Where names are compared: PyTorch's module without "torch.", "Tensor" for its methods.
-PLACES = ("", "Tensor", "linalg", "special", "fft", "nn", "nn.functional", "optim")
+PLACES = (
+    "", "Tensor", "linalg", "special", "fft", "nn", "nn.functional", "optim", "autograd", "autograd.functional",
+    "autograd.graph", "distributions", "nn.init", "nn.utils", "nn.utils.parametrizations", "nn.utils.parametrize",
+    "nn.utils.prune", "nn.utils.rnn", "optim.lr_scheduler", "optim.swa_utils", "random", "testing", "utils.checkpoint",
+    "utils.data",
+)  # fmt: skip
 # The first pattern that matches a name gives the reason.
 REASONS: tuple[tuple[str, str], ...] = (
     (
@@ -74,6 +79,24 @@ REASONS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 REASONS = (
     (
+        r"^SparseAdam$",
+        "Its gradients are sparse tensors, which are not planned: `Adam` takes the dense gradient of an embedding.",
+    ),
+    (
+        r"DataPipe$|datapipe|DataChunk|argument_validation|runtime_validation|non_deterministic",
+        "DataPipes are deprecated in PyTorch: use `Dataset` and `IterableDataset`.",
+    ),
+    (
+        r"^u?int16$|^uint64$|grouped_mm|LinearCrossEntropyOptions",
+        "No WebGPU device has the type, or the operation is for one vendor's matrix formats.",
+    ),
+    (
+        r"^(Module|Parameter|Buffer)Dict$|NestedIOFunction|FileCheck|stale_capture|stream_mismatch|grad_layout_policy"
+        r"|multithreading|thread_safe|region_activation|from_file$|^variable$|grad_mode$|_memory_format$|^layout$"
+        r"|^memory_format$|^name$|^index$|factory_common_args|hash_tensor|^onnx$|native_norm",
+        "A name of PyTorch's C++ core (`nn.ModuleDict`, `Tensor.__getitem__` and others are what programs use).",
+    ),
+    (
         r"_notes$|^common_|TYPE_CHECKING|classproperty|PRIVATE|factory_kwargs|assert_int|multi_dim|torch_version"
         r"|^types$|^cpp$|^cpu$|^ao$|^intrinsic$|^qat$|^quantizable$|^modules$|^functional$|return_types|_MODES$"
         r"|^Tensor$|^Container$|^serialization$|^testing$|^version$|grad_dtype|swap_in_optimizer|^nn.grad$",
@@ -99,6 +122,10 @@ _MODULES = """accelerator amp ao autograd backends compiler cpu cuda distributed
 
 def _public(place: Any) -> list[str]:
     found = []
+    # The older modules offer more than they list.
+    listed = [n for n in getattr(place, "__all__", ()) if not n.startswith("_")]
+    if listed and place.__name__.removeprefix("torch.") in PLACES[8:]:
+        return sorted(set(listed))
     for name in dir(place):
         # Names with "webgpu" are there where webtorch's device is registered with PyTorch.
         if name.startswith("_") or "webgpu" in name:

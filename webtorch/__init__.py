@@ -59,6 +59,7 @@ from webtorch import (
     utils,
     webgpu,
 )
+from webtorch.amp import GradScaler
 from webtorch.amp.autocast_mode import (
     autocast,
     autocast_decrement_nesting,
@@ -75,7 +76,21 @@ from webtorch.amp.autocast_mode import (
 )
 from webtorch.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from webtorch.capture import compile, mark_dynamic
+from webtorch.errors import OutOfMemoryError
 from webtorch.io.checkpoint import load, save
+from webtorch.nn.native import (
+    adaptive_max_pool1d,
+    affine_grid_generator,
+    binary_cross_entropy_with_logits,
+    convolution,
+    ctc_loss,
+    embedding_bag,
+    embedding_renorm_,
+    feature_dropout,
+    max_pool1d_with_indices,
+    native_dropout,
+    norm_except_dim,
+)
 from webtorch.ops.random import Generator, default_generator
 from webtorch.profiler import profile
 from webtorch.tensors.dlpack import from_dlpack, to_dlpack
@@ -103,6 +118,7 @@ cfloat, cdouble = complex64, complex128
 int = int32
 strided = "torch.strided"
 contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_format"
+legacy_contiguous_format = contiguous_format
 channels_last, channels_last_3d = "torch.channels_last", "torch.channels_last_3d"
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None

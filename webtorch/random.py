@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.ops.random import Generator
 from webtorch.ops.random import default_generator as _default_generator
+from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.bind import NAMESPACES
 
 _functions = NAMESPACES["torch"]
@@ -36,3 +37,5 @@ def fork_rng(
 
 
 __all__ = ["fork_rng", "get_rng_state", "initial_seed", "manual_seed", "seed", "set_rng_state"]
+
+__getattr__ = _missing_names(__name__, "random")

@@ -3,6 +3,7 @@
 from webtorch.autograd import forward_ad, function, functional, graph
 from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from webtorch.autograd.gradcheck import gradcheck, gradgradcheck
+from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.function import Function, FunctionCtx
 from webtorch.tensors.tape import (
     backward,
@@ -19,3 +20,5 @@ __all__ = [
     "function", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
     "set_detect_anomaly", "set_grad_enabled",
 ]  # fmt: skip
+
+__getattr__ = _missing_names(__name__, "autograd")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
 from webtorch.tensors.tape import GradFn as Node
 from webtorch.tensors.tape import mode
@@ -50,3 +51,6 @@ class save_on_cpu(saved_tensors_hooks):
             return tensor.to(where)
 
         super().__init__(pack, unpack)
+
+
+__getattr__ = _missing_names(__name__, "autograd.graph")

@@ -17,6 +17,7 @@ from webtorch.data.dataset import (
 from webtorch.data.loader import DataLoader, WorkerInfo, get_worker_info
 from webtorch.data.sampler import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -30,6 +31,7 @@ __all__ = [
     "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DistributedSampler",
     "IterableDataset",
     "RandomSampler",
     "Sampler",

@@ -13,6 +13,7 @@ import webtorch
 
 __all__ = [
     "BatchSampler",
+    "DistributedSampler",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",
@@ -192,3 +193,58 @@ class BatchSampler(Sampler[list[int]]):
         """Return the number of lists."""
         count = len(self.sampler)  # type: ignore[arg-type]
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+
+class DistributedSampler(Sampler[int]):
+    """The indices of one of several processes, each of which reads another part.
+
+    Without drop_last the first indices are read twice, until all parts are as long. webtorch drives one device from one
+    process: num_replicas and rank are given where several programs share a dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        """Hold the dataset and the place of this process."""
+        if num_replicas is None or rank is None:
+            raise RuntimeError(
+                "Requires distributed package to be available: webtorch has none, so give num_replicas and rank"
+            )
+        if rank >= num_replicas or rank < 0:
+            raise ValueError(
+                f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]"
+            )
+        self.dataset = dataset
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.epoch = 0
+        self.drop_last = drop_last
+        count = len(dataset)
+        self.num_samples = count // num_replicas if drop_last else -(-count // num_replicas)
+        self.total_size = self.num_samples * num_replicas
+        self.shuffle = shuffle
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over this process's indices of the epoch."""
+        count = len(self.dataset)
+        order = list(range(count))
+        if self.shuffle:
+            generator = webtorch.Generator().manual_seed(self.seed + self.epoch)
+            order = permutation(count, generator)
+        repeated = itertools.islice(itertools.cycle(order), self.total_size)
+        return iter(list(repeated)[self.rank :: self.num_replicas])
+
+    def __len__(self) -> int:
+        """Return the number of this process's indices."""
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which with the seed gives the order: call it before each one, or all have the same."""
+        self.epoch = epoch

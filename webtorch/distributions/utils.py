@@ -153,7 +153,7 @@ class BinaryParameter:
         return rest
 
     def _new(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._param.new(*args, **kwargs)  # type: ignore[attr-defined]
+        return self._param.new(*args, **kwargs)
 
     @lazy_property
     def logits(self) -> Tensor:

@@ -43,6 +43,7 @@ def save(
     pickle_module: object = None,
     pickle_protocol: int = 2,
     _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
 ) -> None:
     """Save `obj` to the path or binary stream `f`: as safetensors where the path ends in
     .safetensors, else as the zip file that `torch.save` writes and `torch.load` reads.

@@ -173,8 +173,9 @@ _INT_LATTICE: tuple[DType, ...] = (int8, int16, int32, int64)
 _CACHE: dict[tuple[DType, DType], DType] = {}
 
 
-def promote_types(a: DType, b: DType) -> DType:
-    """Return PyTorch's common type of `a` and `b` (torch.promote_types)."""
+def promote_types(type1: DType, type2: DType) -> DType:
+    """Return PyTorch's common type of two types (torch.promote_types)."""
+    a, b = type1, type2
     if a is b:
         return a
     found = _CACHE.get((a, b))

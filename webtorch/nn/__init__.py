@@ -30,6 +30,7 @@ from webtorch.nn.transformer import *  # noqa: F403
 from webtorch.nn.vision import *  # noqa: F403
 
 from webtorch.nn import modules  # isort: skip  (it reads the files above)
+from webtorch.tensors.absent import missing_names as _missing_names
 
 __all__ = [
     "AdaptiveLogSoftmaxWithLoss",
@@ -49,3 +50,5 @@ __all__ = [
     "quantized",
     "utils",
 ]
+
+__getattr__ = _missing_names(__name__, "nn")

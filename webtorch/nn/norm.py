@@ -16,6 +16,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "CrossMapLRN2d",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
@@ -394,6 +395,37 @@ class LocalResponseNorm(Module):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input."""
         return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+
+    def extra_repr(self) -> str:
+        """Return the options."""
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
+
+
+class CrossMapLRN2d(Module):
+    """Local response norm of old models, with PyTorch's windows.
+
+    An even size means one neighbour less, and the first channel stays in the window of all channels after its own.
+    """
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1) -> None:
+        """Take `size` neighbouring channels."""
+        super().__init__()
+        self.size = size
+        self.alpha = alpha
+        self.beta = beta
+        self.k = k
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the normalized (N, C, H, W) input."""
+        if input.dim() != 4:
+            raise ValueError(f"CrossMapLRN2d: Expected input to be 4D, got {input.dim()}D instead.")
+        reach = (self.size - 1) // 2
+        wide = F.pad(input.square(), [0, 0, 0, 0, reach, reach]).unsqueeze(1)
+        around = F.avg_pool3d(wide, (2 * reach + 1, 1, 1), stride=1).squeeze(1) * (2 * reach + 1)
+        first = wide[:, :, reach : reach + 1].squeeze(1)
+        later = webtorch.arange(input.shape[1], device=input.device) > reach
+        around = around + first * later.to(input.dtype)[:, None, None]
+        return input * (self.k + self.alpha / self.size * around).pow(-self.beta)
 
     def extra_repr(self) -> str:
         """Return the options."""

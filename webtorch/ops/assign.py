@@ -148,10 +148,11 @@ def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 
 @composite(name="resize_", function_in=METHOD, torch="")
-def resize_(self: Any, *sizes: Any, memory_format: Any = None) -> Any:
+def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None) -> Any:
     """Give the tensor another shape in place, with more memory if needed; new elements are
     uninitialised.
     """
+    sizes = sizes if size is None else (size,)
     shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
     if self.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
@@ -169,9 +170,9 @@ def resize_(self: Any, *sizes: Any, memory_format: Any = None) -> Any:
 
 
 @composite(name="resize_as_", function_in=("torch", *METHOD), torch="")
-def resize_as_(self: Any, other: Any) -> Any:
+def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> Any:
     """Give the tensor the shape of another."""
-    return resize_(self, tuple(other._shape))
+    return resize_(input, tuple(the_template._shape), memory_format=memory_format)
 
 
 @composite(name="set_", function_in=METHOD, torch="")

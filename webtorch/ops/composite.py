@@ -128,7 +128,7 @@ def _dropout(input: Any, p: float, training: bool, inplace: bool, features: bool
     return put_back(input, _where(_kept(input, p, features), input * scale, 0.0), inplace)
 
 
-@composite(torch="nn.functional.dropout", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+@composite(torch="nn.functional.dropout", function_in=FUNCTIONAL, dtypes=FLOATS)
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return input with elements zeroed with probability p, the rest divided by 1 - p; input itself if not training."""
     return _dropout(input, p, training, inplace)
@@ -180,9 +180,7 @@ def _alpha_dropout(input: Any, p: float, training: bool, inplace: bool, features
     return put_back(input, result, inplace)
 
 
-@composite(
-    torch="nn.functional.alpha_dropout", function_in=("torch", "nn.functional"), dtypes=FLOATS
-)
+@composite(torch="nn.functional.alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS)
 def alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
     """Return input with dropout that keeps mean and variance under selu (Klambauer et al., 2017)."""
     return _alpha_dropout(input, p, training, inplace, False)
@@ -190,7 +188,7 @@ def alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: b
 
 @composite(
     torch="nn.functional.feature_alpha_dropout",
-    function_in=("torch", "nn.functional"),
+    function_in=FUNCTIONAL,
     dtypes=FLOATS,
 )
 def feature_alpha_dropout(

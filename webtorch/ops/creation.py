@@ -515,7 +515,13 @@ def frombuffer(
 
 @composite(family="creation", function_in=TORCH)
 def scalar_tensor(
-    s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    s: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Any:
     """A 0-d tensor of one number."""
     wanted = chosen_dtype(dtype)
@@ -1095,6 +1101,7 @@ def tril_indices(
     dtype: Any = None,
     device: Any = None,
     layout: Any = None,
+    pin_memory: bool = False,
 ) -> Any:
     """The positions (2, count) of the lower triangle of a row x col matrix, row by row."""
     return _corner(row, col, offset, True, dtype, device)
@@ -1109,6 +1116,7 @@ def triu_indices(
     dtype: Any = None,
     device: Any = None,
     layout: Any = None,
+    pin_memory: bool = False,
 ) -> Any:
     """The positions (2, count) of the upper triangle of a row x col matrix, row by row."""
     return _corner(row, col, offset, False, dtype, device)

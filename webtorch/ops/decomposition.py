@@ -188,14 +188,15 @@ def householder_product(A: Any, tau: Any) -> Any:
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
-def orgqr(input: Any, tau: Any) -> Any:
-    """The first columns of the product of the reflections I - tau v v^T."""
-    return householder_product(input, tau)
+def orgqr(input: Any, input2: Any) -> Any:
+    """The first columns of the product of the reflections I - tau v v^T, tau the second tensor."""
+    return householder_product(input, input2)
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
-def ormqr(input: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False) -> Any:
-    """The product of Q (of its transpose) and `other`, where Q's reflections are given."""
+def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
+    """The product of Q (of its transpose) and the third tensor; Q's reflections and their factors are the others."""
+    tau, other = input2, input3
     check_matrix("torch.ormqr", input, "input")
     check_matrix("torch.ormqr", other, "other")
     side = -2 if left else -1

@@ -535,9 +535,9 @@ def linalg_lu_solve(
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
-def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:
-    """The solution of A X = b from A's factors."""
-    return linalg_lu_solve(LU_data, LU_pivots, b)
+def lu_solve(input: Any, LU_data: Any, LU_pivots: Any) -> Any:
+    """The solution of A X = input from A's factors."""
+    return linalg_lu_solve(LU_data, LU_pivots, input)
 
 
 # -- determinants -------------------------------------------------------------------------------------
@@ -686,19 +686,19 @@ def cholesky(input: Any, upper: bool = False) -> Any:
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
-def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
-    """The solution of A X = input, where A = L L^T (L^T L for `upper`)."""
-    for x, what in ((input, "b"), (L, "u")):
+def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
+    """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
+    for x, what in ((input, "b"), (input2, "u")):
         if x.ndim < 2:
             raise ShapeError(
                 f"{what} should have at least 2 dimensions, but has {x.ndim} dimensions instead"
             )
-    if L._shape[-1] != L._shape[-2] or L._shape[-2] != input._shape[-2]:
+    if input2._shape[-1] != input2._shape[-2] or input2._shape[-2] != input._shape[-2]:
         raise ShapeError(
-            f"Incompatible matrix sizes for cholesky_solve: each A matrix is {L._shape[-1]} by "
-            f"{L._shape[-2]} but each b matrix is {input._shape[-2]} by {input._shape[-1]}"
+            f"Incompatible matrix sizes for cholesky_solve: each A matrix is {input2._shape[-1]} by "
+            f"{input2._shape[-2]} but each b matrix is {input._shape[-2]} by {input._shape[-1]}"
         )
-    return _cholesky_solve(*expand_batch(input, L), upper)
+    return _cholesky_solve(*expand_batch(input, input2), upper)
 
 
 def _cholesky_solve_vjp(g: Any, out: Any, b: Any, factor: Any, upper: bool) -> Any:

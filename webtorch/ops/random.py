@@ -418,6 +418,7 @@ def rand_like(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
     memory_format: Any = None,
 ) -> Any:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
@@ -437,6 +438,7 @@ def randn_like(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
     memory_format: Any = None,
 ) -> Any:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
@@ -458,6 +460,7 @@ def randint_like(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
     memory_format: Any = None,
 ) -> Any:
     """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""

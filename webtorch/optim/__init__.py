@@ -18,6 +18,7 @@ from webtorch.optim.radam import RAdam
 from webtorch.optim.rmsprop import RMSprop
 from webtorch.optim.rprop import Rprop
 from webtorch.optim.sgd import SGD
+from webtorch.tensors.absent import missing_names as _missing_names
 
 __all__ = [
     "ASGD",
@@ -38,3 +39,5 @@ __all__ = [
     "lr_scheduler",
     "swa_utils",
 ]
+
+__getattr__ = _missing_names(__name__, "optim")

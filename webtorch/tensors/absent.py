@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ def pytorch_names() -> dict[str, frozenset[str]]:
         place, _, names = part.partition("]")
         found[place] = frozenset(names.split())
     return found
+
+
+def missing_names(module: str, place: str) -> Any:
+    """Return the `__getattr__` of a module of the public surface: it says what is known of names that are not there."""
+
+    def find(name: str) -> Any:
+        raise MissingName(sys.modules[module], place, name)
+
+    return find
 
 
 class MissingName(AttributeError):

@@ -25,7 +25,7 @@ _FILES = (
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
     "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft", "spectrum",
-    "segment", "masked", "native", "integer", "sampling",
+    "segment", "masked", "native", "integer", "sampling", "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {

@@ -117,13 +117,18 @@ def resolve(where: DeviceLike) -> Runtime:
     return runtime_for(where.type, where.index or 0)
 
 
-def set_default_device(where: DeviceLike) -> None:
+def as_device(where: Any) -> device:
+    """Return a device, made from a string if it is one."""
+    return where if isinstance(where, device) else device(where)
+
+
+def set_default_device(device: DeviceLike) -> None:
     """Set the device of new tensors. None: choose again (WEBTORCH_DEVICE, else WebGPU hardware,
     else CPU).
     """
     global _chosen
     _state.default = None
-    _chosen = None if where is None else where if isinstance(where, device) else device(where)
+    _chosen = None if device is None else as_device(device)
 
 
 def get_default_device() -> device:

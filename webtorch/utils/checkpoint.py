@@ -14,6 +14,7 @@ from typing import Any
 from webtorch.autograd.graph import saved_tensors_hooks
 from webtorch.ops.random import Generator, default_generator
 from webtorch.tensors import autocast, tape
+from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.function import Function
 from webtorch.tensors.tape import enable_grad, mode, no_grad
 from webtorch.tensors.tensor import Tensor
@@ -316,3 +317,6 @@ def _look(tensor: Tensor) -> tuple[Any, ...]:
 
 def _words(look: tuple[Any, ...]) -> str:
     return f"{{'shape': torch.Size({list(look[0])}), 'dtype': {look[1]}, 'device': {look[2]}}}"
+
+
+__getattr__ = _missing_names(__name__, "utils.checkpoint")

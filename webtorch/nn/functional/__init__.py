@@ -15,6 +15,7 @@ from webtorch.nn.functional.fractional import *  # noqa: F403
 from webtorch.nn.functional.loss import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
 from webtorch.nn.functional.table import entries as _entries
+from webtorch.tensors.absent import missing_names as _missing_names
 
 for _name, _function in _entries.items():
     globals().setdefault(_name, _function)
@@ -30,3 +31,4 @@ for _rank in (1, 2, 3):
 # The files are rooms of this package and no functions of it.
 for _name in [n for n, v in globals().items() if isinstance(v, _ModuleType)]:
     del globals()[_name]
+__getattr__ = _missing_names(__name__, "nn.functional")

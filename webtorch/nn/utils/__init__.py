@@ -1,6 +1,6 @@
 """`nn.utils`: clipping, parameters as a vector, norms of weights, packed sequences. May import nn's base files."""
 
-from webtorch.nn.utils import parametrizations, parametrize, rnn, stateless
+from webtorch.nn.utils import parametrizations, parametrize, prune, rnn, stateless
 from webtorch.nn.utils.clip_grad import (
     clip_grad_norm,
     clip_grad_norm_,
@@ -18,6 +18,7 @@ from webtorch.nn.utils.fusion import (
 from webtorch.nn.utils.init import skip_init
 from webtorch.nn.utils.spectral_norm import remove_spectral_norm, spectral_norm
 from webtorch.nn.utils.weight_norm import remove_weight_norm, weight_norm
+from webtorch.tensors.absent import missing_names as _missing_names
 
 __all__ = [
     "clip_grad_norm",
@@ -32,6 +33,7 @@ __all__ = [
     "parameters_to_vector",
     "parametrizations",
     "parametrize",
+    "prune",
     "remove_spectral_norm",
     "remove_weight_norm",
     "rnn",
@@ -41,3 +43,5 @@ __all__ = [
     "vector_to_parameters",
     "weight_norm",
 ]
+
+__getattr__ = _missing_names(__name__, "nn.utils")
