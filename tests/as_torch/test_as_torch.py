@@ -187,7 +187,7 @@ exec("from torch.nn.functional import *", namespace)
 assert namespace["gelu"] is F.gelu
 F.marker = 1
 assert torch.nn.functional.marker == 1
-for name in ("torch.sparse", "torch.onnx"):
+for name in ("torch.sparse", "torch.mtia"):
     assert importlib.util.find_spec(name) is None
 assert not hasattr(torch, "no_such_name")
 try:

@@ -38,6 +38,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.utils.data.dataloader": ("webtorch.data.loader", "webtorch.data.collate"),
     "torch.utils.data.dataset": ("webtorch.data.dataset",),
     "torch.utils.data.sampler": ("webtorch.data.sampler",),
+    "torch.utils.data.distributed": ("webtorch.data.sampler",),
     "torch.utils.data._utils": ("webtorch.data",),
     "torch.utils.data._utils.collate": ("webtorch.data.collate",),
     "torch.utils.hooks": ("webtorch.as_torch.names.hooks",),
