@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import webtorch
 from benchmarks.harness import Row, compare, write
 from tests.conftest import need_device
 
@@ -41,6 +42,21 @@ def test_cpu_benchmarks_run(name: str) -> None:
     rows = importlib.import_module(f"benchmarks.cpu.{name}").measure(True)
     _check(rows)
     assert all(row.peer is not None for row in rows)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's about deprecated arguments
+def test_every_operation_is_timed() -> None:
+    from benchmarks.cpu import operations
+
+    rows = operations.measure((256,), "a.s", seconds=0.0)
+    _check(rows)
+    assert {"a.sum()", "a.softmax(1)", "a.sort(1)"} <= {row.name for row in rows}
+    # Both libraries compute the same.
+    for name, ours, theirs in operations.works(256):
+        if name.startswith(("a.sum", "F.layer", "a.softmax", "erf", "F.conv", "T.linalg.solve")):
+            assert webtorch.allclose(ours(), webtorch.from_numpy(theirs().numpy()), 1e-3, 1e-4), (
+                name
+            )
 
 
 @pytest.mark.usefixtures("_adapter")
