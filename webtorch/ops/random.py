@@ -212,9 +212,15 @@ def host_words(seed: int, first: int, count: int) -> list[tuple[int, int]]:
     NumPy computes them all at once where it is installed; else plain Python does.
     """
     try:
-        import numpy as np
+        return [divmod(int(w), 2**32) for w in _word_pairs(seed, first, count).tolist()]
     except ImportError:
         return [_philox_words(seed, (first + i) % 2**64) for i in range(count)]
+
+
+def _word_pairs(seed: int, first: int, count: int) -> Any:
+    """Return lane 0 in the upper and lane 1 in the lower half of 64 bits, as a NumPy array."""
+    import numpy as np
+
     counter = (np.arange(count, dtype=np.uint64) + np.uint64(first)).astype(np.uint64)
     mask = np.uint64(_MASK)
     a, b = counter & mask, counter >> np.uint64(32)
@@ -229,7 +235,7 @@ def host_words(seed: int, first: int, count: int) -> list[tuple[int, int]]:
             left & mask,
         )
         keys = [(k + w) & _MASK for k, w in zip(keys, _WEYL, strict=True)]
-    return list(zip(a.tolist(), b.tolist(), strict=True))
+    return a << np.uint64(32) | b
 
 
 def _philox_words(seed: int, counter: int) -> tuple[int, int]:
@@ -251,8 +257,11 @@ def permutation(n: int, generator: Generator) -> list[int]:
             "its random order is drawn on the host, from which a program cannot read: use randperm"
         )
     seed, first = generator.advance(n)
-    words = host_words(seed, first, n)
-    return sorted(range(n), key=words.__getitem__)
+    try:
+        order: list[int] = _word_pairs(seed, first, n).argsort(kind="stable").tolist()
+    except ImportError:
+        return sorted(range(n), key=host_words(seed, first, n).__getitem__)
+    return order
 
 
 @composite(family="random", function_in=TORCH)
@@ -275,7 +284,8 @@ def randperm(
     where = device if out is None else out.device
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
     source = default_generator(where) if generator is None else generator
-    if tracing.active and n > 1:
+    # The same order: many are faster sorted on the device.
+    if n > 1 and (tracing.active or n >= 1 << 12):
         made = cast_to(_permutation_on_device(n, source, where), wanted)
     else:
         made = creation._make(permutation(n, source), wanted, where)
