@@ -21,9 +21,11 @@ from webtorch.tensors.primitives import cast_to, record, reduce_dims
 from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
 from webtorch.tensors.tensor import Tensor
 
-# Bytes of scores from which a CPU, or an adapter that is one, gains by not having them: their cores
-# multiply as fast as they read, so that what is computed again costs more than what is not stored.
-_MANY_SCORES = 256 << 20
+# Bytes of scores from which a CPU, or an adapter that is one, does without them. Products multiply
+# 6 times and this 9 times; at best it was 1.3 times as slow, and several times where the threads of
+# NumPy's BLAS and ours wait for each other. So only where scores, softmax and gradients would take
+# more memory than many machines have.
+_MANY_SCORES = 2 << 30
 # Fewer queries do not fill the rows of a tile, and of fewer keys the scores are small.
 _FEW_QUERIES, _FEW_KEYS = 16, 64
 

@@ -4,7 +4,7 @@ and floors 0-2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from webtorch.ir.dtype import bool_
 from webtorch.ir.kernel import Attention
 from webtorch.runtime.backends.cpu.contraction import narrow, widen
 from webtorch.runtime.backends.cpu.numpy_math import philox, view
+from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
 Array = npt.NDArray[Any]
 
@@ -51,16 +52,26 @@ class _Heads:
         """Return some rows of one head, widened."""
         return widen(self.operands[name][b, h, rows], self.types[name])
 
-    def blocks(self) -> Iterator[tuple[int, int, slice, int]]:
-        """Yield (batch, head of queries, rows, how many keys they may see)."""
+    def each(self, work: Callable[[int, int, slice, int], None]) -> None:
+        """Call `work` with (batch, head of queries, rows, how many keys they may see) for all blocks;
+        those that share a head of keys come one after the other, others on several threads.
+        """
         r = self.r
         rows = max(1, min(r.length, _SCORES // (4 * max(r.source, 1))))
-        for b in range(r.batch):
-            for h in range(r.heads):
-                for first in range(0, r.length, rows):
-                    last = min(first + rows, r.length)
-                    seen = min(last, r.source) if r.causal else r.source
-                    yield b, h, slice(first, last), seen
+
+        def part(begin: int, end: int) -> Callable[[], None]:
+            def run() -> None:
+                with np.errstate(all="ignore"):
+                    for number in range(begin * self.inner, end * self.inner):
+                        for first in range(0, r.length, rows):
+                            last = min(first + rows, r.length)
+                            seen = min(last, r.source) if r.causal else r.source
+                            work(*divmod(number, r.heads), slice(first, last), seen)
+
+            return run
+
+        parts = split(0, r.batch * r.shared, get_num_threads())
+        run_parallel([part(begin, end) for begin, end in parts])
 
     def scores(self, b: int, h: int, rows: slice, seen: int, key: Array) -> Array:
         """Return scaled scores, -infinity where a query does not see a key."""
@@ -107,7 +118,8 @@ def _forward(r: Attention) -> Callable[..., None]:
         results = dict(zip(r.results, heads.rest, strict=True))
         out = results[0].reshape(r.batch, r.heads, r.length, r.width) if 0 in results else None
         stats = results[1].reshape(r.batch, r.heads, r.length, 2) if 1 in results else None
-        for b, h, rows, seen in heads.blocks():
+
+        def work(b: int, h: int, rows: slice, seen: int) -> None:
             shared = h // heads.inner
             s = heads.scores(b, h, rows, seen, heads.part("key", b, shared, slice(seen)))
             top = np.maximum(s.max(axis=1, initial=-np.inf), _LOWEST)
@@ -118,13 +130,15 @@ def _forward(r: Attention) -> Callable[..., None]:
             if stats is not None:
                 stats[b, h, rows, 0], stats[b, h, rows, 1] = top, inverse
             if out is None:
-                continue
+                return
             kept = heads.kept(b, h, rows, seen)
             if kept is not None:
                 weights *= kept
             product = weights @ heads.part("value", b, shared, slice(seen))
             product *= inverse[:, None]
             out[b, h, rows] = narrow(product, r.buffers[-len(r.results)].dtype)
+
+        heads.each(work)
 
     return run
 
@@ -156,10 +170,13 @@ def _query(r: Attention) -> Callable[..., None]:
         stats = heads.rest[0].reshape(r.batch, r.heads, r.length, 2)
         delta = heads.rest[1].reshape(r.batch, r.heads, r.length)
         out = heads.rest[2].reshape(r.batch, r.heads, r.length, r.size)
-        for b, h, rows, seen in heads.blocks():
+
+        def work(b: int, h: int, rows: slice, seen: int) -> None:
             _, change, _ = _changed(heads, b, h, rows, seen, stats, delta)
             product = change @ heads.part("key", b, h // heads.inner, slice(seen))
             out[b, h, rows] = narrow(product, r.buffers[-1].dtype)
+
+        heads.each(work)
 
     return run
 
@@ -171,13 +188,16 @@ def _key(r: Attention) -> Callable[..., None]:
         delta = heads.rest[1].reshape(r.batch, r.heads, r.length)
         shape = (r.batch, r.shared, r.source)
         sums = [np.zeros((*shape, last), heads.wide) for last in (r.size, r.width)]
-        for b, h, rows, seen in heads.blocks():
+
+        def work(b: int, h: int, rows: slice, seen: int) -> None:
             used, change, g = _changed(heads, b, h, rows, seen, stats, delta)
             shared = h // heads.inner
             if 0 in r.results:
                 sums[0][b, shared, :seen] += change.T @ heads.part("query", b, h, rows)
             if 1 in r.results:
                 sums[1][b, shared, :seen] += used.T @ g
+
+        heads.each(work)
         for result, array in zip(r.results, heads.rest[2:], strict=True):
             array[...] = narrow(sums[result].reshape(-1), r.buffers[-1].dtype)
 
