@@ -28,7 +28,9 @@ _REMEMBERED = 4096
 
 
 @dataclass(slots=True)
-class _Family:
+class Family:
+    """Entries that differ in their shapes: what one loop makes."""
+
     in_a_row: int = 0
     since: int = 0
     last: object = None
@@ -51,15 +53,14 @@ class Churn:
     evictions: int = 0
     made_again: int = 0
     warned: bool = False
-    _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
+    _families: OrderedDict[Hashable, Family] = field(default_factory=OrderedDict)
     _dropped: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
-    def found(self, family: Hashable) -> None:
+    def found(self, family: Family | None) -> None:
         """Count a hit: the loop that made this entry comes back to it."""
         self.hits += 1
-        known = self._families.get(family)
-        if known is not None:
-            known.in_a_row = 0
+        if family is not None:
+            family.in_a_row = 0
 
     def made(
         self,
@@ -67,12 +68,15 @@ class Churn:
         family: Hashable,
         entry: object,
         difference: Callable[[object, object], str],
-    ) -> None:
-        """Count a miss. `difference(before, now)` says what differs between two entries of a family."""
+    ) -> Family:
+        """Count a miss; return what `found` is told when the entry is found again.
+
+        `difference(before, now)` says what differs between two entries of a family.
+        """
         self.misses += 1
         known = self._families.get(family)
         if known is None:
-            known = self._families[family] = _Family()
+            known = self._families[family] = Family()
             if len(self._families) > _FAMILIES:
                 self._families.popitem(last=False)
         else:
@@ -86,7 +90,7 @@ class Churn:
         again = hash(key) in self._dropped
         self.made_again += again
         if self.warned or before is None:
-            return
+            return known
         if self.in_a_row is not None and known.in_a_row >= self.in_a_row:
             self._warn(
                 f"{self.cache}: {known.in_a_row} were made in a row and none was used again. From "
@@ -98,6 +102,7 @@ class Churn:
                 f"loop needs more of them than are kept. From one to the next, "
                 f"{difference(before, entry)}."
             )
+        return known
 
     def dropped(self, key: Hashable) -> None:
         """Count an entry that was dropped to make room."""

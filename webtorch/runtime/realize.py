@@ -28,7 +28,7 @@ from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
-from webtorch.runtime.churn import Churn
+from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
 
@@ -279,7 +279,7 @@ class Runtime:
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # By executable: the family it belongs to.
-        self.families: dict[int, tuple[Any, ...]] = {}
+        self.families: dict[int, Family] = {}
         self.lock = threading.RLock()
         # While a function is being captured nothing may be computed; says so to whoever asks.
         self.capturing = False
@@ -420,7 +420,9 @@ class Runtime:
         if executable is not None:
             self.counters.hits += 1
             self.churn.found(self.families.get(id(executable)))
-            self.programs.move_to_end(key)
+            # While there is much room nobody asks which was used last, and a key is long.
+            if len(self.programs) > _MAX_PROGRAMS // 2:
+                self.programs.move_to_end(key)
             return executable
         self.counters.misses += 1
         started = time.perf_counter()
@@ -439,8 +441,9 @@ class Runtime:
             self.families.pop(id(old), None)
             self.churn.dropped(old_key)
         nodes = graph.nodes if isinstance(graph, Graph) else graph.order
-        kind = self.families[id(executable)] = family(nodes)
-        self.churn.made(key, kind, _outline(nodes), difference)
+        self.families[id(executable)] = self.churn.made(
+            key, family(nodes), _outline(nodes), difference
+        )
         return executable
 
     def _made_ready(self, graph: Graph, started: float) -> Executable:
