@@ -226,7 +226,7 @@ def _spread(
     if correction:
         plain = (plain - correction).clamp(min=0)
     out = total / plain
-    return cast_to(out.sqrt() if root else out, x.dtype.to_real())
+    return cast_to(out.sqrt() if root else out, x.dtype)
 
 
 @_masked
