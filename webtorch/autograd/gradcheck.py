@@ -10,6 +10,7 @@ from typing import Any
 from webtorch.ir.dtype import float64
 from webtorch.ops.creation import zeros_like
 from webtorch.ops.movement import stack
+from webtorch.ops.primitive import paired, pairs
 from webtorch.ops.random import randn_like
 from webtorch.tensors.tape import enable_grad, grad, no_grad
 from webtorch.tensors.tensor import Tensor
@@ -23,7 +24,25 @@ class GradcheckError(RuntimeError):
 
 def _outputs(found: Any) -> list[Tensor]:
     many = found if isinstance(found, (tuple, list)) else (found,)
-    return [y for y in many if isinstance(y, Tensor) and y.dtype.is_floating_point]
+    return [y for y in many if isinstance(y, Tensor) and y.dtype.has_gradient]
+
+
+def _real(func: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function and its inputs with complex numbers as pairs of real ones.
+
+    The cotangent of a complex number is that of its two parts, so nothing else is to be checked.
+    """
+    turned = [isinstance(x, Tensor) and x.dtype.is_complex for x in inputs]
+
+    def run(*args: Any) -> Any:
+        given = [paired(a) if t else a for a, t in zip(args, turned, strict=True)]
+        return tuple([pairs(y) if y.dtype.is_complex else y for y in _outputs(func(*given))])
+
+    points = tuple(
+        pairs(x.detach()).clone().requires_grad_(x.requires_grad) if t else x
+        for x, t in zip(inputs, turned, strict=True)
+    )
+    return run, points
 
 
 def _numerical(
@@ -121,6 +140,7 @@ def _check(
     check_dtypes: bool,
 ) -> None:
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    func, inputs = _real(func, inputs)
     wanted = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not wanted:
         raise ValueError(
@@ -197,6 +217,7 @@ def gradgradcheck(
         raise NotImplementedError("gradgradcheck: forward-mode gradients are not available")
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     if grad_outputs is None:
+        func, inputs = _real(func, inputs)
         outputs = _evaluate(func, inputs)
         cotangents = tuple(randn_like(y.detach()).requires_grad_() for y in outputs)
         if gen_non_contig_grad_outputs:
