@@ -88,6 +88,29 @@ def test_functions_and_their_gradients(name: str, dtype: torch.dtype) -> None:
         _same(_gradients(webtorch, ours, [y])[0], _gradients(torch, theirs, [x])[0], 5 * tolerance)
 
 
+def test_sides_of_branch_cuts_and_large_numbers() -> None:
+    signs = [complex(a, b) for a in (2.0, -2.0) for b in (0.0, -0.0)]
+    signs += [complex(b, a) for a in (2.0, -2.0) for b in (0.0, -0.0)]
+    x = torch.tensor(
+        [*signs, 1 + 1e-30j, -1 + 1e-30j, 100j, 80, 1e30, 1e-30], dtype=torch.complex64
+    )
+    y = _ours(x)
+    for name in (
+        "log",
+        "sqrt",
+        "asin",
+        "acos",
+        "asinh",
+        "acosh",
+        "atan",
+        "atanh",
+        "sin",
+        "cosh",
+        "tanh",
+    ):
+        _same(getattr(webtorch, name)(y), getattr(torch, name)(x))
+
+
 @pytest.mark.parametrize("name", _BINARY)
 @pytest.mark.parametrize("kinds", ["cc", "cr", "rc", "ci", "ic", "cf", "fc", "ri", "ir"])
 def test_operators_with_real_tensors_and_numbers(name: str, kinds: str) -> None:

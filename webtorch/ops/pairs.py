@@ -32,18 +32,22 @@ class Pair:
     re: Expr
     im: Expr
 
+    # A real number leaves the imaginary part as it is, the sign of a zero included: it says on which side of a
+    # branch cut a number is.
     def __add__(self, other: Any) -> Pair:
-        other = _pair(other, self)
+        if not isinstance(other, Pair):
+            return Pair(self.re + other, self.im)
         return Pair(self.re + other.re, self.im + other.im)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Pair:
-        other = _pair(other, self)
+        if not isinstance(other, Pair):
+            return Pair(self.re - other, self.im)
         return Pair(self.re - other.re, self.im - other.im)
 
     def __rsub__(self, other: Any) -> Pair:
-        return _pair(other, self) - self
+        return Pair(other - self.re, -self.im)
 
     def __mul__(self, other: Any) -> Pair:
         if not isinstance(other, Pair):
@@ -169,24 +173,31 @@ def expm1(z: Pair) -> Pair:
     )
 
 
+def _scaled_sine(x: Expr, size: Expr) -> Expr:
+    """Return sin(x) * size; zero where x is, whatever the size."""
+    sine = ex.sin(x)
+    zero = ex.copysign(ex.const(1.0, x.dtype), size) * x
+    return ex.where(ex.eq(x, 0.0), zero, sine * size)
+
+
 def sin(z: Pair) -> Pair:
     """Return the sine."""
-    return Pair(ex.sin(z.re) * ex.cosh(z.im), ex.cos(z.re) * ex.sinh(z.im))
+    return Pair(_scaled_sine(z.re, ex.cosh(z.im)), ex.cos(z.re) * ex.sinh(z.im))
 
 
 def cos(z: Pair) -> Pair:
     """Return the cosine."""
-    return Pair(ex.cos(z.re) * ex.cosh(z.im), -(ex.sin(z.re) * ex.sinh(z.im)))
+    return Pair(ex.cos(z.re) * ex.cosh(z.im), -_scaled_sine(z.re, ex.sinh(z.im)))
 
 
 def sinh(z: Pair) -> Pair:
     """Return the hyperbolic sine."""
-    return Pair(ex.sinh(z.re) * ex.cos(z.im), ex.cosh(z.re) * ex.sin(z.im))
+    return Pair(ex.sinh(z.re) * ex.cos(z.im), _scaled_sine(z.im, ex.cosh(z.re)))
 
 
 def cosh(z: Pair) -> Pair:
     """Return the hyperbolic cosine."""
-    return Pair(ex.cosh(z.re) * ex.cos(z.im), ex.sinh(z.re) * ex.sin(z.im))
+    return Pair(ex.cosh(z.re) * ex.cos(z.im), _scaled_sine(z.im, ex.sinh(z.re)))
 
 
 def tanh(z: Pair) -> Pair:
@@ -239,8 +250,12 @@ def asinh(z: Pair) -> Pair:
 def atanh(z: Pair) -> Pair:
     """Return the inverse hyperbolic tangent."""
     x, y = z.re, z.im
+    distance = (1.0 - x) * (1.0 - x) + y * y
+    # Near 1 the square of the distance underflows; near -1, that of the distance to -1 does.
+    close = (distance < 1e-12) | ((1.0 + x) * (1.0 + x) + y * y < 1e-12)
+    near = (ex.log(ex.hypot(1.0 + x, y)) - ex.log(ex.hypot(1.0 - x, y))) * 0.5
     return Pair(
-        ex.log1p(4.0 * x / ((1.0 - x) * (1.0 - x) + y * y)) * 0.25,
+        ex.where(close, near, ex.log1p(4.0 * x / distance) * 0.25),
         ex.atan2(2.0 * y, (1.0 - x) * (1.0 + x) - y * y) * 0.5,
     )
 
