@@ -21,7 +21,7 @@ MASKED = ("masked",)
 
 
 def _extreme(dtype: DType, largest: bool) -> Any:
-    if dtype.kind == "float":
+    if dtype.has_gradient:
         return math.inf if largest else -math.inf
     low, high = integer_limits(dtype)
     return high if largest else low

@@ -84,7 +84,9 @@ def _check_float(name: str, x: Any) -> None:
 def _last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
     """Return the dims that `normalized_shape` names. Raises ShapeError as PyTorch does."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    _check_float(name, input)
+    # Of complex numbers PyTorch has this one only: the root of the mean of the squares, not of their sizes.
+    if not (input.dtype.is_complex and name == "rms_norm"):
+        _check_float(name, input)
     if not shape:
         raise ShapeError(
             f"{name}: Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
@@ -142,7 +144,7 @@ def rms_norm(
         return _affine(input, weight, None, input.dtype) if weight is not None else input.clone()
     # 16-bit inputs are computed in float32, and PyTorch's default eps is that of the type computed in.
     wide = widened(input)
-    unit = rms_normalized(wide, dims, EPSILON[wide.dtype] if eps is None else eps)
+    unit = rms_normalized(wide, dims, EPSILON[wide.dtype.to_real()] if eps is None else eps)
     return _affine(unit, weight, None, input.dtype)
 
 

@@ -779,7 +779,7 @@ def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
     dims = wrap_dims("logsumexp", dim, input.ndim)
     x = as_float(input)
-    if x.dtype.is_complex and x.numel() and dims:
+    if x.dtype.is_complex and x.numel():
         top = combine_dims(real_part(x).detach(), "max", dims, True)
         top = _where(isinf(top), 0.0, top)
         return log(sum(exp(x - top), dims, keepdim)) + (
@@ -889,7 +889,7 @@ _log_add_backward: Elementwise = elementwise(
 @composite(family="scan", dtypes=FLOATS, samples=(((0,), {}), ((-1,), {})), autocast=WHOLE)
 def logcumsumexp(input: Any, dim: int) -> Any:
     """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
-    if input.dtype.kind != "float":
+    if not input.dtype.has_gradient:
         raise NotImplementedError(
             f"logcumsumexp: not implemented for {input.dtype}. Convert it with .float()."
         )

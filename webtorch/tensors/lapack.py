@@ -62,7 +62,7 @@ def host(
     if home.kind != "cpu":
         if not _settings.host_kernels:
             raise DeviceError(
-                f"{name.removeprefix('_')}: only the CPU computes this (with LAPACK), and the tensor "
+                f"{name.removeprefix('_').removeprefix('complex ')}: only the CPU computes this (with LAPACK), and the tensor "
                 f"is on {first.device}. Use x.cpu(), or allow the transfers there and back once "
                 "with webtorch.webgpu.allow_host_kernels()."
             )
