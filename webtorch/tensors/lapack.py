@@ -61,8 +61,9 @@ def host(
     home = first._storage.runtime
     if home.kind != "cpu":
         if not _settings.host_kernels:
+            title = name.removeprefix("_").removeprefix("complex ")
             raise DeviceError(
-                f"{name.removeprefix('_').removeprefix('complex ')}: only the CPU computes this (with LAPACK), and the tensor "
+                f"{title}: only the CPU computes this (with LAPACK), and the tensor "
                 f"is on {first.device}. Use x.cpu(), or allow the transfers there and back once "
                 "with webtorch.webgpu.allow_host_kernels()."
             )
