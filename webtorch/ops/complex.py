@@ -27,7 +27,12 @@ FUNCTION = ("torch",)
 
 def parts_together(name: str, first: Any, second: Any) -> tuple[Any, Any]:
     """Return two real tensors of one dtype, broadcast to one shape. Raises RuntimeError."""
-    for x in (first, second):
+    for position, (x, title) in enumerate(((first, "real"), (second, "imag")), 1):
+        if not hasattr(x, "_storage"):
+            title = title if name == "complex" else ("abs", "angle")[position - 1]
+            raise TypeError(
+                f"{name}(): argument '{title}' (position {position}) must be Tensor, not {type(x).__name__}"
+            )
         if x.dtype.kind != "float" or x.dtype.itemsize < 4:
             word = "Half, Float or Double" if name == "complex" else "Float or Double"
             raise DTypeError(

@@ -51,7 +51,9 @@ def _floating(name: str, x: Any, wants_complex: bool) -> Any:
 
 def _real(name: str, x: Any) -> Any:
     if hasattr(x, "_storage") and x.dtype.is_complex:
-        raise RuntimeError(f"{name} expects a real input tensor, but got {x.dtype}")
+        raise RuntimeError(
+            f"{name.removeprefix('fft_')} expects a real input tensor, but got {x.dtype}"
+        )
     return _floating(name, x, False)
 
 

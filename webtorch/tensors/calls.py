@@ -522,6 +522,8 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
             "underscore, which makes a new tensor"
         )
     if result.dtype is not x.dtype:
+        if x.dtype.is_complex and name == "abs_":
+            raise RuntimeError("In-place abs is not supported for complex tensors.")
         if not can_cast(result.dtype, x.dtype):
             raise RuntimeError(
                 f"result type {legacy_name(result.dtype)} can't be cast to the desired output "

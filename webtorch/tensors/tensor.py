@@ -405,7 +405,9 @@ class Tensor(TensorMethods):
         return id(self)
 
     def __contains__(self, element: Any) -> bool:
-        if not isinstance(element, (Tensor, bool, int, float)) and not hasattr(element, "item"):
+        if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
+            element, "item"
+        ):
             raise RuntimeError(
                 "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
                 f"{type(element)}."
