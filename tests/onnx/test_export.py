@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import webtorch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
+from webtorch.onnx.recording import _raw
 from webtorch.onnx.rules import _GATES
 from webtorch.onnx.writer import RULES
 from webtorch.ops.record import TABLE
@@ -363,6 +365,26 @@ def test_elementwise_entries_are_written_from_their_formula() -> None:
             found.numpy(), op.function(x).numpy(), rtol=2e-4, atol=2e-5, err_msg=op.name
         )
     assert refused == []
+
+
+def test_rules_take_the_arguments_of_their_operations() -> None:
+    """A parameter that an operation got since is one that its rule has to know."""
+    by_name = {name: op for op in TABLE.values() for name in (op.name, *op.aliases)}
+    wrong = []
+    for name, rule in RULES.items():
+        op = by_name.get(name)
+        if op is None:
+            continue
+        code = (_raw(op.function) or op.function).__code__
+        flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(
+            code.co_flags & inspect.CO_VARKEYWORDS
+        )
+        given = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags])
+        known = list(inspect.signature(rule).parameters.values())[2:]
+        unknown = given - {p.name for p in known}
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
+            wrong.append(f"{name}: {sorted(unknown)}")
+    assert wrong == []
 
 
 def test_rules_are_of_entries_that_exist() -> None:

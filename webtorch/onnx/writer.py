@@ -739,7 +739,7 @@ def _fill(w: Writer, call: Call, shape: Any, value: Any, dtype: DType, device: A
 
 
 @rule("_empty")
-def _empty(w: Writer, call: Call, shape: Any, dtype: DType, device: Any) -> Name:
+def _empty(w: Writer, call: Call, shape: Any, dtype: DType, device: Any, like: Any = ()) -> Name:
     return w.full(tuple(shape), 0, dtype)
 
 
