@@ -134,6 +134,7 @@ _LATE = frozenset(
         "distributions",
         "func",
         "jit",
+        "multiprocessing",
         "onnx",
         "overrides",
         "testing",

@@ -54,7 +54,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
     "torch.torch_version": ("webtorch.version",),
     "torch.distributed": ("webtorch.as_torch.names.distributed",),
-    "torch.multiprocessing": ("webtorch.as_torch.names.multiprocessing",),
+    "torch.multiprocessing": ("webtorch.multiprocessing",),
     "torch._C": ("webtorch.as_torch.names.core",),
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler",),

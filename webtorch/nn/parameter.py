@@ -38,9 +38,8 @@ class Parameter(Tensor):
         known = memo.get(id(self))
         if known is not None:
             return known
+        # As in PyTorch, the gradient stays behind.
         copied = type(self)(self.data.clone(), self.requires_grad)
-        if self.grad is not None:
-            copied.grad = self.grad.detach().clone()
         memo[id(self)] = copied
         return copied
 

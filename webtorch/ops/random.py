@@ -92,7 +92,7 @@ class Generator:
     def set_state(self, new_state: Any) -> Generator:
         """Go back to a state that get_state returned. Raises RuntimeError for anything else."""
         if new_state.dtype.name != "uint8":
-            raise TypeError(f"expected a torch.ByteTensor, but got {new_state.type()}")
+            raise TypeError("RNG state must be a torch.ByteTensor")
         contents = bytes(new_state.tolist())
         if len(contents) != 16:
             raise RuntimeError(f"RNG state is wrong size: expected 16 bytes, got {len(contents)}")

@@ -11,6 +11,19 @@ from webtorch.tensors.tensor import Tensor
 CPU = 1
 
 
+class _Capsule:
+    """What `to_dlpack` returned, as an array that can be read once."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+
 def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """Return a CPU tensor that shares the memory of another library's array; with `copy`, a copy.
 
@@ -21,11 +34,10 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
 
     from webtorch.ops import creation
 
+    if type(ext_tensor).__name__ == "PyCapsule":
+        ext_tensor = _Capsule(ext_tensor)
     if not hasattr(ext_tensor, "__dlpack__"):
-        raise TypeError(
-            f"from_dlpack: {type(ext_tensor).__name__} has no __dlpack__; pass the array itself, not a "
-            "capsule"
-        )
+        raise TypeError(f"from_dlpack: {type(ext_tensor).__name__} has no __dlpack__")
     kind, index = ext_tensor.__dlpack_device__()
     if int(kind) != CPU:
         raise DeviceError(
@@ -45,4 +57,5 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
 
 def to_dlpack(tensor: Tensor) -> Any:
     """Return a DLPack capsule of a CPU tensor's memory."""
-    return tensor.__dlpack__()
+    # A capsule of version 1 says that the memory may be written.
+    return tensor.__dlpack__(max_version=(1, 0))

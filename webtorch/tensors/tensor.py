@@ -7,6 +7,7 @@ table.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -917,27 +918,58 @@ class Tensor(TensorMethods):
         if not self.is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
-                "protocol at the moment. If you were "
-                "attempting to deepcopy a module, this may be because of a "
-                "torch.nn.utils.weight_norm usage."
+                "protocol at the moment.  If you were attempting to deepcopy a module, this may be "
+                "because of a torch.nn.utils.weight_norm usage, see "
+                "https://github.com/pytorch/pytorch/pull/103001"
             )
-        out = Tensor._make_subclass(type(self), self.detach().clone(), self.requires_grad)
+        import copy
+
+        # Tensors that share memory share that of their copies.
+        storage = memo.get(id(self._storage))
+        if storage is None:
+            storage = Storage(self._storage.share(), self._storage.runtime)
+            memo[id(self._storage)] = storage
+        out: Any = object.__new__(type(self))
+        out._adopt(storage, self._shape, self._strides, self._offset, self._whole)
+        out.dtype, out._requires_grad = self.dtype, self._requires_grad
         memo[id(self)] = out
         if self._grad is not None:
             out._grad = self._grad.__deepcopy__(memo)
         for name, value in self.__dict__.items():
-            import copy
-
             out.__dict__[name] = copy.deepcopy(value, memo)
         return out
 
+    def as_subclass(self, cls: builtins.type[Any]) -> Any:
+        """Return the tensor as an instance of a subclass. Operations on it give plain tensors."""
+        out = primitive.as_view(
+            self, self._shape, self._strides, self._offset, lambda g: g, "Alias"
+        )
+        out.__class__ = cls
+        return out
+
+    def __copy__(self) -> Tensor:
+        """Return a leaf that shares the memory and has the same attributes."""
+        out = Tensor._make_subclass(type(self), self.detach(), False)
+        out._requires_grad = self.requires_grad
+        out.__dict__.update(self.__dict__)
+        return out
+
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # The elements as they lie in memory, so that the strides of a dense layout come back.
+        strides = strides_like(self._shape, self._strides)
+        order = memory_order(self._shape, strides)
+        dense = self.detach().permute(order)
+        state = (
+            (type(self), dict(self.__dict__)) if type(self) is not Tensor or self.__dict__ else None
+        )
         return _rebuild, (
-            bytes(self.detach()._contents()),
+            bytes(dense._contents()),
             self._shape,
+            order,
             self.dtype,
             str(self.device),
             self.requires_grad,
+            state,
         )
 
     # Comparisons are elementwise; `bind` adds the operators of the table.
@@ -1087,11 +1119,25 @@ def _parse_to(
 
 
 def _rebuild(
-    contents: bytes, shape: tuple[int, ...], dtype: DType, where: str, requires_grad: bool
+    contents: bytes,
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    dtype: DType,
+    where: str,
+    requires_grad: bool,
+    state: tuple[type[Tensor], dict[str, Any]] | None,
 ) -> Tensor:
     from webtorch.tensors.creation import from_bytes
 
-    return from_bytes(contents, shape, dtype, where).requires_grad_(requires_grad)
+    out = from_bytes(contents, tuple([shape[d] for d in order]), dtype, where)
+    if order != tuple(range(len(order))):
+        inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
+        out = out.permute(inverse).detach()
+    if state is not None:
+        kind, attributes = state
+        out = Tensor._make_subclass(kind, out)
+        out.__dict__.update(attributes)
+    return out.requires_grad_(requires_grad)
 
 
 __all__ = ["Size", "Tensor", "int64", "unsupported_text", "user_line"]
