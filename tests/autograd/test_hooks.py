@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
+
+import webtorch
 from tests.autograd.both import error, same, tensor
 
 
@@ -161,3 +165,57 @@ def test_hooks_see_the_gradient_once_all_parts_are_in() -> None:
         return seen
 
     same(program)
+
+
+def _programs() -> dict[str, Any]:
+    def several(m: Any) -> Any:
+        a, b, c = (m.ones(1, requires_grad=True) for _ in range(3))
+        seen: list[Any] = []
+        graph = m.autograd.graph
+        graph.register_multi_grad_hook(
+            (a, b, c), lambda gs: seen.append([None if g is None else g.tolist() for g in gs])
+        )
+        graph.register_multi_grad_hook((a, b), lambda g: seen.append(g.tolist()), mode="any")
+        for _ in range(2):
+            (a * b * 2).sum().backward()
+        return seen
+
+    def edge(m: Any) -> Any:
+        x = m.ones(2, requires_grad=True)
+        y = x * 2
+        edge = m.autograd.graph.get_gradient_edge(x)
+        return [g.tolist() for g in m.autograd.grad(y.sum(), edge)]
+
+    def disabled(m: Any) -> Any:
+        graph = m.autograd.graph
+        with (
+            graph.disable_saved_tensors_hooks("none here"),
+            pytest.raises(RuntimeError, match="none here"),
+            graph.saved_tensors_hooks(lambda t: t, lambda t: t),
+        ):
+            pass
+        return True
+
+    def resized(m: Any) -> Any:
+        texts = []
+        for kind in ("leaf", "inner"):
+            x = m.ones(2, requires_grad=True)
+            (x if kind == "leaf" else (x := x * 2)).register_hook(lambda g: m.ones(3))
+            with pytest.raises(RuntimeError) as caught:
+                x.sum().backward()
+            texts.append(str(caught.value))
+        return texts
+
+    def batched(m: Any) -> Any:
+        x = m.arange(3.0).requires_grad_()
+        y = x**2 * x.sum()
+        rows = m.autograd.grad(y, x, m.eye(3), is_grads_batched=True)
+        return [g.tolist() for g in rows]
+
+    return {f.__name__: f for f in (several, edge, disabled, resized, batched)}
+
+
+@pytest.mark.parametrize("name", _programs())
+def test_names_of_the_graph(name: str) -> None:
+    program = _programs()[name]
+    assert program(webtorch) == program(torch)

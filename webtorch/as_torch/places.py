@@ -41,7 +41,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.utils.data.distributed": ("webtorch.data.sampler",),
     "torch.utils.data._utils": ("webtorch.data",),
     "torch.utils.data._utils.collate": ("webtorch.data.collate",),
-    "torch.utils.hooks": ("webtorch.as_torch.names.hooks",),
+    "torch.utils.hooks": ("webtorch.utils.hooks",),
     "torch.utils._pytree": ("webtorch.utils._pytree",),
     "torch.autograd.variable": ("webtorch.autograd",),
     "torch.autograd.grad_mode": ("webtorch",),

@@ -1,6 +1,6 @@
 """`webtorch.autograd`, as PyTorch's users know it. Floor 4's public face."""
 
-from webtorch.autograd import forward_ad, function, functional, graph
+from webtorch.autograd import forward_ad, function, functional, grad_mode, graph
 from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from webtorch.autograd.gradcheck import gradcheck, gradgradcheck
 from webtorch.tensors.absent import missing_names as _missing_names
@@ -17,7 +17,7 @@ from webtorch.tensors.tensor import Tensor as Variable
 
 __all__ = [
     "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "forward_ad",
-    "function", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
+    "function", "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
     "set_detect_anomaly", "set_grad_enabled",
 ]  # fmt: skip
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
 from webtorch.tensors.tape import GradFn as Node
-from webtorch.tensors.tape import mode
+from webtorch.tensors.tape import GradientEdge, gradient_edge, mode, will_run
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Node", "save_on_cpu", "saved_tensors_hooks"]
+__all__ = [
+    "GradientEdge", "Node", "disable_saved_tensors_hooks", "get_gradient_edge", "increment_version",
+    "register_multi_grad_hook", "save_on_cpu", "saved_tensors_hooks",
+]  # fmt: skip
 
 
 class saved_tensors_hooks:
@@ -28,6 +32,8 @@ class saved_tensors_hooks:
         self.unpack_hook = unpack_hook
 
     def __enter__(self) -> None:
+        if mode.hooks_disabled is not None:
+            raise RuntimeError(mode.hooks_disabled)
         mode.saved_hooks = (*mode.saved_hooks, (self.pack_hook, self.unpack_hook))
 
     def __exit__(
@@ -51,6 +57,89 @@ class save_on_cpu(saved_tensors_hooks):
             return tensor.to(where)
 
         super().__init__(pack, unpack)
+
+
+@contextlib.contextmanager
+def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
+    """Inside, saved_tensors_hooks raise RuntimeError with this text."""
+    before, mode.hooks_disabled = mode.hooks_disabled, error_message
+    try:
+        yield
+    finally:
+        mode.hooks_disabled = before
+
+
+def get_gradient_edge(tensor: Tensor) -> GradientEdge:
+    """Return where the gradient of a tensor goes, to be given to `autograd.grad` in its place."""
+    edge = gradient_edge(tensor) if tensor.requires_grad else None
+    if edge is None:
+        raise RuntimeError(
+            "It is not possible to get the gradient edge for a Tensor that does not require gradients"
+        )
+    return GradientEdge(*edge, tensor if tensor.is_leaf else None)
+
+
+def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
+    """Have backward believe that the tensors were written in place."""
+    for t in (tensor,) if isinstance(tensor, Tensor) else tensor:
+        t._counter.version += 1
+
+
+class _Handles:
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self.handles = handles
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self.handles:
+            handle.remove()
+
+    def __enter__(self) -> _Handles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+def register_multi_grad_hook(
+    tensors: Sequence[Tensor], fn: Callable[..., None], *, mode: str = "all"
+) -> _Handles:
+    """Call `fn` with the list of gradients once all of the tensors' are computed that the backward pass
+    reaches (None for the others), or, with mode "any", with the first gradient.
+    """
+    if mode not in ("all", "any"):
+        raise ValueError(f"Expects mode to be one of ('all', 'any') but got {mode}")
+    edges = [gradient_edge(t) for t in tensors]
+    found: dict[int, Tensor] = {}
+    served: list[Any] = []
+
+    def hook_of(i: int) -> Callable[[Tensor], None]:
+        def hook(g: Tensor) -> None:
+            task = _task()
+            if not served or served[-1] is not task:
+                served[:] = [task]
+                found.clear()
+                if mode == "any":
+                    fn(g)
+                    return
+            if mode == "any":
+                return
+            found[i] = g
+            if len(found) == sum(will_run([e[0] for e in edges if e is not None])):
+                fn([found.get(k) for k in range(len(tensors))])
+
+        return hook
+
+    return _Handles([t.register_hook(hook_of(i)) for i, t in enumerate(tensors)])
+
+
+def _task() -> Any:
+    return mode.task
 
 
 __getattr__ = _missing_names(__name__, "autograd.graph")

@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.errors import CaptureError
 from webtorch.ops import primitive
@@ -49,6 +49,10 @@ class _Mode(threading.local):
     forward: tuple[Any, ...] = ()
     # The differentiations of webtorch.func that run.
     transforms: tuple[Any, ...] = ()
+    # The running backward pass: where it starts, and what it needs to run (None: everything).
+    task: tuple[list[Any], set[GradFn] | None] | None = None
+    # Why saved_tensors_hooks may not be used now, if they may not.
+    hooks_disabled: str | None = None
     # Whether cotangents keep every vmap's dimension, also where their tensor has none.
     keeps_levels = False
 
@@ -425,8 +429,19 @@ class SavedTensor:
         return any(e is not None for e in owner.edges)
 
 
-def gradient_edge(tensor: Tensor) -> Edge | None:
+class GradientEdge(NamedTuple):
+    """A place in the graph: an output of a gradient function. It may stand for a tensor in `grad`."""
+
+    node: GradFn
+    output_nr: int
+    # Keeps the function of a tensor that is a leaf.
+    ownership_token: Any = None
+
+
+def gradient_edge(tensor: Tensor | GradientEdge) -> Edge | None:
     """Return where cotangents of `tensor` go, or None when it needs none."""
+    if isinstance(tensor, GradientEdge):
+        return tensor[0], tensor[1]
     if tensor._base is not None:
         tensor._refresh_view()
     if tensor._grad_fn is not None:
@@ -729,8 +744,9 @@ def run_backward(
         previous = parts.get(number)
         parts[number] = g if previous is None else previous + g
 
-    previous_mode = mode.grad, mode.whole_backward
+    previous_mode = mode.grad, mode.whole_backward, mode.task
     mode.grad, mode.whole_backward = create_graph, inputs is None
+    mode.task = ([e[0] for e in edges if e is not None], None if wanted is None else needed)
     try:
         for edge, g in zip(edges, cotangents, strict=True):
             if edge is not None:
@@ -778,8 +794,23 @@ def run_backward(
                 if next_edge is not None and g is not None:
                     send(next_edge, _fit(g, next_edge))
     finally:
-        mode.grad, mode.whole_backward = previous_mode
+        mode.grad, mode.whole_backward, mode.task = previous_mode
     return found
+
+
+def will_run(fns: Iterable[GradFn]) -> list[bool]:
+    """Whether the running backward pass reaches each of the functions."""
+    assert mode.task is not None
+    pending, needed = list(mode.task[0]), mode.task[1]
+    if needed is not None:
+        return [fn in needed for fn in fns]
+    seen: set[GradFn] = set()
+    while pending:
+        fn = pending.pop()
+        if fn not in seen:
+            seen.add(fn)
+            pending.extend(e[0] for e in fn.edges if e is not None)
+    return [fn in seen for fn in fns]
 
 
 def _fit(g: Tensor, edge: Edge) -> Tensor:
@@ -823,8 +854,16 @@ def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
     for hook in list((variable._hooks or {}).values()):
         new = hook(g)
         if new is not None:
-            g = new
+            g = checked(new, g, hook)
     return g
+
+
+def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
+    """Return what a hook gave in place of g. Raises RuntimeError if it has another shape."""
+    if new._shape != g._shape:
+        name = getattr(hook, "__name__", repr(hook))
+        raise RuntimeError(f"hook '{name}' has changed the size of value")
+    return new
 
 
 def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
@@ -902,9 +941,17 @@ def grad(
             stacklevel=2,
         )
     if is_grads_batched:
-        raise NotImplementedError(
-            "autograd.grad: is_grads_batched is not available; call grad once per cotangent"
-        )
+        from webtorch.tensors.batching import Vmap, batch, unbatch
+
+        given = _listed(grad_outputs)
+        size = next(g._shape[0] for g in given if g is not None)
+        with Vmap(size, "error") as level:
+            parts = [None if g is None else batch(g, 0, level.number) for g in given]
+            grads = grad(
+                outputs, inputs, parts, retain_graph, create_graph, True, allow_unused, False,
+                materialize_grads,
+            )  # fmt: skip
+            return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
     if materialize_grads and allow_unused is False:
         raise ValueError(
             "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
@@ -939,7 +986,7 @@ def grad(
 
 
 def _listed(x: Any) -> list[Any]:
-    return list(x) if isinstance(x, (tuple, list)) else [x]
+    return list(x) if isinstance(x, (tuple, list)) and type(x) is not GradientEdge else [x]
 
 
 def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]:

@@ -36,6 +36,7 @@ from webtorch.tensors.tape import (
     RemovableHandle,
     Source,
     backward,
+    checked,
     forward,
     in_transform,
     mode,
@@ -618,6 +619,8 @@ class Tensor(TensorMethods):
         def prehook(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
             g = grads[number]
             new = None if g is None else hook(g)
+            if new is not None and g is not None:
+                checked(new, g, hook)
             return None if new is None else (*grads[:number], new, *grads[number + 1 :])
 
         return fn.register_prehook(prehook)
