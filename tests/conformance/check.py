@@ -48,6 +48,8 @@ _PRODUCTS = """
 PRODUCTS = frozenset(_PRODUCTS.split())
 # Results that say where equal elements are: any of them will do, unless a stable order is asked for.
 TIES = frozenset(["topk", "kthvalue", "mode", "sort", "argsort", "median", "nanmedian"])
+# Their results depend on the memory around a view, which a copy in float64 does not have.
+OF_MEMORY = frozenset(["as_strided", "as_strided_scatter", "as_strided_copy"])
 SECONDS = 60
 # Samples of the forms of an operation (method, in place, out=), which share its code.
 FEW = 6
@@ -360,11 +362,11 @@ def _weight(shape: Sequence[int], number: int) -> torch.Tensor:
     return torch.rand(tuple(shape), generator=generator, dtype=torch.float64) + 0.5
 
 
-def _total(like: Any, outputs: list[Any], device: str | None) -> Any:
-    """Return a fixed weighted sum of floating-point tensors that want a gradient."""
+def _total(like: Any, outputs: list[Any], device: str | None, derived: bool = True) -> Any:
+    """Return a fixed weighted sum of floating-point tensors (those that want a gradient)."""
     total: Any = None
     for i, x in enumerate(outputs):
-        if not (x.dtype.is_floating_point and x.requires_grad):
+        if not (x.dtype.is_floating_point and (x.requires_grad or not derived)):
             continue
         double = str(x.dtype) == "torch.float64"
         weight = _weight(x.shape, i).to(torch.float64 if double else torch.float32)
@@ -399,7 +401,7 @@ def _gradients_differ(ours: list[Any], theirs: list[Any], order: int) -> str | N
     for i, (m, t) in enumerate(zip(ours, theirs, strict=False)):
         if t is None or m is None:
             present = t if t is not None else None if m is None else bridge.back(m)
-            if present is not None and present.any():
+            if present is not None and bool((present.detach().abs() > 1e-6).any()):
                 return f"gradient {i}: {'none' if m is None else 'some'} for {'none' if t is None else 'some'}"
             continue
         if tuple(m.shape) != tuple(t.shape):
@@ -418,6 +420,44 @@ def _gradients_differ(ours: list[Any], theirs: list[Any], order: int) -> str | N
     return None
 
 
+def _leaf_values(sample: SampleInput) -> list[torch.Tensor]:
+    found = _leaves([sample.input, list(sample.args), sample.kwargs])
+    return [t for t in found if t.is_floating_point() and t.requires_grad]
+
+
+def _right_by_differences(
+    fn: Callable[..., Any], sample: SampleInput, post: Any, ours: list[Any], theirs: list[Any]
+) -> bool:
+    """Whether our second derivative along one direction is that of finite differences of PyTorch's
+    first, in float64, and PyTorch's second is not: a few of its formulas have no second derivative.
+    """
+    leaves = _leaf_values(sample)
+    ways = [_weight(t.shape, 100 + i).to(t.dtype) for i, t in enumerate(leaves)]
+
+    def slope(found: list[Any]) -> float:
+        given = [bridge.back(g) if isinstance(g, webtorch.Tensor) else g for g in found]
+        return sum(
+            float((g.detach() * w).sum()) for g, w in zip(given, ways, strict=True) if g is not None
+        )
+
+    def first() -> float:
+        grads = _derivatives(torch, fn, sample, post, False, None)
+        assert grads is not None
+        total = _total(torch, [g for g in grads[0] if g is not None], None, derived=False)
+        return float(total)
+
+    step, ends = 1e-6, []
+    for sign in (1, -1):
+        for t, w in zip(leaves, ways, strict=True):
+            t.data.add_(w, alpha=sign * step)
+        ends.append(first())
+        for t, w in zip(leaves, ways, strict=True):
+            t.data.sub_(w, alpha=sign * step)
+    true = (ends[0] - ends[1]) / (2 * step)
+    near = 1e-3 * max(1.0, abs(true))
+    return abs(slope(ours) - true) < near < abs(slope(theirs) - true)
+
+
 def gradients(
     op: OpInfo, device: str, dtype: torch.dtype, limit: int, first: Result, second: Result
 ) -> None:
@@ -428,7 +468,7 @@ def gradients(
     for sample in samples(op, dtype, True, limit):
         post = sample.output_process_fn_grad
         expected = None
-        for source in (_wide(sample), sample):
+        for source in (sample,) if op.name in OF_MEMORY else (_wide(sample), sample):
             try:
                 torch.manual_seed(0)
                 expected = _derivatives(torch, op.op, source, post, twice, None)
@@ -458,7 +498,10 @@ def gradients(
                 order = 2
                 if twice and expected[1]:
                     found = _gradients_differ(actual[1], expected[1], 2)
-                    if found:
+                    if found and not (
+                        source is not sample
+                        and _right_by_differences(op.op, source, post, actual[1], expected[1])
+                    ):
                         second.fail(_shown(sample, found))
                     else:
                         second.passed += 1
@@ -655,7 +698,9 @@ def refusals(op: OpInfo, device: str, result: Result, limit: int = 2) -> None:
                 elif not _wants_double(device, error):
                     result.fail(f"{dtype}: wanted {wanted.__name__}; " + _shown(changed, error))
                 continue
-            result.fail(f"{dtype}: wanted {wanted.__name__}, no error <- {changed.summary()}")
+            if dtype not in (torch.float16, torch.bfloat16):
+                # 16-bit floats are welcome wherever floats are: PyTorch has fewer kernels for them.
+                result.fail(f"{dtype}: wanted {wanted.__name__}, no error <- {changed.summary()}")
 
 
 def _named(variant: Any) -> Callable[[], Callable[..., Any]]:

@@ -20,7 +20,7 @@ from webtorch.ir.view import (
     reshape_strides,
 )
 from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
-from webtorch.ops.record import FP32, LOWER, Autocast, composite
+from webtorch.ops.record import BOOL, FP32, LOWER, NOT_FLOATS, Autocast, composite
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
@@ -904,7 +904,13 @@ def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     return linalg_cross(input, other, dim=dim)
 
 
-@composite(family="contract", function_in=("linalg",), torch="linalg.vecdot", autocast=LOWER)
+@composite(
+    family="contract",
+    function_in=("linalg",),
+    torch="linalg.vecdot",
+    autocast=LOWER,
+    refuses=NOT_FLOATS,
+)
 def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     """Return the sums of the products along `dim`; the other dimensions broadcast."""
     check_types("linalg.vecdot", x, y)
@@ -916,7 +922,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     return (conjugate(x) * y).sum(dim, dtype=x.dtype)
 
 
-@composite(family="contract", autocast=Autocast("fp32", "whole"))
+@composite(family="contract", autocast=Autocast("fp32", "whole"), refuses=BOOL)
 def trace(input: Any) -> Any:
     """Return the sum of the diagonal of a matrix."""
     if input.ndim != 2:

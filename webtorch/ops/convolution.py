@@ -15,7 +15,7 @@ from webtorch.ir.dtype import bool_
 from webtorch.ops.contract import c_name, check_tensor
 from webtorch.ops.movement import pick, window
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with
-from webtorch.ops.record import LOWER, composite
+from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
 
 Sizes = int | Sequence[int]
 EVERYWHERE = ("torch", "nn.functional")
@@ -306,7 +306,13 @@ def conv2d(
     return _convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv3d", autocast=LOWER)
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv3d",
+    autocast=LOWER,
+    refuses=NARROW_INTEGERS,
+)
 def conv3d(
     input: Any,
     weight: Any,
@@ -453,6 +459,7 @@ def _transposed_3d(
     function_in=EVERYWHERE,
     torch="nn.functional.conv_transpose1d",
     autocast=LOWER,
+    refuses=NARROW_INTEGERS,
 )
 def conv_transpose1d(
     input: Any,
@@ -484,6 +491,7 @@ def conv_transpose1d(
     function_in=EVERYWHERE,
     torch="nn.functional.conv_transpose2d",
     autocast=LOWER,
+    refuses=NARROW_INTEGERS,
 )
 def conv_transpose2d(
     input: Any,
@@ -515,6 +523,7 @@ def conv_transpose2d(
     function_in=EVERYWHERE,
     torch="nn.functional.conv_transpose3d",
     autocast=LOWER,
+    refuses=NARROW_INTEGERS,
 )
 def conv_transpose3d(
     input: Any,

@@ -772,7 +772,7 @@ def round(input: Any, *, decimals: int = 0) -> Any:
     if decimals == 0:
         return _round(input)
     if input.dtype.kind != "float":
-        raise RuntimeError(
+        raise DTypeError(
             f"round: decimals={decimals} is for floating-point tensors: got {input.dtype}. Convert it with .float()."
         )
     if decimals > 0:

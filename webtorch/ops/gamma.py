@@ -14,7 +14,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.expr import Expr
 from webtorch.ops.elementwise import exp, is_tensor, log
-from webtorch.ops.record import Elementwise, composite, elementwise
+from webtorch.ops.record import NOT_FLOATS, Elementwise, composite, elementwise
 from webtorch.ops.special import SPECIAL, _horner, _log_gamma_positive, _trigamma, digamma, lgamma
 
 # -- Hurwitz's zeta -----------------------------------------------------------------------------------
@@ -242,14 +242,14 @@ _igammac: Elementwise = elementwise(
 )
 
 
-@composite(dtypes=FLOATS, inplace=True, domain=(0.2, 9.0))
+@composite(dtypes=FLOATS, inplace=True, domain=(0.2, 9.0), refuses=NOT_FLOATS)
 def igamma(input: Any, other: Any) -> Any:
     """The regularised lower incomplete gamma function of order `input` at `other`."""
     _both_tensors("igamma", input, other)
     return _igamma(undifferentiable(input, "igamma: input"), other)
 
 
-@composite(dtypes=FLOATS, inplace=True, domain=(0.2, 9.0))
+@composite(dtypes=FLOATS, inplace=True, domain=(0.2, 9.0), refuses=NOT_FLOATS)
 def igammac(input: Any, other: Any) -> Any:
     """The regularised upper incomplete gamma function of order `input` at `other`."""
     _both_tensors("igammac", input, other)

@@ -21,7 +21,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import BOOL, Autocast, composite
 
 FUNCTIONAL = ("nn.functional",)
 _NAMES = {
@@ -397,7 +397,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, refuses=BOOL)
 def index_reduce(
     input: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -763,7 +763,8 @@ def _product_rule(
         if include_self
         else elementwise.where(zero(x), 1, fill((), 1, x.dtype, x.device))
     )
-    product = _scatter_along(op, start, dim, index, without_zeros(src), "mul")
+    # As an operation of its own, so that it has a derivative again.
+    product = scatter_reduce(start, dim, index, without_zeros(src), "prod")
     zeros = cast_to(zero(x), g.dtype) if include_self else fill(x._shape, 0, g.dtype, x.device)
     zeros = _scatter_along(op, zeros, dim, index, cast_to(zero(src), g.dtype), "add")
 
@@ -1093,7 +1094,7 @@ def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     return movement.reshape(cast_to(low, dtype), shape)
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), refuses=BOOL)
 def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
     """The number of the interval between sorted `boundaries` in which each value lies."""
     if len(boundaries._shape) != 1:
@@ -1103,7 +1104,7 @@ def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bo
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), refuses=BOOL)
 def isin(
     elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> Any:

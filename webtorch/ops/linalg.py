@@ -28,7 +28,7 @@ from webtorch.ops.primitive import (
     real_part,
     shown,
 )
-from webtorch.ops.record import Autocast, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, composite, return_type
 
 LINALG = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
@@ -808,7 +808,9 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
 # -- structured matrices ------------------------------------------------------------------------------
 
 
-@composite(name="linalg_vander", family="index", function_in=LINALG, torch="linalg.vander")
+@composite(
+    name="linalg_vander", family="index", function_in=LINALG, torch="linalg.vander", refuses=BOOL
+)
 def linalg_vander(x: Any, *, N: int | None = None) -> Any:
     """The matrix of powers 0 to N - 1 of the elements, one row for each."""
     if N is not None and N <= 1:

@@ -31,7 +31,15 @@ from webtorch.ops.elementwise import (
     xlogy,
 )
 from webtorch.ops.primitive import fill, take
-from webtorch.ops.record import FP32, Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import (
+    BOOL,
+    FP32,
+    NOT_FLOATS,
+    Autocast,
+    Elementwise,
+    composite,
+    elementwise,
+)
 from webtorch.ops.reduce import mean, positions, sum, to_type, widened
 
 _REDUCTIONS: tuple[Any, ...] = (
@@ -358,6 +366,7 @@ def binary_cross_entropy_with_logits(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    refuses=NOT_FLOATS,
 )
 def kl_div(
     input: Any,
@@ -424,6 +433,7 @@ def gaussian_nll_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    refuses=BOOL,
 )
 def poisson_nll_loss(
     input: Any,
@@ -605,6 +615,7 @@ def _soft_cross_entropy(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    refuses=BOOL,
 )
 def hinge_embedding_loss(
     input: Any,

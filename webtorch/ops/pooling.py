@@ -18,7 +18,7 @@ from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
 from webtorch.ops.movement import pick
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, composite
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -489,7 +489,12 @@ def _max_unpool(
     return out.reshape((*lead, *sizes))
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.max_unpool1d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.max_unpool1d",
+    refuses=NOT_FLOATS,
+)
 def max_unpool1d(
     input: Any,
     indices: Any,
@@ -507,6 +512,7 @@ def max_unpool1d(
     function_in=FUNCTIONAL,
     torch="nn.functional.max_unpool2d",
     autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
 )
 def max_unpool2d(
     input: Any,
@@ -525,6 +531,7 @@ def max_unpool2d(
     function_in=FUNCTIONAL,
     torch="nn.functional.max_unpool3d",
     autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
 )
 def max_unpool3d(
     input: Any,
@@ -590,7 +597,12 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     return [min(s + pool.kernel[d], limit) - max(s, first) for s in starts]
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.avg_pool1d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.avg_pool1d",
+    refuses=NARROW_INTEGERS,
+)
 def avg_pool1d(
     input: Any,
     kernel_size: Sizes,
@@ -605,7 +617,12 @@ def avg_pool1d(
     )
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.avg_pool2d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.avg_pool2d",
+    refuses=NARROW_INTEGERS,
+)
 def avg_pool2d(
     input: Any,
     kernel_size: Sizes,
@@ -634,6 +651,7 @@ def avg_pool2d(
     function_in=FUNCTIONAL,
     torch="nn.functional.avg_pool3d",
     autocast=Autocast(cpu="fp32"),
+    refuses=NARROW_INTEGERS,
 )
 def avg_pool3d(
     input: Any,
@@ -766,13 +784,23 @@ def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
     return x.contiguous().to(input.dtype)
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.adaptive_avg_pool1d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.adaptive_avg_pool1d",
+    refuses=NOT_FLOATS,
+)
 def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any:
     """Return the means of `output_size` bins of (N, C, L) or (C, L)."""
     return _adaptive_avg("adaptive_avg_pool1d", 1, input, output_size)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.adaptive_avg_pool2d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_avg_pool2d",
+    refuses=NOT_FLOATS,
+)
 def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     """Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
     return _adaptive_avg("adaptive_avg_pool2d", 2, input, output_size)
@@ -783,6 +811,7 @@ def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     function_in=FUNCTIONAL,
     torch="nn.functional.adaptive_avg_pool3d",
     autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
 )
 def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
     """Return the means of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
@@ -837,13 +866,23 @@ def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indic
     return (out, indices.contiguous()) if return_indices else out
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.adaptive_max_pool1d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_max_pool1d",
+    refuses=NOT_FLOATS,
+)
 def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """Return the maxima of `output_size` bins of (N, C, L) or (C, L); `return_indices` adds where they were."""
     return _adaptive_max("adaptive_max_pool1d", 1, input, output_size, return_indices)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.adaptive_max_pool2d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_max_pool2d",
+    refuses=NOT_FLOATS,
+)
 def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
     return _adaptive_max("adaptive_max_pool2d", 2, input, output_size, return_indices)
@@ -854,6 +893,7 @@ def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = Fal
     function_in=FUNCTIONAL,
     torch="nn.functional.adaptive_max_pool3d",
     autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
 )
 def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""

@@ -29,7 +29,7 @@ from webtorch.ops.primitive import (
     take,
     write,
 )
-from webtorch.ops.record import composite
+from webtorch.ops.record import BOOL, composite
 
 _MASK = 0xFFFFFFFF
 
@@ -459,7 +459,7 @@ def randn_like(
     return finish(_like(input, dtype, device, memory_format, make), requires_grad)
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, refuses=BOOL)
 def randint_like(
     input: Any,
     low: int,

@@ -16,8 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import ALL, FLOATS, DType, Scalar
+from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
+
+# Types that PyTorch's kernels leave out, in groups.
+BOOL = (bool_,)
+NARROW_INTEGERS = tuple(d for d in (*INTEGERS, bool_) if d is not int64)
+NOT_FLOATS = (*INTEGERS, bool_)
 
 Promotion = Literal["same", "float", "bool"]
 Family = Literal[
@@ -79,6 +84,8 @@ class Op:
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
+    # Types of the first tensor that PyTorch has no such operation for.
+    refuses: tuple[DType, ...] = ()
     # Test inputs are drawn from this interval.
     domain: tuple[float, float] = (-3.0, 3.0)
     # Wider relative tolerance for float32, with the reason written where it is set.

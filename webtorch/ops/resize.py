@@ -19,7 +19,7 @@ from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from webtorch.ops.primitive import iota, take
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -569,6 +569,7 @@ _PADDINGS = ("zeros", "border", "reflection")
     function_in=FUNCTIONAL,
     torch="nn.functional.grid_sample",
     autocast=Autocast("fp32", "promote"),
+    refuses=NOT_FLOATS,
 )
 def grid_sample(
     input: Any,

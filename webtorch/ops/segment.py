@@ -11,10 +11,10 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import contract, creation, indexing
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 
 
-@composite(family="index", function_in=("torch",), torch="")
+@composite(family="index", function_in=("torch",), torch="", refuses=NOT_FLOATS)
 def segment_reduce(
     data: Any,
     reduce: str,

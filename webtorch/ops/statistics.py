@@ -14,7 +14,7 @@ from webtorch.ir.dtype import int64
 from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
-from webtorch.ops.record import Autocast, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, composite, return_type
 from webtorch.ops.reduce import vector_norm
 
 Mode = return_type("mode")
@@ -89,7 +89,7 @@ def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
     return movement.cat((low, inside, high), d)
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), refuses=BOOL)
 def gradient(
     input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1
 ) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ def dist(input: Any, other: Any, p: float = 2) -> Any:
     return (input - other).norm(p)
 
 
-@composite(family="index", function_in=("torch",), aliases=("trapz",))
+@composite(family="index", function_in=("torch",), aliases=("trapz",), refuses=BOOL)
 def trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
     """The integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
     d = normalize_dim(dim, y.ndim)
@@ -154,7 +154,7 @@ def trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
     return (heights * diff(x, 1, d)).sum(d) / 2
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), refuses=BOOL)
 def cumulative_trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
     """The running integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
     d = normalize_dim(dim, y.ndim)
@@ -191,7 +191,7 @@ def _check_weights(count: int, **weights: Any) -> None:
             raise RuntimeError(f"cov(): {name} cannot be negative")
 
 
-@composite(family="index")
+@composite(family="index", refuses=BOOL)
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     """The covariance matrix of variables (rows) over observations (columns)."""
     if input.ndim > 2:
@@ -224,7 +224,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     return out.reshape(()) if out.numel() == 1 else out
 
 
-@composite(family="index")
+@composite(family="index", refuses=BOOL)
 def corrcoef(input: Any) -> Any:
     """The correlation coefficients of variables (rows) over observations (columns)."""
     c = cov(input)
@@ -274,7 +274,7 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     if bins <= 0:
         raise RuntimeError("bins must be > 0")
     if not input.dtype.is_floating_point:
-        raise RuntimeError(f"\"histogram_cpu\" not implemented for '{input.type()[6:-6]}'")
+        raise NotImplementedError(f"\"histogram_cpu\" not implemented for '{input.type()[6:-6]}'")
     if max < min:
         raise RuntimeError("max must be larger than min")
     x = movement.reshape(input, (-1,))
@@ -351,7 +351,9 @@ def histogramdd(
 
 def _check_float(name: str, x: Any) -> None:
     if x.dtype.kind != "float":
-        raise RuntimeError(f"{name}(): the input must be a floating point tensor, not {x.dtype}")
+        raise NotImplementedError(
+            f"{name}(): the input must be a floating point tensor, not {x.dtype}"
+        )
 
 
 def _histogram(

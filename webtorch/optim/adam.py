@@ -70,6 +70,11 @@ class Adam(Optimizer):
         check_at_least_zero("weight_decay value", weight_decay)
         if {isinstance(betas[0], Tensor), isinstance(betas[1], Tensor)} == {True, False}:
             raise ValueError("betas must be either both floats or both Tensors")
+        for number, beta in enumerate(betas):
+            if isinstance(beta, Tensor) and foreach and not capturable:
+                raise ValueError(
+                    f"betas[{number}] as a Tensor is not supported for capturable=False and foreach=True"
+                )
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -132,6 +137,9 @@ class Adam(Optimizer):
         if group["amsgrad"]:
             most = state["max_exp_avg_sq"]
             square = most.copy_(webtorch.maximum(most, square))
+        if group["differentiable"]:
+            # The next step overwrites them, and this one's gradient needs them.
+            average, square = average.clone(), square.clone()
         write_result(param, adam_step(param, average, square, scale, eps), "Adam")
 
 

@@ -72,7 +72,13 @@ class ASGD(Optimizer):
                 if group["weight_decay"] != 0:
                     grad = grad.add(param, alpha=hyper("weight_decay"))
                 eta, mu, average = state["eta"], state["mu"], state["ax"]
-                param.copy_(param * (eta * hyper("-lambd") + 1) - grad * eta)
-                average.copy_(webtorch.where(mu == 1, param, average + (param - average) * mu))
+                before = (eta, mu)
+                if group["differentiable"]:
+                    # The next step overwrites them, and this one's gradient needs them.
+                    before = (eta.clone(), mu.clone())
+                param.copy_(param * (before[0] * hyper("-lambd") + 1) - grad * before[0])
+                average.copy_(
+                    webtorch.where(before[1] == 1, param, average + (param - average) * before[1])
+                )
                 eta.copy_(eta_after)
                 mu.copy_(mu_after)

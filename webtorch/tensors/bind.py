@@ -56,6 +56,8 @@ def _bind(op: Op) -> None:
         op.function = calls.bind_elementwise(op)
     elif op.vjp is not None and not isinstance(op, Elementwise):
         op.function = calls.bind_composite(op)
+    if op.refuses:
+        op.function = calls.refuse_types(op)
     if "dim" in op.signature and op.function_in and not isinstance(op, Elementwise):
         op.function = calls.accept_numpy_names(op.function)
     # The name is given outside the entry: operations that are made of others do not pay for it.

@@ -701,6 +701,22 @@ _TENSOR_NAMES = frozenset((
 ))  # fmt: skip
 
 
+def refuse_types(op: Op) -> Callable[..., Any]:
+    """Return a composite's function with PyTorch's error for types that it does not take."""
+    function, refused = op.function, frozenset(op.refuses)
+
+    @functools.wraps(function)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(first, Tensor) and first.dtype in refused:
+            raise DTypeError(
+                f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
+            )
+        return function(*args, **kwargs)
+
+    return public
+
+
 def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a composite's function with PyTorch's error for an argument that is no tensor.
 

@@ -164,7 +164,7 @@ def ctc_loss(
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
     if not log_probs.is_floating_point():
-        raise RuntimeError(f'"ctc_loss" not implemented for {log_probs.dtype}')
+        raise NotImplementedError(f'"ctc_loss" not implemented for {log_probs.dtype}')
     if targets.is_floating_point():
         raise RuntimeError("targets must be an integral type")
     batched = log_probs.dim() == 3
