@@ -17,8 +17,9 @@ TORCH := torch==2.13.0
 
 # Extra arguments for pytest, for example: make test PYTEST_ARGS="tests/null -x"
 PYTEST_ARGS ?=
-# Extra arguments for the conformance run, for example: --device cpu --dtype float32 --limit 12
-CONFORMANCE_ARGS ?=
+# How much of the conformance run: samples of each operation (--limit 0: all, for hours), --device cpu,
+# --dtype float32,int64. Stopped, it goes on where it was; --fresh starts anew.
+CONFORMANCE_ARGS ?= --limit 8
 # One process a core; the libraries below then need no threads of their own.
 WORKERS ?= auto
 
@@ -63,7 +64,7 @@ format: $(VENV)/.full
 types: $(VENV)/.full
 	$(BIN)/mypy
 
-# Stopped, it goes on where it was; `make conformance CONFORMANCE_ARGS="--fresh --limit 12"` starts anew, quickly.
+# Modules and optimizers have samples of PyTorch's too: WEBTORCH_CONFORMANCE=full runs all of those.
 conformance: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.conformance.run $(CONFORMANCE_ARGS)

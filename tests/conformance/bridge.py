@@ -20,7 +20,7 @@ class Missing(Exception):
 
 
 class Unsupported(Exception):
-    """An input of a kind that webtorch does not have at all: complex, sparse, quantised."""
+    """An input of a kind that webtorch does not have at all: sparse, quantised, complex of 16 bits."""
 
 
 def dtype(theirs: torch.dtype) -> DType:
@@ -38,9 +38,9 @@ def tensor(theirs: torch.Tensor, device: str, memory: Memory | None = None) -> A
     """Return the same values in the same layout on our device; a leaf that wants a gradient if theirs
     does. Tensors carried with the same `memory` overlap where theirs do.
     """
-    if theirs.layout is not torch.strided or theirs.is_complex() or theirs.is_quantized:
+    if theirs.layout is not torch.strided or theirs.is_quantized:
         raise Unsupported(f"{theirs.layout} {theirs.dtype}")
-    plain = theirs.detach()
+    plain = theirs.detach().resolve_conj().resolve_neg()
     storage = plain.untyped_storage()
     count = storage.nbytes() // plain.element_size()
     whole = torch.empty(0, dtype=plain.dtype).set_(storage, 0, (count,), (1,))

@@ -12,8 +12,12 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import OpInfo
 
-DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "float64")
+DTYPES = (
+    "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "float64", "complex64", "int16", "int8",
+)  # fmt: skip
 DEVICES = ("cpu", "webgpu")
+# What WebGPU is checked with: the others are held in these.
+ON_WEBGPU = ("float32", "float16", "int32", "bool")
 # Not part of webtorch's surface, by the start of the name, with the reason.
 OUTSIDE = {
     "sparse.": "sparse layouts",
@@ -22,18 +26,7 @@ OUTSIDE = {
     "torch.ops.": "private",
     "torch._": "private",
     "_": "private",
-    "fft.": "complex",
-    "stft": "complex",
-    "istft": "complex",
-    "view_as_complex": "complex",
-    "view_as_real": "complex",
-    "complex": "complex",
-    "polar": "complex",
-    "cfloat": "complex",
-    "cdouble": "complex",
-    "chalf": "complex",
-    "imag": "complex",
-    "linalg.eig": "complex",
+    "chalf": "complex numbers of 16 bits",
     "hash_tensor": "private",
     # Called as torch.ops.aten.
     "slice": "private",
@@ -41,7 +34,7 @@ OUTSIDE = {
     "max_pool2d_with_indices_backward": "private",
 }
 # Names that start like those above and still count.
-INSIDE = ("linalg.eigh", "linalg.eigvalsh", "slice_scatter", "_segment_reduce", "__")
+INSIDE = ("slice_scatter", "_segment_reduce", "__")
 
 
 def title(op: OpInfo) -> str:
@@ -53,8 +46,6 @@ def outside(op: OpInfo) -> str | None:
     """Return why an operation does not count; None if it does."""
     if op.name.startswith(INSIDE):
         return None
-    if op.name == "nn.functional.silu" and op.variant_test_name == "complex":
-        return "complex"
     return next((why for start, why in OUTSIDE.items() if op.name.startswith(start)), None)
 
 

@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks: list[Task] = []
         for dtype in dtypes:
             for device in given.device.split(","):
-                if device == "webgpu" and dtype == "float64":
+                if device == "webgpu" and dtype not in database.ON_WEBGPU:
                     continue
                 kept = {} if given.fresh else read(device, dtype)
                 for name, op in database.operations().items():

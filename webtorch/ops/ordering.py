@@ -291,9 +291,8 @@ def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: 
             )
         none = fill((0,), 0, int64, x.device)
         inverse = fill(x._shape if dim is None else (0,), 0, int64, x.device)
-        return _answer(
-            copy(moved), inverse if return_inverse else None, none if return_counts else None
-        )
+        values = copy(moved) if dim is None else movement.clone(movement.movedim(moved, 0, dim))
+        return _answer(values, inverse if return_inverse else None, none if return_counts else None)
     if sort:
         order = iota(n, 0, 1, int64, x.device)
         # Rows in lexicographic order: a stable sort by each column, the last one first.
