@@ -47,3 +47,16 @@ def test_results_and_gradients(device: str, name: str) -> None:
                 )
     for kind, result in results.items():
         assert not result.failed and not result.missing, f"{name}: {kind}: {result.notes}"
+
+
+def test_what_pytorch_refuses_is_refused_with_its_type_of_error() -> None:
+    failures = []
+    with warnings.catch_warnings(), check.host_kernels():
+        warnings.simplefilter("ignore")
+        for name, op in OPERATIONS.items():
+            result = check.Result()
+            check.error_inputs(op, "cpu", 0, result)
+            # PyTorch's narrow_copy fails an assertion of its own where all others raise IndexError.
+            if name != "narrow_copy":
+                failures += [f"{name}: {note}" for note in result.notes]
+    assert not failures, "\n".join(failures)
