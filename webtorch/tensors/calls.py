@@ -162,10 +162,13 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     shape: tuple[int, ...] | None = None
     plain = True  # one dtype, no 0-d tensors beside others
     rows = True  # no tensor that is in another order than row-major
+    batched = False  # whether vmap hides dimensions
     for o in operands:
         if isinstance(o, Tensor):
             if not o._whole:
                 rows = False
+                if o._levels:
+                    batched = True
             if first is None:
                 first = o
                 runtime, shape = o._storage.runtime, o._shape
@@ -214,9 +217,8 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     strides: tuple[int, ...] | None = None
     levels: Levels = ()
     full = shape
-    if not rows:
+    if batched:
         levels = levels_of(operands)
-    if levels:
         # Behind the dimensions that vmap hides, all operands have the dims of the result.
         given = operands
         operands = [
