@@ -976,6 +976,11 @@ def masked_fill(input: Any, mask: Any, value: Any) -> Any:
                 f"masked_fill: only supports a 0-dimensional value tensor, but got tensor "
                 f"with {value.ndim} dimension(s). Use where(mask, value, input)."
             )
+        if value.dtype.is_complex and not input.dtype.is_complex:
+            raise RuntimeError(
+                f"masked_fill: value cannot be converted to type {input.dtype} without overflow: it is "
+                f"{value.dtype}"
+            )
         value = value.to(input.dtype)
     elif input.dtype.is_integral:
         # As PyTorch does: a fraction is dropped, and the result keeps the tensor's type.
