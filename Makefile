@@ -30,7 +30,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: conformance numerics help demo test venv lint types format check system coverage-table clean
+.PHONY: conformance numerics packages help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -41,6 +41,7 @@ help:
 	@echo "make types           mypy, strict"
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
+	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -72,6 +73,11 @@ conformance: $(VENV)/.full system
 numerics: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.numerics.run
+
+# They bring much along, and so stay out of the suite's environment.
+packages: $(VENV)/.full
+	$(BIN)/python -m pip install --quiet --target "$(CACHE)/packages" --no-deps -r tests/packages/requirements.txt
+	PYTHONPATH="$(CACHE)/packages" $(BIN)/python -m tests.packages.run $(PACKAGES)
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table

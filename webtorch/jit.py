@@ -150,3 +150,10 @@ class ScriptModule:
 
 class ScriptFunction:
     """A class that no object is an instance of, for checks with isinstance."""
+
+
+_script_if_tracing = script_if_tracing
+
+
+def _overload_method(func: T) -> T:
+    return func

@@ -14,7 +14,7 @@ FileLike = str | os.PathLike[str] | IO[bytes]
 Number = int | float | bool
 Storage = Any
 _TensorOrTensors = Tensor | Sequence[Tensor]
-_dtype = dtype
+_device, _dtype = webtorch.device, dtype
 _int, _float, _bool = int, float, bool
 _size = Size | list[int] | tuple[int, ...]
 

@@ -217,7 +217,9 @@ def test_imports_and_idioms_of_pytorch_programs(tmp_path: Path) -> None:
         ("from torch import frobnicate", "ImportError", "torch.frobnicate, asked for in {file}:1: webtorch has no"),
         ("from torch.nn import Linearr", "ImportError", "The nearest that exists is torch.nn.Linear."),
         ("import torch; torch.sparse_coo_tensor", "AttributeError", "{file}:1: PyTorch has it, webtorch does not"),
-        ("import torch; torch.ops.x", "AttributeError", "torch.ops, asked for in {file}:1: webtorch has no registry"),
+        ("import torch; torch.ops.aten.x", "AttributeError", "'_OpNamespace' 'aten' object has no attribute 'x'"),
+        ("import torch.distributed.tensor as t; t.DTensor()", "RuntimeError", "one device from one process"),
+        ("from torch.distributed.fsdp import Nothing", "ImportError", "one device from one process"),
     ],
 )  # fmt: skip
 def test_a_missing_name_says_which_and_where(

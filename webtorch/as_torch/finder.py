@@ -12,6 +12,7 @@ from os import PathLike
 from types import ModuleType
 from typing import Any
 
+from webtorch.as_torch.absent import ABSENT
 from webtorch.as_torch.places import HIDDEN, SOURCES, WORDS
 from webtorch.as_torch.room import Room, caller
 
@@ -64,6 +65,8 @@ def sources_of(fullname: str) -> tuple[str, ...] | None:
     """Return the modules of webtorch that make up a module of PyTorch, None where there are none."""
     if fullname in SOURCES:
         return SOURCES[fullname]
+    if fullname in ABSENT:
+        return ()
     if fullname in HIDDEN or any(fullname.startswith(f"{hidden}.") for hidden in HIDDEN):
         return None
     ours = f"web{fullname}"

@@ -9,6 +9,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.nn": ("webtorch.nn",),
     "torch.nn.functional": ("webtorch.nn.functional", "webtorch.as_torch.names.functional"),
     "torch.nn.attention": ("webtorch.as_torch.names.attention",),
+    "torch.nn.attention.flex_attention": ("webtorch.as_torch.names.flex_attention",),
     "torch.nn.common_types": ("webtorch.as_torch.names.common",),
     "torch.nn.modules": ("webtorch.nn",),
     "torch.nn.modules.utils": ("webtorch.as_torch.names.common",),
@@ -17,6 +18,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.nn.modules.normalization": ("webtorch.nn.norm",),
     "torch.nn.modules.conv": ("webtorch.nn.conv", "webtorch.nn.lazy"),
     "torch.nn.modules.linear": ("webtorch.nn.linear", "webtorch.nn.lazy"),
+    "torch.nn.modules.transformer": (
+        "webtorch.nn.transformer",
+        "webtorch.as_torch.names.transformer",
+    ),
     "torch.nn.modules.sparse": ("webtorch.nn.embedding",),
     "torch.nn.modules.activation": ("webtorch.nn.activation", "webtorch.nn.attention"),
     "torch.nn.modules.flatten": ("webtorch.nn",),
@@ -53,6 +58,21 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("webtorch",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
     "torch.torch_version": ("webtorch.version",),
+    "torch._custom_ops": ("webtorch.as_torch.names.library",),
+    "torch._dynamo.utils": ("webtorch.as_torch.names.compiler_parts",),
+    "torch._dynamo._trace_wrapped_higher_order_op": ("webtorch.as_torch.names.compiler_parts",),
+    "torch._subclasses": ("webtorch.as_torch.names.compiler_parts",),
+    "torch._subclasses.fake_tensor": ("webtorch.as_torch.names.compiler_parts",),
+    "torch.fx.experimental.proxy_tensor": ("webtorch.as_torch.names.compiler_parts",),
+    "torch.utils._python_dispatch": ("webtorch.as_torch.names.compiler_parts",),
+    "torch.utils._foreach_utils": ("webtorch.as_torch.names.foreach",),
+    "torch.utils.model_zoo": ("webtorch.as_torch.names.hub",),
+    "torch.utils.data.distributed": ("webtorch.as_torch.names.sampler",),
+    "torch.library": ("webtorch.as_torch.names.library",),
+    "torch.ops": ("webtorch.as_torch.names.operators",),
+    "torch.onnx": ("webtorch.as_torch.names.onnx",),
+    "torch.onnx.symbolic_helper": ("webtorch.as_torch.names.onnx",),
+    "torch.jit.annotations": ("webtorch.as_torch.names.jit_internal",),
     "torch.distributed": ("webtorch.as_torch.names.distributed",),
     "torch.multiprocessing": ("webtorch.multiprocessing",),
     "torch._C": ("webtorch.as_torch.names.core",),
@@ -74,12 +94,11 @@ for _name in (
     "module",
     "pooling",
     "rnn",
-    "transformer",
 ):
     SOURCES[f"torch.nn.modules.{_name}"] = (f"webtorch.nn.{_name}",)
 # Modules of webtorch that are not PyTorch's, or something else there.
 HIDDEN = frozenset(
-    """torch.ops torch.ir torch.lower torch.runtime torch.tensors torch.pytorch torch.capture torch.data torch.errors
+    """torch.ir torch.lower torch.runtime torch.tensors torch.pytorch torch.capture torch.data torch.errors
     torch.io torch.demo torch.doctor torch.cli torch.as_torch torch.debug torch.nn.conv torch.nn.norm torch.nn.loss
     torch.nn.pooling torch.nn.linear torch.nn.activation torch.nn.container torch.nn.module torch.web
     """.split()  # noqa: SIM905
@@ -89,7 +108,6 @@ CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 _SPARSE = "tensors are dense and strided here; sparse layouts are not available"
 WORDS: dict[str, dict[str, str]] = {
     "torch": {
-        "ops": "webtorch has no registry of custom operators; a torch.autograd.Function defines one",
         "classes": CORE,
         "sparse": _SPARSE,
         "export": "torch.export is not available; webtorch.web.export writes a compiled step",

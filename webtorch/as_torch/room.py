@@ -12,6 +12,7 @@ import sys
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+from webtorch.as_torch.absent import ABSENT, is_absent, stand_in
 from webtorch.as_torch.places import CORE, WORDS
 from webtorch.tensors.absent import pytorch_names
 
@@ -38,6 +39,9 @@ class Room(ModuleType):
             return [n for n in dir(self) if not n.startswith("_")]
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
+        if name == "torch" and self.__name__ == "torch":
+            # PyTorch's module imports itself, and programs write torch.torch by mistake.
+            return self
         for module in self._modules():
             try:
                 found = getattr(module, name)
@@ -53,6 +57,9 @@ class Room(ModuleType):
                 return found
             self.__dict__[name] = found
             return found
+        if is_absent(self.__name__, name):
+            self.__dict__[name] = stand_in(self.__name__, name)
+            return self.__dict__[name]
         full = f"{self.__name__}.{name}"
         if importlib.util.find_spec(full) is not None:
             return importlib.import_module(full)
@@ -78,6 +85,8 @@ class Room(ModuleType):
         names = set(self.__dict__)
         for module in self._modules():
             names |= {n for n in dir(module) if not n.startswith("_")}
+        if self.__name__ in ABSENT:
+            names |= set(ABSENT[self.__name__][1].split())
         return sorted(n for n in names if n != "annotations")
 
 
@@ -110,7 +119,10 @@ def missing(room: ModuleType, name: str, frame: FrameType | None) -> str:
     """Return what to say of a name that a room does not have."""
     where = room.__name__.partition(".")[2]
     known = name in pytorch_names().get(where, ())
-    words = CORE if room.__name__ == "torch._C" else WORDS.get(room.__name__, {}).get(name)
+    if room.__name__ in ABSENT:
+        words: str | None = ABSENT[room.__name__][0]
+    else:
+        words = CORE if room.__name__ == "torch._C" else WORDS.get(room.__name__, {}).get(name)
     text = f"{room.__name__}.{name}, asked for in {caller(frame)}: "
     text += words or (
         "PyTorch has it, webtorch does not (docs/differences.md says why)"

@@ -122,6 +122,9 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if "_optimizer_step_pre_hooks" not in self.__dict__:
+            # A wrapper of another optimizer that never called __init__: the step inside has its hooks.
+            return step(self, *args, **kwargs)
         for hook in chain(_global_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
             changed = hook(self, args, kwargs)
             if changed is not None:

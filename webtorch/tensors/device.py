@@ -12,6 +12,8 @@ from webtorch.errors import DeviceError
 from webtorch.runtime.realize import Runtime, runtime_for
 
 _KINDS = ("cpu", "webgpu")
+# PyTorch's, to name and compare with; a tensor on one of them is an error.
+_OTHERS = frozenset(("cuda", "hpu", "ipu", "maia", "mps", "mtia", "xla", "xpu"))
 
 
 class device:
@@ -41,11 +43,9 @@ class device:
             if not number.isdigit():
                 raise RuntimeError(f"Invalid device string: '{type}:{number}'")
             index = int(number)
-        if type not in (*_KINDS, "meta"):
-            hint = " (webtorch runs on 'webgpu' instead)" if type in ("cuda", "mps", "xpu") else ""
+        if type not in (*_KINDS, "meta", *_OTHERS):
             raise RuntimeError(
-                f"Expected one of {', '.join(_KINDS)} device type at start of device string: "
-                f"{type}{hint}"
+                f"Expected one of {', '.join(_KINDS)} device type at start of device string: {type}"
             )
         self.type = type
         self.index = index
@@ -113,6 +113,11 @@ def resolve(where: DeviceLike) -> Runtime:
         raise DeviceError(
             "device 'meta' holds no data: it is available to webtorch.compile(..., device='meta') "
             "only"
+        )
+    if where.type in _OTHERS:
+        raise DeviceError(
+            f"device '{where}': webtorch has {' and '.join(map(repr, _KINDS))}; a program asks "
+            f"torch.cuda.is_available() before it uses 'cuda'. Use 'webgpu' instead"
         )
     return runtime_for(where.type, where.index or 0)
 

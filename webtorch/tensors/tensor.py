@@ -358,6 +358,7 @@ class Tensor(TensorMethods):
         return self._storage.runtime.kind == "cpu"
 
     is_cuda = is_meta = is_sparse = is_quantized = is_mkldnn = False
+    is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
     layout = "torch.strided"
 
     def data_ptr(self) -> int:

@@ -1,5 +1,10 @@
 """torch._C: what packages call of PyTorch's C++ core without needing it."""
 
+from __future__ import annotations
+
+import contextlib
+import enum
+
 
 def _log_api_usage_once(event: str) -> None:
     """Do nothing: nothing is logged."""
@@ -7,3 +12,42 @@ def _log_api_usage_once(event: str) -> None:
 
 def _get_tracing_state() -> None:
     """Return None: nothing is ever traced."""
+
+
+class DisableTorchFunctionSubclass(contextlib.nullcontext[None]):
+    """A block in which no `__torch_function__` is called; no operation here calls one."""
+
+
+DisableTorchFunction = DisableTorchFunctionSubclass
+
+
+class DispatchKey(enum.Enum):
+    """PyTorch's keys of its dispatcher, to name; nothing is dispatched by them."""
+
+    CPU = 1
+    CUDA = 2
+    Meta = 3
+    Autograd = 4
+    AutogradCPU = 5
+    AutogradCUDA = 6
+    AutocastCPU = 7
+    AutocastCUDA = 8
+    AutocastXPU = 9
+    AutocastMPS = 10
+    CompositeExplicitAutograd = 11
+    CompositeImplicitAutograd = 12
+
+
+class DispatchKeySet:
+    """A set of such keys."""
+
+    def __init__(self, *keys: DispatchKey) -> None:
+        """Take the keys."""
+        self._keys = frozenset(keys)
+
+    def __or__(self, other: DispatchKeySet) -> DispatchKeySet:
+        return DispatchKeySet(*self._keys, *other._keys)
+
+    def has(self, key: DispatchKey) -> bool:
+        """Whether a key is in the set."""
+        return key in self._keys

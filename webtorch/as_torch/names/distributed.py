@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import enum
+from typing import Any, ClassVar, NoReturn
 
 
 def is_available() -> bool:
@@ -42,35 +43,44 @@ def _refuse(name: str) -> NoReturn:
     )
 
 
-def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Raise: there are no process groups."""
-    _refuse("init_process_group")
+# These raise, as PyTorch's do before a process group exists.
+_FUNCTIONS = frozenset(
+    """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast
+    broadcast_object_list destroy_process_group gather gather_object get_backend get_process_group_ranks
+    get_rank get_world_size init_process_group irecv isend monitored_barrier new_group recv reduce
+    reduce_scatter reduce_scatter_tensor scatter scatter_object_list send""".split()  # noqa: SIM905
+)
 
 
-def get_rank(group: Any = None) -> int:
-    """Raise, as PyTorch does before a group exists."""
-    _refuse("get_rank")
+def __getattr__(name: str) -> Any:
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module 'torch.distributed' has no attribute {name!r}")
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        _refuse(name)
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
 
 
-def get_world_size(group: Any = None) -> int:
-    """Raise, as PyTorch does before a group exists."""
-    _refuse("get_world_size")
+class ReduceOp(enum.IntEnum):
+    """What a reduction over processes does."""
 
-
-def barrier(*args: Any, **kwargs: Any) -> None:
-    """Raise, as PyTorch does before a group exists."""
-    _refuse("barrier")
-
-
-def all_reduce(*args: Any, **kwargs: Any) -> None:
-    """Raise, as PyTorch does before a group exists."""
-    _refuse("all_reduce")
-
-
-def destroy_process_group(group: Any = None) -> None:
-    """Raise, as PyTorch does before a group exists."""
-    _refuse("destroy_process_group")
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
 
 
 class ProcessGroup:
     """A class that no object is an instance of."""
+
+
+class group:
+    """The default group, of which there is none."""
+
+    WORLD: ClassVar[None] = None

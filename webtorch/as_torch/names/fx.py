@@ -17,6 +17,10 @@ class Node:
     """A class that no object is an instance of."""
 
 
+class Graph:
+    """A class that no object is an instance of."""
+
+
 class Tracer:
     """A class to inherit from; making one raises."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import re
 import shutil
-import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlparse as urlparse
 
 import webtorch
 
@@ -17,13 +18,14 @@ _directory: list[str] = []
 HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")
 
 
+def _get_torch_home() -> str:
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return os.path.expanduser(os.environ.get("TORCH_HOME", os.path.join(cache, "torch")))
+
+
 def get_dir() -> str:
     """Return where files are kept: $TORCH_HOME/hub, or ~/.cache/torch/hub."""
-    if _directory:
-        return _directory[0]
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))
-    return os.path.join(os.path.expanduser(home), "hub")
+    return _directory[0] if _directory else os.path.join(_get_torch_home(), "hub")
 
 
 def set_dir(d: str | os.PathLike[str]) -> None:
@@ -35,7 +37,7 @@ def download_url_to_file(
     url: str, dst: str, hash_prefix: str | None = None, progress: bool = True
 ) -> None:
     """Download to a path; with `hash_prefix`, raise RuntimeError unless its SHA-256 begins so."""
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if urlparse(url).scheme not in ("http", "https"):
         raise ValueError(f"download_url_to_file: {url!r} is no http address")
     partial = f"{dst}.{os.getpid()}.partial"
     try:
@@ -61,11 +63,14 @@ def load_state_dict_from_url(
     """Return what the file at `url` holds; it is kept, and downloaded once."""
     place = model_dir or os.path.join(get_dir(), "checkpoints")
     os.makedirs(place, exist_ok=True)
-    path = os.path.join(place, file_name or os.path.basename(urllib.parse.urlparse(url).path))
+    path = os.path.join(place, file_name or os.path.basename(urlparse(url).path))
     if not os.path.exists(path):
         found = HASH_REGEX.search(os.path.basename(path)) if check_hash else None
         download_url_to_file(url, path, found[1] if found else None, progress)
     return webtorch.load(path, map_location=map_location)
+
+
+load_url = load_state_dict_from_url
 
 
 def load(*args: Any, **kwargs: Any) -> NoReturn:
@@ -74,3 +79,10 @@ def load(*args: Any, **kwargs: Any) -> NoReturn:
         "torch.hub.load: webtorch does not download and run code. Install the model's package, and load "
         "weights with torch.hub.load_state_dict_from_url"
     )
+
+
+def __getattr__(name: str) -> Any:
+    # PyTorch's module has the progress bar among its names; it is a package of its own.
+    if name == "tqdm":
+        return importlib.import_module("tqdm").tqdm
+    raise AttributeError(f"module 'torch.hub' has no attribute {name!r}")

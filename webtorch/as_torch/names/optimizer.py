@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+import webtorch
 from webtorch import Tensor
 
 ParamsT: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -18,3 +20,25 @@ class _RequiredParameter:
 
 
 required = _RequiredParameter()
+
+
+def _use_grad_for_differentiable(func: Any) -> Any:
+    """Return a step that records gradients only for an optimizer made with differentiable=True."""
+
+    @functools.wraps(func)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with webtorch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            return func(self, *args, **kwargs)
+
+    return step
+
+
+def _default_to_fused_or_foreach(
+    params: list[Tensor], differentiable: bool, use_fused: bool = False
+) -> tuple[bool, bool]:
+    """Return (False, False): the steps of all parameters are computed together anyway."""
+    return False, False
+
+
+def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+    return ["webgpu"]

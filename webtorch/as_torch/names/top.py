@@ -142,3 +142,11 @@ def compiled_with_cxx11_abi() -> bool:
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webtorch.webgpu
+
+
+def __getattr__(name: str) -> Any:
+    from webtorch.as_torch.names.foreach import NAMES, foreach
+
+    if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
+        return foreach(name.removeprefix("_foreach_"))
+    raise AttributeError(f"module 'torch' has no attribute {name!r}")

@@ -1,0 +1,99 @@
+"""torch.library, torch._foreach_* and flex_attention, as programs under `webtorch run` meet them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as theirs
+
+import webtorch
+from webtorch.as_torch.names import flex_attention as ours
+from webtorch.as_torch.names import library, operators
+from webtorch.as_torch.names.foreach import NAMES, foreach
+
+
+def test_a_custom_operator_is_called_by_name_with_its_gradient() -> None:
+    @library.custom_op("mine::double", mutates_args=())
+    def double(x: Any, by: float = 2.0) -> Any:
+        return x * by
+
+    double.register_autograd(
+        lambda ctx, grad: (grad * 10 * ctx.by, None),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1]),
+    )
+    library.register_fake("mine::double", lambda x, by=2.0: x)
+    x = webtorch.tensor([1.0, 3.0], requires_grad=True)
+    y = operators.mine.double(x, by=4.0)
+    y.sum().backward()
+    assert y.tolist() == [4.0, 12.0]
+    assert x.grad is not None and x.grad.tolist() == [40.0, 40.0]
+    with pytest.raises(AttributeError, match="_OpNamespace"):
+        _ = operators.mine.treble
+
+
+def test_every_foreach_function_of_pytorch_is_here() -> None:
+    wanted = {n.removeprefix("_foreach_") for n in dir(torch) if n.startswith("_foreach_")}
+    assert wanted - NAMES <= {"powsum"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("add_", ([[0.5, 0.25], [2.0]],)),
+        ("add", (1.5,)),
+        ("mul_", ([3.0, 4.0],)),
+        ("lerp_", ([[0.5, 0.25], [2.0]], 0.25)),
+        ("addcmul_", ([[0.5, 0.25], [2.0]], [[1.0, 2.0], [3.0]], 0.5)),
+        ("addcdiv", ([[0.5, 0.25], [2.0]], [[1.0, 2.0], [3.0]], [0.5, 2.0])),
+        ("maximum_", (1.25,)),
+        ("clamp_min", ([1.25, 0.0],)),
+        ("pow", (2.0,)),
+        ("sqrt_", ()),
+        ("norm", ()),
+        ("norm", (1,)),
+    ],
+)
+def test_foreach_functions_compute_what_pytorch_computes(name: str, rest: tuple[Any, ...]) -> None:
+    def run(library: Any, function: Any) -> list[Any]:
+        def made(value: Any) -> Any:
+            if isinstance(value, list) and isinstance(value[0], list):
+                return [library.tensor(v) for v in value]
+            return value
+
+        xs = [library.tensor([1.0, 2.0]), library.tensor([0.5])]
+        out = function(xs, *map(made, rest))
+        return [x.tolist() for x in (xs if out is None else out)]
+
+    wanted = run(torch, getattr(torch, f"_foreach_{name}"))
+    for one, other in zip(run(webtorch, foreach(name)), wanted, strict=True):
+        assert one == pytest.approx(other)
+
+
+def test_attention_with_functions_of_indices() -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(2, n, 12, 8) for n in (4, 2, 2)]
+    settings: Any = {
+        "score_mod": lambda s, b, h, q, k: s + (q - k) * 0.1 * (h + 1),
+        "enable_gqa": True,
+        "return_lse": True,
+    }
+
+    def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & (q - k < 5)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mask = theirs.create_block_mask(seen, None, None, 12, 12, device="cpu")
+        wanted = theirs.flex_attention(*given, block_mask=mask, **settings)
+    block = ours.create_block_mask(seen, None, None, 12, 12, device="cpu")
+    assert block.to_dense().tolist() == mask.to_dense().tolist()
+    found = ours.flex_attention(
+        *(webtorch.tensor(x.tolist(), device="cpu") for x in given), block_mask=block, **settings
+    )
+    for one, other in zip(found, wanted, strict=True):
+        webtorch.testing.assert_close(
+            one, webtorch.tensor(other.tolist(), device="cpu"), rtol=1e-5, atol=1e-5
+        )

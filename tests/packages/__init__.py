@@ -1,0 +1,1 @@
+"""Packages of other people, written for PyTorch, under `webtorch run`."""

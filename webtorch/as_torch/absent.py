@@ -1,0 +1,82 @@
+"""Names that PyTorch programs import and seldom use, of parts that webtorch does not have. Floor 6.
+
+They are classes and functions that say so when they are used, so that a package which imports them
+at its top can be used for everything else. isinstance of such a class is always false.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PROCESSES = (
+    "webtorch drives one device from one process (torch.distributed.is_available() is False)"
+)
+_TRACER = "webtorch has no symbolic tracer; torch.compile captures a step as it runs"
+_QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
+_ONNX = "webtorch writes no ONNX file of TorchScript graphs"
+
+# Module -> (why it is not here, its names that are stood in for).
+ABSENT: dict[str, tuple[str, str]] = {
+    "torch.ao": (_QUANTIZED, ""),
+    "torch.ao.quantization": (
+        _QUANTIZED,
+        "DeQuantStub FakeQuantize MinMaxObserver QConfig QuantStub QuantWrapper convert default_observer "
+        "default_qconfig default_weight_observer fuse_modules fuse_modules_qat get_default_qat_qconfig "
+        "get_default_qconfig prepare prepare_qat quantize quantize_dynamic",
+    ),
+    "torch.distributed.nn": (
+        _PROCESSES,
+        "ReduceOp all_gather all_reduce all_to_all all_to_all_single broadcast gather reduce reduce_scatter scatter",
+    ),
+    "torch.distributed.tensor": (
+        _PROCESSES,
+        "DTensor DeviceMesh Partial Placement Replicate Shard distribute_module distribute_tensor "
+        "init_device_mesh",
+    ),
+    "torch.distributed.tensor.placement_types": (_PROCESSES, "Partial Placement Replicate Shard"),
+    "torch.distributed.tensor.parallel": (
+        _PROCESSES,
+        "ColwiseParallel ParallelStyle PrepareModuleInput PrepareModuleOutput RowwiseParallel "
+        "SequenceParallel loss_parallel parallelize_module",
+    ),
+    "torch.distributed.device_mesh": (_PROCESSES, "DeviceMesh init_device_mesh"),
+    "torch.distributed.fsdp": (
+        _PROCESSES,
+        "BackwardPrefetch CPUOffload CPUOffloadPolicy FSDPModule FullStateDictConfig FullyShardedDataParallel "
+        "MixedPrecision MixedPrecisionPolicy OffloadPolicy ShardedStateDictConfig ShardingStrategy "
+        "StateDictType fully_shard register_fsdp_forward_method",
+    ),
+    "torch.distributed.fsdp.fully_sharded_data_parallel": (
+        _PROCESSES,
+        "BackwardPrefetch CPUOffload FullOptimStateDictConfig FullStateDictConfig FullyShardedDataParallel "
+        "MixedPrecision ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictType",
+    ),
+    "torch.fx.experimental": (_TRACER, ""),
+    "torch.fx.graph_module": (
+        _TRACER,
+        "GraphModule _CodeOnlyModule _USER_PRESERVED_ATTRIBUTES_KEY _copy_attr",
+    ),
+    "torch.fx.node": (_TRACER, "Argument Node Target map_arg"),
+    "torch.fx.proxy": (_TRACER, "Proxy TraceError"),
+    "torch.onnx.symbolic_opset11": (_ONNX, "select squeeze unsqueeze"),
+}
+
+
+def is_absent(module: str, name: str) -> bool:
+    """Whether a name of a module is stood in for."""
+    return module in ABSENT and name in ABSENT[module][1].split()
+
+
+def stand_in(module: str, name: str) -> Any:
+    """Return a class (or a function, for a name in lower case) that raises RuntimeError when used."""
+    message = f"{module}.{name}: {ABSENT[module][0]}"
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(message)
+
+    names = {"__doc__": f"Not here: {message}.", "__module__": module}
+    if name.lstrip("_")[:1].islower():
+        refuse.__name__ = refuse.__qualname__ = name
+        refuse.__doc__, refuse.__module__ = names["__doc__"], module
+        return refuse
+    return type(name, (), {**names, "__init__": refuse})

@@ -1,0 +1,43 @@
+"""Names of PyTorch's compiler that packages ask whether it is at work: it never is."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+
+def is_compile_supported(device_type: str) -> bool:
+    """Return False: functions are not rewritten by PyTorch's compiler."""
+    return False
+
+
+def is_fake(x: Any) -> bool:
+    """Return False: there are no fake tensors; `device="meta"` has shapes without data."""
+    return False
+
+
+def get_proxy_mode() -> None:
+    """Return None: nothing is traced by proxies."""
+
+
+def is_traceable_wrapper_subclass(t: Any) -> bool:
+    """Return False: a tensor is not a wrapper of others."""
+    return False
+
+
+class FakeTensor:
+    """A class that no object is an instance of."""
+
+
+class FakeTensorMode:
+    """A class to check for; making one raises."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raise."""
+        raise RuntimeError(
+            'torch._subclasses.FakeTensorMode: webtorch has no fake tensors; use device="meta" for shapes without data'
+        )
+
+
+class TransformGetItemToIndex(contextlib.nullcontext[None]):
+    """A block in which x[i] takes tensors as indices, as it always does here."""

@@ -1,0 +1,140 @@
+"""torch._foreach_* and torch.utils._foreach_utils: lists of tensors, an operation for each element."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any
+
+import webtorch
+from webtorch import Tensor
+
+_ELEMENTWISE = [
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "addcdiv",
+    "addcmul",
+    "lerp",
+    "maximum",
+    "minimum",
+    "clamp_max",
+    "clamp_min",
+    "pow",
+]
+# Every name after `_foreach_`.
+NAMES = frozenset(
+    [*_ELEMENTWISE, *(f"{n}_" for n in _ELEMENTWISE), "clone", "copy_", "max", "mm", "norm", "zero_"]
+)  # fmt: skip
+_POSITIONAL = ("scalar", "scalars", "other", "exponent", "src", "tensors1", "mat2", "ord")
+
+
+@functools.cache
+def foreach(name: str) -> Callable[..., Any]:
+    """Return the function called `_foreach_name`: lists are gone through together, other arguments
+    are for every element. In-place ones return None. What is recorded is computed together.
+    """
+    plain = name.removesuffix("_")
+
+    def one(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if plain in ("maximum", "minimum", "clamp_max", "clamp_min"):
+            low = plain in ("maximum", "clamp_min")
+            if isinstance(args[0], Tensor):
+                found = (webtorch.maximum if low else webtorch.minimum)(x, args[0])
+            else:
+                found = x.clamp(min=args[0]) if low else x.clamp(max=args[0])
+            return x.copy_(found) if name.endswith("_") else found
+        if plain == "norm":
+            return webtorch.linalg.vector_norm(x, *(args or (2,)), **kwargs)
+        if not isinstance(x, Tensor):
+            return webtorch.pow(x, *args)
+        return getattr(x, name)(*args, **kwargs)
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args = (*args, *(kwargs.pop(n) for n in _POSITIONAL if n in kwargs))
+        if plain in ("addcdiv", "addcmul") and len(args) == 3:
+            value = args[2]
+            # A tensor of numbers, one for each element of the list.
+            kwargs["value"] = value.tolist() if isinstance(value, Tensor) and value.dim() else value
+            args = args[:2]
+        if plain == "lerp" and "weights" in kwargs:
+            kwargs["weight"] = kwargs.pop("weights")
+        given = [self, *args, *kwargs.values()]
+        counts = {len(v) for v in given if isinstance(v, list | tuple)}
+        if len(counts) != 1:
+            raise RuntimeError(
+                f"Tensor lists must have the same number of tensors, got {sorted(counts)} (_foreach_{name})"
+            )
+        columns = [v if isinstance(v, list | tuple) else repeat(v) for v in given]
+        results = []
+        for _, *row in zip(range(counts.pop()), *columns, strict=False):
+            named = dict(zip(kwargs, row[1 + len(args) :], strict=True))
+            results.append(one(row[0], *row[1 : 1 + len(args)], **named))
+        return None if name.endswith("_") else tuple(results)
+
+    run.__name__ = run.__qualname__ = f"_foreach_{name}"
+    return run
+
+
+def _group_tensors_by_device_and_dtype(
+    tensorlistlist: list[list[Any]], with_indices: bool = False
+) -> dict[Any, Any]:
+    """Return {(device, dtype): (lists, indices)}; the first list decides, and None goes along."""
+    found: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+    for index, row in enumerate(
+        zip(*(l or [None] * len(tensorlistlist[0]) for l in tensorlistlist), strict=True)
+    ):
+        key = (row[0].device, row[0].dtype)
+        lists, indices = found.setdefault(key, ([[] for _ in tensorlistlist], []))
+        for part, x in zip(lists, row, strict=True):
+            part.append(x)
+        if with_indices:
+            indices.append(index)
+    return found
+
+
+def _get_foreach_kernels_supported_devices() -> list[str]:
+    return ["cpu", "webgpu"]
+
+
+_get_fused_kernels_supported_devices = _get_foreach_kernels_supported_devices
+
+
+def _device_has_foreach_support(device: Any) -> bool:
+    return device.type in ("cpu", "webgpu")
+
+
+def _has_foreach_support(tensors: list[Any], device: Any) -> bool:
+    return True

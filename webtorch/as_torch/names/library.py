@@ -1,0 +1,239 @@
+"""torch.library: operators by name, each a Python function, and `torch.ops`, where they are called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import webtorch
+
+__all__ = [
+    "CustomOpDef", "Library", "custom_op", "define", "get_ctx", "impl", "impl_abstract", "opcheck",
+    "register_autocast", "register_autograd", "register_fake", "register_kernel", "register_vmap",
+    "triton_op", "wrap_triton",
+]  # fmt: skip
+
+# "namespace::name" -> its operator.
+_OPERATORS: dict[str, CustomOpDef] = {}
+
+
+class CustomOpDef:
+    """An operator: a function with a name, and perhaps a gradient of its own."""
+
+    def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
+        """Name the operator."""
+        self._name = self._qualname = name
+        self._function = function
+        self._kernels: dict[str, Callable[..., Any]] = {}
+        self._backward: Callable[..., Any] | None = None
+        self._setup_context: Callable[..., Any] | None = None
+        if function is not None:
+            functools.update_wrapper(self, function)
+        _OPERATORS[name] = self
+
+    def __repr__(self) -> str:
+        return f"<CustomOpDef({self._name})>"
+
+    @property
+    def default(self) -> CustomOpDef:
+        """The operator itself: it has one overload."""
+        return self
+
+    def overloads(self) -> list[str]:
+        """Return the names of the overloads."""
+        return ["default"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; its gradient is the one registered, or that of what it computes."""
+        if self._backward is None:
+            return self._run(*args, **kwargs)
+        if kwargs:
+            bound = inspect.signature(self._run_of(args, kwargs)).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = bound.args
+        return _differentiated(self).apply(*args)
+
+    def _run_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        if self._kernels:
+            for x in (*args, *kwargs.values()):
+                if isinstance(x, webtorch.Tensor) and x.device.type in self._kernels:
+                    return self._kernels[x.device.type]
+        if self._function is None:
+            raise NotImplementedError(
+                f"torch.ops.{self._name.replace('::', '.')}: no function of it has been registered for these arguments"
+            )
+        return self._function
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_of(args, kwargs)(*args, **kwargs)
+
+    def register_kernel(self, device_types: Any, func: Any = None, /) -> Any:
+        """Give the function for devices of some kinds ("cpu"); None is all of them."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            if device_types in (None, "default"):
+                self._function = function
+            for kind in [device_types] if isinstance(device_types, str) else device_types or ():
+                self._kernels[kind] = function
+            return function
+
+        return register if func is None else register(func)
+
+    def register_fake(self, func: Any = None, /) -> Any:
+        """Do nothing: shapes are known as soon as the function is recorded."""
+        return (lambda f: f) if func is None else func
+
+    register_vmap = register_fake
+
+    def register_autocast(self, device_type: str, cast_inputs: Any) -> None:
+        """Do nothing: autocast acts on the operations inside."""
+
+    def register_autograd(
+        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., Any] | None = None
+    ) -> None:
+        """Take the gradient: `backward(ctx, *grads)`, after `setup_context(ctx, inputs, output)`."""
+        self._backward, self._setup_context = backward, setup_context
+
+
+@functools.lru_cache(256)
+def _differentiated(operator: CustomOpDef) -> Any:
+    class Operator(webtorch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            out = operator._run(*args)
+            if operator._setup_context is not None:
+                operator._setup_context(ctx, args, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            assert operator._backward is not None
+            return operator._backward(ctx, *grads)
+
+    return Operator
+
+
+def custom_op(
+    name: str,
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str] = (),
+    device_types: Any = None,
+    schema: str | None = None,
+    tags: Any = None,
+) -> Any:
+    """Make a function an operator called "namespace::name", found at torch.ops.namespace.name."""
+
+    def make(function: Callable[..., Any]) -> CustomOpDef:
+        operator = CustomOpDef(name, function if device_types is None else None)
+        if device_types is not None:
+            operator.register_kernel(device_types, function)
+            functools.update_wrapper(operator, function)
+        return operator
+
+    return make if fn is None else make(fn)
+
+
+triton_op = custom_op
+
+
+def wrap_triton(triton_kernel: Any, /) -> NoReturn:
+    """Raise: kernels of Triton do not run here."""
+    raise RuntimeError("torch.library.wrap_triton: webtorch does not run kernels of Triton")
+
+
+def _operator(op: Any) -> CustomOpDef:
+    if isinstance(op, CustomOpDef):
+        return op
+    return _OPERATORS.get(str(op)) or CustomOpDef(str(op))
+
+
+def _named(op: Any) -> CustomOpDef | None:
+    return op if isinstance(op, CustomOpDef) else _OPERATORS.get(str(op))
+
+
+def define(qualname: str, schema: Any = None, *, lib: Any = None, tags: Any = ()) -> None:
+    """Say that an operator exists."""
+    _operator(qualname)
+
+
+def impl(qualname: str, types: Any, func: Any = None, *, lib: Any = None) -> Any:
+    """Give the function of an operator for devices of some kinds."""
+    return _operator(qualname).register_kernel(types, func)
+
+
+def register_kernel(op: Any, device_types: Any, func: Any = None, /, *, lib: Any = None) -> Any:
+    """Give the function of an operator for devices of some kinds."""
+    return _operator(op).register_kernel(device_types, func)
+
+
+def register_fake(
+    op: Any, func: Any = None, /, *, lib: Any = None, _stacklevel: int = 1, allow_override: bool = False
+) -> Any:  # fmt: skip
+    """Do nothing: shapes are known as soon as a function is recorded."""
+    return (lambda f: f) if func is None else func
+
+
+impl_abstract = register_fake
+
+
+def register_vmap(op: Any, func: Any = None, /, *, lib: Any = None) -> Any:
+    """Do nothing: vmap sees the operations inside."""
+    return (lambda f: f) if func is None else func
+
+
+def register_autocast(op: Any, device_type: str, cast_inputs: Any, /, *, lib: Any = None) -> None:
+    """Do nothing: autocast acts on the operations inside."""
+
+
+def register_autograd(
+    op: Any, backward: Any, /, *, setup_context: Any = None, lib: Any = None
+) -> None:
+    """Take the gradient of an operator."""
+    _operator(op).register_autograd(backward, setup_context=setup_context)
+
+
+def opcheck(op: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Raise: there is no dispatcher whose rules could be checked."""
+    raise RuntimeError(
+        "torch.library.opcheck: webtorch has no dispatcher to check an operator against"
+    )
+
+
+def get_ctx() -> NoReturn:
+    """Raise: functions for fake tensors are not called."""
+    raise RuntimeError("torch.library.get_ctx: webtorch calls no functions for fake tensors")
+
+
+class Library:
+    """Operators of one namespace."""
+
+    def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
+        """Name the namespace."""
+        self.ns, self.kind, self.dispatch_key = ns, kind, dispatch_key
+
+    def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
+        """Say that an operator exists, and return its name."""
+        name = schema.partition("(")[0].strip()
+        _operator(f"{self.ns}::{name}")
+        return name
+
+    def impl(
+        self,
+        op_name: Any,
+        fn: Callable[..., Any],
+        dispatch_key: str = "",
+        *,
+        with_keyset: bool = False,
+        allow_override: bool = False,
+    ) -> None:
+        """Give the function of an operator."""
+        key = dispatch_key or self.dispatch_key
+        if key in ("Meta", "Autograd") or key.startswith("Autocast"):
+            return
+        name = op_name._name if isinstance(op_name, CustomOpDef) else op_name
+        name = name if "::" in name else f"{self.ns}::{name}"
+        _operator(name).register_kernel("cpu" if key == "CPU" else None, fn)
