@@ -309,7 +309,7 @@ def test_functions_of_functions_agree_with_pytorch() -> None:
     import torch
 
     import webtorch
-    from webtorch.as_torch.names import func, pytree
+    from webtorch.utils import _pytree
 
-    ours = functions_of_functions(webtorch, func, pytree)
+    ours = functions_of_functions(webtorch, webtorch.func, _pytree)
     assert ours == functions_of_functions(torch, torch.func, torch.utils._pytree)

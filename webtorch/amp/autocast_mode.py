@@ -57,7 +57,12 @@ def _kind(device_type: str) -> str:
 
 
 def is_autocast_enabled(device_type: str | None = None) -> bool:
-    """Return whether autocast is on for a kind of device; None asks for "webgpu"."""
+    """Return whether autocast is on for a kind of device; None asks for "webgpu".
+
+    For PyTorch's other devices ("cuda"), on which no tensor can be here, it is not.
+    """
+    if device_type in ("cuda", "mps", "xpu", "xla", "hpu", "mtia"):
+        return False
     return ("webgpu" if device_type is None else _kind(device_type)) in state.enabled
 
 

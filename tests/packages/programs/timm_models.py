@@ -4,10 +4,10 @@ import timm
 import torch
 from common import numbers, report, settle, train
 
-x, y = numbers(2, 3, 32, 32), torch.tensor([1, 3])
+x, y = numbers(4, 3, 64, 64), torch.tensor([1, 3, 0, 2])
 resnet = settle(timm.create_model("resnet18", num_classes=5))
 losses = train(resnet, lambda: torch.nn.functional.cross_entropy(resnet(x), y))
-vit = settle(timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, depth=2))
+vit = settle(timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=5, depth=2))
 more = train(vit, lambda: torch.nn.functional.cross_entropy(vit(x), y))
 net = settle(timm.create_model("mobilenetv3_small_050", num_classes=5)).eval()
 convnext = settle(timm.create_model("convnext_atto", num_classes=5)).eval()

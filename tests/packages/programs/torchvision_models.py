@@ -5,7 +5,7 @@ import torchvision
 from common import numbers, report, settle, train
 from torchvision.transforms import v2
 
-x, y = numbers(2, 3, 64, 64), torch.tensor([1, 3])
+x, y = numbers(4, 3, 64, 64), torch.tensor([1, 3, 0, 2])
 net = settle(torchvision.models.resnet18(num_classes=5))
 losses = train(net, lambda: torch.nn.functional.cross_entropy(net(x), y))
 small = settle(torchvision.models.mobilenet_v2(num_classes=5)).eval()
