@@ -21,13 +21,12 @@ from webtorch.tensors.primitives import cast_to, record, reduce_dims
 from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
 from webtorch.tensors.tensor import Tensor
 
-# Bytes of scores from which a CPU, or an adapter that is one, does without them. Products multiply
-# 6 times and this 9 times; at best it was 1.3 times as slow, and several times where the threads of
-# NumPy's BLAS and ours wait for each other. So only where scores, softmax and gradients would take
-# more memory than many machines have.
+# Bytes of scores from which they are not stored. Products multiply 6 times and this 9 times, and
+# products have the better tiles. On a CPU it was at best 1.3 times as slow, and several times where the
+# threads of NumPy's BLAS and ours wait for each other; on GPUs it is counted (templates/attention.py),
+# not measured. So only where scores, softmax and gradients would take more memory than many
+# devices have.
 _MANY_SCORES = 2 << 30
-# Fewer queries do not fill the rows of a tile, and of fewer keys the scores are small.
-_FEW_QUERIES, _FEW_KEYS = 16, 64
 
 
 @lru_cache(maxsize=256)
@@ -62,11 +61,9 @@ def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
             return False
     if wanted == "fused":
         return True
-    if limits.is_gpu:
-        if limits.has_matrix_units and query.dtype is float16:
-            # Their products are ten times as fast as those that are written out here.
-            return False
-        return length >= _FEW_QUERIES and source >= _FEW_KEYS
+    if limits.has_matrix_units and query.dtype is float16:
+        # Their products are ten times as fast as those that are written out here.
+        return False
     return 4 * batch * heads * length * source >= _MANY_SCORES
 
 
