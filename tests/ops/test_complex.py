@@ -317,3 +317,12 @@ def test_files(tmp_path: Any, name: str) -> None:
         found = webtorch.load(path)
         _same(found["v"], z[:, 1])
         _same(found["c"], z.conj())
+
+
+def test_copies_of_the_other_view(device: str) -> None:
+    x = webtorch.arange(6.0, device=device).reshape(3, 2)
+    z = webtorch.view_as_complex_copy(x)
+    back = webtorch.view_as_real_copy(z)
+    x.fill_(0)
+    assert z.tolist() == [1j, 2 + 3j, 4 + 5j]
+    assert back.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]

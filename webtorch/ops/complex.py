@@ -20,7 +20,7 @@ from webtorch.ops.primitive import (
     pairs,
     real_part,
 )
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 FUNCTION = ("torch",)
 
@@ -52,7 +52,7 @@ def complex_(real: Any, imag: Any) -> Any:
     return join(*parts_together("complex", real, imag))
 
 
-@composite(function_in=FUNCTION)
+@composite(function_in=FUNCTION, autocast=Autocast(cpu="fp32"))
 def polar(abs: Any, angle: Any) -> Any:
     """The complex tensor of absolute values and angles: abs * (cos(angle) + i sin(angle))."""
     size, turn = parts_together("polar", abs, angle)

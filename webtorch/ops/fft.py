@@ -14,7 +14,7 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, movement
 from webtorch.ops.fourier import complex_transform, half_transform, real_transform
 from webtorch.ops.primitive import cast_to, conjugate, pad_with
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 FFT = ("fft",)
 _NORMS = ("backward", "ortho", "forward")
@@ -81,6 +81,10 @@ def _length(n: int) -> int:
     return n
 
 
+# PyTorch's list for the CPU; not for hfft and its inverse along several dims.
+_IN_FLOAT32 = Autocast(cpu="fp32")
+
+
 def _one(name: str, input: Any, n: int | None, dim: int, norm: str | None, inverse: bool) -> Any:
     x = _floating(name, input, True)
     d = _dim(x, dim)
@@ -109,37 +113,37 @@ def _from_half(
     return _scaled(out, _scale(norm, length, forward))
 
 
-@composite(function_in=FFT, torch="fft.fft")
+@composite(function_in=FFT, torch="fft.fft", autocast=_IN_FLOAT32)
 def fft_fft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The discrete Fourier transform along `dim`, of n numbers (cut, or with zeros behind)."""
     return _one("fft_fft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.ifft")
+@composite(function_in=FFT, torch="fft.ifft", autocast=_IN_FLOAT32)
 def fft_ifft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of fft."""
     return _one("fft_ifft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.rfft")
+@composite(function_in=FFT, torch="fft.rfft", autocast=_IN_FLOAT32)
 def fft_rfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The transform of real numbers: its first n // 2 + 1 terms, of which the others are conjugates."""
     return _half("fft_rfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.irfft")
+@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32)
 def fft_irfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of rfft: n real numbers, 2 (terms - 1) by default."""
     return _from_half("fft_irfft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.hfft")
+@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32)
 def fft_hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The real transform of numbers of which each is the conjugate of its opposite, from their first half."""
     return _from_half("fft_hfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.ihfft")
+@composite(function_in=FFT, torch="fft.ihfft", autocast=_IN_FLOAT32)
 def fft_ihfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of hfft: the first half of the inverse transform of real numbers."""
     return conjugate(_half("fft_ihfft", input, n, dim, norm, False))
@@ -254,7 +258,8 @@ def _declare(kind: str) -> None:
     ):
         function.__name__ = f"fft_{kind}{suffix}"
         function.__doc__ = f"{text} {where}, of sizes `s` (cut, or with zeros behind)."
-        composite(function_in=FFT, torch=f"fft.{kind}{suffix}")(function)
+        rule = None if "hfft" in kind else _IN_FLOAT32
+        composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule)(function)
 
 
 for _kind in _DIRECTIONS:

@@ -9,7 +9,7 @@ from webtorch.ir.view import numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
 from webtorch.ops.primitive import pad_with, pairs
-from webtorch.ops.record import composite
+from webtorch.ops.record import Autocast, composite
 
 ONE_SIDED = "Cannot have onesided output if window or input is complex"
 
@@ -55,7 +55,7 @@ def _padded_window(window: Any, width: int, n_fft: int, like: Any) -> Any:
     return pad_with(window, (left,), (n_fft - width - left,), 0) if width < n_fft else window
 
 
-@composite()
+@composite(autocast=Autocast(cpu="fp32", gpu="fp32"))
 def stft(
     input: Any,
     n_fft: int,
