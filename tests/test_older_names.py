@@ -229,3 +229,8 @@ def test_missing_names_of_every_place_say_so() -> None:
         module = __import__(f"webtorch.{place}", fromlist=["x"])
         with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):
             getattr(module, name)
+
+
+def test_the_gradient_of_cross_map_lrn_is_that_of_its_values() -> None:
+    x = webtorch.tensor(_x(torch, 2, 5, 3, 3).double().numpy(), requires_grad=True)
+    assert webtorch.autograd.gradcheck(webtorch.nn.CrossMapLRN2d(3, 0.1, k=2.0), (x,))

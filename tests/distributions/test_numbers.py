@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -202,6 +203,16 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def _validated() -> Iterator[None]:
+    """PyTorch's compiler, once used, leaves its distributions unchecked."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.usefixtures("_validated")
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_are_pytorchs(name: str) -> None:
     with pytest.raises(Exception) as wanted:
