@@ -264,6 +264,18 @@ class KernelWriter:
         for i, slot in enumerate(k.buffers):
             self.slots[i] = self._declare(i, slot)
 
+    def template_slot(self, number: int) -> Slot:
+        """Return how a template's buffer appears: one element at a time, small types packed in words."""
+        slot = self.kernel.buffers[number]
+        packed = self.is_packed(slot.dtype)
+        return Slot(
+            number,
+            slot,
+            width=PER_WORD[slot.dtype] if packed else 1,
+            packed=packed,
+            native_f16=slot.dtype is float16 and not packed,
+        )
+
     def is_packed(self, dtype: DType) -> bool:
         return dtype in PER_WORD and not (dtype is float16 and self.limits.has_f16)
 

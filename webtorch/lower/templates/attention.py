@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.kernel import Attention, Kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
-from webtorch.lower.wgsl_writer import KernelWriter, Slot
+from webtorch.lower.wgsl_writer import KernelWriter
 from webtorch.runtime.backend import Limits
 
 
@@ -152,10 +152,8 @@ class AttentionWriter:
         self.inner_heads = r.heads // r.shared
         for name, i in self.number.items():
             slot = r.buffers[i]
-            packed = self.w.is_packed(slot.dtype)
-            s = Slot(i, slot, packed=packed, native_f16=slot.dtype is float16 and not packed)
-            if packed:
-                s.width = 32 // slot.dtype.bits
+            s = self.w.template_slot(i)
+            if s.packed:
                 s.atomic = slot.access != "read"
             elif self.is_wide(name, 4):
                 s.width = 4

@@ -31,7 +31,7 @@ from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import encode, wgsl_type
-from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
+from webtorch.lower.wgsl_writer import KernelWriter, Scope
 from webtorch.runtime.backend import Limits
 
 # Loop variables of a product, in order.
@@ -234,17 +234,10 @@ class ProductWriter(KernelWriter):
     def declare(self, wide: dict[int, bool], widths: dict[int, int] | None = None) -> None:
         """Choose how the buffers are declared; `wide` names the operands that are read as vectors
         of 4, `widths` those of other vectors."""
-        for number, slot in enumerate(self.p.buffers):
-            packed = self.is_packed(slot.dtype)
-            s = Slot(
-                number, slot, packed=packed, native_f16=slot.dtype.name == "float16" and not packed
-            )
-            if packed:
-                s.width = 32 // slot.dtype.bits
-            elif wide.get(number):
-                s.width = 4
-            elif widths:
-                s.width = widths.get(number, 1)
+        for number in range(len(self.p.buffers)):
+            s = self.template_slot(number)
+            if not s.packed:
+                s.width = 4 if wide.get(number) else (widths or {}).get(number, 1)
             self.slots[number] = s
         out = self.slots[2]
         if out.packed:

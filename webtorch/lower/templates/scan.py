@@ -19,7 +19,7 @@ from webtorch.lower.templates.generic import scan_kernel
 from webtorch.lower.wgsl_reduce import from_bits, to_bits
 from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type
-from webtorch.lower.wgsl_writer import KernelWriter, Slot
+from webtorch.lower.wgsl_writer import KernelWriter
 from webtorch.runtime.backend import Limits
 
 __all__ = ["render", "scan_kernel"]
@@ -67,15 +67,9 @@ class _ScanWriter:
         self.kind = wgsl_type(self.dtype)
         # Booleans run as their maximum and minimum do: any and all.
         self.op = {"max": "any", "min": "all"}.get(r.op, r.op) if self.dtype is bool_ else r.op
-        for number, slot in enumerate(r.buffers):
-            packed = self.w.is_packed(slot.dtype)
-            s = Slot(
-                number, slot, packed=packed, native_f16=slot.dtype.name == "float16" and not packed
-            )
-            if packed:
-                s.width = 32 // slot.dtype.bits
-                s.atomic = number == 1
-            self.w.slots[number] = s
+        for number in range(len(r.buffers)):
+            self.w.slots[number] = self.w.template_slot(number)
+        self.w.slots[1].atomic = self.w.slots[1].packed
         self.rows = r.outer * r.inner
         self.tile = plan.ty * _OWN
         per_part = -(-r.length // plan.parts)

@@ -16,7 +16,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Kernel, Sort
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import convert, wgsl_type
-from webtorch.lower.wgsl_writer import KernelWriter, Slot
+from webtorch.lower.wgsl_writer import KernelWriter
 from webtorch.runtime.backend import Limits
 
 # A key and a place, 32 bits each.
@@ -88,12 +88,8 @@ class _SortWriter:
     def __init__(self, r: Sort, limits: Limits, plan: Plan) -> None:
         self.r, self.limits, self.plan = r, limits, plan
         self.w = KernelWriter(Kernel(r.name, (1,), (), r.buffers, r.args, (), ()), limits)
-        for number, slot in enumerate(r.buffers):
-            packed = self.w.is_packed(slot.dtype)
-            native = slot.dtype.name == "float16" and not packed
-            self.w.slots[number] = Slot(number, slot, packed=packed, native_f16=native)
-            if packed:
-                self.w.slots[number].width = 32 // slot.dtype.bits
+        for number in range(len(r.buffers)):
+            self.w.slots[number] = self.w.template_slot(number)
         self.blocks = -(-r.length // plan.block)
         # Keys and places of the sorted runs, and the same again to merge into.
         elements = 4 * r.rows * r.length
