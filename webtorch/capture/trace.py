@@ -415,12 +415,7 @@ def capture(
             # generators and schedules their places, variables what they held.
             for storage, node in runtime.overwritten.items():
                 storage.node, storage.donor = node, None
-            for t, g, _ in tracing.grads.values():
-                t._grad = g
-            for generator, seed, offset in tracing.generators.values():
-                generator._seed, generator._offset = seed, offset
-            for restore in reversed(tracing.undo):
-                restore()
+            tracing.restore()
             for place, _ in effects:
                 place.set(place.before)
         runtime.overwritten.clear()

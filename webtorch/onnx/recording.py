@@ -324,12 +324,7 @@ def record(
 
 
 def _undo(gradient_mode: tuple[bool, bool]) -> None:
-    for t, g, _ in tracing.grads.values():
-        t._grad = g
-    for generator, seed, offset in tracing.generators.values():
-        generator._seed, generator._offset = seed, offset
-    for restore in reversed(tracing.undo):
-        restore()
+    tracing.restore()
     tracing.end()
     mode.grad, mode.inference = gradient_mode
 

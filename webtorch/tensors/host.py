@@ -292,6 +292,15 @@ class _Tracing(threading.local):
         # Why the call cannot be replayed, once that is known.
         self.refused: str | None = None
 
+    def restore(self) -> None:
+        """Give the host its state back: gradients, generators' places, and what has an undo."""
+        for tensor, grad, _ in self.grads.values():
+            tensor._grad = grad
+        for generator, seed, offset in self.generators.values():
+            generator._seed, generator._offset = seed, offset
+        for restore in reversed(self.undo):
+            restore()
+
     def end(self) -> None:
         """Stop, and forget what was noted."""
         self.begin()
