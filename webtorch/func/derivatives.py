@@ -180,6 +180,17 @@ def _replaced(args: Sequence[Any], numbers: Sequence[int], new: Sequence[Any]) -
 # ---------------------------------------------------------------------------------------------------
 
 
+def _parts(result: Any, has_aux: bool, name: str) -> tuple[Any, Any]:
+    """Return (output, aux) of a function's result; aux is None without has_aux."""
+    if not has_aux:
+        return result, None
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuntimeError(
+            f"{name}: output of function f should be a tuple: (output, aux) if has_aux is True"
+        )
+    return result
+
+
 def grad_and_value(
     func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -195,14 +206,7 @@ def grad_and_value(
         with _Transform() as transform:
             starts = [tree_map(transform.start, args[n]) for n in numbers]
             output = func(*_replaced(args, numbers, starts), **kwargs)
-            aux = None
-            if has_aux:
-                if not (isinstance(output, tuple) and len(output) == 2):
-                    raise RuntimeError(
-                        "grad_and_value(f)(*args): output of function f should be a tuple: "
-                        "(output, aux) if has_aux is True"
-                    )
-                output, aux = output
+            output, aux = _parts(output, has_aux, "grad_and_value(f)(*args)")
             if not isinstance(output, Tensor):
                 raise RuntimeError(
                     "grad_and_value(f)(*args): Expected f(*args) to return a Tensor, got "
@@ -257,14 +261,7 @@ def _vjp(
     with _Transform() as transform:
         starts = [tree_map(transform.start, args[n]) for n in numbers]
         result = func(*_replaced(args, numbers, starts))
-        aux = None
-        if has_aux:
-            if not (isinstance(result, tuple) and len(result) == 2):
-                raise RuntimeError(
-                    "vjp(f, *primals): output of function f should be a tuple: (output, aux) if "
-                    "has_aux is True"
-                )
-            result, aux = result
+        result, aux = _parts(result, has_aux, "vjp(f, *primals)")
         outputs, out_spec = tree_flatten(result)
         _check_outputs(outputs, "vjp(f, *primals)")
         for out in outputs:
@@ -366,14 +363,7 @@ def _jvp(
     with Level() as level, _Running():
         duals = [dual(p, t, level) for p, t in zip(leaves, directions, strict=True)]
         result = func(*_replaced(args, numbers, tree_unflatten(duals, spec)))
-        aux = None
-        if has_aux:
-            if not (isinstance(result, tuple) and len(result) == 2):
-                raise RuntimeError(
-                    f"{_JVP}: output of function f should be a tuple: (output, aux) if has_aux is "
-                    "True"
-                )
-            result, aux = result
+        result, aux = _parts(result, has_aux, _JVP)
         outputs, out_spec = tree_flatten(result)
         _check_outputs(outputs, _JVP)
         found = [tangent_of(x, level) for x in outputs]

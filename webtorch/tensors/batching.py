@@ -57,6 +57,23 @@ def levels_of(tensors: Iterable[Any]) -> Levels:
     return tuple(sorted(found.items()))
 
 
+def _seen(
+    x: Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    levels: tuple[tuple[int, int, int], ...],
+) -> Tensor:
+    """Return x's memory seen with other sizes and strides, and with these levels hidden."""
+    whole = (
+        not levels
+        and not x._offset
+        and not x.dtype.is_complex
+        and numel(shape) == x._storage.elements
+        and is_contiguous(shape, strides)
+    )
+    return Tensor._from_storage(x._storage, shape, strides, x._offset, whole, x.dtype, levels)
+
+
 def physical(x: Tensor, levels: Levels, rank: int = 0) -> Tensor:
     """Return x with `levels` as its first dimensions, then ones up to `rank` dimensions, then its own.
 
@@ -68,14 +85,7 @@ def physical(x: Tensor, levels: Levels, rank: int = 0) -> Tensor:
     shape = (*(size for _, size in levels), *(1,) * pad, *x._shape)
     strides = (*(own.get(n, 0) for n, _ in levels), *(0,) * pad, *x._strides)
     rest = tuple([one for one in x._levels if one[0] not in asked])
-    whole = (
-        not rest
-        and not x._offset
-        and not x.dtype.is_complex
-        and numel(shape) == x._storage.elements
-        and is_contiguous(shape, strides)
-    )
-    out = Tensor._from_storage(x._storage, shape, strides, x._offset, whole, x.dtype, rest)
+    out = _seen(x, shape, strides, rest)
     out._counter = x._counter
     return out
 
@@ -113,14 +123,7 @@ def unbatch(x: Tensor, dim: int, number: int, size: int) -> Tensor:
     shape = (*x._shape[:dim], size, *x._shape[dim:])
     strides = (*x._strides[:dim], stride, *x._strides[dim:])
     levels = tuple([one for one in x._levels if one[0] != number])
-    whole = (
-        not levels
-        and not x._offset
-        and not x.dtype.is_complex
-        and numel(shape) == x._storage.elements
-        and is_contiguous(shape, strides)
-    )
-    out = Tensor._from_storage(x._storage, shape, strides, x._offset, whole, x.dtype, levels)
+    out = _seen(x, shape, strides, levels)
     return _as_view_of(out, x, lambda g: batch(g, dim, number))
 
 
