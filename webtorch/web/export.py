@@ -25,8 +25,9 @@ from typing import Any, TypeAlias
 import webtorch
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import Capture, Returned, compile_never
-from webtorch.errors import CaptureError, ShapeError
+from webtorch.errors import CaptureError, DTypeError, KernelError, ShapeError
 from webtorch.io.safetensors import RawTensor
+from webtorch.ir.dtype import by_name
 from webtorch.ir.program import Program
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
@@ -34,6 +35,7 @@ from webtorch.nn import Module
 from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Limits
+from webtorch.runtime.backends import webassembly
 from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import HostScalar, RandomOffset
@@ -77,6 +79,9 @@ class Exported:
     examples: dict[str, RawTensor] = field(default_factory=dict)
     # By function: the planned program as `Program.to_json` writes it, and where its inputs come from.
     native: Json = field(default_factory=dict)
+    # The code for the processor, and the constants in its memory.
+    code: bytes = b""
+    constants: bytes = b""
 
 
 def export(
@@ -94,6 +99,7 @@ def export(
     title: str | None = None,
     half: bool = False,
     single_file: bool = False,
+    cpu: bool | None = None,
     limits: Limits = BROWSER_LIMITS,
 ) -> Path:
     """Write a page that runs `what` on WebGPU in a browser tab, and return the folder (or file).
@@ -113,7 +119,9 @@ def export(
     `inputs`, `outputs` and `examples` are dicts by function where there are several. `labels` are
     the names of a classifier's classes, `vocabulary` the characters (or tokens) of integer inputs:
     they let the page show samples and take text. `half` stores parameters in 16 bits;
-    `single_file` writes one HTML file that needs no server.
+    `single_file` writes one HTML file that needs no server. `cpu` adds WebAssembly for tabs without
+    WebGPU, by default where llvmlite is there to write it and the program has nothing that only
+    WebGPU does.
 
     Raises CaptureError for a function that a program cannot repeat or that writes into its
     arguments, DTypeError for float64, OverflowError for constants beyond 32 bits, ShapeError for an
@@ -152,6 +160,7 @@ def export(
         title=title,
         limits=limits,
         half=half,
+        cpu=cpu,
     )
     for key, given in batches.items():
         exported.examples.update(_examples(exported.program["functions"][key], key, given))
@@ -159,7 +168,7 @@ def export(
     exported.program["vocabulary"] = list(vocabulary) if vocabulary is not None else None
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
-        single_file=single_file,
+        code=exported.code, constants=exported.constants, single_file=single_file,
     )  # fmt: skip
 
 
@@ -187,6 +196,7 @@ def export_all(
     title: str | None = None,
     limits: Limits = BROWSER_LIMITS,
     half: bool = False,
+    cpu: bool | None = False,
 ) -> Exported:
     """Return what `export` writes for captured functions, without writing it."""
     found = dict(state or {})
@@ -208,7 +218,7 @@ def export_all(
         )
     modules = {k: v for k, v in found.items() if isinstance(v, Module)}
     narrow = set(_storage_names(modules)) if half else set()
-    page = _Page(captures, _storage_names(found), limits, narrow)
+    page = _Page(captures, _storage_names(found), limits, narrow, cpu)
     for name, step in steps.items():
         tensors: list[tuple[str, tuple[int, ...]]] = []
         numbers: list[str] = []
@@ -346,6 +356,7 @@ class _Page:
         names: dict[int, tuple[str, tuple[int, ...]]],
         limits: Limits,
         narrow: set[int],
+        cpu: bool | None,
     ) -> None:
         self.captures = captures
         self.names = names
@@ -353,6 +364,9 @@ class _Page:
         # Storages whose contents are stored in 16 bits.
         self.narrow = narrow
         self.kernels = Kernels()
+        # The program for the processor, or None and why there is none.
+        self.cpu, self.without = _cpu_page(cpu)
+        self.cpu_wanted = bool(cpu)
         self.states: list[Json] = []
         self.weights: dict[str, RawTensor] = {}
         self.numbers: dict[int, int] = {}
@@ -414,7 +428,44 @@ class _Page:
             "kernels": self.kernels.items,
             "functions": self.functions,
         }
-        return Exported(program, self.weights, {}, self.native)
+        exported = Exported(program, self.weights, {}, self.native)
+        if self.cpu is not None:
+            try:
+                for number, state in enumerate(self.states):
+                    self.cpu.state(
+                        number, numel(tuple(state["shape"])) * by_name(state["dtype"]).itemsize
+                    )
+                program["cpu"], module, exported.constants = self.cpu.finish()
+                exported.code = module.code
+            except KernelError as error:
+                self.give_up(error)
+        if self.cpu is None:
+            program["cpu"] = self.without
+            for function in self.functions.values():
+                function.pop("cpu", None)
+        return exported
+
+    def give_up(self, error: Exception) -> None:
+        """Leave the program for the processor out, unless it was asked for."""
+        if self.cpu_wanted:
+            raise error
+        self.cpu, self.without = None, str(error)
+
+
+def _cpu_page(wanted: bool | None) -> tuple[Any, str]:
+    """Return what collects the program for the processor, or None and why there is none."""
+    if wanted is False:
+        return None, "it was exported without one"
+    try:
+        writer = webassembly()
+        if writer.available():
+            return writer.Page(), ""
+        why = "llvmlite, which writes it, was not installed (pip install numba)"
+    except ImportError as error:
+        why = f"what writes it was not installed (pip install numpy numba): {error}"
+    if wanted:
+        raise ImportError(f"export: cpu=True: {why}")
+    return None, why
 
 
 class _Export:
@@ -426,6 +477,7 @@ class _Export:
         self.captured = captured
         self.kept = self._kept()
         graph = replace(captured.graph, outputs=tuple(captured.graph.outputs[k] for k in self.kept))
+        self.graph = graph
         self.program: Program = compile_graph(graph, page.limits)
         self.layout: Layout = lay_out(self.program, page.limits, page.kernels)
         self.memory: list[Json] = [{"own": n} for n in self.layout.memory]
@@ -474,6 +526,11 @@ class _Export:
             # Whether a call changes the state.
             "writes": any(isinstance(self.captured.targets[k], Storage) for k in self.kept),
         }
+        if self.page.cpu is not None:
+            try:
+                self.page.functions[self.name]["cpu"] = self._cpu(self.page.cpu, arguments)
+            except (DTypeError, KernelError) as error:
+                self.page.give_up(error)
         for limit, value in layout.limits.items():
             self.page.needed[limit] = max(value, self.page.needed.get(limit, 0))
         self.page.native[self.name] = {
@@ -515,6 +572,61 @@ class _Export:
         if len({a["name"] for a in arguments}) < len(arguments):
             raise ValueError(f"export: two inputs have one name: {[a['name'] for a in arguments]}")
         return arguments
+
+    def _cpu(self, page: Any, arguments: list[Json]) -> Json:
+        """Return the function for the processor. What is new is copied into the states: nothing moves."""
+        writer = webassembly()
+        captured = self.captured
+        program = compile_graph(self.graph, writer.LIMITS)
+        numbers = {
+            buffer: self._state(source)
+            for source, buffer in zip(captured.sources, program.inputs, strict=True)
+            if isinstance(source, Storage)
+        }
+        function = writer.lay_out(program, page, numbers)
+
+        def bytes_of(storage: Storage) -> int:
+            node = storage.realize()
+            return numel(node.shape) * node.dtype.itemsize
+
+        # Values that lie in a state are copied aside first: that state may get another one.
+        moves: list[tuple[int, int, int]] = []
+        aside: list[tuple[int, int, int]] = []
+        for k, source in zip(self.kept, function.results, strict=True):
+            target = captured.targets[k]
+            if isinstance(target, int):
+                continue
+            nbytes = bytes_of(target)
+            to = page.state(self._state(target), nbytes)
+            if source == to:
+                continue
+            if source in page.states.values():
+                room = page.memory.allocate(nbytes, stays=True)
+                aside.append((source, room, nbytes))
+                source = room
+            moves.append((source, to, nbytes))
+        for source, to, nbytes in (*aside, *moves):
+            function.calls += [writer.COPY, to, source, nbytes]
+            function.names.append("copy")
+        returns = []
+        for _, leaf in _leaves(captured.result):
+            if not isinstance(leaf, Returned):
+                continue
+            returned = None if leaf.number is None else captured.targets[leaf.number]
+            if isinstance(returned, int):
+                returns.append(function.results[self.kept.index(returned)])
+                continue
+            storage = leaf.storage if returned is None else returned
+            assert storage is not None
+            returns.append(page.state(self._state(storage), bytes_of(storage)))
+        return {
+            "inputs": [function.places[a["entry"]] for a in arguments],
+            "calls": function.calls,
+            "patches": function.patches,
+            "names": function.names,
+            "status": function.status,
+            "returns": returns,
+        }
 
     def _own(self, nbytes: int) -> int:
         self.memory.append({"own": nbytes})

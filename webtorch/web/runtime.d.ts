@@ -111,10 +111,20 @@ export interface LoadOptions {
   key?: string;
   /** Milliseconds of training that may be lost with the device. */
   keep?: number;
+  /** By default WebGPU, and the processor where there is none. */
+  device?: "auto" | "webgpu" | "cpu";
+  /** Threads on the processor, at most; more than one need a cross-origin isolated page. */
+  threads?: number | null;
 }
 
 export function load(folder?: string | URL | { program: string | object; weights: ArrayBuffer }, options?: LoadOptions): Promise<Model>;
 export function open(program: object, weights?: Record<string, FileTensor>, options?: { device?: GPUDevice | null }): Promise<Engine>;
+export function openCpu(
+  program: object,
+  weights: Record<string, FileTensor>,
+  files: { code: ArrayBuffer; constants: ArrayBuffer },
+  options: { library: object; script?: string | null; threads?: number | null },
+): Promise<Engine>;
 export function requestDevice(requirements?: Requirements): Promise<GPUDevice>;
 export function readSafetensors(file: ArrayBuffer, what?: string): Record<string, FileTensor>;
 export function writeSafetensors(tensors: Record<string, FileTensor>): Uint8Array;

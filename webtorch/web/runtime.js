@@ -301,7 +301,7 @@ function webgpu() {
   const gpu = globalThis.navigator?.gpu;
   if (!gpu) {
     const why = globalThis.isSecureContext === false ? "this page is not served over https or from localhost" : "this browser does not offer it, or it is switched off";
-    throw new WebtorchError(`WebGPU is not available: ${why}. Current versions of Chrome, Edge, Safari and Firefox have it.`);
+    throw Object.assign(new WebtorchError(`WebGPU is not available: ${why}. Current versions of Chrome, Edge, Safari and Firefox have it.`), { noDevice: true });
   }
   return gpu;
 }
@@ -312,14 +312,14 @@ const OPTIONAL = ["timestamp-query"];
 export async function requestDevice({ limits = {}, features = [] } = {}) {
   const gpu = webgpu();
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw new WebtorchError("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing.");
+  if (!adapter) throw Object.assign(new WebtorchError("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing."), { noDevice: true });
   const missing = [];
   for (const [name, needed] of Object.entries(limits)) {
     const offered = adapter.limits[name];
     if (offered === undefined || offered < needed) missing.push(`${name}: ${needed} is needed, this device offers ${offered ?? "none"}`);
   }
   for (const name of features) if (!adapter.features.has(name)) missing.push(`feature ${name}: this device does not have it`);
-  if (missing.length) throw new WebtorchError(`This device is too small for the program. ${missing.join("; ")}.`);
+  if (missing.length) throw Object.assign(new WebtorchError(`This device is too small for the program. ${missing.join("; ")}.`), { noDevice: true });
   const device = await adapter.requestDevice({ requiredLimits: limits, requiredFeatures: [...features, ...OPTIONAL.filter((name) => adapter.features.has(name))] });
   device.webtorchName = nameOf(adapter.info ?? device.adapterInfo ?? {});
   return device;
@@ -381,6 +381,56 @@ async function compileKernel(device, kernel, layouts) {
   return { pipeline, group: layout.group };
 }
 
+// --- calls, on whatever device ----------------------------------------------------------------------------------------
+
+/** Return the inputs of a call as bytes. Everything is checked before anything changes. */
+function encodeInputs(name, description, inputs) {
+  const known = new Set([...description.arguments, ...description.numbers].map((a) => a.name));
+  for (const key of Object.keys(inputs)) {
+    if (!known.has(key)) throw new WebtorchError(`${name}: there is no input ${key}; the inputs are ${[...known].join(", ") || "none"}`);
+  }
+  for (const { name: key } of description.numbers) {
+    if (key in inputs && typeof inputs[key] !== "number") throw new WebtorchError(`${name}: ${key} is a number, got ${typeof inputs[key]}`);
+  }
+  return description.arguments.map((a) => encode(inputs[a.name], a.shape, a.dtype, `${name}: input ${a.name}`));
+}
+
+/** Return the runtime arguments of a call: settings, numbers among the inputs, words of the random counter. */
+function argumentValues(model, { args, numbers }, inputs) {
+  const local = {};
+  for (const { name, value } of numbers) local[name] = Number(inputs[name] ?? value);
+  return args.map((arg) => {
+    if (arg.random) return Number(((model.random + BigInt(arg.random[0])) >> BigInt(32 * arg.random[1])) & 0xffffffffn);
+    if (!arg.terms) return Number(arg.value);
+    let sum = 0;
+    for (const [coefficient, names] of arg.terms) {
+      let product = Number(coefficient);
+      for (const name of names) product *= local[name] ?? model.settings[name];
+      sum += product;
+    }
+    return sum;
+  });
+}
+
+/** Return the error of an index that a kernel reported. */
+function indexError(sites, site, value) {
+  const [op, dim, size, line] = sites[site - 1] ?? ["an operation", 0, "?", ""];
+  return new WebtorchError(`${op}: index ${value} is out of bounds for dimension ${dim} with size ${size}${line ? ` (${line})` : ""}`);
+}
+
+/** Return the bytes of every state, from tensors of a file. All are checked. */
+function stateContents(states, tensors, what) {
+  return states.map(({ name, dtype, shape }) => {
+    const tensor = tensors[name];
+    if (!tensor) throw new WebtorchError(`${what}: the tensor ${name} is missing`);
+    const fits = tensor.dtype === dtype || (FLOATS.includes(tensor.dtype) && FLOATS.includes(dtype));
+    if (!fits || elementsOf(tensor.shape) !== elementsOf(shape)) {
+      throw new WebtorchError(`${what}: ${name} is ${tensor.dtype}${shown(tensor.shape)}, the program wants ${dtype}${shown(shape)}`);
+    }
+    return toDevice(tensor, dtype, `${what}: ${name}`);
+  });
+}
+
 // --- programs ---------------------------------------------------------------------------------------------------------
 
 /** One exported function, ready to be called. */
@@ -422,22 +472,10 @@ class Program {
 
   /** Write the runtime arguments into the uniform buffer, if any of them changed. */
   packArguments(inputs) {
-    const { args, uniform, numbers } = this.description;
+    const { args, uniform } = this.description;
     if (!this.uniform) return;
     const { model } = this;
-    const local = {};
-    for (const { name, value } of numbers) local[name] = Number(inputs[name] ?? value);
-    const values = args.map((arg) => {
-      if (arg.random) return Number(((model.random + BigInt(arg.random[0])) >> BigInt(32 * arg.random[1])) & 0xffffffffn);
-      if (!arg.terms) return Number(arg.value);
-      let sum = 0;
-      for (const [coefficient, names] of arg.terms) {
-        let product = Number(coefficient);
-        for (const name of names) product *= local[name] ?? model.settings[name];
-        sum += product;
-      }
-      return sum;
-    });
+    const values = argumentValues(model, this.description, inputs);
     const view = new DataView(new ArrayBuffer(uniform.bytes));
     for (const [offset, number] of uniform.fields) {
       const value = values[number];
@@ -477,15 +515,7 @@ class Program {
   call(inputs = {}, { read = true, step = null } = {}) {
     const { model, description } = this;
     model.check();
-    const known = new Set([...description.arguments, ...description.numbers].map((a) => a.name));
-    for (const name of Object.keys(inputs)) {
-      if (!known.has(name)) throw new WebtorchError(`${this.name}: there is no input ${name}; the inputs are ${[...known].join(", ") || "none"}`);
-    }
-    for (const { name } of description.numbers) {
-      if (name in inputs && typeof inputs[name] !== "number") throw new WebtorchError(`${this.name}: ${name} is a number, got ${typeof inputs[name]}`);
-    }
-    // Everything is checked before anything changes.
-    const encoded = description.arguments.map((a) => encode(inputs[a.name], a.shape, a.dtype, `${this.name}: input ${a.name}`));
+    const encoded = encodeInputs(this.name, description, inputs);
     const { queue } = model.device;
     encoded.forEach((bytes, i) => bytes.byteLength && queue.writeBuffer(this.arguments[i], 0, bytes));
     this.packArguments(inputs);
@@ -618,10 +648,7 @@ class Program {
     }
     if (this.status) {
       const [site, value] = new Int32Array(bytes, at, 2);
-      if (site > 0) {
-        const [op, dim, size, line] = sites[site - 1] ?? ["an operation", 0, "?", ""];
-        throw new WebtorchError(`${op}: index ${value} is out of bounds for dimension ${dim} with size ${size}${line ? ` (${line})` : ""}`);
-      }
+      if (site > 0) throw indexError(sites, site, value);
     }
     this.model.check();
     return out;
@@ -682,15 +709,7 @@ export class Engine {
   /** @internal */
   write(tensors, what) {
     // All are checked before any is written.
-    const contents = this.program.states.map(({ name, dtype, shape }) => {
-      const tensor = tensors[name];
-      if (!tensor) throw new WebtorchError(`${what}: the tensor ${name} is missing`);
-      const fits = tensor.dtype === dtype || (FLOATS.includes(tensor.dtype) && FLOATS.includes(dtype));
-      if (!fits || elementsOf(tensor.shape) !== elementsOf(shape)) {
-        throw new WebtorchError(`${what}: ${name} is ${tensor.dtype}${shown(tensor.shape)}, the program wants ${dtype}${shown(shape)}`);
-      }
-      return toDevice(tensor, dtype, `${what}: ${name}`);
-    });
+    const contents = stateContents(this.program.states, tensors, what);
     contents.forEach((bytes, i) => bytes.length && this.device.queue.writeBuffer(this.states[i].buffer, 0, bytes));
   }
 
@@ -769,6 +788,15 @@ function checked(program) {
 /** Open a program that is in memory, in this thread: the parsed program.json, and tensors as `readSafetensors` returns them. */
 export async function open(program, weights = {}, { device = null } = {}) {
   return new Engine(device ?? (await requestDevice(checked(program))), checked(program)).open(weights);
+}
+
+/**
+ * Open a program on the processor, in this thread. `files` are {code, constants} of cpu.wasm and cpu.bin; `library` is the module
+ * cpu.js, `script` its address for threads, of which there are as many as `threads` says or the processor has.
+ */
+export async function openCpu(program, weights, files, { library, script = null, threads = null }) {
+  const tools = { WebtorchError, encodeInputs, argumentValues, indexError, stateContents, decode, toFile, elementsOf, readSafetensors, writeSafetensors, settingsNamed };
+  return new library.CpuEngine(tools, checked(program)).open(weights, { ...files, threads, script });
 }
 
 /** Fetch a file of an export. */
@@ -882,7 +910,7 @@ class Host {
     this.engine.device.destroy();
     for (let wait = 100; ; wait *= 3) {
       try {
-        this.engine = await open(program, kept.tensors());
+        this.engine = await this.make(kept.tensors());
         break;
       } catch (error) {
         if (wait > 8000) return `It could not be opened again: ${error.message} Reload the page to go on from what was saved.`;
@@ -897,8 +925,8 @@ class Host {
 
   async open({ source, options }) {
     const { program, weights } = await contents(source);
-    this.program = program;
-    this.engine = await open(program, readSafetensors(weights, "weights.safetensors"));
+    Object.assign(this, { program, source, options });
+    this.engine = await this.make(readSafetensors(weights, "weights.safetensors"));
     this.settings = this.engine.settings;
     this.key = options.key ?? `${program.title} ${await digest(program)}`;
     this.persist = Boolean(options.persist);
@@ -914,6 +942,26 @@ class Host {
       }
     }
     return { program: { ...program, kernels: program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, deviceName: this.engine.deviceName, settings: this.settings, resumed };
+  }
+
+  /** Open the program on the device that was asked for: by default WebGPU, and the processor where there is none. */
+  async make(tensors) {
+    const { program, source } = this;
+    const { device = "auto", threads = null } = this.options;
+    if (!["auto", "webgpu", "cpu"].includes(device)) throw new WebtorchError(`load: device is "auto", "webgpu" or "cpu", got ${device}`);
+    const cpu = typeof program.cpu === "object" && program.cpu !== null;
+    if (device === "cpu" && !cpu) throw new WebtorchError(`This export has no program for the processor: ${program.cpu ?? "it was exported without one"}.`);
+    if (device !== "cpu") {
+      try {
+        return await open(program, tensors);
+      } catch (error) {
+        if (device === "webgpu" || !cpu || !error.noDevice) throw error;
+      }
+    }
+    this.files ??= source.cpu ?? (await Promise.all(["cpu.wasm", "cpu.bin"].map((name) => fetchFile(source.base, name))));
+    const [code, constants] = this.files;
+    const script = source.cpuScript ?? new URL("cpu.js", source.base).href;
+    return openCpu(program, tensors, { code, constants }, { library: await import(script), script, threads });
   }
 
   keep(file, random = this.engine.random, calls = this.calls) {
@@ -1160,11 +1208,11 @@ function settingsNamed(settings, name, value) {
  * Load an export: `const m = await load("./")`, or `load({program, weights})` of files in memory.
  *
  * `persist` keeps the state in this browser while it trains, and `resume` goes on from there; `key` is its name. `keep` is how many
- * milliseconds of training may be lost with the device. `worker: false` runs everything in this thread; `script` is the address of
+ * milliseconds of training may be lost with the device. `device` is "webgpu", "cpu", or "auto": WebGPU where there is one, else the
+ * processor, on `threads` threads if the page is cross-origin isolated. `worker: false` runs everything in this thread; `script` is the address of
  * a classic worker, for pages that cannot start this module as one.
  */
 export async function load(folder = "./", { worker = true, script = null, ...options } = {}) {
-  webgpu();
   let source = folder;
   if (typeof folder === "string" || folder instanceof URL) {
     const text = String(folder);

@@ -11,6 +11,7 @@ TYPES = {
     ".json": "application/json",
     ".html": "text/html; charset=utf-8",
     ".css": "text/css",
+    ".wasm": "application/wasm",
     ".safetensors": "application/octet-stream",
 }
 
@@ -24,6 +25,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         """Add the headers that every answer has."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        # An isolated page may share memory between threads.
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:

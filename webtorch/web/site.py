@@ -22,6 +22,8 @@ from webtorch.io.safetensors import RawTensor, dump, save_file
 
 HERE = Path(__file__).parent
 PAGE_FILES = ("runtime.js", "runtime.d.ts", "page/page.css", "page/page.js")
+# Without this word a policy forbids WebAssembly; it allows no text to become script.
+_WASM = " 'wasm-unsafe-eval'"
 # Turns the page's blocks into modules: the worker of runtime.js needs an address too.
 _START = """
 const text = (id) => document.getElementById(id).textContent.replaceAll("<\\\\/script", "</script");
@@ -30,6 +32,7 @@ const runtime = module(text("runtime.js"));
 // A page opened as a file may start classic workers only: one is the module without its exports.
 const classic = text("runtime.js").replace(/^export /gm, "").replaceAll("import.meta.url", "location.href");
 globalThis.webtorchWorker = module(classic);
+globalThis.webtorchCpu = document.getElementById("cpu.js") ? module(text("cpu.js")) : null;
 import(module(text("page.js").replace('"./runtime.js"', JSON.stringify(runtime))));
 """
 
@@ -41,17 +44,21 @@ def write_site(
     examples: Mapping[str, RawTensor],
     native: Mapping[str, Any],
     *,
+    code: bytes = b"",
+    constants: bytes = b"",
     single_file: bool,
 ) -> Path:
     """Write an export to the folder `path`, or with `single_file` as one page; return where it is."""
     text = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     page = (HERE / "page" / "index.html").read_text(encoding="utf-8")
     page = page.replace("{{title}}", html.escape(program["title"]))
+    if code:
+        page = page.replace("script-src 'self'", f"script-src 'self'{_WASM}")
     if single_file:
         if path.suffix.lower() not in (".html", ".htm"):
             path = path / "index.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_single(page, text, weights, examples), encoding="utf-8")
+        path.write_text(_single(page, text, weights, examples, code, constants), encoding="utf-8")
         return path
     path.mkdir(parents=True, exist_ok=True)
     (path / "program.json").write_text(text + "\n", encoding="utf-8")
@@ -60,6 +67,12 @@ def write_site(
         save_file(examples, path / "examples.safetensors")
     else:
         (path / "examples.safetensors").unlink(missing_ok=True)
+    engine = (HERE / "cpu.js").read_bytes()
+    for name, data in (("cpu.wasm", code), ("cpu.bin", constants), ("cpu.js", engine)):
+        if code:
+            (path / name).write_bytes(data)
+        else:
+            (path / name).unlink(missing_ok=True)
     (path / "native.json").write_text(json.dumps(native) + "\n", encoding="utf-8")
     for file in PAGE_FILES:
         shutil.copyfile(HERE / file, path / Path(file).name)
@@ -68,12 +81,17 @@ def write_site(
 
 
 def _single(
-    page: str, program: str, weights: Mapping[str, RawTensor], examples: Mapping[str, RawTensor]
+    page: str,
+    program: str,
+    weights: Mapping[str, RawTensor],
+    examples: Mapping[str, RawTensor],
+    code: bytes,
+    constants: bytes,
 ) -> str:
     """Return the page with everything in it."""
     style = (HERE / "page" / "page.css").read_text(encoding="utf-8")
     policy = (
-        f"default-src 'none'; script-src {_hash(_START)} blob:; worker-src blob:; "
+        f"default-src 'none'; script-src {_hash(_START)} blob:{_WASM if code else ''}; worker-src blob:; "
         f"style-src {_hash(style)}; img-src data:"
     )
     blocks = [
@@ -83,6 +101,12 @@ def _single(
         _block("runtime.js", (HERE / "runtime.js").read_text(encoding="utf-8")),
         _block("page.js", (HERE / "page" / "page.js").read_text(encoding="utf-8")),
     ]
+    if code:
+        blocks += [
+            _block("cpu.js", (HERE / "cpu.js").read_text(encoding="utf-8")),
+            _block("cpu.wasm", base64.b64encode(code).decode("ascii")),
+            _block("cpu.bin", base64.b64encode(constants).decode("ascii")),
+        ]
     page = re.sub(r'(Content-Security-Policy" content=")[^"]*', lambda m: m.group(1) + policy, page)
     page = page.replace('<link rel="stylesheet" href="page.css">', f"<style>{style}</style>")
     page = page.replace('<script type="module" src="page.js"></script>\n', "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from typing import Any
 
 from webtorch.errors import DeviceError
 from webtorch.runtime.backend import Backend
@@ -35,6 +36,11 @@ def get_backend(kind: str, index: int = 0) -> Backend:
             opened: Backend = module.open_backend(index)
             found = _OPEN[kind, index] = opened
     return found
+
+
+def webassembly() -> Any:
+    """Return the module that writes programs for WebAssembly. Raises ImportError where NumPy is missing."""
+    return importlib.import_module("webtorch.runtime.backends.wasm")
 
 
 def available() -> tuple[str, ...]:

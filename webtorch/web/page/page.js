@@ -556,8 +556,10 @@ function roles() {
 
 async function start() {
   const block = $("program.json");
-  const source = block ? { program: block.textContent, weights: inline("weights.safetensors") } : "./";
-  model = await load(source, { persist: true, resume: true, script: globalThis.webtorchWorker ?? null });
+  const cpu = $("cpu.wasm") ? [inline("cpu.wasm"), inline("cpu.bin")] : null;
+  const source = block ? { program: block.textContent, weights: inline("weights.safetensors"), cpu, cpuScript: globalThis.webtorchCpu } : "./";
+  const device = new URLSearchParams(location.search).get("device") ?? "auto";
+  model = await load(source, { device, persist: true, resume: true, script: globalThis.webtorchWorker ?? null });
   ({ labels, vocabulary } = model.program);
   roles();
   batches = await examples();

@@ -27,13 +27,18 @@ import numpy.typing as npt
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Convolution
 from webtorch.runtime.backends.cpu import jit
-from webtorch.runtime.backends.cpu.memory import CpuBuffer
-from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter, source_digest
+from webtorch.runtime.backends.cpu.vectorcode import (
+    HERE,
+    Functions,
+    Target,
+    VectorWriter,
+    source_digest,
+)
 
 Array = npt.NDArray[Any]
 Table = npt.NDArray[np.int64]
 # A function of the first operand, the second and the result.
-Run = Callable[[CpuBuffer, CpuBuffer, CpuBuffer], None]
+Run = Callable[[Any, Any, Any], None]
 
 # Below this share of used lanes the other way is faster.
 _LEAST_USE = 0.6
@@ -64,7 +69,7 @@ def shape_for(features: str) -> Shape:
         return Shape(16, ((8, 3), (6, 4)), ((5, 4), (4, 5)))
     if "+avx" in names:
         return Shape(8, ((4, 3), (6, 2)), ((3, 3), (4, 2)))
-    if "+sse2" in names:
+    if "+sse2" in names or "+simd128" in names:
         return Shape(4, ((4, 3), (6, 2)), ((3, 3), (4, 2)))
     # ARM has 32 registers of 4 lanes.
     return Shape(4, ((8, 3), (6, 4)), ((5, 4), (4, 5)))
@@ -304,8 +309,7 @@ class _Writer(VectorWriter):
 
 
 @cache
-def _functions(shape: Shape) -> Functions:
-    fused = jit.processor()[1]
+def _functions(shape: Shape, fused: bool) -> Functions:
     key = f"{shape} {fused} {source_digest(__file__)}"
     return Functions(lambda: _Writer(shape, fused), f"wt_conv{shape.lanes}_", key)
 
@@ -389,12 +393,14 @@ class _Axis:
         return list(bands.values()), before, before + max(self.result, reach)
 
 
-class _Plan:
-    """What does not change from run to run: sizes and tables of offsets, in elements."""
+class Plan:
+    """A convolution for a target. What does not change from run to run: sizes and tables of offsets, in elements."""
 
-    def __init__(self, routine: Convolution) -> None:
-        self.shape = shape_for(jit.processor()[0])
-        self.code = _functions(self.shape)
+    def __init__(self, routine: Convolution, target: Target = HERE) -> None:
+        self.target = target
+        features, fused = target.processor
+        self.shape = shape_for(features)
+        self.code = _functions(self.shape, fused)
         self.lanes = self.shape.lanes
         self.n, self.c, h, w = routine.input_shape
         self.o, self.cg, self.kh, self.kw = routine.weight_shape
@@ -490,7 +496,7 @@ class _Plan:
         self.tile_count = len(tiles)
         # In the order in which `filters` and then `tiles` take them.
         self.tables = (filter_taps, tiles, bases, places, taps, _table(phases), tiles)
-        self.addresses = [address(t) for t in self.tables]
+        self.addresses = [self.target.address(t) for t in self.tables]
         self.sources, self.results = sources * self.g, results * self.g
         self.spots_in, self.spots_out = (
             (self.inside, self.outside) if forward else (self.outside, self.inside)
@@ -571,7 +577,7 @@ class _Plan:
             _table(np.concatenate(places)), _table(np.concatenate(bases) * lanes),
             _table(np.concatenate(spots) * lanes),
         )  # fmt: skip
-        self.addresses = [address(t) for t in self.tables]
+        self.addresses = [self.target.address(t) for t in self.tables]
         self.run = self.gradients
 
     # -- runs ---------------------------
@@ -581,23 +587,25 @@ class _Plan:
         count = max(_SCRATCH // max(per_bunch, 1), 1) * self.lanes
         return [(i, min(i + count, self.n)) for i in range(0, self.n, count)]
 
-    def packed(self, x: int, channels: int, images: int, places: Table, border: bool) -> CpuBuffer:
+    def packed(self, x: int, channels: int, images: int, places: Table, border: bool) -> Any:
         """Return the images at address `x` laid out anew."""
         bunches = -(-images // self.lanes)
         plane = self.plane if places is self.pixels else _apart(len(places))
-        out = CpuBuffer(float32, bunches * channels * plane * self.lanes)
+        out = self.target.scratch(bunches * channels * plane * self.lanes)
         cells = (
-            x, out.address, address(places), len(places), plane, channels, images, int(border)
+            x, out.address, self.target.address(places), len(places), plane, channels, images, int(border)
         )  # fmt: skip
-        self.code.run("pack", bunches * channels, cells, bunches * channels * len(places))
+        self.target.run(
+            self.code, "pack", bunches * channels, cells, bunches * channels * len(places)
+        )
         return out
 
-    def tiled(self, x: CpuBuffer, weight: CpuBuffer, out: CpuBuffer) -> None:
+    def tiled(self, x: Any, weight: Any, out: Any) -> None:
         """Compute outputs from images, or images' gradients from outputs' gradients."""
         lanes, rows, taps, tiles = self.lanes, self.rows, self.tap_count, self.tile_count
-        filters = CpuBuffer(float32, tiles * taps * rows)
+        filters = self.target.scratch(tiles * taps * rows)
         cells = (weight.address, filters.address, *self.addresses[:2], taps, self.filter_stride)
-        self.code.run(f"filters{rows}", tiles, cells, tiles * rows * taps)
+        self.target.run(self.code, f"filters{rows}", tiles, cells, tiles * rows * taps)
         size_in, size_out = self.sources * self.spots_in, self.results * self.spots_out
         bunch = self.sources * self.plane * lanes
         plane = _apart(self.spots_out)
@@ -606,16 +614,16 @@ class _Plan:
             first = x.address + 4 * begin * size_in
             images = self.packed(first, self.sources, end - begin, self.pixels, self.border)
             count = -(-(end - begin) // lanes)
-            scratch = CpuBuffer(float32, count * room)
+            scratch = self.target.scratch(count * room)
             cells = (
                 images.address, filters.address, scratch.address, out.address + 4 * begin * size_out,
                 *self.addresses[2:], tiles, bunch, taps, self.phase_count, self.spots_out, plane,
                 end - begin, size_out,
             )  # fmt: skip
             work = count * tiles * rows * taps * self.spots_out
-            self.code.run(self.function, count * tiles, cells, work)
+            self.target.run(self.code, self.function, count * tiles, cells, work)
 
-    def gradients(self, x: CpuBuffer, grad: CpuBuffer, out: CpuBuffer) -> None:
+    def gradients(self, x: Any, grad: Any, out: Any) -> None:
         """Compute the filters' gradients from images and outputs' gradients."""
         lanes = self.lanes
         size_x, size_grad = self.c * self.inside, self.o * self.outside
@@ -633,13 +641,7 @@ class _Plan:
                 int(begin > 0),
             )  # fmt: skip
             work = self.o * self.cg * self.window * self.outside * count // lanes
-            self.code.run(self.function, self.tile_count * self.tap_tiles, cells, work)
-
-
-def address(table: Table) -> int:
-    """Return where a table is in memory."""
-    found: int = table.ctypes.data
-    return found
+            self.target.run(self.code, self.function, self.tile_count * self.tap_tiles, cells, work)
 
 
 def suits(routine: Convolution) -> bool:
@@ -659,4 +661,4 @@ def suits(routine: Convolution) -> bool:
 
 def convolution(routine: Convolution) -> Run:
     """Return a function of the buffers (first, second, out)."""
-    return _Plan(routine).run
+    return Plan(routine).run

@@ -25,7 +25,13 @@ from webtorch.ir.kernel import Matmul
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.contraction import simplified
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
-from webtorch.runtime.backends.cpu.vectorcode import Functions, VectorWriter, source_digest
+from webtorch.runtime.backends.cpu.vectorcode import (
+    HERE,
+    Functions,
+    Target,
+    VectorWriter,
+    source_digest,
+)
 
 Run = Callable[[CpuBuffer, CpuBuffer, CpuBuffer], None]
 
@@ -57,6 +63,9 @@ def shape_for(features: str) -> Shape:
         return Shape(16, ((8, 3), (12, 2), (24, 1)))
     if "+avx" in names:
         return Shape(8, ((4, 3), (6, 2), (12, 1)))
+    if "+simd128" in names:
+        # WebAssembly: the browser's compiler has the 16 registers of SSE in the worst case.
+        return Shape(4, ((4, 2), (6, 2), (8, 1)))
     # ARM has 32 registers of 4 lanes, SSE 16.
     return Shape(4, ((4, 3), (6, 2), (12, 1)) if "+sse2" in names else ((8, 3), (12, 2), (24, 1)))
 
@@ -189,8 +198,7 @@ class _Writer(VectorWriter):
 
 
 @cache
-def _functions(shape: Shape) -> Functions:
-    fused = jit.processor()[1]
+def _functions(shape: Shape, fused: bool) -> Functions:
     key = f"{shape} {fused} {source_digest(__file__)}"
     return Functions(lambda: _Writer(shape, fused), f"wt_gemm{shape.lanes}_", key)
 
@@ -214,12 +222,14 @@ class _Part:
     addresses: tuple[int, int, int, int]
 
 
-class _Plan:
-    """What does not change from run to run."""
+class Plan:
+    """A product for a target: what does not change from run to run."""
 
-    def __init__(self, routine: Matmul) -> None:
-        self.shape = shape_for(jit.processor()[0])
-        self.code = _functions(self.shape)
+    def __init__(self, routine: Matmul, target: Target = HERE) -> None:
+        self.target = target
+        features, fused = target.processor
+        self.shape = shape_for(features)
+        self.code = _functions(self.shape, fused)
         batch, self.m, left_strides, right_strides = simplified(routine)
         self.n, self.k = routine.n, routine.k
         *left, self.left_line, self.left_step = left_strides
@@ -249,45 +259,48 @@ class _Plan:
                 offsets = [sum(i * s for i, s in zip(p, strides, strict=True)) for p in some]
                 numbers.append(_table([found.setdefault(o, len(found)) for o in offsets]))
                 starts.append(_table(list(found)))
-            a, b, c, d = (t.ctypes.data for t in (*starts, *numbers))
+            a, b, c, d = (target.address(t) for t in (*starts, *numbers))
             self.parts.append(
                 _Part(
                     first, len(some), (starts[0], starts[1]), (numbers[0], numbers[1]), (a, b, c, d)
                 )
             )
 
-    def run(self, left: CpuBuffer, right: CpuBuffer, out: CpuBuffer) -> None:
-        """Compute the products."""
+    def run(self, left: Any, right: Any, out: Any) -> None:
+        """Compute the products; of the buffers only the addresses are used."""
         rows, width, row_tiles, column_tiles = (
             self.rows, self.width, self.row_tiles, self.column_tiles
         )  # fmt: skip
-        run = self.code.run
+        run, code = self.target.run, self.code
         for part in self.parts:
             left_starts, right_starts, *numbers = part.addresses
             result = out.address + 4 * part.first * self.m * self.n
             for first, steps in self.steps:
                 panels = len(part.starts[0]) * row_tiles
-                a = CpuBuffer(float32, panels * rows * steps)
+                elements = panels * rows * steps
+                a = self.target.scratch(elements)
                 start = left.address + 4 * (self.left_offset + first * self.left_step)
                 cells = (
                     start, a.address, left_starts,
                     row_tiles, self.m, steps, self.left_line, self.left_step,
                 )  # fmt: skip
-                run(f"pack{rows}", panels, cells, a.elements >> 2)
+                run(code, f"pack{rows}", panels, cells, elements >> 2)
                 panels = len(part.starts[1]) * column_tiles
-                b = CpuBuffer(float32, panels * width * steps)
+                elements = panels * width * steps
+                b = self.target.scratch(elements)
                 start = right.address + 4 * (self.right_offset + first * self.right_step)
                 cells = (
                     start, b.address, right_starts,
                     column_tiles, self.n, steps, self.right_line, self.right_step,
                 )  # fmt: skip
-                run(f"pack{width}", panels, cells, b.elements >> 2)
+                run(code, f"pack{width}", panels, cells, elements >> 2)
                 tiles = (
                     a.address, b.address, result, *numbers,
                     self.m, self.n, steps, row_tiles, column_tiles, int(first > 0),
                 )  # fmt: skip
                 count = part.count * row_tiles * column_tiles
-                run(self.function, count, tiles, count * steps * rows * width // self.shape.lanes)
+                work = count * steps * rows * width // self.shape.lanes
+                run(code, self.function, count, tiles, work)
 
 
 def suits(routine: Matmul) -> bool:
@@ -303,4 +316,4 @@ def suits(routine: Matmul) -> bool:
 
 def matmul(routine: Matmul) -> Run:
     """Return a function of the buffers (left, right, out)."""
-    return _Plan(routine).run
+    return Plan(routine).run

@@ -965,23 +965,7 @@ class _Engine:
                 continue
 
     def object_code(self, text: str, unroll: bool = True) -> bytes:
-        llvm = self.llvm
-        # A context of its own goes with the module.
-        module = llvm.parse_assembly(text, llvm.create_context())
-        module.triple = self.triple
-        module.data_layout = str(self.machine.target_data)
-        module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = True
-        options.loop_interleaving = True
-        options.slp_vectorization = False
-        options.loop_unrolling = unroll
-        builder = llvm.create_pass_builder(self.machine, options)
-        passes = builder.getModulePassManager()
-        passes.run(module, builder)
-        _dispose(passes)
-        self.optimised = str(module) if os.environ.get("WEBTORCH_CPU_DUMP") else ""
-        code: bytes = self.machine.emit_object(module)
+        code, self.optimised = _object_code(self.machine, self.triple, text, unroll)
         return code
 
     def load(self, code: bytes, name: str) -> int:
@@ -991,6 +975,66 @@ class _Engine:
         if not address:
             raise RuntimeError(f"no function {name} in the object code")
         return address
+
+
+def _object_code(machine: Any, triple: str, text: str, unroll: bool) -> tuple[bytes, str]:
+    """Return the object code of a module for a processor, and under WEBTORCH_CPU_DUMP the optimised text."""
+    import llvmlite.binding as llvm
+
+    # A context of its own goes with the module.
+    module = llvm.parse_assembly(text, llvm.create_context())
+    module.triple = triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    options.loop_interleaving = True
+    options.slp_vectorization = False
+    options.loop_unrolling = unroll
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    _dispose(passes)
+    optimised = str(module) if os.environ.get("WEBTORCH_CPU_DUMP") else ""
+    return machine.emit_object(module), optimised
+
+
+# What every browser with WebGPU has, and those of some years before.
+WASM_FEATURES = (
+    "+simd128,+atomics,+bulk-memory,+nontrapping-fptoint,+sign-ext,+mutable-globals,+multivalue"
+)
+_WASM_TRIPLE = "wasm32-unknown-unknown"
+
+
+@cache
+def _wasm_machine() -> Any:
+    import llvmlite.binding as llvm
+
+    _engine()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(_WASM_TRIPLE).create_target_machine(
+        cpu="generic", features=WASM_FEATURES, opt=3, reloc="static"
+    )
+
+
+def wasm_object(text: str | Callable[[], str], key: str = "", unroll: bool = True) -> bytes:
+    """Return the relocatable WebAssembly object of a module in LLVM's own language.
+
+    With a `key` that says all that the text depends on, a `text` that is a function is called only
+    where there is no code on disk.
+    """
+    known = key or text
+    assert isinstance(known, str)
+    parts = [str(_VERSION), _llvmlite_version(), WASM_FEATURES, known]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    with _LOCK:
+        code = CODE.read(digest)
+        if code is None:
+            written = text if isinstance(text, str) else text()
+            code, _ = _object_code(_wasm_machine(), _WASM_TRIPLE, written, unroll)
+            CODE.write(digest, code)
+    return code
 
 
 def _dispose(passes: Any) -> None:

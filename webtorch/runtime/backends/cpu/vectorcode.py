@@ -16,7 +16,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from webtorch.ir.dtype import float32
 from webtorch.runtime.backends.cpu import jit, native_threads
+from webtorch.runtime.backends.cpu.memory import CpuBuffer
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
 
@@ -65,6 +67,33 @@ class Functions:
             run_parallel(
                 [partial(native.call, begin, end, block) for begin, end in split(0, units, threads)]
             )
+
+
+class Target:
+    """Where functions run: here. Another one may note what is to run elsewhere."""
+
+    @property
+    def processor(self) -> tuple[str, bool]:
+        """LLVM's features of the processor, and whether it multiplies and adds in one."""
+        return jit.processor()
+
+    def run(
+        self, functions: Functions, name: str, units: int, cells: Sequence[int], work: int
+    ) -> None:
+        """Run all units of a function; `work` is counted in vectors."""
+        functions.run(name, units, cells, work)
+
+    def scratch(self, elements: int) -> Any:
+        """Return a buffer of float32 that lasts while it is referred to: what has an `address`."""
+        return CpuBuffer(float32, elements)
+
+    def address(self, table: Any) -> int:
+        """Return where a NumPy array, which the caller keeps, is in memory."""
+        found: int = table.ctypes.data
+        return found
+
+
+HERE = Target()
 
 
 class VectorWriter:

@@ -1,0 +1,175 @@
+"""The processor's program of a page: WebAssembly, alone and on several threads, against the native CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import webtorch as torch
+from tests.web.conftest import Page
+from webtorch.errors import DTypeError
+from webtorch.nn import functional as F
+from webtorch.web.server import server
+
+RUN = """async ([names, options]) => {
+  const { fetchFile, load, readSafetensors } = await import("./runtime.js");
+  const m = await load("./", { device: "cpu", ...options });
+  const file = readSafetensors(await fetchFile(new URL("./", location.href), "examples.safetensors"));
+  const types = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, bool: Uint8Array };
+  const found = { device: m.deviceName };
+  for (const name of names) {
+    const given = {};
+    for (const a of m.functions[name].arguments) {
+      const { bytes, dtype } = file[`${name}/0.${a.name}`];
+      given[a.name] = new types[dtype](bytes.slice().buffer);
+    }
+    try {
+      const { out } = await m[name](given);
+      found[name] = [Array.from(out.data, Number), out.shape, out.dtype];
+    } catch (error) {
+      found[name] = error.message;
+    }
+  }
+  await m.destroy();
+  return found;
+}"""
+
+
+def convolved(**options: Any) -> Callable[..., Any]:
+    """Return a convolution and its gradients, as one vector."""
+
+    def function(x: Any, w: Any) -> Any:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = F.conv2d(x, w, **options)
+        grads = torch.autograd.grad((y * y).sum(), [x, w])
+        return torch.cat([t.flatten() for t in (y, *grads)])
+
+    return function
+
+
+def draw(*shape: int) -> torch.Tensor:
+    """Return numbers that differ from call to call."""
+    return torch.randn(*shape)
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """Return attention and its gradients, as one vector."""
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    y = F.scaled_dot_product_attention(*leaves, is_causal=True)
+    return torch.cat([t.flatten() for t in (y, *torch.autograd.grad((y * y).sum(), leaves))])
+
+
+def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Return functions of tensors by name, with their arguments."""
+    torch.manual_seed(0)
+    numbers = draw(40, 33)
+    special = torch.tensor(
+        [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 3e38, -2.5]
+    )
+    ints = torch.randint(-50, 50, (7, 300))
+    return {
+        "elementwise": (lambda x: torch.tanh(x).exp() * torch.erf(x) + x.sin() / (1 + x.abs()), (numbers,)),
+        "special": (lambda x: torch.stack([x.exp(), x.log(), x.sqrt(), x.round(), x.sigmoid(), x.floor()]), (special,)),
+        "remainders": (lambda x, y: torch.stack([torch.fmod(x, y), x % y, x // y]), (draw(50), draw(50))),
+        "softmax": (lambda x: F.softmax(x, -1), (numbers,)),
+        "norm": (lambda x: F.layer_norm(x, (33,)), (numbers,)),
+        "columns": (lambda x: x.sum(0), (draw(500, 70),)),
+        "long_sum": (lambda x: x.sum().reshape(1), (draw(600_000),)),
+        "extremes": (lambda x: torch.stack([x.argmax(1), x.argmin(1)]), (numbers,)),
+        "product": (lambda x, y: x @ y.t(), (draw(130, 70), draw(65, 70))),
+        "batches": (lambda x, y: x @ y, (draw(5, 9, 31), draw(5, 31, 17))),
+        "vector": (lambda x, y: x @ y, (draw(40, 33), draw(33))),
+        "integers": (lambda x, y: x @ y, (ints, ints.t().contiguous())),
+        "half": (lambda x: (x.half() @ x.half().t()).float(), (numbers,)),
+        "brain": (lambda x: (x.bfloat16() * 3).float(), (numbers,)),
+        "conv_batch": (convolved(padding=1), (draw(6, 4, 9, 8), draw(5, 4, 3, 3))),
+        "conv_one": (convolved(padding=1, stride=2), (draw(1, 4, 9, 8), draw(6, 4, 3, 3))),
+        "conv_groups": (convolved(groups=2, dilation=2), (draw(2, 4, 9, 8), draw(6, 2, 3, 3))),
+        "conv_deep": (convolved(groups=4), (draw(3, 4, 9, 8), draw(4, 1, 3, 3))),
+        "conv_plain": (convolved(), (draw(2, 4, 9, 8), draw(6, 4, 1, 1))),
+        "running": (lambda x: torch.stack([x.cumsum(1), x.cumprod(1)]), (draw(6, 41),)),
+        "largest": (lambda x: torch.stack([x.cummax(0).values, x.cummin(0).values]), (draw(41, 3),)),
+        "counts": (lambda x: x.cumsum(1), (ints,)),
+        "sorted": (lambda x: x.sort(1, descending=True).values, (draw(7, 300),)),
+        "order": (lambda x: x.argsort(1, stable=True), (ints,)),
+        "top": (lambda x: x.topk(5, 1).indices, (draw(7, 300),)),
+        "nan_last": (lambda x: x.argsort(stable=True), (special,)),
+        "gather": (lambda x, i: x.gather(0, i), (numbers, torch.randint(0, 40, (9, 33)))),
+        "scatter": (lambda x, i: x.index_add(0, i, torch.ones(9, 33)), (numbers, torch.randint(0, 40, (9,)))),
+        "beyond": (lambda x, i: x[i], (numbers, torch.tensor([3, 41]))),
+        "masked": (lambda x: torch.where(x > 0, x, -1.0), (numbers,)),
+        "logic": (lambda x: (x > 0) & (x < 1), (numbers,)),
+        "dropout": (lambda x: F.dropout(x, 0.4), (torch.ones(1000),)),
+        "attention": (attention, (draw(2, 3, 20, 8), draw(2, 3, 20, 8), draw(2, 3, 20, 8))),
+        "empty": (lambda x: x[:0] * 2, (numbers,)),
+        "lone": (lambda x: x.sum() * 2, (numbers,)),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A page of all cases, and what they give here."""
+    folder = tmp_path_factory.mktemp("cpu")
+    chosen = cases()
+    functions = {name: function for name, (function, _) in chosen.items()}
+    torch.export(functions, folder, {k: a for k, (_, a) in chosen.items()}, cpu=True, title="Cases")
+    expected: dict[str, Any] = {}
+    torch.manual_seed(0)
+    for name, (function, args) in chosen.items():
+        if name not in ("beyond", "dropout"):
+            expected[name] = function(*args)
+    return folder, expected
+
+
+def compare(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> None:
+    for name, wanted in expected.items():
+        assert not isinstance(found[name], str), (name, found[name])
+        data, shape, dtype = found[name]
+        assert (shape, dtype) == (list(wanted.shape), wanted.dtype.name), name
+        ours = torch.tensor(data).reshape(wanted.shape)
+        theirs = wanted.to(ours.dtype) if wanted.numel() else wanted
+        if wanted.numel():
+            torch.testing.assert_close(
+                ours,
+                theirs,
+                rtol=2e-5,
+                atol=2e-5,
+                equal_nan=True,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
+    assert "index 41 is out of bounds for dimension 0 with size 40" in found["beyond"]
+    kept = found["dropout"][0]
+    assert {round(v, 5) for v in kept} == {0.0, round(1 / 0.6, 5)}
+    assert 520 < sum(v > 0 for v in kept) < 680
+
+
+@pytest.mark.covers("E9", "N3")
+def test_every_kind_of_routine_on_one_thread(site: Any, page: Page, serve: Any) -> None:
+    folder, expected = site
+    page.page.goto(serve(folder) + "blank")
+    found = page.run(RUN, [[*expected, "beyond", "dropout"], {}])
+    assert found["device"] == "the processor (1 thread)"
+    compare(found, expected)
+    assert page.problems == []
+
+
+def test_threads_share_the_work_of_an_isolated_page(site: Any, page: Page) -> None:
+    folder, expected = site
+    with server(folder) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        page.page.goto(f"http://127.0.0.1:{running.server_address[1]}/index.html")
+        found = page.run(RUN, [[*expected, "beyond", "dropout"], {"threads": 3}])
+        running.shutdown()
+    assert found["device"] == "the processor (3 threads)" or "1 thread" not in found["device"]
+    compare(found, expected)
+
+
+def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:
+    x = torch.randn(3, dtype=torch.float64)
+    with pytest.raises(DTypeError, match="float64"):
+        torch.export(lambda x: x * 2, tmp_path, (x,), cpu=True)
+    torch.export(lambda x: x * 2, tmp_path, (torch.ones(3),), cpu=False)
+    assert not (tmp_path / "cpu.wasm").exists()

@@ -1,0 +1,274 @@
+"""Scans, sorts and convolutions as loops and products, where NumPy is not there to do them. Imports
+floors 0-2.
+
+The texts are those of `lower/pysource.py`; each does the units begin..end-1 of a routine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType, bool_, float32, int32, integer_limits, uint32
+from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, Reduce, Scan, Sort, Store
+from webtorch.lower.templates.generic import guarded, within
+
+_SCAN = """
+def scan(begin, end, b0: {kind}, b1: {out}, length: int, inner: int):
+    for unit in range(begin, end):
+        first = div(unit, inner) * length * inner + rem(unit, inner)
+        total = {start}
+        for i in range(length):
+            x = {load}
+            total = {combined}
+            b1[first + i * inner] = {store}
+"""
+
+
+def scan(r: Scan) -> str:
+    """Return the loops of a scan, a unit of which is a row."""
+    source, out = (b.dtype for b in r.buffers[:2])
+    wide = out.compute
+    combined = {
+        "sum": "total + x",
+        "prod": "total * x",
+        "max": "maximum(total, x)",
+        "min": "minimum(total, x)",
+    }[r.op]
+    if wide is bool_:
+        combined = "total | x" if r.op in ("sum", "max") else "total & x"
+    start = f"{wide.name}({1 if r.op == 'prod' else 0})"
+    if wide is bool_:
+        start = f"bool({int(r.op in ('prod', 'min'))})"
+    elif r.op in ("max", "min"):
+        start = f"{wide.name}({_least(wide, r.op)})"
+    load = "b0[first + i * inner]"
+    return _SCAN.format(
+        kind=source.name,
+        out=out.name,
+        start=start,
+        load=load if source is wide else f"{wide.name}({load})",
+        combined=combined,
+        store="total" if out is wide else f"{out.name}(total)",
+    ).strip()
+
+
+def _least(dtype: DType, op: str) -> str:
+    """Return what no element is beyond."""
+    if dtype.kind == "float":
+        return "-inf" if op == "max" else "inf"
+    return str(integer_limits(dtype)[0 if op == "max" else 1])
+
+
+# Digits of 8 bits, from the last one, each pass stable (Knuth, The Art of Computer Programming 3,
+# section 5.2.5). Two passes bring keys and places back to where they were.
+_SORT = """
+def sort(begin, end, b0: {kind}, b1: {out}, b2: {key}, b3: {key}, b4: int32, b5: int32,
+         length: int, first: int, count: int):
+    counts = local(int32, 256)
+    for row in range(begin, end):
+        base = row * length
+        for i in range(length):
+            x = {load}
+            b2[base + i] = {bits} ^ {key}({turned})
+            b4[base + i] = int32(i)
+        for half in range({halves}):
+{passes}
+        for i in range(count):
+            b1[row * count + i] = {out}(b4[base + first + i])
+"""
+_PASS = """
+            shift = {key}(half) * {key}(16) + {key}({more})
+            for d in range(256):
+                counts[d] = int32(0)
+            for i in range(length):
+                d = int(shr({keys}[base + i], shift) & {key}(255))
+                counts[d] = counts[d] + int32(1)
+            total = int32(0)
+            for d in range(256):
+                size = counts[d]
+                counts[d] = total
+                total = total + size
+            for i in range(length):
+                key = {keys}[base + i]
+                d = int(shr(key, shift) & {key}(255))
+                to = base + int(counts[d])
+                counts[d] = counts[d] + int32(1)
+                {to_keys}[to] = key
+                {to_places}[to] = {places}[base + i]
+"""
+
+
+def sort(r: Sort) -> str:
+    """Return the loops of a sort, a unit of which is a row.
+
+    After input and output come room for the keys and the places, each twice.
+    """
+    dtype, out = (b.dtype for b in r.buffers[:2])
+    wide = dtype.itemsize == 8
+    key, signed, width = ("uint64", "int64", 64) if wide else ("uint32", "int32", 32)
+    largest, sign = (1 << width) - 1, 1 << (width - 1)
+    load = "b0[base + i]"
+    if dtype.kind == "float":
+        if dtype is not float32:
+            load = f"float32({load})"
+        # Of a negative number all bits are turned over, of others the sign; -0 is 0, NaN the largest.
+        bits = (
+            f"where(isnan(x), {key}({largest}), where(x == float32(0.0), {key}({sign}), "
+            f"where(bitcast(x, {key}) > {key}({largest >> 1}), invert(bitcast(x, {key})), "
+            f"bitcast(x, {key}) | {key}({sign}))))"
+        )
+    elif dtype is uint32:
+        bits = "x"
+    else:
+        load = load if dtype.name == signed else f"{signed}({load})"
+        bits = f"bitcast(x, {key}) ^ {key}({sign})"
+    forth = {"keys": "b2", "places": "b4", "to_keys": "b3", "to_places": "b5", "more": 0}
+    back = {"keys": "b3", "places": "b5", "to_keys": "b2", "to_places": "b4", "more": 8}
+    passes = "".join(_PASS.format(key=key, **words).rstrip() for words in (forth, back))
+    return _SORT.format(
+        kind=dtype.name,
+        out=out.name,
+        key=key,
+        load=load,
+        bits=bits,
+        turned=largest if r.descending else 0,
+        halves=width // 16,
+        passes=passes.lstrip("\n"),
+    ).strip()
+
+
+# -- convolutions of few images ---------------------------
+
+
+def is_product(r: Convolution) -> bool:
+    """Whether windows are single elements: then images are their own columns."""
+    return r.weight_shape[2:] == (1, 1) and r.stride == (1, 1) and r.padding == (0, 0)
+
+
+def unfolded_sizes(r: Convolution) -> list[int]:
+    """Return how many float32 `unfolded` needs beside a convolution's own buffers: columns, then
+    outputs' gradients in another order.
+    """
+    n = r.input_shape[0]
+    o, cg, kh, kw = r.weight_shape
+    spots = math.prod(r.output_shape[2:])
+    columns = n * r.groups * cg * kh * kw * spots
+    return [columns, n * o * spots] if r.kind == "weight" else [columns]
+
+
+def unfolded(r: Convolution) -> Iterator[tuple[Kernel | Matmul, tuple[int, ...]]]:
+    """Yield the steps of a float32 convolution by windows that are laid out as columns, each with the
+    numbers of its buffers: the convolution's three, then those of `unfolded_sizes`.
+    """
+    n, g = r.input_shape[0], r.groups
+    o, cg, kh, kw = r.weight_shape
+    og, depth, spots = o // g, cg * kh * kw, math.prod(r.output_shape[2:])
+    name = r.name
+    if r.kind == "forward":
+        # Columns of an image are (group, element of the window, spot).
+        yield _columns(r, by_image=True), (0, 3)
+        left, right = (0, og * depth, depth, 1), (g * depth * spots, depth * spots, spots, 1)
+        yield _product(name, (n, g), og, spots, depth, left, right, n * o * spots), (1, 3, 2)
+    elif r.kind == "input":
+        left, right = (0, og * depth, 1, depth), (o * spots, og * spots, spots, 1)
+        size = n * g * depth * spots
+        yield _product(name, (n, g), depth, spots, og, left, right, size), (1, 0, 3)
+        yield _folded(r), (3, 2)
+    else:
+        # Columns are (group, element of the window, image, spot): one sum over all images.
+        yield _columns(r, by_image=False), (0, 3)
+        yield _turned(r), (1, 4)
+        long = n * spots
+        product = _product(
+            name, (g,), og, depth, long, (og * long, long, 1), (depth * long, 1, long), o * depth
+        )
+        yield product, (4, 3, 2)
+
+
+def _product(
+    name: str,
+    batch: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    elements: int,
+) -> Matmul:
+    read, write = BufferSlot(float32, "read", 0), BufferSlot(float32, "write", elements)
+    return Matmul(name, batch, m, n, k, left, right, 0, 0, (read, read, write))
+
+
+def _flat(indices: list[ex.Expr], sizes: tuple[int, ...]) -> ex.Expr:
+    """Return the row-major number of a point."""
+    out = ex.const(0, int32)
+    for i, size in zip(indices, sizes, strict=True):
+        out = out * size + i
+    return out
+
+
+def _window(
+    r: Convolution, image: ex.Expr, channel: ex.Expr, tap: list[ex.Expr], spot: list[ex.Expr]
+) -> ex.Expr:
+    """Return the element of an image that a tap of the window at a spot meets; 0 outside."""
+    _, c, h, w = r.input_shape
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    y = spot[0] * sy + tap[0] * dy - py
+    x = spot[1] * sx + tap[1] * dx - px
+    return guarded(0, float32, ((image * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
+
+
+def _columns(r: Convolution, by_image: bool) -> Kernel:
+    """Return the kernel that lays windows out as columns."""
+    n = r.input_shape[0]
+    _, cg, kh, kw = r.weight_shape
+    spots = r.output_shape[2:]
+    outer = (n, r.groups, cg, kh, kw, *spots) if by_image else (r.groups, cg, kh, kw, n, *spots)
+    i = [ex.index(d, size) for d, size in enumerate(outer)]
+    image, group, c, *tap = i[:5] if by_image else (i[4], *i[:4])
+    value = _window(r, image, group * cg + c, tap, i[5:])
+    store = Store(1, _flat(i, outer), value)
+    slots = (
+        BufferSlot(float32, "read", math.prod(r.input_shape)),
+        BufferSlot(float32, "write", math.prod(outer)),
+    )
+    return Kernel(f"{r.name}_columns", outer, (), slots, (), (), (store,))
+
+
+def _turned(r: Convolution) -> Kernel:
+    """Return the kernel that brings outputs' gradients into the order (channel, image, spot)."""
+    n, o = r.output_shape[:2]
+    spots = math.prod(r.output_shape[2:])
+    outer = (o, n, spots)
+    i = [ex.index(d, size) for d, size in enumerate(outer)]
+    value = ex.load(0, float32, (i[1] * o + i[0]) * spots + i[2])
+    size = math.prod(outer)
+    slots = (BufferSlot(float32, "read", size), BufferSlot(float32, "write", size))
+    return Kernel(f"{r.name}_turned", outer, (), slots, (), (), (Store(1, _flat(i, outer), value),))
+
+
+def _folded(r: Convolution) -> Kernel:
+    """Return the kernel that adds columns up to images."""
+    n, c, h, w = r.input_shape
+    kh, kw = r.weight_shape[2:]
+    oh, ow = r.output_shape[2:]
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    outer, inner = (n, c, h, w), (kh, kw)
+    i = [ex.index(d, size) for d, size in enumerate((*outer, *inner))]
+    ty, tx = i[2] + py - i[4] * dy, i[3] + px - i[5] * dx
+    y, x = ex.floordiv(ty, sy), ex.floordiv(tx, sx)
+    valid = within(y, oh) & within(x, ow)
+    if sy > 1:
+        valid = valid & ex.eq(ex.mod(ty, sy), 0)
+    if sx > 1:
+        valid = valid & ex.eq(ex.mod(tx, sx), 0)
+    column = (((i[0] * c + i[1]) * kh + i[4]) * kw + i[5]) * oh * ow + y * ow + x
+    reduce = Reduce("sum", guarded(0, float32, column, valid), float32)
+    store = Store(1, _flat(i[:4], outer), ex.reduced(0, float32))
+    slots = (
+        BufferSlot(float32, "read", n * c * kh * kw * oh * ow),
+        BufferSlot(float32, "write", math.prod(outer)),
+    )
+    return Kernel(f"{r.name}_folded", outer, inner, slots, (), (reduce,), (store,))
