@@ -53,7 +53,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"|ThroughputBenchmark|Benchmark|ErrorReport|FileCheck|ExecutionPlan|OperatorInfo|Module(Serial|Builder)|^Use$"
         r"|^Value$|^Node$|^Gradient$|TracingState|DeepCopyMemo|AnyType|get_file_path|^fork$|^wait$|Future|futures"
         r"|export|package|hub|library|classes|Dispatch|ExcludeDisp|Tag|PyTorchFile|Deserialization|Serialization|FatalError|"
-        r"LiteScript|Concrete|Aggregation|^AVG$|^SUM$|boolean_dispatch|Broadcasting|has_torch_function|handle_torch",
+        r"LiteScript|Concrete|Aggregation|^AVG$|^SUM$|boolean_dispatch|Broadcasting",
         "Part of TorchScript, FX or PyTorch's C++ core; a step is captured by `webtorch.compile`.",
     ),
     (
@@ -73,7 +73,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"deterministic|warn_always|anomaly|autocast|debug_mode|set_default_tensor_type|overrides|monitor|"
-        r"DisableTorchFunction|as_subclass|reinforce|volatile|storage_type|profiler_|library",
+        r"reinforce|volatile|storage_type|profiler_|library",
         "A switch or hook of PyTorch that has no effect to switch here.",
     ),
 )  # fmt: skip
@@ -99,7 +99,7 @@ REASONS = (
     (
         r"_notes$|^common_|TYPE_CHECKING|classproperty|PRIVATE|factory_kwargs|assert_int|multi_dim|torch_version"
         r"|^types$|^cpp$|^cpu$|^ao$|^intrinsic$|^qat$|^quantizable$|^modules$|^functional$|return_types|_MODES$"
-        r"|^Tensor$|^Container$|^serialization$|^testing$|^version$|grad_dtype|swap_in_optimizer|^nn.grad$",
+        r"|^Tensor$|^Container$|torch_function|^serialization$|^testing$|^version$|grad_dtype|swap_in_optimizer|^nn.grad$",
         "A constant, type or file of PyTorch's own code.",
     ),
     *REASONS,

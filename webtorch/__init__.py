@@ -160,6 +160,14 @@ def __getattr__(name: str) -> object:
         import importlib
 
         return importlib.import_module(f"webtorch.{name}")
+    if name in ("DisableTorchFunction", "DisableTorchFunctionSubclass"):
+        from webtorch import overrides
+
+        return globals().setdefault(name, getattr(overrides, name))
+    if name == "_C":
+        from webtorch.as_torch.names import core
+
+        return globals().setdefault(name, core)
     if name in ("install_as_torch", "uninstall_as_torch"):
         import webtorch.as_torch
 

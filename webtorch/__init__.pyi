@@ -13,6 +13,7 @@ from webtorch import linalg as linalg
 from webtorch import masked as masked
 from webtorch import nn as nn
 from webtorch import optim as optim
+from webtorch import overrides as overrides
 from webtorch import profiler as profiler
 from webtorch import random as random
 from webtorch import signal as signal
@@ -32,6 +33,7 @@ from webtorch.amp.autocast_mode import is_autocast_enabled as is_autocast_enable
 from webtorch.amp.autocast_mode import set_autocast_cache_enabled as set_autocast_cache_enabled
 from webtorch.amp.autocast_mode import set_autocast_dtype as set_autocast_dtype
 from webtorch.amp.autocast_mode import set_autocast_enabled as set_autocast_enabled
+from webtorch.as_torch.names import core as core
 from webtorch.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
 )

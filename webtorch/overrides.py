@@ -1,40 +1,203 @@
-"""`webtorch.overrides`: no class here replaces PyTorch's functions, and these say so. Floor 5."""
+"""`webtorch.overrides`: classes and modes that replace operations (`__torch_function__`). Floor 5.
+
+What asks them is in `webtorch.tensors.override`. PyTorch's functions of these names do the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
+import webtorch
 from webtorch import Tensor
+from webtorch.tensors import override
+from webtorch.tensors.override import state
 
-__all__ = ["handle_torch_function", "has_torch_function", "is_tensor_like"]
+__all__ = [
+    "BaseTorchFunctionMode",
+    "TorchFunctionMode",
+    "get_default_nowrap_functions",
+    "get_ignored_functions",
+    "get_overridable_functions",
+    "handle_torch_function",
+    "has_torch_function",
+    "is_tensor_like",
+    "is_tensor_method_or_property",
+    "resolve_name",
+    "wrap_torch_function",
+]
 
 
 def has_torch_function(relevant_args: Iterable[Any]) -> bool:
-    """Whether an argument is of a class with `__torch_function__`, which is called by no operation
-    here: such a class must call `handle_torch_function` itself, as functions written for PyTorch do.
-    """
-    return any(
-        not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__") for x in relevant_args
-    )
+    """Whether a mode is on, or an argument's class has a `__torch_function__` that is to be asked."""
+    if state.modes and state.modes_asked:
+        return True
+    return state.classes and any(override.asks(type(x)) for x in relevant_args)
 
 
-has_torch_function_unary = has_torch_function_variadic = lambda *args: has_torch_function(args)
+def has_torch_function_unary(arg: Any) -> bool:
+    """`has_torch_function` of one argument."""
+    return has_torch_function((arg,))
+
+
+def has_torch_function_variadic(*args: Any) -> bool:
+    """`has_torch_function` of several arguments."""
+    return has_torch_function(args)
 
 
 def handle_torch_function(
     public_api: Callable[..., Any], relevant_args: Iterable[Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call the `__torch_function__` of the first argument that has one and accepts."""
-    relevant = [x for x in relevant_args if has_torch_function([x])]
-    kinds = tuple(dict.fromkeys(map(type, relevant)))
-    for x in relevant:
-        result = type(x).__torch_function__(public_api, kinds, args, kwargs)
-        if result is not NotImplemented:
-            return result
-    raise TypeError(f"no implementation found for '{public_api.__name__}' on types {list(kinds)}")
+    """Ask the innermost mode, then the classes of `relevant_args`, what to make of a call.
+
+    Raises TypeError if nobody accepts.
+    """
+    return override.ask(public_api, relevant_args if state.classes else (), args, kwargs)
+
+
+def wrap_torch_function(
+    dispatcher: Callable[..., Iterable[Any]],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function that classes and modes may replace; `dispatcher` has its parameters and
+    gives those that are asked.
+    """
+
+    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(func)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            relevant = tuple(dispatcher(*args, **kwargs))
+            if has_torch_function(relevant):
+                return handle_torch_function(wrapped, relevant, *args, **kwargs)
+            return func(*args, **kwargs)
+
+        return wrapped
+
+    return decorate
 
 
 def is_tensor_like(inp: Any) -> bool:
     """Whether something is a tensor or offers `__torch_function__`."""
-    return isinstance(inp, Tensor) or hasattr(inp, "__torch_function__")
+    return type(inp) is Tensor or hasattr(inp, "__torch_function__")
+
+
+def is_tensor_method_or_property(func: Callable[..., Any]) -> bool:
+    """Whether what `__torch_function__` was given is a method, or the getter of a property, of Tensor."""
+    return func.__name__ == "__get__" or func in get_overridable_functions()[Tensor]
+
+
+@functools.cache
+def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
+    """Return the functions that ask classes, by module or class."""
+    found: dict[Any, list[Any]] = {}
+    for p in override.public_functions():
+        if not p.only_modes:
+            owner: Any = webtorch
+            for part in p.name.split(".")[1 : 2 if "Tensor." in p.name else -1]:
+                owner = getattr(owner, part)
+            found.setdefault(owner, []).append(p.func)
+    return found
+
+
+@functools.cache
+def get_ignored_functions() -> set[Callable[..., Any]]:
+    """Return the functions of `webtorch` and methods of Tensor that ask no class."""
+    asked = {f for functions in get_overridable_functions().values() for f in functions}
+    public: list[Any] = [
+        f
+        for owner in (webtorch, Tensor)
+        for name, f in vars(owner).items()
+        if isinstance(f, FunctionType) and (not name.startswith("_") or name.startswith("__"))
+    ]
+    return set(public) - asked
+
+
+def get_default_nowrap_functions() -> set[Callable[..., Any]]:
+    """Return the functions whose results `Tensor.__torch_function__` leaves as they are."""
+    return override.nowrap()
+
+
+def resolve_name(f: Callable[..., Any]) -> str | None:
+    """Return the public name of a function that asks ("torch.Tensor.add"), None of others."""
+    return override.names().get(f)
+
+
+class TorchFunctionMode:
+    """A block in which `__torch_function__(self, func, types, args, kwargs)` is called for every
+    function of PyTorch's API, also for those that make tensors. Inside of it, the modes around are on.
+    """
+
+    def __init__(self) -> None:
+        """Take nothing."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Return what the call gives. A mode defines this."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        override.arm()
+        state.modes = (*state.modes, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        state.modes = state.modes[:-1]
+
+    @classmethod
+    def push(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a mode: `with Mode()` does the same."""
+        return cls(*args, **kwargs)
+
+
+class BaseTorchFunctionMode(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function."""
+        return func(*args, **(kwargs or {}))
+
+
+def _get_current_function_mode() -> Any:
+    """Return the innermost mode, or None."""
+    return state.modes[-1] if state.modes else None
+
+
+def _get_current_function_mode_stack() -> list[Any]:
+    """Return the modes that are on, outermost first."""
+    return list(state.modes)
+
+
+@contextmanager
+def _pop_mode_temporarily() -> Generator[Any, None, None]:
+    """A block without the innermost mode."""
+    before = state.modes
+    state.modes = before[:-1]
+    try:
+        yield before[-1]
+    finally:
+        state.modes = before
+
+
+class DisableTorchFunctionSubclass(override.Switch):
+    """A block in which no class is asked, as inside of `Tensor.__torch_function__`. Modes are."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Take nothing."""
+        super().__init__(classes=False)
+
+
+class DisableTorchFunction(override.Switch):
+    """A block in which no class and no mode is asked."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Take nothing."""
+        super().__init__(classes=False, modes=False)

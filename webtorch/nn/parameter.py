@@ -9,11 +9,23 @@ from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
+from webtorch.tensors.override import asks, disabled
 
 __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
 
 
-class Parameter(Tensor):
+class _ParameterMeta(type):
+    """A tensor of a subclass that a Parameter was made of counts as a Parameter, as in PyTorch."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(cls, instance) or (
+            cls is Parameter
+            and isinstance(instance, Tensor)
+            and instance.__dict__.get("_is_param", False)
+        )
+
+
+class Parameter(Tensor, metaclass=_ParameterMeta):
     """A tensor that is a module's parameter: assigned to a Module, it appears in `parameters()`.
 
     `data` is a tensor (an empty one by default) whose storage the parameter shares.
@@ -28,7 +40,22 @@ class Parameter(Tensor):
                 f"Parameter: data must be a Tensor, not {type(data).__name__}. "
                 "Wrap it first: Parameter(webtorch.tensor(data))."
             )
+        if asks(type(data)):
+            # The class of the data knows more than a Parameter does: the result is one of them.
+            out: Any = data.detach().requires_grad_(requires_grad)
+            kind: type[Any] = type(out)
+            if kind is not type(data):
+                raise RuntimeError(
+                    f"Creating a Parameter from an instance of type {type(data).__name__} requires that "
+                    "detach() returns an instance of the same type, but return type "
+                    f"{kind.__name__} was found instead. To use the type as a Parameter, please "
+                    "correct the detach() semantics defined by its __torch_dispatch__() implementation."
+                )
+            out._is_param = True
+            return out
         return Tensor._make_subclass(cls, data, requires_grad)
+
+    __torch_function__ = disabled  # type: ignore[assignment]
 
     def __init__(self, data: Tensor | None = None, requires_grad: bool = True) -> None:
         """Do nothing: the tensor was complete when `__new__` returned it."""
@@ -59,6 +86,7 @@ class Buffer(Tensor):
     """
 
     persistent: bool
+    __torch_function__ = disabled  # type: ignore[assignment]
 
     def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Buffer:
         """Return a tensor that shares the storage of `data` and knows its persistence."""

@@ -27,6 +27,7 @@ def _conversion(name: str, dtype: DType) -> Op:
     def convert(input: Any, memory_format: Any = None) -> Any:
         return cast_to(input, dtype)
 
+    convert.__name__ = name
     convert.__doc__ = f"The tensor as {dtype}."
     return composite(
         name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.has_gradient

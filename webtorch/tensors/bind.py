@@ -11,7 +11,7 @@ from typing import Any
 from webtorch.ops.assign import CONVERSIONS
 from webtorch.ops.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
-from webtorch.tensors import attention, calls, indexing, lapack, primitives
+from webtorch.tensors import attention, calls, indexing, lapack, override, primitives
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.gradient_names import GRADIENT_NAMES
@@ -183,6 +183,8 @@ def _operators() -> None:
                 return (
                     calls.apply(fast, (self, other)) if fast is not None else function(self, other)
                 )
+            if override.is_foreign((other,), {}):
+                return override.meet(operator, (self, other), {})
             return function(self, other) if _is_number_like(other) else NotImplemented
 
         operator.__name__ = name
@@ -202,6 +204,8 @@ def _operators() -> None:
                 return (
                     calls.apply(fast, (other, self)) if fast is not None else function(other, self)
                 )
+            if override.is_foreign((other,), {}):
+                return override.meet(operator, (self, other), {})
             return function(other, self) if _is_number_like(other) else NotImplemented
 
         operator.__name__ = name
@@ -220,6 +224,7 @@ def _operators() -> None:
             f"__i{name}__",
             calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")),
         )
+    Tensor.__rtruediv__.__name__ = "__rdiv__"
     Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         forward(f"__{name}__", name)
@@ -240,6 +245,7 @@ def _operators() -> None:
         "__getitem__": indexing.getitem,
         "__setitem__": indexing.setitem,
     }.items():
+        method.__name__ = name
         setattr(Tensor, name, method)
     for name, entry in {
         "__neg__": "neg",

@@ -26,6 +26,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
+from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate, transposed_call
@@ -546,6 +547,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
             if not isinstance(input, Tensor):
+                if override.is_foreign((input,), {}):
+                    return override.meet(function, (input,), {} if out is None else {"out": out})
                 raise TypeError(
                     f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
                     f"{type(input).__name__}"
@@ -562,7 +565,11 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
             if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
                 _check_numbers(op, takes, input, other)
-            result = apply(op, (_operand(op, input), _operand(op, other, 1)))
+            try:
+                result = apply(op, (_operand(op, input), _operand(op, other, 1)))
+            except override.Foreign:
+                given = {} if out is None else {"out": out}
+                return override.meet(function, (input, other), given)
             if out is None:
                 return result
             if op.name in _EXACT:
@@ -575,7 +582,11 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             values = _arguments(op, names, defaults, args, kwargs)
             if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
                 _check_numbers(op, takes, values[0], values[1])
-            tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
+            try:
+                tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
+            except override.Foreign:
+                given = {} if out is None else {"out": out}
+                return override.meet(function, args, {**kwargs, **given})
             result = apply(op, tensors, values[count:])
             if out is None:
                 return result
@@ -614,6 +625,8 @@ def _check_numbers(op: Elementwise, takes: str, input: Any, other: Any) -> None:
 def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:
     if isinstance(value, (Tensor, bool, int, float, complex)):
         return value
+    if override.is_foreign((value,), {}):
+        raise override.Foreign
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
         return item()
@@ -725,12 +738,17 @@ def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     What is no tensor shows when it is used as one: calls with the right arguments pay nothing.
     """
     signature = inspect.signature(op.function)
+    looks = op.name not in override.FACTORIES
 
     @functools.wraps(function)
     def public(*args: Any, **kwargs: Any) -> Any:
+        if looks and args and not isinstance(args[0], Tensor) and override.is_foreign(args, kwargs):
+            return override.meet(public, args, kwargs)
         try:
             return function(*args, **kwargs)
-        except AttributeError as error:
+        except (AttributeError, override.Foreign) as error:
+            if override.is_foreign(args, kwargs):
+                return override.meet(public, args, kwargs)
             given = dict(zip(signature.parameters, args, strict=False)) | kwargs
             for position, name in enumerate(signature.parameters, 1):
                 value = given.get(name)

@@ -28,10 +28,12 @@ def show_tensor(x: Tensor) -> str:
     fn = x.grad_fn
     name = None if fn is None else fn.title.removeprefix("torch::autograd::")
     kind = type(x).__name__
-    return format_tensor(
+    text = format_tensor(
         fetch, x._shape, x.dtype.name, device=str(x.device), requires_grad=x.requires_grad, grad_fn=name,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip
+    # A parameter of a subclass: one that Parameter(x) made of such an x.
+    return f"Parameter({text})" if x.__dict__.get("_is_param") else text
 
 
 def _show_batched(x: Tensor) -> str:

@@ -26,6 +26,7 @@ from webtorch.ir.view import (
 )
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors import override
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.lines import user_line
@@ -132,8 +133,8 @@ class Tensor(TensorMethods):
     # keep them in their `__dict__`: the others pay nothing.
     _levels: tuple[tuple[int, int, int], ...] = ()
 
-    def __init__(self, data: Any = None, *sizes: Any, device: DeviceLike = None) -> None:
-        # The legacy constructor: Tensor(2, 3) is uninitialised, Tensor([..]) holds data.
+    def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
+        """Make a tensor: Tensor(2, 3) is uninitialised, Tensor([..]) holds data."""
         from webtorch.ops import creation
 
         if isinstance(data, int) and not isinstance(data, bool):
@@ -145,8 +146,20 @@ class Tensor(TensorMethods):
         else:
             made = creation.tensor(data, device=device)
             made = made if made.dtype.has_gradient else made.float()
-        self._adopt(made._storage, made._shape, made._strides, made._offset, made._whole)
-        self.dtype = made.dtype
+        return made if cls is Tensor else Tensor._make_subclass(cls, made)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the tensor was complete when `__new__` returned it."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function that met a tensor of this class; its results are of this class, too.
+
+        Returns NotImplemented where an argument's class is no base of this one.
+        """
+        return override.keep_class(cls, func, types, args, kwargs or {})
 
     def _adopt(
         self,
@@ -211,8 +224,14 @@ class Tensor(TensorMethods):
         return self
 
     @staticmethod
+    def _make_wrapper_subclass(cls: type[Any], *_: Any, **__: Any) -> NoReturn:
+        """Raise NotImplementedError: such a tensor has no data, and `__torch_dispatch__` computes."""
+        raise NotImplementedError(override.NO_DISPATCH.format(cls.__name__))
+
+    @staticmethod
     def _make_subclass(cls: type[Any], data: Tensor, require_grad: bool = False) -> Any:
         """Return a tensor of class `cls` that shares the storage of `data`."""
+        override.arm_for(cls)
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
         self._counter, self.dtype = data._counter, data.dtype
@@ -944,10 +963,14 @@ class Tensor(TensorMethods):
         return out
 
     def as_subclass(self, cls: builtins.type[Any]) -> Any:
-        """Return the tensor as an instance of a subclass. Operations on it give plain tensors."""
-        out = primitive.as_view(
-            self, self._shape, self._strides, self._offset, lambda g: g, "Alias"
-        )
+        """Return the tensor as an instance of a subclass. Operations on it give such tensors, unless
+        the class's `__torch_function__` says otherwise.
+        """
+        override.arm_for(cls)
+        with override.Switch(classes=False):
+            out = primitive.as_view(
+                self, self._shape, self._strides, self._offset, lambda g: g, "Alias"
+            )
         out.__class__ = cls
         return out
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from webtorch.tensors.override import NO_DISPATCH
+
 
 def is_compile_supported(device_type: str) -> bool:
     """Return False: functions are not rewritten by PyTorch's compiler."""
@@ -23,6 +25,25 @@ def get_proxy_mode() -> None:
 def is_traceable_wrapper_subclass(t: Any) -> bool:
     """Return False: a tensor is not a wrapper of others."""
     return False
+
+
+class TorchDispatchMode:
+    """A class to derive from; entering one raises NotImplementedError."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace a kernel: a mode defines this."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        raise NotImplementedError(NO_DISPATCH.format(type(self).__name__))
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: it was not entered."""
+
+
+def return_and_correct_aliasing(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Return `out`: what a `__torch_dispatch__` ends with, and none is called."""
+    return out
 
 
 class FakeTensor:

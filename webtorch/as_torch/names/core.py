@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
+
+from webtorch import Tensor as TensorBase
+from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
+from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from webtorch.tensors.override import disabled as _disabled_torch_function_impl
+from webtorch.tensors.override import state
+
+_TensorBase = TensorBase
+# As `__torch_dispatch__` of a class, it says that the class replaces no kernel.
+_disabled_torch_dispatch_impl = _disabled_torch_function_impl
 
 
 def _log_api_usage_once(event: str) -> None:
@@ -14,11 +23,14 @@ def _get_tracing_state() -> None:
     """Return None: nothing is ever traced."""
 
 
-class DisableTorchFunctionSubclass(contextlib.nullcontext[None]):
-    """A block in which no `__torch_function__` is called; no operation here calls one."""
+def _is_torch_function_enabled() -> bool:
+    """Whether classes with `__torch_function__` are asked."""
+    return state.classes
 
 
-DisableTorchFunction = DisableTorchFunctionSubclass
+def _is_torch_function_mode_enabled() -> bool:
+    """Whether a mode with `__torch_function__` is on."""
+    return bool(state.modes and state.modes_asked)
 
 
 class DispatchKey(enum.Enum):

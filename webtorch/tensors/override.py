@@ -1,0 +1,410 @@
+"""`__torch_function__`: classes and modes that are asked before an operation runs. Floor 4.
+
+Few programs have such a class, and the others pay nothing for it: a public function asks nobody until
+the first tensor of a subclass is made, the first mode is entered, or the first foreign object with a
+`__torch_function__` is met. Then `arm` gives every public function a body that asks, once and for all.
+The function objects stay the same, so tables of functions and names imported before keep their meaning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+
+class _State(threading.local):
+    # Whether classes are asked, and whether modes are.
+    classes = True
+    modes_asked = True
+    # The modes that are on, innermost last.
+    modes: tuple[Any, ...] = ()
+
+
+state = _State()
+
+
+def disabled(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call `func`: as `__torch_function__` of a class, this says that the class is not asked."""
+    with Switch(classes=False):
+        return func(*args, **(kwargs or {}))
+
+
+def _classes_asked() -> bool:
+    return state.classes
+
+
+class Switch:
+    """A block in which classes, or classes and modes, are not asked."""
+
+    __slots__ = ("_before", "_chosen")
+
+    def __init__(self, *, classes: bool | None = None, modes: bool | None = None) -> None:
+        self._chosen = classes, modes
+
+    def __enter__(self) -> None:
+        self._before = state.classes, state.modes_asked
+        classes, modes = self._chosen
+        state.classes = self._before[0] if classes is None else classes
+        state.modes_asked = self._before[1] if modes is None else modes
+
+    def __exit__(self, *_: object) -> None:
+        state.classes, state.modes_asked = self._before
+
+
+def asks(kind: type[Any]) -> bool:
+    """Whether objects of a class are asked before an operation runs."""
+    from webtorch.tensors.tensor import Tensor
+
+    found = getattr(kind, "__torch_function__", disabled)
+    return found is not disabled and kind is not Tensor
+
+
+def overloaded(values: Iterable[Any]) -> list[Any]:
+    """Return the first object of each class that is asked, in the order in which they are: as given,
+    but a subclass before its bases.
+    """
+    found: list[Any] = []
+    for x in values:
+        kind = type(x)
+        if kind in _NEVER or not asks(kind) or any(type(o) is kind for o in found):
+            continue
+        place = next((i for i, o in enumerate(found) if issubclass(kind, type(o))), len(found))
+        found.insert(place, x)
+    return found
+
+
+_NEVER = frozenset((int, float, bool, complex, str, bytes, type(None), slice, type))
+
+
+def flat(args: Iterable[Any]) -> Iterator[Any]:
+    """The arguments, with those of lists and tuples in the places of these."""
+    for x in args:
+        if type(x) in (list, tuple):
+            yield from flat(x)
+        else:
+            yield x
+
+
+def ask(
+    func: Callable[..., Any],
+    relevant: Iterable[Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Return what the innermost mode, or else the first class that accepts, makes of a call.
+
+    Raises TypeError if nobody accepts.
+    """
+    found = overloaded(relevant)
+    types = tuple([type(x) for x in found])
+    modes = state.modes if state.modes_asked else ()
+    if modes:
+        state.modes = modes[:-1]
+        try:
+            result = modes[-1].__torch_function__(func, types, args, kwargs)
+        finally:
+            state.modes = modes
+        if result is not NotImplemented:
+            return result
+    for x in found:
+        result = x.__torch_function__(func, types, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    asked = [f"mode object {modes[-1]}"] if modes else []
+    asked += [f"tensor subclass {kind}" for kind in types]
+    raise Refused(
+        f"Multiple dispatch failed for '{name_of(func)}'; all __torch_function__ handlers returned "
+        "NotImplemented:\n\n" + "\n".join(f"  - {a}" for a in asked)
+    )
+
+
+class Refused(TypeError):
+    """Nobody who was asked accepts the call."""
+
+
+def name_of(func: Any) -> str:
+    """Return a function's name for messages: "torch.add", "torch.Tensor.shape.__get__"."""
+    return names().get(func) or str(getattr(func, "__name__", func))
+
+
+@lru_cache(maxsize=1)
+def names() -> dict[Any, str]:
+    """The names of the functions that ask; a function with several has the first."""
+    found: dict[Any, str] = {}
+    for p in public_functions():
+        found.setdefault(p.func, p.name)
+    return found
+
+
+class _Asking:
+    """The body that a public function has after `arm`."""
+
+    __slots__ = ("body", "func", "only_modes")
+
+    def __init__(self, func: Any, body: Callable[..., Any], only_modes: bool) -> None:
+        self.func, self.body, self.only_modes = func, body, only_modes
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        modes = state.modes and state.modes_asked
+        if modes or (state.classes and not self.only_modes):
+            given = args if not kwargs else (*args, *kwargs.values())
+            for x in given:
+                if type(x) not in _plain:
+                    relevant = [o for o in flat(given) if type(o) not in _plain and asks(type(o))]
+                    if not state.classes or self.only_modes:
+                        relevant = []
+                    if relevant or modes:
+                        return ask(self.func, relevant, args, kwargs)
+                    break
+            else:
+                if modes:
+                    return ask(self.func, (), args, kwargs)
+        if self.only_modes and state.classes:
+            with Switch(classes=False):
+                return self.body(*args, **kwargs)
+        return self.body(*args, **kwargs)
+
+
+class _AskingOperator(_Asking):
+    """The body of an operator, which leaves a call that nobody accepts to Python."""
+
+    __slots__ = ()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except Refused:
+            return NotImplemented
+
+
+def keep_class(
+    cls: type[Any], func: Callable[..., Any], types: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Call `func` with no class asked, and make tensors of class `cls` of the tensors it gives.
+
+    Returns NotImplemented where `cls` is not below all of `types`.
+    """
+    if not all(issubclass(cls, t) for t in types):
+        return NotImplemented
+    with Switch(classes=False):
+        found = func(*args, **kwargs)
+        return found if func in nowrap() else _converted(found, cls)
+
+
+def nowrap() -> set[Any]:
+    """Return the functions whose results keep the class they have."""
+    from webtorch.tensors.tensor import Tensor
+
+    return {Tensor.grad.__get__}
+
+
+def _converted(found: Any, cls: type[Any]) -> Any:
+    from webtorch.tensors.tensor import Size, Tensor
+
+    if cls is Tensor:
+        return found
+    if isinstance(found, Tensor):
+        return found if isinstance(found, cls) else found.as_subclass(cls)
+    if isinstance(found, (tuple, list)) and type(found) is not Size:
+        parts = [_converted(x, cls) for x in found]
+        named = hasattr(found, "_fields")
+        return type(found)(*parts) if named else type(found)(parts)
+    return found
+
+
+def arm_for(cls: Any) -> None:
+    """Get ready for tensors of a class. Raises TypeError where it is no class of tensors, and
+    NotImplementedError where it replaces PyTorch's kernels.
+    """
+    from webtorch.tensors.tensor import Tensor
+
+    if not (isinstance(cls, type) and issubclass(cls, Tensor)):
+        raise TypeError(
+            "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. "
+            "Make sure your class inherits from Tensor."
+        )
+    if cls in _plain:
+        return
+    if getattr(cls, "__torch_dispatch__", disabled) is not disabled:
+        raise NotImplementedError(NO_DISPATCH.format(cls.__name__))
+    if asks(cls):
+        arm()
+    else:
+        _plain.add(cls)
+
+
+NO_DISPATCH = (
+    "{}: __torch_dispatch__ replaces the kernels of PyTorch's dispatcher, and there is none here: operations "
+    "are recorded and compiled together. Write __torch_function__ (a classmethod of the class, or a "
+    "torch.overrides.TorchFunctionMode), which sees the same calls one floor higher."
+)
+
+
+# Types that are asked nothing; Tensor and Parameter join when they exist.
+_plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
+_armed = threading.Event()
+_arming = threading.Lock()
+# The functions that ask, and what `__torch_function__` is given for each.
+_names: dict[Any, Any] = {}
+
+
+def arm() -> None:
+    """Make the public functions ask, from now on."""
+    with _arming:
+        if _armed.is_set():
+            return
+        from webtorch.tensors.tensor import Tensor
+
+        _plain.add(Tensor)
+        found: dict[Any, Public] = {}
+        for p in public_functions():
+            found.setdefault(p.function, p)
+        for function, p in found.items():
+            _names[function] = p.func
+            _replace(p)
+        _armed.set()
+
+
+class Foreign(TypeError):
+    """A function that asks nobody met an object of a class that is to be asked."""
+
+
+def is_foreign(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument, or one in a list or tuple, is no tensor and its class is to be asked."""
+    if not _classes_asked():
+        return False
+    given = (*args, *kwargs.values()) if kwargs else args
+    return any(type(x) not in _plain and asks(type(x)) for x in flat(given))
+
+
+def meet(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Ask the classes of foreign arguments, and from now on ask before every call."""
+    arm()
+    if function not in _names:
+        # A part of a public function, which will be asked for.
+        raise Foreign(f"{function.__name__}(): expected tensors and numbers")
+    return ask(_names[function], flat((*args, *kwargs.values())), args, kwargs)
+
+
+# Functions that are about no tensor, or about the class of one: nobody is asked.
+_NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast_shapes can_cast
+    clear_autocast_cache compile default_generator from_dlpack from_numpy get_autocast_cpu_dtype
+    get_autocast_dtype get_default_device get_default_dtype get_float32_matmul_precision get_num_threads
+    get_printoptions get_rng_state initial_seed is_anomaly_check_nan_enabled is_anomaly_enabled
+    is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled is_grad_enabled
+    is_inference_mode_enabled is_tensor load manual_seed mark_dynamic printoptions promote_types realize
+    result_type save seed set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled
+    set_default_device set_default_dtype set_float32_matmul_precision set_num_threads set_printoptions
+    set_rng_state synchronize to_dlpack typename install_as_torch uninstall_as_torch export vmap
+    as_subclass item_async numpy_async tolist_async
+    __init__ __new__ __init_subclass__ __getattr__ __hash__ __iter__ __await__ __copy__
+    __torch_function__"""
+_IGNORED = frozenset(_NOT_ASKING.split())
+# Functions that make tensors of what is none: a mode is asked, no class.
+_MAKING = """arange as_tensor asarray bartlett_window blackman_window empty empty_permuted
+    empty_strided eye frombuffer full hamming_window hann_window kaiser_window linspace logspace ones rand
+    randint randn randperm range scalar_tensor tensor tril_indices triu_indices zeros fftfreq rfftfreq"""
+FACTORIES = frozenset(_MAKING.split())
+_INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
+# Operators that arrive as the method of another name.
+_OPERATORS = {
+    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul",
+    "__truediv__": "div", "__mod__": "remainder", "__pow__": "pow", "__matmul__": "matmul",
+    "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
+    "__neg__": "neg", "__pos__": "positive", "__abs__": "abs",
+    "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_",
+    "__imod__": "remainder_",
+}  # fmt: skip
+MODULES = ("", "nn.functional", "linalg", "fft", "special")
+
+
+class Public(NamedTuple):
+    """A function that asks: what `__torch_function__` is given for it, its name, and whether it asks
+    modes only.
+    """
+
+    # A function of Python: mypy calls these methods.
+    function: Any
+    func: Any
+    name: str
+    only_modes: bool = False
+
+
+def public_functions() -> Iterator[Public]:
+    """The functions that ask."""
+    from webtorch.tensors.tensor import Tensor
+
+    for place in MODULES:
+        module = importlib.import_module(f"webtorch.{place}".rstrip("."))
+        for name, value in vars(module).items():
+            hidden = name.startswith("_") or name in _IGNORED
+            if isinstance(value, FunctionType) and not hidden:
+                title = ".".join(filter(None, ("torch", place, name)))
+                yield Public(value, value, title, name in FACTORIES)
+    for name, value in list(vars(Tensor).items()):
+        hidden = name.startswith("_") and not name.startswith("__")
+        if hidden or name in _IGNORED:
+            continue
+        if isinstance(value, FunctionType):
+            yield Public(value, getattr(Tensor, _OPERATORS.get(name, name)), f"torch.Tensor.{name}")
+        elif isinstance(value, property):
+            for half, func in ((value.fget, value.__get__), (value.fset, value.__set__)):
+                if isinstance(half, FunctionType):
+                    yield Public(half, func, f"torch.Tensor.{name}.{func.__name__}")
+    init = importlib.import_module("webtorch.nn.init")
+    for name in _INITIALISERS:
+        yield Public(getattr(init, name), getattr(init, name), f"torch.nn.init.{name}")
+
+
+def _replace(public: Public) -> None:
+    """Move a function's body to a new function, and leave one that asks in its place."""
+    function = public.function
+    body = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    if not hasattr(function, "__signature__") and not hasattr(function, "__wrapped__"):
+        function.__signature__ = inspect.signature(function)
+    code = function.__code__
+    template = _template(code.co_freevars)
+    binary = public.name.startswith("torch.Tensor.__") and code.co_argcount == 2
+    asking = (_AskingOperator if binary else _Asking)(public.func, body, public.only_modes)
+    constants = tuple([asking if c == _PLACE else c for c in template.co_consts])
+    function.__code__ = template.replace(
+        co_consts=constants,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+_PLACE = "the body that asks"
+
+
+@cache
+def _template(free: tuple[str, ...]) -> CodeType:
+    """Return code that passes its arguments to a constant. A function keeps its closure for life, so
+    the code has the same free variables.
+    """
+    lines = [
+        f"def outer({', '.join(free)}):",
+        "    def inner(*args, **kwargs):",
+        f"        asking = {_PLACE!r}",
+        "        return asking(*args, **kwargs)",
+        f"        {', '.join(free) or None}",
+        "    return inner",
+    ]
+    scope: dict[str, Any] = {}
+    exec("\n".join(lines), scope)
+    code: CodeType = scope["outer"](*free).__code__
+    return code
