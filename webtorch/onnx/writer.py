@@ -515,7 +515,7 @@ def _named(w: Writer, op: Elementwise, x: list[Name], numbers: Any, dtype: DType
             return w.node("Clip", x[0], w.number(0, dtype), w.number(6, dtype)), dtype
         case "rsqrt" if kind == "float":
             return w.node("Reciprocal", w.node("Sqrt", x[0])), dtype
-        case "square":
+        case "_square":
             return w.node("Mul", x[0], x[0]), dtype
         case "positive":
             return x[0], dtype

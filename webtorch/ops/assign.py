@@ -60,6 +60,8 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
     """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
     as needed.
     """
+    if isinstance(src, (bool, int, float, complex)):
+        return self.fill_(src)
     if not hasattr(src, "_storage"):
         raise TypeError(
             f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}"

@@ -506,6 +506,8 @@ def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> 
                 f"addr: For integral input tensors, argument {name} must not be a floating point "
                 f"number, got {factor}"
             )
+    if dtype.kind == "bool":
+        beta, alpha = bool(beta), bool(alpha)
     return _combine("addr", input.to(dtype), result.to(dtype), beta, alpha)
 
 

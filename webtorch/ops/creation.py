@@ -139,8 +139,8 @@ def _fits(value: Any, dtype: DType) -> Any:
         return value
     low, high = integer_limits(dtype)
     if not math.isfinite(value) or not low <= int(value) <= high:
-        if dtype.kind == "uint" and math.isfinite(value) and -high <= value < 0:
-            return int(value) + high + 1
+        if dtype.kind == "uint" and isinstance(value, int) and -high <= value < 0:
+            return value + high + 1
         raise RuntimeError(
             f"value cannot be converted to type {_C_NAMES[dtype.name]} without overflow"
         )
@@ -620,6 +620,8 @@ def full(
     requires_grad: bool = False,
 ) -> Any:
     """A tensor of one value; without dtype, of the value's own type."""
+    if dtype is None and out is not None:
+        dtype = out.dtype
     wanted = None if dtype is None else chosen_dtype(dtype)
     shape = _size("full", () if size == () else (size,), size if size == () else None)
     return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")

@@ -183,7 +183,7 @@ def _check_subtraction(name: str, *operands: Any) -> None:
             f"{name}: Subtraction, the `-` operator, with two bool tensors is not supported. "
             f"Use the `^` or `logical_xor()` operator instead."
         )
-    if any(is_tensor(x) and x.dtype is bool_ for x in operands):
+    if any((is_tensor(x) and x.dtype is bool_) or type(x) is bool for x in operands):
         raise DTypeError(
             f"{name}: Subtraction, the `-` operator, with a bool tensor is not supported. "
             f"If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
@@ -194,7 +194,7 @@ def _check_subtraction(name: str, *operands: Any) -> None:
 def sub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
     _check_subtraction("sub", input, other)
-    if plain(alpha, 1):
+    if alpha is not True and plain(alpha, 1):
         return _sub(input, other)
     _check_alpha("sub", alpha, input, other)
     return _sub_scaled(input, other, alpha)
@@ -353,7 +353,7 @@ def pow(input: Any, exponent: Any) -> Any:
     elif plain(exponent, -1):
         return reciprocal(input)
     elif plain(exponent, 2):
-        return square(input)
+        return _square(input)
     elif plain(exponent, 3):
         return _cube(input)
     return _pow(input, exponent)
@@ -409,13 +409,23 @@ signbit = elementwise(
     promotion="bool",
     doc="Whether the sign bit is set; true of -0.0.",
 )
-square = elementwise(
-    "square",
+_square = elementwise(
+    "_square",
     lambda x: x * x,
     dtypes=NUMERIC,
+    torch="square",
+    function_in=(),
     autocast=Autocast(gpu="fp32"),
     doc="input * input.",
 )
+
+
+@composite(inplace=True, dtypes=NUMERIC)
+def square(input: Any) -> Any:
+    """Return input * input; of bools, as int64."""
+    return _pow(input, 2) if input.dtype is bool_ else _square(input)
+
+
 reciprocal = elementwise(
     "reciprocal",
     lambda x: 1 / x,
@@ -984,6 +994,10 @@ def masked_fill(input: Any, mask: Any, value: Any) -> Any:
         value = value.to(input.dtype)
     elif input.dtype.is_integral:
         # As PyTorch does: a fraction is dropped, and the result keeps the tensor's type.
+        if not math.isfinite(value):
+            raise RuntimeError(
+                f"masked_fill: value {value} cannot be converted to type {input.dtype} without overflow"
+            )
         value = int(value)
     elif input.dtype is bool_:
         value = bool(value)
@@ -1018,11 +1032,15 @@ fmin = elementwise(
 
 def _at_least(x: Expr, bound: Expr) -> Expr:
     # Not ex.maximum, which would share the gradient at the bound: there x keeps all of it. NaN passes.
+    if x.dtype is bool_:
+        return x | bound
     below = x < bound
     return ex.where(below if x.dtype.kind != "float" else below | ex.isnan(bound), bound, x)
 
 
 def _at_most(x: Expr, bound: Expr) -> Expr:
+    if x.dtype is bool_:
+        return x & bound
     above = x > bound
     return ex.where(above if x.dtype.kind != "float" else above | ex.isnan(bound), bound, x)
 
@@ -1031,14 +1049,12 @@ clamp_min = elementwise(
     "clamp_min",
     _at_least,
     tensors=("input", "min"),
-    dtypes=NUMERIC,
     doc="input, or min where it is less. At the bound the gradient goes to input.",
 )
 clamp_max = elementwise(
     "clamp_max",
     _at_most,
     tensors=("input", "max"),
-    dtypes=NUMERIC,
     doc="input, or max where it is more. At the bound the gradient goes to input.",
 )
 _clamp = elementwise(

@@ -556,28 +556,26 @@ def _scatter_along(op: str, x: Any, dim: int, index: Any, src: Any, combine: str
     if not index.numel():
         return copy(x)
     _check_against(base, index, dim, "self")
-    if src._shape or len(index._shape) == 1:
-        src = _at_least_1d(src)
+    src = _at_least_1d(src)
     if src.dtype is not x.dtype:
         raise DTypeError(
             f"{op}(): Expected self.dtype to be equal to src.dtype, got {x.dtype} and {src.dtype}: "
             f"use src.to({x.dtype})."
         )
-    if src._shape and len(src._shape) != len(index._shape):
+    if len(src._shape) != len(index._shape):
         raise ShapeError(
             "Index tensor must have the same number of dimensions as src tensor: got "
             f"{len(index._shape)} and {len(src._shape)}"
         )
     for d, n in enumerate(index._shape):
-        if (n > base._shape[d] and d != dim) or (src._shape and n > src._shape[d]):
+        if (n > base._shape[d] and d != dim) or n > src._shape[d]:
             raise ShapeError(
                 f"Expected index {list(index._shape)} to be no larger than self {list(base._shape)} apart from "
                 f"dimension {dim} and to be no larger size than src {list(src._shape)}"
             )
     for d, n in enumerate(index._shape):
-        if src._shape and n < src._shape[d]:
+        if n < src._shape[d]:
             src = window(src, d, 0, n)
-    src = _expanded(src, index._shape)
     base, tensors, want = _coordinates(base, dim, index)
     out = _scatter(base, tensors, movement.reshape(src, want), combine, op)
     return movement.reshape(out, shape)
@@ -607,11 +605,8 @@ def scatter(
     if reduce is not None and reduce not in _OLD_REDUCTIONS:
         raise RuntimeError("reduce argument must be either add or multiply.")
     if not _is_tensor(src):
-        src = fill(
-            (), creation._fits(creation._number(src), input.dtype), input.dtype, input.device
-        )
-    elif not src._shape and len(index._shape) > 1:
-        src = _expanded(src, index._shape)
+        value = creation._fits(creation._number(src), input.dtype)
+        src = fill(index._shape, value, input.dtype, input.device)
     combine = "set" if reduce is None else _OLD_REDUCTIONS[reduce]
     return _scatter_along("scatter", input, dim, index, src, combine)
 
@@ -645,7 +640,7 @@ def _identity(reduce: str, dtype: DType) -> Scalar:
 def _times_written(x: Any, dim: int, index: Any, include_self: bool, dtype: DType) -> Any:
     """Return how many values meet at each element, at least 1."""
     start = fill(x._shape, 1 if include_self else 0, dtype, x.device)
-    one = fill((), 1, dtype, x.device)
+    one = fill(index._shape, 1, dtype, x.device)
     count = _scatter_along("scatter_reduce", start, dim, index, one, "add")
     return elementwise.where(elementwise.eq(count, 0), 1, count)
 
@@ -659,7 +654,8 @@ def _scatter_reduced(
         neutral = _identity(reduce, x.dtype)
         if x.dtype is int64 and reduce in ("amax", "amin"):
             return _integer_extreme(x, dim, index, src, reduce)
-        base = _scatter_along(op, x, dim, index, fill((), neutral, x.dtype, x.device), "set")
+        filled = fill(index._shape, neutral, x.dtype, x.device)
+        base = _scatter_along(op, x, dim, index, filled, "set")
     out = _scatter_along(op, base, dim, index, src, _REDUCTIONS[reduce])
     if reduce == "mean":
         count = _times_written(x, dim, index, include_self, x.dtype)
@@ -701,9 +697,8 @@ def scatter_reduce(
         x, values, where = (s.unpack() for s in saved)
         to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
         if not include_self:
-            to_x = _scatter_along(
-                "scatter_reduce", to_x, dim, where, fill((), 0, g.dtype, g.device), "set"
-            )
+            none = fill(where._shape, 0, g.dtype, g.device)
+            to_x = _scatter_along("scatter_reduce", to_x, dim, where, none, "set")
         if to_src._shape != src_shape:
             after = tuple(a - b for a, b in zip(src_shape, to_src._shape, strict=True))
             for d, n in enumerate(after):
@@ -740,7 +735,8 @@ def _reduce_rule(
     mine = cast_to(elementwise.eq(x, best), g.dtype)
     theirs = cast_to(elementwise.eq(src, _gather(best, dim, index, op)), g.dtype)
     if not include_self:
-        mine = _scatter_along(op, mine, dim, index, fill((), 0, g.dtype, g.device), "set")
+        none = fill(index._shape, 0, g.dtype, g.device)
+        mine = _scatter_along(op, mine, dim, index, none, "set")
     winners = _scatter_along(op, mine, dim, index, theirs, "add")
     share = g / elementwise.where(elementwise.eq(winners, 0), 1, winners)
     return mine * share, theirs * _gather(share, dim, index, op)
@@ -1116,6 +1112,8 @@ def isin(
         return elementwise.logical_not(same) if invert else same
     if not _is_tensor(elements):
         elements = fill((), elements, creation._dtype_of_number(elements), test_elements.device)
+    if test_elements.dtype is bool_:
+        raise RuntimeError("Unsupported input type encountered for isin(): Bool")
     if not elements.numel() or not test_elements.numel():
         return fill(elements._shape, invert, bool_, elements.device)
     same = elementwise.eq(movement.unsqueeze(elements, -1), _flat(test_elements))

@@ -208,6 +208,8 @@ def unflatten(input: Any, dim: int, sizes: Sequence[int]) -> Any:
     sizes = sizes_of("unflatten", (sizes,), None, "sizes")
     if not sizes:
         raise RuntimeError("unflatten: sizes must be non-empty")
+    if not shape:
+        raise RuntimeError(f"unflatten: Dimension specified as {dim} but tensor has no dimensions")
     try:
         parts = infer_shape(sizes, shape[dim])
     except ShapeError:
@@ -446,6 +448,8 @@ def _movedim(x: Any, source: Any, destination: Any) -> Any:
     for what, dims, given in (("source", moved, source), ("destination", places, destination)):
         if len(set(dims)) != len(dims):
             raise ShapeError(f"movedim: repeated dim in `{what}` ({list(given)})")
+    if not rank:
+        return _permute(x, ())
     order: list[int] = [-1] * rank
     for d, place in zip(moved, places, strict=True):
         order[place] = d
@@ -1299,6 +1303,8 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
             raise RuntimeError(
                 f"torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: {list(x._shape)}"
             )
+        if x.dtype is not tensors[0].dtype:
+            raise RuntimeError("torch.meshgrid expects all tensors to have the same dtype")
     swap = indexing == "xy" and len(tensors) >= 2
     if swap:
         tensors = (tensors[1], tensors[0], *tensors[2:])

@@ -350,7 +350,7 @@ def _evaluate(node: Expr, args: list[Any], values: tuple[Complex, ...]) -> Any:
 
 # Entries whose own formula holds.
 DERIVED = frozenset((
-    "_add", "_add_scaled", "_sub", "_sub_scaled", "mul", "_div", "_cube", "square", "reciprocal",
+    "_add", "_add_scaled", "_sub", "_sub_scaled", "mul", "_div", "_cube", "_square", "reciprocal",
     "addcmul", "addcdiv", "neg", "lerp", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
     "log10", "log1p", "logaddexp", "logaddexp2", "_log_add", "sin", "cos", "tan", "asin", "acos", "atan",
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "silu", "sinc", "tanhshrink", "ldexp",

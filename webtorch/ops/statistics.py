@@ -136,6 +136,10 @@ def gradient(
 @composite(family="index", autocast=Autocast(gpu="fp32"))
 def dist(input: Any, other: Any, p: float = 2) -> Any:
     """The p-norm of input - other."""
+    if not hasattr(other, "_storage"):
+        raise TypeError(
+            f"dist(): argument 'other' (position 2) must be Tensor, not {type(other).__name__}"
+        )
     return (input - other).norm(p)
 
 

@@ -22,6 +22,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     kind_of_scalar,
     promote_types,
+    uint8,
 )
 from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
@@ -193,9 +194,11 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     if plain:
         for o in operands:
             if not isinstance(o, Tensor) and (dtype.kind != "float"):
+                _check_no_bool(op, operands)
                 dtype = result_type(*operands)
                 break
     else:
+        _check_no_bool(op, operands)
         dtype = result_type(*operands)
     compute = dtype
     if dtype.is_complex:
@@ -240,8 +243,14 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         else:
             pattern += "s"
             scalars.append(_scalar(op, o, compute, op.name.strip("_") not in _REFUSING))
+            if type(o) is bool:
+                _check_no_bool(op, operands)
             if compute is int64:
                 check_int64(op.name, scalars[-1], runtime)
+            if not scalars[-1] and compute.kind != "float" and op.name in _DIVIDING and len(pattern) == 2:
+                raise RuntimeError(
+                    f"ZeroDivisionError: {op.name.strip('_')} of {compute} by 0. Divide floats, or test the divisor."
+                )
     for n in numbers:
         pattern += "s"
         scalars.append(_scalar(op, n, compute))
@@ -268,6 +277,17 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     if forward.levels and mode.forward and op.differentiable and out_dtype.kind == "float":
         propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
     return out
+
+
+def _check_no_bool(op: Elementwise, operands: Sequence[Operand]) -> None:
+    """Raise PyTorch's error for a subtraction in which a bool takes part."""
+    if op.name == "_sub" and any(
+        o.dtype is bool_ if isinstance(o, Tensor) else isinstance(o, bool) for o in operands
+    ):
+        raise DTypeError(
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a "
+            "mask, use the `~` or `logical_not()` operator instead."
+        )
 
 
 def _tangent(
@@ -336,6 +356,10 @@ def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
 
 # Where a number beside an integer tensor must fit its type; arithmetic and comparisons wrap it, as in PyTorch.
 _REFUSING = frozenset(("pow", "where", "clamp", "clamp_min", "clamp_max"))
+
+
+# Integers divided by a number.
+_DIVIDING = frozenset(("floor_divide", "remainder", "fmod", "_div_floor", "_div_trunc"))
 
 
 def _scalar(op: Op, value: Any, compute: DType, wraps: bool = False) -> Scalar:
@@ -862,6 +886,10 @@ def accept_out(op: Op) -> Callable[..., Any]:
         if into and kwargs.get("dtype") is None:
             kwargs["dtype"] = out.dtype
         found = plain(*args, **kwargs)
+        if op.name in ("any", "all") and out.dtype not in (bool_, uint8):
+            raise RuntimeError(
+                f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
+            )
         if exact and (isinstance(found, tuple) or op.name not in ("max", "min")):
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))
         if isinstance(found, tuple):
