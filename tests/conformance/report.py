@@ -64,6 +64,8 @@ PyTorch's type of error, and types that PyTorch refuses ("refused").
   through `webtorch.webgpu.allow_host_kernels()`; samples that need float64 do not count there.
 - Counted are {count} operations: all of the database but sparse layouts, private names, complex numbers of
   16 bits and CUDA source text. Gradients of complex inputs are not compared here.
+- What the samples do not think of is drawn at random: `python -m tests.conformance.differential` compares
+  calls of random shapes, types, layouts, values and options with PyTorch's, for as long as it is given.
 - PyTorch's samples of its modules (`module_db`) and optimizers (`optim_db`, 20 steps with every option) are
   tests of their own: `WEBTORCH_CONFORMANCE=full python -m pytest tests/conformance/test_modules.py
   tests/conformance/test_optimizers.py`.
@@ -208,7 +210,11 @@ def write() -> list[str]:
         for (device, dtype), kept in results.items()
         for limit in [max((r.get("limit", 0) for r in kept.values()), default=0)]
     )
-    sampling = f"Samples of each operation, evenly spread: {most} (`--limit`; 0 for all)."
+    every = [result for kept in results.values() for result in kept.values()]
+    commits = sorted({result.get("commit", "unknown") for result in every})
+    measured = f"Measured at commit {', '.join(commits)}."
+    spread = "Samples of each operation, evenly spread"
+    sampling = f"{measured} {spread}: {most} (`--limit`; 0 for all)."
     text = HEAD.format(
         version=torch.__version__.split("+")[0], count=len(database.operations()), sampling=sampling
     )

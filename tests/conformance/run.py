@@ -8,6 +8,7 @@ one operation with it.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import select
@@ -36,8 +37,23 @@ def read(device: str, dtype: str) -> dict[str, Any]:
     return {line["op"]: line for line in lines}
 
 
+@functools.cache
+def commit() -> str:
+    """Return the short name of the commit that is measured, with a + where files differ from it."""
+
+    def git(*words: str) -> str:
+        found = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return found.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "webtorch", "tests/conformance")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
 def _keep(task: Task, result: dict[str, Any]) -> None:
     device, dtype, name = task
+    result["commit"] = commit()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{device}-{dtype}.jsonl").open("a") as file:
         file.write(json.dumps({"op": name, **result}) + "\n")

@@ -23,7 +23,7 @@ from webtorch.ops.elementwise import (
     sigmoid,
     tanh,
 )
-from webtorch.ops.record import LOWER, Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
 from webtorch.ops.reduce import wrap_dim
 
 FUNCTIONAL = ("nn.functional",)
@@ -331,6 +331,7 @@ softsign = elementwise(
     vjp=lambda g, out, x: (_softsign_backward(g, x),),
     promotion="float",
     torch="nn.functional.softsign",
+    refuses=BOOL,
     function_in=FUNCTIONAL,
     inplace=False,
     doc="input / (1 + |input|).",
@@ -369,6 +370,7 @@ tanhshrink = elementwise(
     vjp=lambda g, out, x: (mul(g, tanh(x) * tanh(x)),),
     promotion="float",
     torch="nn.functional.tanhshrink",
+    refuses=BOOL,
     function_in=FUNCTIONAL,
     inplace=False,
     doc="input - tanh(input).",

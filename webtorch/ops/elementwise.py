@@ -30,7 +30,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.expr import Expr
 from webtorch.ops.primitive import paired, pairs
-from webtorch.ops.record import Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, composite, elementwise
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
 BITS: tuple[DType, ...] = (*INTEGERS, bool_)
@@ -442,6 +442,7 @@ lerp = elementwise(
     ),
     tensors=("input", "end", "weight"),
     dtypes=FLOATS,
+    refuses=NOT_FLOATS,
     doc="input + weight * (end - input).",
 )
 

@@ -684,6 +684,8 @@ def scatter_reduce(
         raise RuntimeError(
             f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
         )
+    if reduce == "mean" and input.dtype is bool_:
+        raise DTypeError("scatter_reduce: 'mean' is not implemented for 'Bool'")
     if reduce == "sum" and include_self:
         return _scatter_along("scatter_reduce", input, dim, index, src, "add")
     if not tape.needs_grad((input, src)):

@@ -693,6 +693,7 @@ def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
             raise ShapeError(
                 f"{what} should have at least 2 dimensions, but has {x.ndim} dimensions instead"
             )
+        check_float("cholesky_solve", x, what)
     if input2._shape[-1] != input2._shape[-2] or input2._shape[-2] != input._shape[-2]:
         raise ShapeError(
             f"Incompatible matrix sizes for cholesky_solve: each A matrix is {input2._shape[-1]} by "

@@ -1608,6 +1608,8 @@ def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: Scalar | 
                 f"Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now: {mode} of "
                 f"{len(counts) // 2} dimensions needs one or two dimensions more, and the input has {rank}"
             )
+    if mode in ("reflect", "replicate") and input.dtype.kind == "bool":
+        raise DTypeError(f"\"{mode}_pad\" not implemented for 'Bool': use .to(torch.uint8)")
     if mode == "replicate" or (mode == "reflect" and len(counts) < 6):
         return _pad_edges(input, counts, mode)
     return _padded(input, counts, mode, value)

@@ -249,13 +249,15 @@ def asinh(z: Pair) -> Pair:
 
 def atanh(z: Pair) -> Pair:
     """Return the inverse hyperbolic tangent."""
-    x, y = z.re, z.im
+    # Of -z it is the opposite: on the left side the argument of log1p would be near -1.
+    left, y = z.re < 0, z.im
+    x = ex.where(left, -z.re, z.re)
     distance = (1.0 - x) * (1.0 - x) + y * y
-    # Near 1 the square of the distance underflows; near -1, that of the distance to -1 does.
-    close = (distance < 1e-12) | ((1.0 + x) * (1.0 + x) + y * y < 1e-12)
+    # The square of a small distance underflows.
     near = (ex.log(ex.hypot(1.0 + x, y)) - ex.log(ex.hypot(1.0 - x, y))) * 0.5
+    size = ex.where(distance < 1e-12, near, ex.log1p(4.0 * x / distance) * 0.25)
     return Pair(
-        ex.where(close, near, ex.log1p(4.0 * x / distance) * 0.25),
+        ex.where(left, -size, size),
         ex.atan2(2.0 * y, (1.0 - x) * (1.0 + x) - y * y) * 0.5,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import Scalar, bool_, int64, integer_limits
+from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64, integer_limits
 from webtorch.ir.view import numel
 from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
@@ -939,6 +939,7 @@ def _columns(
     function_in=FUNCTIONAL,
     torch="nn.functional.unfold",
     name="functional_unfold",
+    refuses=INTEGERS,
 )
 def im2col(
     input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1

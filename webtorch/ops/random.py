@@ -726,7 +726,9 @@ def cauchy_(input: Any, median: float = 0.0, sigma: float = 1.0, *, generator: A
     return _fill_in(input, elementwise.tan((u - 0.5) * math.pi) * sigma + median)
 
 
-@composite(family="random", name="geometric_", function_in=METHOD, torch="Tensor.geometric_")
+@composite(
+    family="random", name="geometric_", function_in=METHOD, torch="Tensor.geometric_", refuses=BOOL
+)
 def geometric_(input: Any, p: float, *, generator: Any = None) -> Any:
     """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""
     if not 0 < p < 1:

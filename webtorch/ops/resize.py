@@ -320,6 +320,10 @@ def interpolate(
             f"interpolate: Input and output sizes should be greater than 0, but got input "
             f"{list(input.shape)} and output sizes {list(wanted)}"
         )
+    if mode.startswith("nearest") and input.dtype.kind != "float" and input.dtype is not uint8:
+        raise DTypeError(
+            f"interpolate: mode {mode!r} is not implemented for {input.dtype}; use .float(), or uint8"
+        )
     if mode == "area":
         return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[rank - 1](
             input, wanted

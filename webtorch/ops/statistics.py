@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import int64
+from webtorch.ir.dtype import bool_, int64, uint8
 from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
@@ -89,7 +89,7 @@ def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
     return movement.cat((low, inside, high), d)
 
 
-@composite(family="index", function_in=("torch",), refuses=BOOL)
+@composite(family="index", function_in=("torch",), refuses=(bool_, uint8))
 def gradient(
     input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1
 ) -> tuple[Any, ...]:

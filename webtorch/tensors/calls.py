@@ -247,7 +247,12 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
                 _check_no_bool(op, operands)
             if compute is int64:
                 check_int64(op.name, scalars[-1], runtime)
-            if not scalars[-1] and compute.kind != "float" and op.name in _DIVIDING and len(pattern) == 2:
+            if (
+                not scalars[-1]
+                and compute.kind != "float"
+                and op.name in _DIVIDING
+                and len(pattern) == 2
+            ):
                 raise RuntimeError(
                     f"ZeroDivisionError: {op.name.strip('_')} of {compute} by 0. Divide floats, or test the divisor."
                 )
@@ -796,7 +801,7 @@ def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
 _APART = frozenset(["gather", "index_select", "kthvalue", "masked_select", "take"])
 # An `out=` must have the type of the result, except with these: they compute as elementwise ones do
 # and cast, as PyTorch's do.
-_CASTING = """add sub div true_divide pow clamp logit cat concat concatenate stack hstack vstack dstack
+_CASTING = """add sub square div true_divide pow clamp logit cat concat concatenate stack hstack vstack dstack
     column_stack any all nansum mean nanmean var std logsumexp sum prod cumsum cumprod normal bernoulli outer
     addr kron diff linalg_tensorsolve linalg_tensorinv lu cholesky cholesky_solve cholesky_inverse geqrf
     linalg_householder_product linalg_pinv linalg_matrix_rank linalg_lstsq linalg_cond zeta polygamma mvlgamma

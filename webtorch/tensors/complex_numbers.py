@@ -147,21 +147,34 @@ def record(
 def _rule(
     op: Elementwise, operands: Sequence[Operand], count: int, out: Tensor, edges: Sequence[Any]
 ) -> Callable[[Any], list[Tensor | None]]:
-    saved = [SavedTensor(o) if isinstance(o, Tensor) else o for o in operands]
     places = [i for i, o in enumerate(operands[:count]) if isinstance(o, Tensor)]
     shapes = [operands[i]._shape for i in places]
+    real = [not operands[i].dtype.is_complex for i in places]
+    used = _used(op, [p for p, e in zip(places, edges, strict=True) if e is not None], count)
+    saved = [
+        (SavedTensor(o) if i in used else None) if isinstance(o, Tensor) else o
+        for i, o in enumerate(operands)
+    ]
 
     def rule(gs: Any) -> list[Tensor | None]:
         values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
         found: list[Tensor | None] = []
-        for place, shape, edge in zip(places, shapes, edges, strict=True):
+        for place, shape, edge, is_real in zip(places, shapes, edges, real, strict=True):
             c = None if edge is None else _cotangent(op, place, gs[0], values, count)
-            if c is not None and c.dtype.is_complex and not values[place].dtype.is_complex:
+            if c is not None and c.dtype.is_complex and is_real:
                 c = real_part(c)
             found.append(None if c is None else calls.sum_to(c, shape))
         return found
 
     return rule
+
+
+def _used(op: Elementwise, places: Sequence[int], count: int) -> set[int]:
+    """Return which operands the cotangents of `places` read: only these are saved."""
+    if op.name in ("abs", "angle"):
+        return {0}
+    slopes = [slope(op, place) for place in places]
+    return {i for s in slopes for i in (*s.tensors, *[count + n for n in s.numbers])}
 
 
 def _cotangent(

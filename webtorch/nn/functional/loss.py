@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import webtorch
 from webtorch import Tensor
-from webtorch.errors import ShapeError
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
 from webtorch.tensors.autocast import autocast_rule
@@ -44,6 +44,12 @@ def legacy_reduction(
 def _check_reduction(reduction: str) -> None:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
+
+
+def _check_float(name: str, input: Tensor) -> None:
+    """Raise PyTorch's error for integers and bools."""
+    if not input.dtype.is_floating_point:
+        raise DTypeError(f"{name}: not implemented for {input.dtype}. Convert it with .float().")
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
@@ -84,6 +90,7 @@ def multi_margin_loss(
     """Return the mean over the other classes of max(0, margin - x[target] + x[class]) ** p."""
     reduction = legacy_reduction(size_average, reduce, reduction)
     _check_reduction(reduction)
+    _check_float("multi_margin_loss", input)
     count = input.shape[-1] if input.dim() else 1
     if weight is not None and (weight.dim() != 1 or weight.numel() != count):
         # PyTorch looks at the rank in Python and at the size in C++.
@@ -120,6 +127,7 @@ def multilabel_margin_loss(
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
     _check_reduction(reduction)
+    _check_float("multilabel_margin_loss", input)
     if input.dim() not in (0, 1, 2):
         raise RuntimeError(
             "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webtorch
 from webtorch import Tensor
+from webtorch.errors import DTypeError
 from webtorch.nn.functional.table import table
 from webtorch.tensors.calls import store_in
 
@@ -29,6 +30,10 @@ def local_response_norm(
             "Expected 3D or higher dimensionality                          input (got "
             f"{input.dim()} dimensions)"
         )
+    if not input.dtype.has_gradient and input.dtype is not webtorch.int64:
+        raise DTypeError(
+            f"local_response_norm: not implemented for {input.dtype}. Convert it with .float()."
+        )
     squares = input * input
     channels = input.shape[1]
     before = size // 2
@@ -37,4 +42,6 @@ def local_response_norm(
     total = padded[:, :channels]
     for shift in range(1, size):
         total = total + padded[:, shift : shift + channels]
-    return input / (total / size * alpha + k) ** beta
+    # PyTorch's mean of integers is an integer.
+    mean = total / size if input.dtype.has_gradient else total // size
+    return input / (mean * alpha + k) ** beta
