@@ -31,6 +31,23 @@ def is_available() -> bool:
     return bool(_module().is_available())
 
 
+async def request_async() -> None:
+    """Open the browser's device, awaiting, for Python in a page (Pyodide). Elsewhere it opens the first device.
+
+    Needed before anything else only where Python cannot pause (a browser without JSPI). Raises
+    DeviceError, saying why, when there is no adapter.
+    """
+    import sys
+
+    if sys.platform == "emscripten" and not any(r.kind == "webgpu" for r in open_runtimes()):
+        from webtorch.runtime.backends.webgpu import browser
+        from webtorch.runtime.backends.webgpu.device import wanted
+
+        adapter = await browser.request()
+        await adapter.open(*wanted(adapter))
+    runtime_for("webgpu", 0)
+
+
 def device_count() -> int:
     """Return the number of adapters."""
     return int(_module().device_count())

@@ -32,7 +32,7 @@ def get_backend(kind: str, index: int = 0) -> Backend:
     with _LOCK:
         found = _OPEN.get((kind, index))
         if found is None:
-            module = importlib.import_module(f"webtorch.runtime.backends.{kind}")
+            module = importlib.import_module(f"webtorch.runtime.backends.{_room(kind)}")
             opened: Backend = module.open_backend(index)
             found = _OPEN[kind, index] = opened
     return found
@@ -41,6 +41,16 @@ def get_backend(kind: str, index: int = 0) -> Backend:
 def webassembly() -> Any:
     """Return the module that writes programs for WebAssembly. Raises ImportError where NumPy is missing."""
     return importlib.import_module("webtorch.runtime.backends.wasm")
+
+
+def _room(kind: str) -> str:
+    """Return the package of a kind of device: without NumPy the CPU runs plain Python."""
+    if kind == "cpu":
+        try:
+            importlib.import_module("numpy")
+        except ImportError:
+            return "plain"
+    return kind
 
 
 def available() -> tuple[str, ...]:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from webtorch.errors import DeviceError
 
-BindingName = Literal["wgpu", "dawn"]
+BindingName = Literal["wgpu", "dawn", "browser"]
 Engine = Literal["naga", "dawn"]
 
 # The value of WEBTORCH_WEBGPU -> the module, and what to install for it.
 _MODULES: dict[BindingName, tuple[str, str]] = {
     "wgpu": ("wgpu", 'pip install "wgpu>=0.32,<0.33"'),
     "dawn": ("wgpudawn", 'pip install "webtorch[dawn]"'),
+    # Python in a page (Pyodide).
+    "browser": ("webtorch.runtime.backends.webgpu.browser", "it is part of webtorch"),
 }
 _API_ORDER = {"Vulkan": 0, "Metal": 0, "D3D12": 0, "D3D11": 1, "OpenGL": 2, "OpenGLES": 2}
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
@@ -58,13 +61,16 @@ class AdapterInfo:
 
 
 def binding_name() -> BindingName:
-    """Return "wgpu" or "dawn", as WEBTORCH_WEBGPU says (default "wgpu"). Raises DeviceError for
-    another value.
+    """Return "wgpu" or "dawn", as WEBTORCH_WEBGPU says (default "wgpu"); in a page always "browser".
+    Raises DeviceError for another value.
     """
+    if sys.platform == "emscripten":
+        return "browser"
     wanted = os.environ.get("WEBTORCH_WEBGPU", "").strip().lower() or "wgpu"
-    for name in _MODULES:
-        if wanted == name:
-            return name
+    if wanted == "wgpu":
+        return "wgpu"
+    if wanted == "dawn":
+        return "dawn"
     raise DeviceError(f"WEBTORCH_WEBGPU={wanted!r}: the WebGPU bindings are 'wgpu' and 'dawn'")
 
 
@@ -128,15 +134,22 @@ def _prepare_engine(module: ModuleType) -> None:
         return
 
 
-def _look_up() -> list[AdapterInfo]:
+def _handles() -> list[Any]:
     module = binding()
+    if binding_name() == "browser":
+        found: list[Any] = module.enumerate_adapters()
+        return found
     _prepare_engine(module)
     with quiet_loader():
         try:
-            handles = module.gpu.enumerate_adapters_sync()
+            return list(module.gpu.enumerate_adapters_sync())
         except RuntimeError:
             # wgpu-native raises when neither a Vulkan loader nor EGL exists.
             return []
+
+
+def _look_up() -> list[AdapterInfo]:
+    handles = _handles()
 
     def rank(handle: object) -> tuple[bool, int, int]:
         info = handle.info  # type: ignore[attr-defined]

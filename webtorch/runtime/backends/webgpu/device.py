@@ -396,12 +396,24 @@ class WebGPUBackend:
         """
         mine = self._own(buffer)
         read = _Read(mine.dtype, mine.elements, mine.nbytes)
+        if self.native.engine == "browser":
+            # There are no threads, and a submission does not block.
+            with self.lock:
+                self.settle()
+                self._start(mine, read)
+            return asyncio.ensure_future(self._arrive(read))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(4, thread_name_prefix="webtorch-read")
         # Even the submission may block (lavapipe finishes running work first), so it is left to the
         # thread. It keeps its place in line: whoever takes the lock first submits what is deferred.
         self._deferred.append((mine, read))
         return PendingRead(self._threads.submit(self._read_in_thread, read))
+
+    async def _arrive(self, read: _Read) -> Bytes:
+        if read.ticket is not None:
+            native: Any = self.native
+            await native.arrival(read.ticket)
+        return self._finish(read)
 
     def _read_in_thread(self, read: _Read) -> Bytes:
         with self.lock:
@@ -535,6 +547,11 @@ class WebGPUBackend:
             native.submit(commands)
         finally:
             problem = native.captured()
+        self.submitted(problem, doing)
+
+    def submitted(self, problem: Problem | None, doing: str) -> None:
+        """Take note of a submission: raise what it reported, and keep Python from running away."""
+        native = self.native
         if problem is not None:
             raise self.error(problem, doing)
         self._unflushed = 0
@@ -611,10 +628,15 @@ def _index_error(program: Program, number: int, value: int) -> IndexOutOfRangeEr
     return IndexOutOfRangeError(program.sites[number].message(value))
 
 
+def wanted(adapter: Any) -> tuple[list[str], dict[str, int]]:
+    """Return the features and limits that a device of this adapter is asked for."""
+    features = [f for f in _FEATURES if f in adapter.features]
+    return features, {name: adapter.limits[name] for name in _LIMITS if name in adapter.limits}
+
+
 def _request_device(adapter: AdapterInfo) -> Any:
     handle: Any = adapter.handle
-    features = [f for f in _FEATURES if f in adapter.features]
-    limits = {name: adapter.limits[name] for name in _LIMITS if name in adapter.limits}
+    features, limits = wanted(adapter)
     with quiet_loader():
         try:
             return handle.request_device_sync(required_features=features, required_limits=limits)

@@ -103,7 +103,7 @@ _CopyRow = tuple[Pointer, Pointer, int]
 class _Plan:
     """The encoded form of a program for one set of memory, and the bind groups that it keeps alive."""
 
-    __slots__ = ("keep", "runs", "segments", "tables")
+    __slots__ = ("keep", "replay", "runs", "segments", "tables")
 
     def __init__(self, segments: list[tuple[list[Row], list[_CopyRow]]], keep: list[Owned]) -> None:
         self.segments = segments
@@ -111,6 +111,8 @@ class _Plan:
         self.runs = 0
         # The rows of each segment as the loop in machine code reads them.
         self.tables: list[array.array[int]] | None = None
+        # All of it as the browser replays it.
+        self.replay: Owned | None = None
 
 
 class WebGPUExecutable:
@@ -403,6 +405,13 @@ class WebGPUExecutable:
         device = self._device
         native = device.native
         null = native.null
+        if native.replays:
+            if plan.replay is None:
+                made = native.plan(plan.segments)
+                plan.replay = Owned(made, native.release_plan, device.trash)
+            native.replay(plan.replay.pointer)
+            device.submitted(native.captured(), "run")
+            return
         plan.runs += 1
         loop = None
         if plan.runs >= _MACHINE_RUNS and len(plan.keep) >= _MACHINE_ROWS:

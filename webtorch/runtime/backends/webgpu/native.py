@@ -62,6 +62,8 @@ class Native:
     """
 
     engine: str
+    # Whether `plan` and `replay` encode and submit a whole program in one call.
+    replays = False
 
     def __init__(self, module: ModuleType, package: str, device: Any) -> None:
         self.wrapper = device
@@ -150,6 +152,18 @@ class Native:
         commands = self.lib.wgpuCommandEncoderFinish(encoder, self.null)
         self.lib.wgpuCommandEncoderRelease(encoder)
         return commands
+
+    def plan(self, segments: Any) -> Pointer:
+        """Return a plan's rows and copies in the form that `replay` takes. Only where `replays`."""
+        raise NotImplementedError
+
+    def replay(self, plan: Pointer) -> None:
+        """Encode and submit a plan in one call. Only where `replays`."""
+        raise NotImplementedError
+
+    def release_plan(self, plan: Pointer) -> None:
+        """Forget what `plan` returned."""
+        raise NotImplementedError
 
     def drop(self, commands: Pointer) -> None:
         """Release a command buffer that must not be submitted."""
@@ -377,6 +391,9 @@ class DawnNative(Native):
 
 def open_native(module: ModuleType, device: Any) -> Native:
     """Return the raw calls for a wrapper's device."""
+    if not hasattr(module, "gpu"):
+        calls: Native = module.BrowserNative(device)
+        return calls
     return (
         DawnNative(module, device) if module.__name__ == "wgpudawn" else WgpuNative(module, device)
     )

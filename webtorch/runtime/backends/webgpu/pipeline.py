@@ -117,6 +117,9 @@ class PipelineCache:
             key = _key(part)
             if key not in self._pipelines:
                 wanted.setdefault(key, (part, name))
+        if self._native.engine == "browser":
+            self._prepare_watched(wanted)
+            return
         # Dawn's binding keeps the errors of all threads in one list.
         if len(wanted) < _FEW or self._native.engine == "dawn" or len(wanted) > self._capacity:
             return
@@ -133,6 +136,24 @@ class PipelineCache:
                 for future in made:
                     future.cancel()
                 raise
+
+    def _prepare_watched(self, wanted: dict[_Key, tuple[Pass, str]]) -> None:
+        """Make all, and wait once for what the browser says of them, where Python can wait."""
+        native: Any = self._native
+        watching = native.watch() if wanted else False
+        made = {key: self._compile(*one) for key, one in wanted.items()}
+        problem = native.watched("compile") if watching else None
+        if problem is not None:
+            # Which one it was.
+            for part, name in wanted.values():
+                native.watch()
+                self._compile(part, name)
+                mine = native.watched("compile")
+                if mine is not None:
+                    raise refused(name, mine[1], part.source)
+            raise refused(", ".join(name for _, name in wanted.values()), problem[1], "")
+        for key, pipeline in made.items():
+            self._add(key, pipeline, wanted[key][1])
 
     def _compile(self, part: Pass, name: str) -> Pipeline:
         device: Any = self._native.wrapper
@@ -187,9 +208,14 @@ def guarded(build: Callable[[], Pipeline], name: str, source: str) -> Pipeline:
         message = str(error).strip()
         if is_lost(("", message)):
             raise DeviceLostError(f"compile {name}: {message}") from error
-        raise KernelError(
-            f"compile {name}: the device's compiler refused the kernel: {message}\n{excerpt(source, message)}"
-        ) from error
+        raise refused(name, message, source) from error
+
+
+def refused(name: str, message: str, source: str) -> KernelError:
+    """Return the error for a kernel that the device's compiler does not take."""
+    return KernelError(
+        f"compile {name}: the device's compiler refused the kernel: {message}\n{excerpt(source, message)}"
+    )
 
 
 def excerpt(source: str, message: str, around: int = 3) -> str:

@@ -6,6 +6,7 @@ way out.
 
 from __future__ import annotations
 
+import array
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,18 +32,34 @@ def to_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
         return b""
     if dtype is not int64:
         return view if view.ndim == 1 and view.itemsize == 1 else view.cast("B")
-    import numpy as np
+    try:
+        import numpy as np
+    except ImportError:
+        return _narrow(view, dtype)
 
     wide = np.frombuffer(view, dtype="<i8")
     narrow = wide.astype("<i4")
     if not np.array_equal(wide, narrow):
         at = int(np.flatnonzero(wide != narrow)[0])
-        value = int(wide[at])
-        raise OverflowError(
-            f"upload: element {at} is {value}, but {dtype} is held in 32 bits on WebGPU ({_LOW} to {_HIGH}); "
-            f"use device 'cpu', or a float type"
-        )
+        raise _too_wide(at, int(wide[at]), dtype)
     return narrow.data.cast("B")
+
+
+def _too_wide(at: int, value: int, dtype: DType) -> OverflowError:
+    return OverflowError(
+        f"upload: element {at} is {value}, but {dtype} is held in 32 bits on WebGPU ({_LOW} to {_HIGH}); "
+        f"use device 'cpu', or a float type"
+    )
+
+
+def _narrow(view: memoryview, dtype: DType) -> Bytes:
+    """Return 64-bit integers in 32 bits, without NumPy."""
+    wide = array.array("q", view.tobytes())
+    try:
+        return memoryview(array.array("i", wide)).cast("B")
+    except OverflowError:
+        at = next(i for i, value in enumerate(wide) if not _LOW <= value <= _HIGH)
+        raise _too_wide(at, wide[at], dtype) from None
 
 
 def from_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
@@ -50,8 +67,11 @@ def from_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
     if elements == 0:
         return b""
     if dtype is int64:
-        import numpy as np
-
+        try:
+            import numpy as np
+        except ImportError:
+            narrow = array.array("i", bytes(data))
+            return memoryview(array.array("q", narrow)).cast("B")
         return np.frombuffer(data, dtype="<i4").astype("<i8").data.cast("B")
     if len(data) < _LARGE:
         return bytearray(data)
@@ -61,8 +81,10 @@ def from_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
 def _copy_large(data: Bytes) -> memoryview:
     """Copy with several threads: one alone spends its time on page faults (1 GB/s seen, 15 GB/s with eight)."""
     global _COPIERS
-    import numpy as np
-
+    try:
+        import numpy as np
+    except ImportError:
+        return memoryview(bytearray(data))
     source = np.frombuffer(data, dtype="u1")
     target = np.empty_like(source)
     pieces = min(8, os.cpu_count() or 1, len(source) // (_LARGE // 2))

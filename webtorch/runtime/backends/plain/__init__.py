@@ -1,0 +1,243 @@
+"""The CPU backend where there is no NumPy, as in a page: plain Python, right and slow. Floors 0-2, standard library.
+
+`webtorch.runtime.backends` opens it as device "cpu" when NumPy cannot be imported. Every routine is run as a
+loop nest in Python (`lower/plainsource.py`); what needs LAPACK says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.errors import DeviceError, IndexOutOfRangeError, OutOfMemoryError
+from webtorch.ir.dtype import DType
+from webtorch.ir.kernel import (
+    Attention,
+    Convolution,
+    Host,
+    Kernel,
+    Matmul,
+    Routine,
+    Scan,
+    Several,
+    Sort,
+)
+from webtorch.ir.program import Copy, Program
+from webtorch.lower.plainsource import plain_source
+from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
+from webtorch.runtime.backend import Limits
+from webtorch.runtime.backends.plain import templates
+from webtorch.runtime.backends.plain.arithmetic import NAMESPACE, f32
+
+_CODES = {"float16": "H", "bfloat16": "H"}
+Call = Callable[..., None]
+
+
+class _Memory:
+    """Bytes that live buffers hold."""
+
+    live = 0
+    peak = 0
+
+
+class PlainBuffer:
+    """Memory for `elements` values; `view` is indexed by element."""
+
+    def __init__(self, dtype: DType, elements: int) -> None:
+        self.dtype = dtype
+        self.elements = elements
+        self.nbytes = 0
+        try:
+            self.data = bytearray(elements * dtype.itemsize)
+        except (MemoryError, OverflowError):
+            raise OutOfMemoryError(
+                f"allocate: {dtype.name}[{elements}] is more memory than there is"
+            ) from None
+        self.nbytes = len(self.data)
+        code: Any = _CODES.get(dtype.name, dtype.code)
+        self.view: Any = memoryview(self.data).cast(code)
+        _Memory.live += self.nbytes
+        _Memory.peak = max(_Memory.peak, _Memory.live)
+
+    def __del__(self) -> None:
+        _Memory.live -= self.nbytes
+
+
+def _generic(routine: Routine) -> Kernel | None:
+    match routine:
+        case Kernel():
+            return routine
+        case Matmul():
+            return matmul_kernel(routine)
+        case Convolution():
+            return conv_kernel(routine)
+    return None
+
+
+def _call(routine: Routine) -> Call:
+    """Return the function that runs a routine on views, arguments and the status words."""
+    kernel = _generic(routine)
+    if kernel is not None:
+        names = dict(NAMESPACE)
+        exec(compile(plain_source(kernel), f"<kernel {kernel.name}>", "exec"), names)
+        found: Call = names["kernel"]
+        return found
+    match routine:
+        case Scan():
+            return templates.scan(routine)
+        case Sort():
+            return templates.sort(routine)
+        case Attention():
+            return templates.attention(routine)
+        case Host():
+            raise DeviceError(
+                f"{routine.function}: this needs LAPACK, which the CPU backend has through NumPy, and NumPy is not "
+                "installed here"
+            )
+        case Several():
+            raise TypeError("plain Python runs kernels one by one")
+    raise TypeError(f"{type(routine).__name__} is no routine")
+
+
+class PlainExecutable:
+    """A program ready to run in Python."""
+
+    def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
+        self.program = program
+        self.failed = failed
+        self.calls = [_call(routine) for routine in program.routines]
+        self.lock = threading.Lock()
+
+    def run(self, inputs: Sequence[PlainBuffer], args: Sequence[bool | int | float]) -> list[Any]:
+        """Run the program and return its output buffers."""
+        program = self.program
+        values = [
+            f32(a) if t.kind == "float" and t.itemsize < 8 else a
+            for a, t in zip(args, program.args, strict=True)
+        ]
+        buffers: dict[int, PlainBuffer] = dict(zip(program.inputs, inputs, strict=True))
+        for number, decl in enumerate(program.buffers):
+            if number not in buffers:
+                takes = decl.role == "output" and decl.alias is not None
+                buffers[number] = (
+                    buffers[decl.alias]  # type: ignore[index]
+                    if takes
+                    else PlainBuffer(decl.dtype, decl.elements)
+                )
+        status = [0, 0]
+        with self.lock:
+            for step in program.steps:
+                if isinstance(step, Copy):
+                    buffers[step.target].data[:] = buffers[step.source].data
+                    continue
+                views = [buffers[b].view for b in step.buffers]
+                self.calls[step.routine](*views, *[values[a] for a in step.args], status)
+        if status[0]:
+            self.failed(program, status[0] - 1, status[1])
+        return [buffers[number] for number in program.outputs]
+
+
+class PlainBackend:
+    """The processor through plain Python, as device "cpu"."""
+
+    name = "cpu"
+    unsupported: frozenset[DType] = frozenset()
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.limits = Limits(
+            max_binding_bytes=(1 << 31) - 1,
+            max_buffers_per_kernel=32,
+            max_workgroup_invocations=1,
+            max_workgroups_per_dim=(1 << 31) - 1,
+            workgroup_memory_bytes=0,
+            has_f16=False,
+            is_gpu=False,
+        )
+        self.failure: IndexOutOfRangeError | None = None
+
+    def description(self) -> str:
+        """Return what runs the kernels."""
+        return "plain Python (no NumPy)"
+
+    def allocate(self, dtype: DType, elements: int) -> PlainBuffer:
+        """Return memory of zeros. Raises OutOfMemoryError."""
+        return PlainBuffer(dtype, elements)
+
+    def upload(
+        self, data: bytes | bytearray | memoryview, dtype: DType, elements: int
+    ) -> PlainBuffer:
+        """Return a new buffer that holds `data`."""
+        buffer = PlainBuffer(dtype, elements)
+        buffer.data[:] = memoryview(data).cast("B") if elements else b""
+        return buffer
+
+    def download(self, buffer: PlainBuffer) -> memoryview:
+        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel met a bad index."""
+        self.synchronize()
+        return memoryview(bytes(buffer.data))
+
+    async def download_async(self, buffer: PlainBuffer) -> memoryview:
+        """Return what `download` returns."""
+        return self.download(buffer)
+
+    def lend(self, buffer: PlainBuffer, before: object) -> Any:
+        """Raise ImportError: only NumPy arrays see memory."""
+        raise ImportError("this needs NumPy, which is not installed here; use x.tolist()")
+
+    adopt = lend
+
+    def compile(self, program: Program) -> PlainExecutable:
+        """Make a program ready."""
+        return PlainExecutable(program, self._failed)
+
+    def source(self, routine: Routine) -> str:
+        """Return the Python text of a routine."""
+        kernel = _generic(routine)
+        return str(routine) if kernel is None else plain_source(kernel)
+
+    def kept_key(self) -> str | None:
+        """Return what programs depend on besides `limits`."""
+        return "plain"
+
+    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
+        """Return nothing."""
+        return ()
+
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
+        """Do nothing."""
+
+    def caches(self) -> dict[str, dict[str, int]]:
+        """Return nothing: there are no caches."""
+        return {}
+
+    def synchronize(self) -> None:
+        """Raise what kernels reported since the last read."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def memory_allocated(self) -> int:
+        """Return the bytes held by live buffers."""
+        return _Memory.live
+
+    def max_memory_allocated(self) -> int:
+        """Return the largest `memory_allocated` since the start or the last reset."""
+        return _Memory.peak
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak count anew."""
+        _Memory.peak = _Memory.live
+
+    def empty_cache(self) -> None:
+        """Do nothing: nothing is pooled."""
+
+    def _failed(self, program: Program, number: int, value: int) -> None:
+        if self.failure is None:
+            self.failure = IndexOutOfRangeError(program.sites[number].message(value))
+
+
+def open_backend(index: int) -> PlainBackend:
+    """Return plain Python as device "cpu"; `index` is 0."""
+    return PlainBackend(index)

@@ -1,0 +1,198 @@
+"""Floor 6: a static page in which Python itself runs, with this very webtorch, on the tab's own graphics device.
+
+`build_playground` writes it: Pyodide (Python compiled to WebAssembly, from the npm package `pyodide`), a wheel
+made from the installed package, the page (`index.html`, `play.js`, `editor.js`), the worker that holds
+Python (`worker.js`, `session.py`), examples and their data. Nothing is fetched from elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import webtorch
+from webtorch.errors import WebtorchError
+
+HERE = Path(__file__).parent
+_PAGE = ("play.css", "play.js", "editor.js", "worker.js")
+# What a page needs of the npm package: the rest are declarations, maps and consoles.
+_PYODIDE = (
+    "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json", "package.json",
+)  # fmt: skip
+# The version that the page is written for and tested with.
+PYODIDE_VERSION = "314.0.7"
+EXAMPLES = {
+    "digits": "Handwritten digits (CNN)",
+    "gpt": "A small GPT",
+    "siren": "SIREN: a network becomes a picture",
+    "basics": "First steps",
+}
+_LEFT_OUT = {"__pycache__"}
+
+
+class PyodideMissingError(WebtorchError):
+    """The npm package `pyodide` was not found, and could not be fetched."""
+
+
+def build_playground(
+    path: str | Path,
+    *,
+    pyodide: str | Path | None = None,
+    compiled: bool = True,
+    title: str = "webtorch playground",
+) -> Path:
+    """Write the playground to the folder `path` and return it. `webtorch serve DIR` shows it.
+
+    `pyodide` is the folder of the npm package of that name; without it, the variable WEBTORCH_PYODIDE
+    names it; else a `node_modules/pyodide` of this or a parent folder is taken, or npm fetches the
+    package into the cache. `compiled` adds Python's bytecode, where Node.js is there to make it: the
+    page then starts in half the time. Raises PyodideMissingError, saying what to do, when none of this works.
+    """
+    source = find_pyodide(pyodide)
+    path = Path(path)
+    (path / "pyodide").mkdir(parents=True, exist_ok=True)
+    (path / "examples").mkdir(exist_ok=True)
+    (path / "data").mkdir(exist_ok=True)
+    for name in _PYODIDE:
+        shutil.copyfile(source / name, path / "pyodide" / name)
+    for name in _PAGE:
+        shutil.copyfile(HERE / name, path / name)
+    engine = Path(webtorch.__file__).parent / "runtime" / "backends" / "webgpu" / "browser.js"
+    shutil.copyfile(engine, path / "browser.js")
+    for old in (*path.glob("webtorch-*.whl"), *path.glob("webtorch-*.zip")):
+        old.unlink()
+    wheel = build_wheel(path)
+    bytecode = _bytecode(source, wheel) if compiled else None
+    for name in EXAMPLES:
+        shutil.copyfile(HERE / "examples" / f"{name}.py.txt", path / "examples" / f"{name}.py")
+    data = sorted(file.name for file in (HERE / "data").iterdir() if file.is_file())
+    for name in data:
+        shutil.copyfile(HERE / "data" / name, path / "data" / name)
+    site = {
+        "wheel": wheel.name,
+        "bytecode": bytecode and bytecode.name,
+        "data": data,
+        "examples": [{"name": n, "title": t} for n, t in EXAMPLES.items()],
+    }
+    (path / "playground.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
+    page = (HERE / "index.html").read_text(encoding="utf-8")
+    page = page.replace("{{title}}", html.escape(title))
+    (path / "index.html").write_text(page, encoding="utf-8")
+    return path
+
+
+def find_pyodide(folder: str | Path | None = None) -> Path:
+    """Return the folder of the npm package `pyodide`, fetching it by npm as a last resort.
+
+    Raises PyodideMissingError when there is none, or when a folder that was named is not it.
+    """
+    named = folder or os.environ.get("WEBTORCH_PYODIDE")
+    if named:
+        found = Path(named)
+        for place in (found, found / "node_modules" / "pyodide", found / "pyodide"):
+            if _is_pyodide(place):
+                return place
+        raise PyodideMissingError(
+            f"playground: {found} is not the npm package pyodide: it lacks {_absent(found)}. Name the folder "
+            "that `npm install pyodide` made (node_modules/pyodide)"
+        )
+    here = Path.cwd()
+    for parent in (here, *here.parents):
+        place = parent / "node_modules" / "pyodide"
+        if _is_pyodide(place):
+            return place
+    return _fetched()
+
+
+def _absent(folder: Path) -> str:
+    return ", ".join(name for name in _PYODIDE if not (folder / name).is_file())
+
+
+def _is_pyodide(folder: Path) -> bool:
+    return not _absent(folder)
+
+
+def _fetched() -> Path:
+    """Return the package from the cache, where npm puts it if it is not there."""
+    from webtorch.runtime.disk import root
+
+    folder = root() / f"pyodide-{PYODIDE_VERSION}"
+    place = folder / "node_modules" / "pyodide"
+    if _is_pyodide(place):
+        return place
+    npm = shutil.which("npm")
+    advice = (
+        "Install Node.js, whose npm fetches it, or run `npm install pyodide` anywhere and name the folder: "
+        'build_playground(path, pyodide="node_modules/pyodide"), `webtorch playground DIR --pyodide FOLDER`, '
+        "or the variable WEBTORCH_PYODIDE"
+    )
+    if npm is None:
+        raise PyodideMissingError(
+            f"playground: Python in the page is the npm package pyodide {PYODIDE_VERSION}, which is not here, and "
+            f"neither is npm. {advice}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]
+    command += ["--prefix", str(folder), f"pyodide@{PYODIDE_VERSION}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not _is_pyodide(place):
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        reason = next((line for line in said if "error" in line.lower()), said[-1] if said else "")
+        raise PyodideMissingError(
+            f"playground: npm could not fetch pyodide {PYODIDE_VERSION} into {folder}: {reason}. {advice}"
+        )
+    return place
+
+
+def _bytecode(pyodide: Path, wheel: Path) -> Path | None:
+    """Compile a wheel's files with Pyodide's Python, beside it; None where Node.js cannot do that."""
+    node = shutil.which("node")
+    if node is None:
+        return None
+    path = wheel.with_name(wheel.name.replace("-py3-none-any.whl", "-bytecode.zip"))
+    script = [node, str(HERE / "bytecode.mjs"), str(pyodide.resolve()), str(wheel), str(path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    return path if done.returncode == 0 and path.is_file() else None
+
+
+def build_wheel(folder: str | Path) -> Path:
+    """Write the installed webtorch as a pure-Python wheel (py3-none-any) to `folder`; return its path.
+
+    The same files give the same bytes.
+    """
+    package = Path(webtorch.__file__).parent
+    version = webtorch.__version__
+    info = f"webtorch-{version}.dist-info"
+    files = {
+        f"webtorch/{file.relative_to(package).as_posix()}": file.read_bytes()
+        for file in sorted(package.rglob("*"))
+        if file.is_file()
+        and not _LEFT_OUT & set(file.parts)
+        and file.suffix not in (".pyi", ".pyc")
+    }
+    files[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: webtorch\nVersion: {version}\n".encode()
+    )
+    files[f"{info}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: webtorch\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items())
+    files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
+    path = Path(folder) / f"webtorch-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            wheel.writestr(entry, data)
+    return path
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode("ascii")

@@ -1,0 +1,138 @@
+"""Python's side of the playground: runs what was typed, and sends text and pictures to the page. Floor 6.
+
+Only `worker.js` imports this, in Pyodide. What was typed may await; its last expression is shown, as
+in a notebook. Names stay from one run to the next until `reset`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import io
+import json
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from types import CodeType, ModuleType
+from typing import Any
+
+import webtorch
+from webtorch import show
+from webtorch.as_torch import install_as_torch
+from webtorch.errors import DeviceError
+
+FILE = "playground.py"
+# Registered by worker.js: write(stream, text), show(key, mime, title, data).
+page: Any = importlib.import_module("webtorch_page")
+_names: dict[str, Any] = {}
+
+
+class _Stream(io.TextIOBase):
+    """A standard stream that writes to the page."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def write(self, text: str) -> int:
+        """Send text."""
+        page.write(self.name, text)
+        return len(text)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+
+def _display(drawing: show.Drawing) -> None:
+    page.show(drawing.key, drawing.mime, drawing.title, drawing.data)
+
+
+def _start() -> None:
+    sys.stdout, sys.stderr = _Stream("out"), _Stream("err")
+    show.displays.append(_display)
+    install_as_torch()
+    reset()
+
+
+def reset() -> None:
+    """Forget every name that was defined."""
+    _names.clear()
+    _names.update(__name__="__main__", __builtins__=__builtins__)
+    webtorch.set_default_device(None)
+
+
+async def open_device() -> str:
+    """Open the graphics device; return JSON about where programs run, with the reason if not there."""
+    about = {"python": sys.version.split()[0], "webtorch": webtorch.__version__}
+    try:
+        await webtorch.webgpu.request_async()
+        about |= {"device": webtorch.webgpu.get_device_name(), "problem": ""}
+    except DeviceError as error:
+        os.environ["WEBTORCH_DEVICE"] = "cpu"
+        webtorch.set_default_device(None)
+        about |= {"device": "", "problem": str(error)}
+    return json.dumps(about | {"pauses": importlib.import_module("pyodide.ffi").can_run_sync()})
+
+
+def _compiled(text: str) -> tuple[CodeType, CodeType | None]:
+    """Return what was typed without its last expression, and that."""
+    tree = ast.parse(text, FILE)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not text.rstrip().endswith(";"):
+        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        last = compile(expression, FILE, "eval", flags, dont_inherit=True)
+    return compile(tree, FILE, "exec", flags, dont_inherit=True), last
+
+
+async def run(text: str) -> str:
+    """Run what was typed; return JSON: whether it went well, else the error and its line."""
+    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    try:
+        body, last = _compiled(text)
+        for code in (body, last):
+            value = None if code is None else eval(code, _names)
+            if inspect.iscoroutine(value):
+                value = await value
+            if code is last and value is not None and not isinstance(value, show.Drawing):
+                _names["_"] = value
+                text = repr(value)
+                page.write("out", text if text.endswith("\n") else text + "\n")
+    except SystemExit as stopped:
+        return json.dumps({"ok": stopped.code in (None, 0), "error": "", "line": 0})
+    except BaseException as error:
+        return json.dumps(_failure(error))
+    return json.dumps({"ok": True, "error": "", "line": 0})
+
+
+def _failure(error: BaseException) -> Mapping[str, Any]:
+    """Return an error as the page shows it: from the first typed line on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != FILE:
+        frames = frames.tb_next
+    line = 0
+    walk = frames
+    while walk is not None:
+        if walk.tb_frame.f_code.co_filename == FILE:
+            line = walk.tb_lineno
+        walk = walk.tb_next
+    if isinstance(error, SyntaxError) and frames is None:
+        line = error.lineno or 0
+    stopped = isinstance(error, KeyboardInterrupt)
+    lines = traceback.format_exception(type(error), error, frames)
+    if frames is None and lines[0].startswith("Traceback"):
+        lines = lines[1:]
+    return {"ok": False, "stopped": stopped, "error": "".join(lines), "line": line}
+
+
+def names() -> list[str]:
+    """Return what is defined, for tests."""
+    return sorted(
+        n for n, v in _names.items() if not n.startswith("_") and not isinstance(v, ModuleType)
+    )
+
+
+_start()

@@ -1,0 +1,89 @@
+// Python runs here, beside the page: Pyodide, the webtorch wheel and the graphics device. The page sends
+// {start, run, reset}; what comes back is {status, ready, text, picture, error, done, failed}.
+
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+import * as browser from "./browser.js";
+
+let python = null;
+let session = null;
+// Text is sent in pieces: a loop that prints would otherwise send a message for every line.
+let pending = [];
+let sent = 0;
+
+function flush() {
+  if (!pending.length) return;
+  postMessage({ type: "text", parts: pending });
+  pending = [];
+  sent = performance.now();
+}
+
+function write(stream, text) {
+  const last = pending.at(-1);
+  if (last && last[0] === stream) last[1] += text;
+  else pending.push([stream, text]);
+  if (performance.now() - sent > 40) flush();
+}
+
+function show(key, mime, title, data) {
+  flush();
+  const content = typeof data === "string" ? data : data.toJs();
+  data.destroy?.();
+  postMessage({ type: "picture", key, mime, title, content });
+}
+
+async function get(name) {
+  const answer = await fetch(new URL(name, import.meta.url));
+  if (!answer.ok) throw new Error(`${name}: the server answers ${answer.status}`);
+  return answer.arrayBuffer();
+}
+
+async function start({ wheel, bytecode, files, interrupt }) {
+  const began = performance.now();
+  const step = (text) => postMessage({ type: "status", text });
+  step("Loading Python …");
+  const fetched = get(wheel);
+  const compiled = bytecode && get(bytecode);
+  const data = Promise.all(files.map(async (name) => [name, await get(`data/${name}`)]));
+  const env = { WEBTORCH_DEVICE: "webgpu", WEBTORCH_CACHE: "0", HOME: "/home/pyodide" };
+  python = await loadPyodide({ env, packages: [], checkIntegrity: false });
+  const loaded = performance.now();
+  step("Loading webtorch …");
+  python.registerJsModule("webtorch_browser", { adapter: browser.adapter, describe: browser.describe, open: browser.open });
+  python.registerJsModule("webtorch_page", { write, show });
+  const home = python.runPython("import site; site.getsitepackages()[0]");
+  python.unpackArchive(await fetched, "wheel", { extractDir: home });
+  if (compiled) python.unpackArchive(await compiled, "zip", { extractDir: home });
+  for (const [name, bytes] of await data) python.FS.writeFile(`/home/pyodide/${name}`, new Uint8Array(bytes));
+  if (interrupt) python.setInterruptBuffer(interrupt);
+  const unpacked = performance.now();
+  session = python.pyimport("webtorch.web.playground.session");
+  const imported = performance.now();
+  step("Opening the graphics device …");
+  const about = JSON.parse(await session.open_device());
+  const now = performance.now();
+  const seconds = { python: loaded - began, unpack: unpacked - loaded, webtorch: imported - unpacked, device: now - imported, all: now - began };
+  postMessage({ type: "ready", ...about, seconds });
+}
+
+async function run({ code }) {
+  // runPythonAsync is an entry from which Python may pause (JSPI).
+  const began = performance.now();
+  python.globals.set("_webtorch_cell", code);
+  const entry = "from webtorch.web.playground import session as _s\nawait _s.run(_webtorch_cell)";
+  const result = JSON.parse(await python.runPythonAsync(entry));
+  flush();
+  postMessage({ type: "done", ...result, milliseconds: performance.now() - began });
+}
+
+onmessage = async ({ data }) => {
+  try {
+    if (data.type === "start") await start(data);
+    else if (data.type === "run") await run(data);
+    else if (data.type === "reset") session.reset();
+  } catch (error) {
+    flush();
+    postMessage({ type: "failed", during: data.type, text: String(error?.message ?? error) });
+  }
+};
+// A pause of Python lets timers run: what has been printed by then is shown.
+setInterval(flush, 50);
