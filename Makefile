@@ -30,7 +30,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: conformance numerics packages help demo test venv lint types format check system coverage-table clean
+.PHONY: pyodide conformance numerics packages help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -50,9 +50,9 @@ demo: $(VENV)/.demo
 
 venv: $(VENV)/.full
 
-test: $(VENV)/.full system lint types
+test: $(VENV)/.full system pyodide lint types
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+	$(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.full
 	$(BIN)/ruff check .
@@ -98,6 +98,11 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.full: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
 	@touch $@ $(VENV)/.demo
+
+# Python for a page, by npm where that is installed (14 MB); else the playground's tests skip visibly.
+pyodide: $(VENV)/.full
+	@command -v npm >/dev/null || exit 0; WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -c \
+		"from webtorch.web.playground import find_pyodide; find_pyodide()" || echo "pyodide is not installed"
 
 # A software Vulkan adapter (Mesa's lavapipe) and a browser (Debian's chromium), where apt-get is the
 # package manager. A refusal is no error here: the tests then skip visibly, or fail when CI=true.

@@ -106,6 +106,20 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--no-browser", action="store_true", help="print the address only")
     serve.set_defaults(command=_serve)
 
+    playground = commands.add_parser(
+        "playground",
+        help="write a page in which Python and webtorch run in the browser",
+        description="Write a static folder with an editor, in which Python itself (Pyodide) runs in the tab with "
+        "this webtorch on the tab's WebGPU. `webtorch serve DIR` shows it.",
+        allow_abbrev=False,
+    )
+    playground.add_argument("folder", type=Path, metavar="DIR")
+    playground.add_argument(
+        "--pyodide", type=Path, metavar="FOLDER",
+        help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
+    )  # fmt: skip
+    playground.set_defaults(command=_playground)
+
     check = commands.add_parser(
         "check",
         help="compare an exported page on the CPU, on WebGPU and in a browser",
@@ -219,6 +233,18 @@ def _serve(options: argparse.Namespace, console: Console) -> int:
         webbrowser.open(address)
     with running:
         running.serve_forever()
+    return 0
+
+
+def _playground(options: argparse.Namespace, console: Console) -> int:
+    from webtorch.web.playground import build_playground
+
+    folder = build_playground(options.folder, pyodide=options.pyodide)
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    console.print(
+        f"{folder}: {size / 2**20:.0f} MiB; webtorch serve {folder} shows it",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
     return 0
 
 

@@ -18,7 +18,9 @@ from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 _BITS = {"and": "&", "or": "|", "xor": "^"}
 # Ops whose result may not be a number of the type yet.
-_WRAPPED = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "pow", "truncdiv", "floordiv"))
+_WRAPPED = frozenset(
+    ("add", "sub", "mul", "neg", "abs", "shl", "pow", "truncdiv", "floordiv", "bitnot")
+)
 _EXACT = frozenset(
     ("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "copysign", "min", "max", "truncmod")
 )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 TYPES = {
     ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".wasm": "application/wasm",
     ".json": "application/json",
     ".html": "text/html; charset=utf-8",
     ".css": "text/css",
@@ -25,7 +27,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         """Add the headers that every answer has."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
-        # An isolated page may share memory between threads.
+        # An isolated page may share memory with its workers: threads, and the Stop button of the playground.
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")
         self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
         super().end_headers()
@@ -41,7 +43,8 @@ def server(folder: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
     """
     if not (folder / "index.html").is_file():
         raise FileNotFoundError(
-            f"serve: {folder} has no index.html; webtorch.export writes one, as does `webtorch demo --export`"
+            f"serve: {folder} has no index.html; webtorch.export writes one, as do `webtorch demo --export` "
+            "and `webtorch playground`"
         )
     handler = functools.partial(Handler, directory=str(folder))
     out = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)

@@ -15,6 +15,7 @@ let state = "starting";
 let about = null;
 let began = 0;
 let ending = 0;
+let striking = 0;
 let examples = {};
 const pictures = new Map();
 
@@ -148,10 +149,12 @@ const RECEIVE = {
       note("This browser cannot pause Python (no JSPI). Instead of x.item() and print(x) write `await x.item_async()` and `await x.tolist_async()`.");
     }
   },
+  stopping: () => clearTimeout(striking),
   text: ({ parts }) => parts.forEach(([kind, text]) => print(kind, text)),
   picture,
   done: ({ ok, stopped, error, line, milliseconds }) => {
     clearTimeout(ending);
+    clearTimeout(striking);
     if (stopped) note("Stopped.");
     else if (error) print("error", error);
     if (!ok && line) editor.mark(line);
@@ -168,7 +171,6 @@ function receive(data) {
 
 function run() {
   if (state !== "ready") return;
-  if (interrupt) interrupt[0] = 0;
   editor.mark(0);
   clear();
   become("running");
@@ -182,18 +184,20 @@ function stop() {
   become("stopping");
   say("Stopping …", "busy");
   clearTimeout(ending);
-  if (interrupt && !again) {
-    // KeyboardInterrupt, at the next line of Python.
-    interrupt[0] = 2;
-    ending = setTimeout(end, PATIENCE);
-  } else {
+  if (again) {
     end();
+    return;
   }
+  // A worker that waits hears this; one that computes looks at the shared memory: KeyboardInterrupt.
+  worker.postMessage({ type: "stop" });
+  if (interrupt) striking = setTimeout(() => (interrupt[0] = 2), 100);
+  ending = setTimeout(end, PATIENCE);
 }
 
 function end() {
   clearTimeout(ending);
-  const why = interrupt ? "it did not end by itself" : "this page is not cross-origin isolated, so it could not be interrupted";
+  clearTimeout(striking);
+  const why = interrupt ? "it did not end by itself" : "this page is not cross-origin isolated, so a loop that never waits cannot be interrupted";
   at("time").textContent = `ended after ${((performance.now() - began) / 1000).toFixed(1)} s`;
   note(`Ended by force (${why}): Python starts again, without the names that were defined.`);
   start();

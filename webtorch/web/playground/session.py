@@ -7,6 +7,7 @@ in a notebook. Names stay from one run to the next until `reset`.
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import inspect
 import io
@@ -23,11 +24,13 @@ import webtorch
 from webtorch import show
 from webtorch.as_torch import install_as_torch
 from webtorch.errors import DeviceError
+from webtorch.runtime.backends.webgpu import browser
 
 FILE = "playground.py"
-# Registered by worker.js: write(stream, text), show(key, mime, title, data).
+# Registered by worker.js: write(stream, text), show(key, mime, title, data), pause(whether).
 page: Any = importlib.import_module("webtorch_page")
 _names: dict[str, Any] = {}
+_running: asyncio.Task[Any] | None = None
 
 
 class _Stream(io.TextIOBase):
@@ -53,6 +56,7 @@ def _display(drawing: show.Drawing) -> None:
 def _start() -> None:
     sys.stdout, sys.stderr = _Stream("out"), _Stream("err")
     show.displays.append(_display)
+    browser.on_pause = page.pause
     install_as_torch()
     reset()
 
@@ -88,8 +92,16 @@ def _compiled(text: str) -> tuple[CodeType, CodeType | None]:
     return compile(tree, FILE, "exec", flags, dont_inherit=True), last
 
 
+def stop() -> None:
+    """Stop a program that awaits something."""
+    if _running is not None:
+        _running.cancel()
+
+
 async def run(text: str) -> str:
     """Run what was typed; return JSON: whether it went well, else the error and its line."""
+    global _running
+    _running = asyncio.current_task()
     linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
     try:
         body, last = _compiled(text)
@@ -105,6 +117,8 @@ async def run(text: str) -> str:
         return json.dumps({"ok": stopped.code in (None, 0), "error": "", "line": 0})
     except BaseException as error:
         return json.dumps(_failure(error))
+    finally:
+        _running = None
     return json.dumps({"ok": True, "error": "", "line": 0})
 
 
@@ -121,7 +135,7 @@ def _failure(error: BaseException) -> Mapping[str, Any]:
         walk = walk.tb_next
     if isinstance(error, SyntaxError) and frames is None:
         line = error.lineno or 0
-    stopped = isinstance(error, KeyboardInterrupt)
+    stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
     lines = traceback.format_exception(type(error), error, frames)
     if frames is None and lines[0].startswith("Traceback"):
         lines = lines[1:]

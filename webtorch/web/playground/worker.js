@@ -1,5 +1,5 @@
 // Python runs here, beside the page: Pyodide, the webtorch wheel and the graphics device. The page sends
-// {start, run, reset}; what comes back is {status, ready, text, picture, error, done, failed}.
+// {start, run, stop, reset}; what comes back is {status, ready, text, picture, stopping, done, failed}.
 
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 import * as browser from "./browser.js";
@@ -31,6 +31,23 @@ function show(key, mime, title, data) {
   postMessage({ type: "picture", key, mime, title, content });
 }
 
+// Where Python looks for an interrupt. Memory shared with the page, where the browser allows it; else the page's
+// message can set it only while Python waits.
+let interrupted = new Uint8Array(1);
+let pausing = false;
+
+function pause(on) {
+  pausing = on;
+  python.setInterruptBuffer(on ? undefined : interrupted);
+}
+
+function stop() {
+  // This message is heard only while Python waits: for the device, or in an await.
+  postMessage({ type: "stopping" });
+  if (pausing) interrupted[0] = 2;
+  else session.stop();
+}
+
 async function get(name) {
   const answer = await fetch(new URL(name, import.meta.url));
   if (!answer.ok) throw new Error(`${name}: the server answers ${answer.status}`);
@@ -49,12 +66,13 @@ async function start({ wheel, bytecode, files, interrupt }) {
   const loaded = performance.now();
   step("Loading webtorch …");
   python.registerJsModule("webtorch_browser", { adapter: browser.adapter, describe: browser.describe, open: browser.open });
-  python.registerJsModule("webtorch_page", { write, show });
+  python.registerJsModule("webtorch_page", { write, show, pause });
   const home = python.runPython("import site; site.getsitepackages()[0]");
   python.unpackArchive(await fetched, "wheel", { extractDir: home });
   if (compiled) python.unpackArchive(await compiled, "zip", { extractDir: home });
   for (const [name, bytes] of await data) python.FS.writeFile(`/home/pyodide/${name}`, new Uint8Array(bytes));
-  if (interrupt) python.setInterruptBuffer(interrupt);
+  if (interrupt) interrupted = interrupt;
+  python.setInterruptBuffer(interrupted);
   const unpacked = performance.now();
   session = python.pyimport("webtorch.web.playground.session");
   const imported = performance.now();
@@ -66,6 +84,7 @@ async function start({ wheel, bytecode, files, interrupt }) {
 }
 
 async function run({ code }) {
+  interrupted[0] = 0;
   // runPythonAsync is an entry from which Python may pause (JSPI).
   const began = performance.now();
   python.globals.set("_webtorch_cell", code);
@@ -79,6 +98,7 @@ onmessage = async ({ data }) => {
   try {
     if (data.type === "start") await start(data);
     else if (data.type === "run") await run(data);
+    else if (data.type === "stop") stop();
     else if (data.type === "reset") session.reset();
   } catch (error) {
     flush();

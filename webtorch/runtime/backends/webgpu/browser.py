@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ from webtorch.runtime.backends.webgpu.native import Native, Pointer, Problem, Ti
 
 # Buffers from this size on are worth a wait to hear whether there was memory for them.
 _LARGE = 32 << 20
+
+
+# Called with True before Python pauses and with False after. What wakes Python up again is Python too, and an
+# interrupt that strikes there is lost with the wake-up: a page with a Stop button holds it back meanwhile.
+on_pause: Callable[[bool], object] | None = None
 
 
 def _ffi() -> Any:
@@ -51,7 +56,13 @@ def wait(promise: Any, doing: str) -> Any:
             "callPromising, use the forms to await: `await x.item_async()`, `await x.tolist_async()`, "
             "`await webtorch.webgpu.request_async()` before the device is used first"
         )
-    return _ffi().run_sync(promise)
+    if on_pause is None:
+        return _ffi().run_sync(promise)
+    on_pause(True)
+    try:
+        return _ffi().run_sync(promise)
+    finally:
+        on_pause(False)
 
 
 def _hyphens(name: str) -> str:
