@@ -13,7 +13,6 @@ TYPES = {
     ".json": "application/json",
     ".html": "text/html; charset=utf-8",
     ".css": "text/css",
-    ".wasm": "application/wasm",
     ".safetensors": "application/octet-stream",
 }
 
