@@ -40,11 +40,7 @@ async def request_async() -> None:
     import sys
 
     if sys.platform == "emscripten" and not any(r.kind == "webgpu" for r in open_runtimes()):
-        from webtorch.runtime.backends.webgpu import browser
-        from webtorch.runtime.backends.webgpu.device import wanted
-
-        adapter = await browser.request()
-        await adapter.open(*wanted(adapter))
+        await _module().request()
     runtime_for("webgpu", 0)
 
 

@@ -24,7 +24,6 @@ import webtorch
 from webtorch import show
 from webtorch.as_torch import install_as_torch
 from webtorch.errors import DeviceError
-from webtorch.runtime.backends.webgpu import browser
 
 FILE = "playground.py"
 # Registered by worker.js: write(stream, text), show(key, mime, title, data), pause(whether).
@@ -56,6 +55,7 @@ def _display(drawing: show.Drawing) -> None:
 def _start() -> None:
     sys.stdout, sys.stderr = _Stream("out"), _Stream("err")
     show.displays.append(_display)
+    browser: Any = importlib.import_module("webtorch.runtime.backends.webgpu.browser")
     browser.on_pause = page.pause
     install_as_torch()
     reset()

@@ -8,6 +8,7 @@ memory      pooled device memory with its own accounting
 transfer    bytes as PyTorch sees them <-> bytes as the device holds them
 pipeline    shader modules and compute pipelines, cached
 executable  a compiled program and its replay loop
+browser     the binding for Python in a page: the browser's own WebGPU
 device      the `Backend`: everything above behind one lock
 
 May import floors 0 and 2 (the WGSL renderer, on demand), the errors, NumPy and the bindings.
@@ -24,6 +25,16 @@ from webtorch.runtime.backends.webgpu.adapter import (
 )
 from webtorch.runtime.backends.webgpu.device import WebGPUBackend, open_backend
 
+
+async def request() -> None:
+    """In a page: look for the adapter and open its device, awaiting, so that `open_backend` need not wait."""
+    from webtorch.runtime.backends.webgpu import browser
+    from webtorch.runtime.backends.webgpu.device import wanted
+
+    adapter = await browser.request()
+    await adapter.open(*wanted(adapter))
+
+
 __all__ = [
     "AdapterInfo",
     "WebGPUBackend",
@@ -32,4 +43,5 @@ __all__ = [
     "device_count",
     "is_available",
     "open_backend",
+    "request",
 ]
