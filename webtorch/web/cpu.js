@@ -34,7 +34,7 @@ function work(functions, words) {
   for (;;) {
     const begin = Atomics.add(words, NEXT, 1) * chunk;
     if (begin >= units) return;
-    f(BigInt(begin), BigInt(Math.min(begin + chunk, units)), block);
+    f(begin, Math.min(begin + chunk, units), block);
   }
 }
 
@@ -174,7 +174,7 @@ export class CpuEngine {
     }
     const [units, chunk, block] = [calls[i + 1], calls[i + 2], calls[i + 3]];
     if (chunk >= units || !this.threads.length) {
-      this.code[number](0n, BigInt(units), block);
+      this.code[number](0, units, block);
       return;
     }
     const { words } = this;

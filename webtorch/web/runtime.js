@@ -177,6 +177,11 @@ function decode(bytes, at, { dtype, shape, strides, offset }) {
   const type = typeOf(dtype, "output");
   const stored = new type.stored(bytes, at);
   const count = elementsOf(shape);
+  const whole = contiguous(shape);
+  if (shape.every((size, d) => size === 1 || strides[d] === whole[d])) {
+    const part = stored.subarray(offset, offset + count);
+    return type.decode ? type.view.from(part, (v) => type.decode(v)) : type.view.from(part);
+  }
   const out = new type.view(count);
   const place = new Array(shape.length).fill(0);
   let from = offset;

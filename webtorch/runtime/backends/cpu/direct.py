@@ -79,8 +79,8 @@ def shape_for(features: str) -> Shape:
 
 
 class _Writer(VectorWriter):
-    def __init__(self, shape: Shape, fused: bool) -> None:
-        super().__init__(shape.lanes, fused)
+    def __init__(self, shape: Shape, fused: bool, position_bits: int) -> None:
+        super().__init__(shape.lanes, fused, position_bits)
         self.functions["pack"] = self.pack, ()
         for rows, columns in shape.tiles:
             self.functions[f"filters{rows}"] = self.filters, (rows,)
@@ -97,7 +97,7 @@ class _Writer(VectorWriter):
         spots, plane, channels, images, border = (self.cell() for _ in range(5))
         stride = b.mul(channels, spots)
         numbers = self.ir.Constant(
-            self.ir.VectorType(self.i64, lanes), [self.number(n) for n in range(lanes)]
+            self.ir.VectorType(self.index, lanes), [self.number(n) for n in range(lanes)]
         )
         with self.loop(begin, end) as unit:
             bunch, channel = b.sdiv(unit, channels), b.srem(unit, channels)
@@ -309,9 +309,9 @@ class _Writer(VectorWriter):
 
 
 @cache
-def _functions(shape: Shape, fused: bool) -> Functions:
-    key = f"{shape} {fused} {source_digest(__file__)}"
-    return Functions(lambda: _Writer(shape, fused), f"wt_conv{shape.lanes}_", key)
+def _functions(shape: Shape, fused: bool, position_bits: int) -> Functions:
+    key = f"{shape} {fused} {position_bits} {source_digest(__file__)}"
+    return Functions(lambda: _Writer(shape, fused, position_bits), f"wt_conv{shape.lanes}_", key)
 
 
 # -- the tables ---------------------------
@@ -400,7 +400,7 @@ class Plan:
         self.target = target
         features, fused = target.processor
         self.shape = shape_for(features)
-        self.code = _functions(self.shape, fused)
+        self.code = _functions(self.shape, fused, target.position_bits)
         self.lanes = self.shape.lanes
         self.n, self.c, h, w = routine.input_shape
         self.o, self.cg, self.kh, self.kw = routine.weight_shape

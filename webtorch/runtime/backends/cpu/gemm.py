@@ -71,8 +71,8 @@ def shape_for(features: str) -> Shape:
 
 
 class _Writer(VectorWriter):
-    def __init__(self, shape: Shape, fused: bool) -> None:
-        super().__init__(shape.lanes, fused)
+    def __init__(self, shape: Shape, fused: bool, position_bits: int) -> None:
+        super().__init__(shape.lanes, fused, position_bits)
         widths = {n for rows, vectors in shape.tiles for n in (rows, vectors * shape.lanes)}
         for width in sorted(widths):
             self.functions[f"pack{width}"] = self.pack, (width,)
@@ -198,9 +198,9 @@ class _Writer(VectorWriter):
 
 
 @cache
-def _functions(shape: Shape, fused: bool) -> Functions:
-    key = f"{shape} {fused} {source_digest(__file__)}"
-    return Functions(lambda: _Writer(shape, fused), f"wt_gemm{shape.lanes}_", key)
+def _functions(shape: Shape, fused: bool, position_bits: int) -> Functions:
+    key = f"{shape} {fused} {position_bits} {source_digest(__file__)}"
+    return Functions(lambda: _Writer(shape, fused, position_bits), f"wt_gemm{shape.lanes}_", key)
 
 
 Table = npt.NDArray[np.int64]
@@ -229,7 +229,7 @@ class Plan:
         self.target = target
         features, fused = target.processor
         self.shape = shape_for(features)
-        self.code = _functions(self.shape, fused)
+        self.code = _functions(self.shape, fused, target.position_bits)
         batch, self.m, left_strides, right_strides = simplified(routine)
         self.n, self.k = routine.n, routine.k
         *left, self.left_line, self.left_step = left_strides

@@ -132,16 +132,17 @@ class _Value:
 class LlvmMachine:
     """Writes instructions for the elementary functions, and for what the text calls."""
 
-    def __init__(self, module: Any, fused: bool) -> None:
+    def __init__(self, module: Any, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
 
         self.ir = ir
         self.module = module
         self.fused = fused
         self.builder: Any = None
+        self.widths = {**_BITS, "int": position_bits}
         self.types = {
             "float32": ir.FloatType(), "float64": ir.DoubleType(),
-        } | {k: ir.IntType(b) for k, b in _BITS.items() if k not in _FLOATS}  # fmt: skip
+        } | {k: ir.IntType(b) for k, b in self.widths.items() if k not in _FLOATS}  # fmt: skip
 
     def wrap(self, value: Any, kind: str) -> _Value:
         """Return a typed value."""
@@ -153,7 +154,7 @@ class LlvmMachine:
             number = int.from_bytes(float16.to_bytes([number]), "little")
         number = float(number) if kind in _FLOATS else int(number)
         if isinstance(number, int) and kind != "bool":
-            number &= (1 << _BITS[kind]) - 1
+            number &= (1 << self.widths[kind]) - 1
         if kind == "float32" and math.isfinite(number):
             number = ctypes.c_float(number).value
         return self.wrap(self.ir.Constant(self.types[kind], number), kind)
@@ -161,7 +162,7 @@ class LlvmMachine:
     def intrinsic(self, name: str, kind: str, *args: _Value) -> _Value:
         """Call an LLVM intrinsic or a function of the C library on values of one type."""
         number = self.types[kind]
-        full = f"{name}.f{_BITS[kind]}" if name.startswith("llvm.") else name
+        full = f"{name}.f{self.widths[kind]}" if name.startswith("llvm.") else name
         function = self.module.globals.get(full)
         if function is None:
             function = self.ir.Function(
@@ -209,23 +210,24 @@ class LlvmMachine:
         if kind == "bool":
             return x != self.constant(0, source)
         if source in _FLOATS and kind in _FLOATS:
-            convert = builder.fpext if _BITS[kind] > _BITS[source] else builder.fptrunc
+            convert = builder.fpext if self.widths[kind] > self.widths[source] else builder.fptrunc
             return self.wrap(convert(x.value, target), kind)
         if kind in _FLOATS:
             convert = builder.uitofp if source in _UNSIGNED else builder.sitofp
             return self.wrap(convert(x.value, target), kind)
         if source in _FLOATS:
             # Small types go through int32 and uint32 through int64, as C compilers do it.
-            wide = "int64" if kind in ("int64", "uint32", "uint64", "int") else "int32"
-            edge = self.constant(-(2.0 ** (_BITS[wide] - 1)), source)
+            wide = "int64" if kind in ("int64", "uint32", "uint64") else "int32"
+            wide = "int64" if kind == "int" and self.widths["int"] == 64 else wide
+            edge = self.constant(-(2.0 ** (self.widths[wide] - 1)), source)
             fits = (x >= edge) & (x < -edge)
             whole = self.wrap(
                 builder.fptosi(self.select(fits, x, edge).value, self.types[wide]), wide
             )
             return self.cast(whole, kind)
-        if _BITS[kind] < _BITS[source]:
+        if self.widths[kind] < self.widths[source]:
             return self.wrap(builder.trunc(x.value, target), kind)
-        if _BITS[kind] == _BITS[source]:
+        if self.widths[kind] == self.widths[source]:
             return self.wrap(x.value, kind)
         extend = builder.zext if source in _UNSIGNED else builder.sext
         return self.wrap(extend(x.value, target), kind)
@@ -378,14 +380,14 @@ class LlvmMachine:
 
     def shift(self, op: str, a: _Value, b: _Value) -> _Value:
         """Shift; a count of the type's size or more shifts everything out."""
-        bits = self.constant(_BITS[a.kind], a.kind)
+        bits = self.constant(self.widths[a.kind], a.kind)
         inside = self.wrap(self.builder.icmp_unsigned("<", b.value, bits.value), "bool")
         count = self.select(inside, b, self.constant(0, a.kind))
         if op == "shl":
             return self.select(inside, a << count, self.constant(0, a.kind))
         if a.kind in _UNSIGNED:
             return self.select(inside, a >> count, self.constant(0, a.kind))
-        return a >> self.select(inside, b, self.constant(_BITS[a.kind] - 1, a.kind))
+        return a >> self.select(inside, b, self.constant(self.widths[a.kind] - 1, a.kind))
 
     def power(self, a: _Value, b: _Value) -> _Value:
         """Raise to a power."""
@@ -399,7 +401,7 @@ class LlvmMachine:
         kind = a.kind
         zero, one = self.constant(0, kind), self.constant(1, kind)
         result, base, rest = one, a, b
-        for _ in range(_BITS[kind]):
+        for _ in range(self.widths[kind]):
             result = self.select((rest & one) != zero, result * base, result)
             base, rest = base * base, self.wrap(self.builder.lshr(rest.value, one.value), kind)
         if kind in _UNSIGNED:
@@ -464,7 +466,7 @@ class LlvmMachine:
         """Return an integer that orders like float `x`; `nan` is what stands for NaN."""
         kind = "int32" if x.kind == "float32" else "int64"
         bits = self.bits(x, kind)
-        top = _BITS[kind] - 1
+        top = self.widths[kind] - 1
         mapped = bits ^ ((bits >> self.constant(top, kind)) & self.constant((1 << top) - 1, kind))
         return self.select(
             self.isnan(x), self.constant((1 << top) - 1 if nan > 0 else -(1 << top), kind), mapped
@@ -472,7 +474,7 @@ class LlvmMachine:
 
     def unorder(self, x: _Value, kind: str) -> _Value:
         """Return the float that `order` mapped."""
-        top = _BITS[x.kind] - 1
+        top = self.widths[x.kind] - 1
         bits = x ^ ((x >> self.constant(top, x.kind)) & self.constant((1 << top) - 1, x.kind))
         return self.bits(bits, kind)
 
@@ -530,15 +532,19 @@ _ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint
 class _Compiler:
     """Writes one function."""
 
-    def __init__(self, module: Any, tree: ast.FunctionDef, fused: bool) -> None:
-        self.m = LlvmMachine(module, fused)
+    def __init__(
+        self, module: Any, tree: ast.FunctionDef, fused: bool, position_bits: int = 64
+    ) -> None:
+        self.m = LlvmMachine(module, fused, position_bits)
         self.ir = self.m.ir
         ir = self.ir
         self.module = module
-        i64 = ir.IntType(64)
+        self.index = self.m.types["int"]
         self.pointer = ir.PointerType()
         self.function = ir.Function(
-            module, ir.FunctionType(ir.VoidType(), [i64, i64, self.pointer]), tree.name
+            module,
+            ir.FunctionType(ir.VoidType(), [self.index, self.index, self.pointer]),
+            tree.name,
         )
         self.entry = self.function.append_basic_block("entry")
         self.b = self.m.builder = ir.IRBuilder(self.entry)
@@ -629,6 +635,8 @@ class _Compiler:
                 targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="philox"), args=args)
             ):
                 self.tuples[name] = elementary.philox(self.m, *[self.value(a) for a in args])
+            case ast.Assign(targets=[ast.Name(id="n" as name)], value=value):
+                self.let(name, self.hidden(self.value(value)))
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self.let(name, self.value(value))
             case ast.Assign(targets=[ast.Subscript() as target], value=value):
@@ -652,6 +660,15 @@ class _Compiler:
             case _:
                 raise TypeError(f"no such statement in kernels: {ast.unparse(node)}")
 
+    def hidden(self, turns: _Value) -> _Value:
+        """Return a number of turns, of which LLVM sees no bounds where it has none of this processor's kind:
+        loops known to be short get masks, and WebAssembly has no vectors with masks.
+        """
+        if self.m.widths["int"] == 64:
+            return turns
+        kind = self.ir.FunctionType(self.index, [self.index])
+        return self.m.wrap(self.b.asm(kind, "", "=r,0", [turns.value], False), turns.kind)
+
     def accumulated(self, op: ast.operator, old: _Value, new: _Value) -> _Value:
         """Add or multiply where the order is free, so that LLVM may keep several partial results."""
         name = "add" if isinstance(op, ast.Add) else "mul"
@@ -662,9 +679,9 @@ class _Compiler:
         return self.m.arithmetic(name, old, new)
 
     def loop(self, name: str, bounds: list[_Value], body: list[ast.stmt]) -> None:
-        b, i64 = self.b, self.ir.IntType(64)
-        zero = self.ir.Constant(i64, 0)
-        start, stop, step = zero, bounds[0].value, self.ir.Constant(i64, 1)
+        b = self.b
+        zero = self.ir.Constant(self.index, 0)
+        start, stop, step = zero, bounds[0].value, self.ir.Constant(self.index, 1)
         if len(bounds) > 1:
             start, stop = bounds[0].value, bounds[1].value
         if len(bounds) > 2:
@@ -674,7 +691,7 @@ class _Compiler:
         after = self.function.append_basic_block("done")
         b.cbranch(b.icmp_signed("<", start, stop), inside, after)
         b.position_at_end(inside)
-        counter = b.phi(i64)
+        counter = b.phi(self.index)
         counter.add_incoming(start, before)
         self.let(name, self.m.wrap(counter, "int"))
         self.block(body)
@@ -834,10 +851,9 @@ class _Compiler:
         match name:
             case "div" | "rem":
                 # Non-negative numbers below 2^31: 32 bits divide faster, and in vectors.
-                i32 = self.ir.IntType(32)
-                a, b = (self.b.trunc(v.value, i32) for v in values)
-                result = (self.b.udiv if name == "div" else self.b.urem)(a, b)
-                return m.wrap(self.b.zext(result, self.ir.IntType(64)), "int")
+                a, b = (m.cast(v, "uint32").value for v in values)
+                result = m.wrap((self.b.udiv if name == "div" else self.b.urem)(a, b), "uint32")
+                return m.cast(result, "int")
             case "min" | "max":
                 return (m.minimum if name == "min" else m.maximum)(*values)
             case "where":
@@ -977,7 +993,9 @@ class _Engine:
         return address
 
 
-def _object_code(machine: Any, triple: str, text: str, unroll: bool) -> tuple[bytes, str]:
+def _object_code(
+    machine: Any, triple: str, text: str, unroll: bool, interleave: bool = True
+) -> tuple[bytes, str]:
     """Return the object code of a module for a processor, and under WEBTORCH_CPU_DUMP the optimised text."""
     import llvmlite.binding as llvm
 
@@ -988,7 +1006,7 @@ def _object_code(machine: Any, triple: str, text: str, unroll: bool) -> tuple[by
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = True
-    options.loop_interleaving = True
+    options.loop_interleaving = interleave
     options.slp_vectorization = False
     options.loop_unrolling = unroll
     builder = llvm.create_pass_builder(machine, options)
@@ -1018,21 +1036,25 @@ def _wasm_machine() -> Any:
     )
 
 
-def wasm_object(text: str | Callable[[], str], key: str = "", unroll: bool = True) -> bytes:
+def wasm_object(
+    text: str | Callable[[], str], key: str = "", unroll: bool = True, interleave: bool = True
+) -> bytes:
     """Return the relocatable WebAssembly object of a module in LLVM's own language.
+
+    `interleave` lets loops work on several vectors at once, which sums gain from and short loops do not.
 
     With a `key` that says all that the text depends on, a `text` that is a function is called only
     where there is no code on disk.
     """
     known = key or text
     assert isinstance(known, str)
-    parts = [str(_VERSION), _llvmlite_version(), WASM_FEATURES, known]
+    parts = [str(_VERSION), _llvmlite_version(), WASM_FEATURES, str((unroll, interleave)), known]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     with _LOCK:
         code = CODE.read(digest)
         if code is None:
             written = text if isinstance(text, str) else text()
-            code, _ = _object_code(_wasm_machine(), _WASM_TRIPLE, written, unroll)
+            code, _ = _object_code(_wasm_machine(), _WASM_TRIPLE, written, unroll, interleave)
             CODE.write(digest, code)
     return code
 
@@ -1083,15 +1105,17 @@ def _engine() -> _Engine:
     return _ENGINE
 
 
-def llvm_text(source: str, name: str, fused: bool) -> str:
-    """Return LLVM's text for the one function of `source`, under the name `name`."""
+def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> str:
+    """Return LLVM's text for the one function of `source`, under the name `name`. Positions and the
+    parameters begin and end are integers of `position_bits`.
+    """
     from llvmlite import ir
 
     tree = ast.parse(source).body[0]
     assert isinstance(tree, ast.FunctionDef)
     tree.name = name
     module = ir.Module(name)
-    compiler = _Compiler(module, tree, fused)
+    compiler = _Compiler(module, tree, fused, position_bits)
     compiler.function.attributes.add("nounwind")
     return str(module)
 

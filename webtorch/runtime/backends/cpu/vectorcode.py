@@ -77,6 +77,9 @@ class Target:
         """LLVM's features of the processor, and whether it multiplies and adds in one."""
         return jit.processor()
 
+    # Bits of the integers that number elements.
+    position_bits = 64
+
     def run(
         self, functions: Functions, name: str, units: int, cells: Sequence[int], work: int
     ) -> None:
@@ -99,10 +102,12 @@ HERE = Target()
 class VectorWriter:
     """Writes functions. A class that writes some says in `functions` how, by name."""
 
-    def __init__(self, lanes: int, fused: bool) -> None:
+    def __init__(self, lanes: int, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
 
         self.ir, self.width, self.fused = ir, lanes, fused
+        # Of positions and sizes; the cells and tables that hold them are of 64 bits.
+        self.index = ir.IntType(position_bits)
         self.module = ir.Module("vectors")
         self.i64, self.f32 = ir.IntType(64), ir.FloatType()
         self.vector = self.vector_of(lanes)
@@ -113,7 +118,7 @@ class VectorWriter:
 
     def text(self, name: str, symbol: str) -> str:
         """Return a module with the function `name`, there called `symbol`, in LLVM's language."""
-        kind = self.ir.FunctionType(self.ir.VoidType(), [self.i64, self.i64, self.pointer])
+        kind = self.ir.FunctionType(self.ir.VoidType(), [self.index, self.index, self.pointer])
         function = self.ir.Function(self.module, kind, symbol)
         function.attributes.add("nounwind")
         self.b = self.ir.IRBuilder(function.append_basic_block("entry"))
@@ -132,11 +137,11 @@ class VectorWriter:
 
     def number(self, value: int) -> Any:
         """Return a constant."""
-        return self.ir.Constant(self.i64, value)
+        return self.ir.Constant(self.index, value)
 
     def cell(self, kind: Any = None) -> Any:
         """Return the next parameter."""
-        kind = kind or self.i64
+        kind = kind or self.index
         place = self.b.gep(self.cells, [self.number(self.cell_count)], source_etype=self.i64)
         self.cell_count += 1
         return self.b.load(place, typ=kind)
@@ -147,7 +152,8 @@ class VectorWriter:
 
     def entry(self, table: Any, index: Any) -> Any:
         """Return an element of a table of int64."""
-        return self.b.load(self.at(table, index, self.i64), typ=self.i64)
+        # The first word is the number: tables hold nothing that is larger.
+        return self.b.load(self.at(table, index, self.i64), typ=self.index, align=8)
 
     def load(self, place: Any, kind: Any = None) -> Any:
         """Return a vector; it need not be aligned."""
@@ -194,7 +200,7 @@ class VectorWriter:
         after = b.append_basic_block("done")
         b.cbranch(b.icmp_signed("<", start, stop), inside, after)
         b.position_at_end(inside)
-        counter = b.phi(self.i64)
+        counter = b.phi(self.index)
         counter.add_incoming(start, before)
         yield counter
         following = b.add(counter, self.number(step), flags=("nsw",))

@@ -164,7 +164,9 @@ class Page:
         def code(symbol: str) -> bytes:
             text = f"def kernel({rest}"
             return jit.wasm_object(
-                lambda: jit.llvm_text(text, symbol, fused=False), f"{symbol} {text}"
+                lambda: jit.llvm_text(text, symbol, fused=False, position_bits=32),
+                f"{symbol} {text}",
+                interleave=" += " in text,
             )
 
         return self._number(rest, code)
@@ -426,6 +428,8 @@ class _LayOut(Target):
     def processor(self) -> tuple[str, bool]:
         """LLVM's features of WebAssembly, where a multiplication and an addition round twice."""
         return jit.WASM_FEATURES, False
+
+    position_bits = 32
 
     def run(
         self, functions: Functions, name: str, units: int, cells: Sequence[int], work: int
