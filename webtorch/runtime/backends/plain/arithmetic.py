@@ -61,8 +61,8 @@ def _wrapper(name: str) -> Callable[[int], int]:
 
 
 def to_int(x: float) -> int:
-    """Truncate; NaN and infinity give the smallest 64-bit integer, as processors have it."""
-    return int(x) if math.isfinite(x) else -(1 << 63)
+    """Truncate; what 64 bits do not hold, NaN too, gives the smallest such integer, as processors have it."""
+    return int(x) if -(2.0**63) <= x < 2.0**63 else -(1 << 63)
 
 
 def bitcast(x: Any, source: str, target: str) -> Any:

@@ -49,13 +49,7 @@ def can_wait() -> bool:
 
 def wait(promise: Any, doing: str) -> Any:
     """Return what a promise resolves to. Raises DeviceError where Python cannot pause."""
-    if not can_wait():
-        raise DeviceError(
-            f"{doing}: this has to wait for the device, and Python cannot pause here. Where the browser has no "
-            "JavaScript Promise Integration (JSPI), or Python was called from JavaScript without "
-            "callPromising, use the forms to await: `await x.item_async()`, `await x.tolist_async()`, "
-            "`await webtorch.webgpu.request_async()` before the device is used first"
-        )
+    check_wait(doing)
     if on_pause is None:
         return _ffi().run_sync(promise)
     on_pause(True)
@@ -63,6 +57,17 @@ def wait(promise: Any, doing: str) -> Any:
         return _ffi().run_sync(promise)
     finally:
         on_pause(False)
+
+
+def check_wait(doing: str) -> None:
+    """Raise DeviceError where Python cannot pause."""
+    if not can_wait():
+        raise DeviceError(
+            f"{doing}: this has to wait for the device, and Python cannot pause here. Where the browser has no "
+            "JavaScript Promise Integration (JSPI), or Python was called from JavaScript without "
+            "callPromising, use the forms to await: `await x.item_async()`, `await x.tolist_async()`, "
+            "`await webtorch.webgpu.request_async()` before the device is used first"
+        )
 
 
 def _hyphens(name: str) -> str:
@@ -282,6 +287,9 @@ class BrowserNative(Native):
     def release_plan(self, plan: Pointer) -> None:
         """Forget a plan."""
         self._script.drop(plan)
+
+    def may_wait(self, doing: str) -> None:
+        check_wait(doing)
 
     def mark(self) -> object:
         return self._script.done()

@@ -383,6 +383,7 @@ class WebGPUBackend:
         is free while waiting.
         """
         mine = self._own(buffer)
+        self.native.may_wait("read a tensor")
         with self.lock:
             self.settle()
             read = _Read(mine.dtype, mine.elements, mine.nbytes)

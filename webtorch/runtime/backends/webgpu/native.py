@@ -180,6 +180,9 @@ class Native:
     def _submit(self, array: Any) -> None:
         self.lib.wgpuQueueSubmit(self.queue, 1, array)
 
+    def may_wait(self, doing: str) -> None:
+        """Raise DeviceError where nothing may wait (a page whose browser cannot pause Python)."""
+
     def mark(self) -> object:
         """Return a token for everything submitted so far."""
         raise NotImplementedError
