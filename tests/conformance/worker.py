@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -19,6 +20,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     operations = database.operations()
+    # A collection before each operation need not look at the two libraries and the database again.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         device, dtype, name = json.loads(line)
         result = check.check(operations[name], device, getattr(torch, dtype), limit)
