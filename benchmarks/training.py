@@ -13,12 +13,19 @@ from benchmarks.models import Array, Work
 Step = Callable[[Any, Any], Any]
 
 
-def make_step(torch: Any, model: Any, optimizer: Any) -> Step:
-    """Return a step of Adam on cross entropy."""
+def make_step(torch: Any, model: Any, optimizer: Any, kind: str = "", dtype: Any = None) -> Step:
+    """Return a step of Adam on cross entropy; with a dtype, under autocast on devices of `kind`."""
     functional = torch.nn.functional
 
+    def loss_of(x: Any, y: Any) -> Any:
+        return functional.cross_entropy(model(x), y)
+
     def step(x: Any, y: Any) -> Any:
-        loss = functional.cross_entropy(model(x), y)
+        if dtype is None:
+            loss = loss_of(x, y)
+        else:
+            with torch.autocast(kind, dtype=dtype):
+                loss = loss_of(x, y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -35,7 +42,7 @@ def initial_weights(work: Work, seed: int = 0) -> dict[str, Array]:
     return {k: v.detach().numpy().copy() for k, v in work.build(torch).state_dict().items()}
 
 
-def torch_step(work: Work, weights: dict[str, Array], device: str) -> Step:
+def torch_step(work: Work, weights: dict[str, Array], device: str, autocast: Any = None) -> Step:
     """Return PyTorch's step. On CUDA: fused Adam, and float32 that is not TF32."""
     import torch
 
@@ -47,18 +54,20 @@ def torch_step(work: Work, weights: dict[str, Array], device: str) -> Step:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     optimizer = torch.optim.Adam(model.parameters(), lr=work.lr, fused=True if on_cuda else None)
-    return make_step(torch, model, optimizer)
+    return make_step(torch, model, optimizer, device.partition(":")[0], autocast)
 
 
-def our_step(work: Work, weights: dict[str, Array], device: str, compiled: bool) -> Step:
-    """Return webtorch's step, lazy or compiled as a whole."""
+def our_step(
+    work: Work, weights: dict[str, Array], device: str, compiled: bool, autocast: Any = None
+) -> Step:
+    """Return webtorch's step, lazy or compiled as a whole; with a dtype, under autocast."""
     import webtorch
 
     with webtorch.device(device):
         model = work.build(webtorch)
         model.load_state_dict({k: webtorch.tensor(v, device=device) for k, v in weights.items()})
     optimizer = webtorch.optim.Adam(model.parameters(), lr=work.lr)
-    step = make_step(webtorch, model, optimizer)
+    step = make_step(webtorch, model, optimizer, device.partition(":")[0], autocast)
     return webtorch.compile(step) if compiled else step
 
 

@@ -45,7 +45,7 @@ def one(name: str, quick: bool) -> tuple[list[Row], str]:
     expected = losses(step, theirs)
     times = enqueued(lambda: step(*theirs[0]), 0.5) if peer else (None, None)
     rows: list[Row] = []
-    report = ""
+    text = ""
     mine = to_ours(data, OURS)
     for compiled in (False, True):
         label = f"{job.name}, {'compiled' if compiled else 'lazy'}"
@@ -63,15 +63,15 @@ def one(name: str, quick: bool) -> tuple[list[Row], str]:
                 alone = device_seconds(executable, 0.02 if quick else 0.2)
                 row.figures["device_seconds"] = alone
                 row.note += f"; device {alone * 1e3:.2f} ms"
-                report = _report(label, executable, alone)
+                text = report(label, executable, alone)
         except Exception as error:
             traceback.print_exc()
             rows.append(Row(label, float("nan"), float("nan"), note=f"FAILED: {error!s:.300}"))
         webtorch.webgpu.empty_cache()
-    return rows, report
+    return rows, text
 
 
-def _report(label: str, executable: object, alone: float) -> str:
+def report(label: str, executable: object, alone: float) -> str:
     """Return the dispatches of a program by their time, the longest first, then in order."""
     shares = timeline(executable)
     total = sum(s.seconds for s in shares)

@@ -61,8 +61,9 @@ def emulated(p: WgslPass) -> WgslPass:
         text,
     )
     text = re.sub(
-        r"subgroupMatrixStore<row_major>\(&finished, stage, (\w+), 16u\);",
-        r"for (var i = 0u; i < 8u; i = i + 1u) { finished[stage + (lid % 32u) * 8u + i] = \1[i]; }",
+        r"subgroupMatrixStore<row_major>\(&finished, (.+), (\w+), (\d+u)\);",
+        r"for (var i = 0u; i < 8u; i = i + 1u) {"
+        r" finished[\1 + (lid % 32u) / 2u * \3 + (lid % 2u) * 8u + i] = \2[i]; }",
         text,
     )
     assert "subgroup" not in text

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
-from webtorch.ir.dtype import DType, Scalar, bool_, float32, int32, uint32
+from webtorch.ir.dtype import DType, Scalar, bfloat16, bool_, float16, float32, int32, uint32
 
 # op -> number of arguments. What each one means is PyTorch's function of that name; renderers must
 # follow it,
@@ -289,6 +289,10 @@ def where(condition: Expr, a: Operand, b: Operand) -> Expr:
     return make("where", x.dtype, (condition, x, y))
 
 
+# Every 16-bit float is a float32.
+_THERE_AND_BACK = {(float16, float32, float16), (bfloat16, float32, bfloat16)}
+
+
 def cast(x: Expr, dtype: DType) -> Expr:
     """Convert to `dtype` as PyTorch does: floats truncate to integers, anything non-zero becomes
     True.
@@ -297,6 +301,8 @@ def cast(x: Expr, dtype: DType) -> Expr:
         return x
     if x.op == "const" and not (dtype.kind in ("int", "uint") and x.dtype.kind == "float"):
         return const(x.value, dtype)
+    if x.op == "cast" and (dtype, x.dtype, x.args[0].dtype) in _THERE_AND_BACK:
+        return x.args[0]
     return make("cast", dtype, (x,))
 
 

@@ -48,13 +48,14 @@ _ATANH = (
 _TANH = (-0.333333313, 0.133332476, -0.0539524741, 0.0217344388, -0.00826708786, 0.00223106099)
 _SINH = (0.166666672, 0.00833335146, 0.000198359616, 2.81806342e-06)
 _ERF = (
-    -5.86677373e-08, -0.376126379, 0.112837829, -0.0268654451, 0.00522107491, -0.000848471129, 0.000112705442,
-    -9.68013683e-06,
+    -5.90802003e-08, -0.376126349, 0.112836972, -0.0268595014, 0.00520128664, -0.000814560161, 8.38239430e-05,
 )  # fmt: skip
-_LOG_ERFC = (
-    0.000175578913, -1.12951386, -0.633363783, -0.108238958, 0.0250708349, -0.00413862057, 0.00042196468,
-    -1.85025656e-05, -2.24175963e-07,
+# The logarithm to base 2 of erfc, from 0.88 to 4, and 2^r - 1 over r for |r| up to a half.
+_LOG2_ERFC = (
+    0.000235859057, -1.62946689, -0.913887441, -0.156035945, 0.0361225866, -0.00597268948, 0.000617455866,
+    -2.96197467e-05,
 )  # fmt: skip
+_EXP2_SHORT = (0.693146944, 0.240221202, 0.0555071346, 0.00967554096, 0.00132764084)
 _ERFCX = (
     1.27697837, -0.0927638263, -0.166030407, 0.164051205, -0.0542197935, -0.00803288538, 0.00872067455, 0.00126325584,
     -0.00144873245, -0.000425751932, 0.000193118118, 0.000101099686,
@@ -451,13 +452,19 @@ def atanh(x: Expr) -> Expr:
 
 
 def erf(x: Expr) -> Expr:
-    """Return the error function: a polynomial up to 1, then 1 - exp(polynomial)."""
-    a = ex.minimum(abs(x), 4.0)
+    """Return the error function within 2.5 units in the last place: a polynomial up to 0.92, then
+    1 - 2^polynomial. Both are computed and one is chosen: a branch that neighbours take differently
+    costs more, and keeps the four values of a vector from being worked on at once."""
+    a = abs(x)
     z = x * x
-    # 2/sqrt(pi) x, plus a correction.
-    near = x * 1.12837917 + x * _poly(z, _ERF)
-    far = ex.copysign(1.0 - exp(_poly(a, _LOG_ERFC)), x)
-    return ex.where(ex.lt(a, 0.97), near, ex.where(ex.isnan(x), x, far))
+    # 2/sqrt(pi) |x|, plus a correction.
+    near = a * 1.12837923 + a * _poly(z, _ERF)
+    y = _poly(ex.where(ex.lt(a, 4.0), a, 4.0), _LOG2_ERFC)
+    n = ex.round_(y)
+    r = y - n
+    far = 1.0 - (r * _poly(r, _EXP2_SHORT) + 1.0) * _power_of_two(ex.cast(n, int32))
+    value = ex.where(ex.lt(a, 0.92), near, ex.where(ex.isnan(x), x, far))
+    return ex.copysign(value, x)
 
 
 def erfc(x: Expr) -> Expr:

@@ -351,7 +351,10 @@ class Fuser:
                     body.loops.inner_flat,
                 ):
                     return False
-                if not self._row_fits(mine):
+                # Sums side by side store nothing at inner points; a sum of what was summed walks
+                # the row again.
+                aside = self.limits.is_gpu and not any(r in group.members for r in reads)
+                if not aside and not self._row_fits(mine):
                     return False
             else:
                 # Turn the elementwise kernel into a row kernel, so that what it computes is reduced

@@ -23,6 +23,8 @@ from webtorch.runtime.backend import Limits
 _MAX_POINTS = 1 << 20
 # And together they delay the release of at most these bytes.
 _MAX_BYTES = 32 << 20
+# Runs that wait at a time.
+_MAX_WAITING = 7
 
 
 def renumbered(
@@ -31,8 +33,10 @@ def renumbered(
     args: dict[int, int],
     buffers: tuple[BufferSlot, ...],
     kinds: tuple[DType, ...],
+    stages: int = 0,
 ) -> Kernel:
-    """Return a kernel whose buffers and arguments have the numbers that `slots` and `args` give."""
+    """Return a kernel whose buffers and arguments have the numbers that `slots` and `args` give, and
+    whose reductions come after `stages` others."""
 
     def move(e: Expr) -> Expr:
         def other(n: Expr, operands: tuple[Expr, ...]) -> Expr | None:
@@ -40,6 +44,8 @@ def renumbered(
                 return ex.make("load", n.dtype, operands, slots[n.value])
             if n.op == "arg":
                 return ex.make("arg", n.dtype, operands, args[n.value])
+            if n.op == "reduced" and stages:
+                return ex.reduced(n.value + stages, n.dtype)
             return None
 
         return ex.rewrite(e, other)
@@ -64,10 +70,15 @@ def renumbered(
     )
 
 
+# The loops that kernels of one dispatch have in common; none for elementwise ones.
+_Kind = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class _Run:
     """Kernels that will be one dispatch: their steps, and the buffers that they read and write."""
 
+    kind: _Kind
     steps: list[int] = field(default_factory=list)
     buffers: dict[int, None] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
@@ -81,40 +92,33 @@ def put_together(
     if not limits.has_several:
         return steps, routines
     runs: list[_Run] = []
-    last: _Run | None = None
+    # Those that another kernel may still join: its last one is where a run happens.
+    waiting: list[_Run] = []
     most = limits.max_buffers_per_kernel
     for number, step in enumerate(steps):
         touched = {step.source, step.target} if isinstance(step, Copy) else set(step.buffers)
         written = _written(step, routines)
-        kernel = None if isinstance(step, Copy) else routines[step.routine]
-        joins = isinstance(kernel, Kernel) and _may_join(kernel)
-        mine = last if joins else None
-        if mine is not None:
-            assert isinstance(kernel, Kernel)
-            nbytes = sum(s.elements * s.dtype.itemsize for s in kernel.buffers)
+        routine = None if isinstance(step, Copy) else routines[step.routine]
+        kind = _kind_of(routine) if isinstance(routine, Kernel) else None
+        waiting = [r for r in waiting if not (touched & r.written or written & r.buffers.keys())]
+        if kind is None or not isinstance(step, Dispatch) or routine is None:
+            continue
+        nbytes = sum(s.elements * s.dtype.itemsize for s in routine.buffers)
+        for run in waiting:
             if (
-                not touched & mine.written
-                and not written & mine.buffers.keys()
-                and len(mine.buffers.keys() | touched) <= most
-                and mine.nbytes + nbytes <= _MAX_BYTES
+                run.kind == kind
+                and len(run.buffers.keys() | touched) <= most
+                and run.nbytes + nbytes <= _MAX_BYTES
             ):
-                mine.steps.append(number)
-                mine.buffers.update(dict.fromkeys(step.buffers))  # type: ignore[union-attr]
-                mine.written |= written
-                mine.nbytes += nbytes
-            else:
-                mine = None
-        if (
-            last is not None
-            and last is not mine
-            and (touched & last.written or written & last.buffers.keys())
-        ):
-            last = None
-        if joins and mine is None:
-            assert isinstance(kernel, Kernel) and isinstance(step, Dispatch)
-            nbytes = sum(s.elements * s.dtype.itemsize for s in kernel.buffers)
-            last = _Run([number], dict.fromkeys(step.buffers), set(written), nbytes)
-            runs.append(last)
+                break
+        else:
+            run = _Run(kind)
+            runs.append(run)
+            waiting = [*waiting[-_MAX_WAITING:], run]
+        run.steps.append(number)
+        run.buffers.update(dict.fromkeys(step.buffers))
+        run.written |= written
+        run.nbytes += nbytes
     several = [r for r in runs if len(r.steps) > 1]
     if not several:
         return steps, routines
@@ -140,17 +144,27 @@ def _written(step: Step, routines: list[Routine]) -> set[int]:
     return {b for b, s in zip(step.buffers, slots, strict=True) if s.access != "read"}
 
 
-def _may_join(kernel: Kernel) -> bool:
-    return (
-        not kernel.reduces
-        and not kernel.checks
-        and 0 < kernel.outer_count * kernel.inner_count <= _MAX_POINTS
-        and all(s.combine == "set" for s in kernel.stores)
-        and any(s.access == "read_write" for s in kernel.buffers)
-    )
+def _kind_of(kernel: Kernel) -> _Kind | None:
+    """Return which kernels this one may join, None if it stays alone."""
+    if (
+        kernel.checks
+        or not 0 < kernel.outer_count * kernel.inner_count <= _MAX_POINTS
+        or any(s.combine != "set" for s in kernel.stores)
+        or all(s.access != "read_write" for s in kernel.buffers)
+    ):
+        return None
+    if not kernel.reduces:
+        return (), ()
+    if any(s.level == "inner" for s in kernel.stores) or any(
+        e.op == "reduced" for r in kernel.reduces for e in ex.walk(r.value)
+    ):
+        return None
+    return kernel.outer, kernel.inner
 
 
-def _merged(run: _Run, steps: list[Step], routines: list[Routine]) -> tuple[Several, Dispatch]:
+def _merged(
+    run: _Run, steps: list[Step], routines: list[Routine]
+) -> tuple[Several | Kernel, Dispatch]:
     """Return one routine of several kernels and its dispatch."""
     places = {b: i for i, b in enumerate(run.buffers)}
     slots: list[BufferSlot | None] = [None] * len(places)
@@ -170,22 +184,24 @@ def _merged(run: _Run, steps: list[Step], routines: list[Routine]) -> tuple[Seve
                 numbers[a] = len(kinds)
                 kinds.append(kind)
     whole = tuple(s for s in slots if s is not None)
-    parts = tuple(
-        renumbered(
-            kernel,
-            {i: places[b] for i, b in enumerate(step.buffers)},
-            {i: numbers[a] for i, a in enumerate(step.args)},
-            whole,
-            tuple(kinds),
-        )
-        for kernel, step in members
-    )
+    parts: list[Kernel] = []
+    stages = 0
+    for kernel, step in members:
+        places_here = {i: places[b] for i, b in enumerate(step.buffers)}
+        numbers_here = {i: numbers[a] for i, a in enumerate(step.args)}
+        parts.append(renumbered(kernel, places_here, numbers_here, whole, tuple(kinds), stages))
+        stages += len(kernel.reduces)
     name = f"{parts[0].name}_x{len(parts)}"
-    last = members[-1][1]
-    return (
-        Several(name, parts, whole, tuple(kinds)),
-        Dispatch(0, tuple(run.buffers), tuple(numbers), last.line),
+    dispatch = Dispatch(0, tuple(run.buffers), tuple(numbers), members[-1][1].line)
+    if not stages:
+        return Several(name, tuple(parts), whole, tuple(kinds)), dispatch
+    one = replace(
+        parts[0],
+        name=name,
+        reduces=tuple(r for p in parts for r in p.reduces),
+        stores=tuple(s for p in parts for s in p.stores),
     )
+    return one, dispatch
 
 
 def _without_unused(steps: list[Step], routines: list[Routine]) -> tuple[list[Step], list[Routine]]:

@@ -118,6 +118,11 @@ def fits_int(x: Expr) -> bool:
 def _float_bounds(x: Expr) -> tuple[float, float] | None:
     if x.dtype is not float32:
         return None
+    if x.op == "const":
+        value = cast(float, x.value)
+        return None if value != value else (value, value)
+    if x.op == "abs":
+        return 0.0, math.inf
     if x.op in ("round", "floor", "ceil", "trunc"):
         inner = _float_bounds(x.args[0])
         return None if inner is None else (inner[0] - 1, inner[1] + 1)
@@ -128,10 +133,19 @@ def _float_bounds(x: Expr) -> tuple[float, float] | None:
                 low, high = _float_bounds(a) or (-math.inf, math.inf)
                 clip = min if x.op == "min" else max
                 return clip(low, limit), clip(high, limit)
-    if x.op == "mul" and x.args[1].op == "const":
-        inner = _float_bounds(x.args[0])
-        factor = cast(float, x.args[1].value)
-        if inner is not None and math.isfinite(inner[0]) and math.isfinite(inner[1]):
-            ends = (inner[0] * factor, inner[1] * factor)
+    if x.op == "where" and x.args[0].op == "lt" and x.args[1:] == x.args[0].args:
+        # The smaller of two.
+        both = [_float_bounds(a) for a in x.args[1:]]
+        known = [b for b in both if b is not None]
+        if known:
+            low = min(b[0] for b in known) if len(known) == 2 else -math.inf
+            return low, min(b[1] for b in known)
+    if x.op in ("add", "mul"):
+        left = _float_bounds(x.args[0])
+        right = left and _float_bounds(x.args[1])
+        if left and right and all(math.isfinite(v) for v in (*left, *right)):
+            if x.op == "add":
+                return left[0] + right[0], left[1] + right[1]
+            ends = [a * b for a in left for b in right]
             return min(ends), max(ends)
     return None

@@ -83,7 +83,11 @@ def group_number(grid: tuple[int, int, int]) -> str:
 
 
 def declarations(
-    writer: KernelWriter, body: list[str], scratch: tuple[int, ...], has_status: bool
+    writer: KernelWriter,
+    body: list[str],
+    scratch: tuple[int, ...],
+    has_status: bool,
+    scratch_type: str = "u32",
 ) -> tuple[list[str], tuple[int, ...], list[Binding], tuple[tuple[int, DType, int], ...], int]:
     """Return the binding lines for what `body` uses: (lines, slots, bindings, args, args_bytes)."""
     text = "\n".join(body)
@@ -101,7 +105,7 @@ def declarations(
         bindings.append(access)
     for i in range(len(scratch)):
         lines.append(
-            f"@group(0) @binding({len(bindings)}) var<storage, read_write> scratch{i}: array<u32>;"
+            f"@group(0) @binding({len(bindings)}) var<storage, read_write> scratch{i}: array<{scratch_type}>;"
         )
         bindings.append("read_write")
     args: list[tuple[int, DType, int]] = []
@@ -198,10 +202,13 @@ def finish(
     scratch: tuple[int, ...],
     has_status: bool,
     directives: tuple[str, ...] = (),
+    scratch_type: str = "u32",
 ) -> WgslPass:
     """Put declarations, helpers and body together."""
-    lines, slots, bindings, args, args_bytes = declarations(writer, body, scratch, has_status)
-    f16 = any(writer.slots[n].native_f16 for n in slots)
+    lines, slots, bindings, args, args_bytes = declarations(
+        writer, body, scratch, has_status, scratch_type
+    )
+    f16 = any(writer.slots[n].native_f16 for n in slots) or any("f32(f16(" in x for x in body)
     source = assemble(lines, shared, body, size, f16, directives)
     return WgslPass(
         source, grid, (size, 1, 1), slots, scratch, args, args_bytes, has_status, tuple(bindings)

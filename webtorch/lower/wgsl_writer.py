@@ -601,6 +601,9 @@ class KernelWriter:
                 and fits_int(node.args[0])
             ):
                 return f"i32({args[0]})"
+            if node.dtype is float16 and self.limits.has_f16 and self.limits.is_gpu:
+                # In hardware; software adapters round in ways of their own.
+                return f"f32(f16({convert(args[0], node.args[0].dtype, float32)}))"
             return convert(args[0], node.args[0].dtype, node.dtype)
         if op == "bitcast":
             if node.args[0].op == "const" and wgsl_type(node.dtype) == "f32":
@@ -687,7 +690,8 @@ class KernelWriter:
         """Write one block of a store that fills whole words or whole vectors."""
         slot = self.slots[store.buffer]
         base = lanes[0]
-        texts = [self.value(store.value, s) for s in lanes]
+        value = rounded_by_store(store.value, slot.slot.dtype)
+        texts = [self.value(value, s) for s in lanes]
         at = self.value(store.position, base)
         shift = slot.width.bit_length() - 1
         for first in range(0, len(lanes), slot.width):
