@@ -10,7 +10,9 @@ import pytest
 
 import webtorch as torch
 from tests.web.conftest import Page
+from webtorch import nn
 from webtorch.errors import DTypeError
+from webtorch.io.safetensors import loads
 from webtorch.nn import functional as F
 from webtorch.web.server import server
 
@@ -55,11 +57,16 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape)
 
 
-def attention(q: Any, k: Any, v: Any) -> Any:
+def attention(**options: Any) -> Callable[..., Any]:
     """Return attention and its gradients, as one vector."""
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    y = F.scaled_dot_product_attention(*leaves, is_causal=True)
-    return torch.cat([t.flatten() for t in (y, *torch.autograd.grad((y * y).sum(), leaves))])
+
+    def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        y = F.scaled_dot_product_attention(*leaves, attn_mask=mask, **options)
+        grads = torch.autograd.grad((y * y).sum(), leaves)
+        return torch.cat([t.flatten() for t in (y, *grads)])
+
+    return function
 
 
 def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
@@ -103,7 +110,10 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "masked": (lambda x: torch.where(x > 0, x, -1.0), (numbers,)),
         "logic": (lambda x: (x > 0) & (x < 1), (numbers,)),
         "dropout": (lambda x: F.dropout(x, 0.4), (torch.ones(1000),)),
-        "attention": (attention, (draw(2, 3, 20, 8), draw(2, 3, 20, 8), draw(2, 3, 20, 8))),
+        "attention": (attention(is_causal=True), (draw(2, 3, 70, 8), draw(2, 3, 70, 8), draw(2, 3, 70, 8))),
+        "attention_masked": (attention(), (draw(1, 2, 9, 8), draw(1, 2, 75, 8), draw(1, 2, 75, 5), draw(9, 75) > 0)),
+        "attention_shared": (attention(enable_gqa=True), (*[draw(2, h, 9, 8) for h in (4, 2, 2)], draw(2, 1, 9, 9))),
+        "attention_dropped": (attention(dropout_p=0.9999999), (draw(1, 2, 9, 8), draw(1, 2, 9, 8), draw(1, 2, 9, 8))),
         "empty": (lambda x: x[:0] * 2, (numbers,)),
         "lone": (lambda x: x.sum() * 2, (numbers,)),
     }  # fmt: skip
@@ -111,7 +121,13 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A page of all cases, and what they give here."""
+    """A page of all cases, and what they give here. Attention is that without scores in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEBTORCH_ATTENTION", "fused")
+        return written(tmp_path_factory)
+
+
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("cpu")
     chosen = cases()
     functions = {name: function for name, (function, _) in chosen.items()}
@@ -165,6 +181,54 @@ def test_threads_share_the_work_of_an_isolated_page(site: Any, page: Page) -> No
         running.shutdown()
     assert found["device"] == "the processor (3 threads)" or "1 thread" not in found["device"]
     compare(found, expected)
+
+
+TRAIN = """async (batch) => {
+  const { load } = await import("./runtime.js");
+  const m = await load("./", { device: "cpu" });
+  const losses = [];
+  for (let i = 0; i < 6; i++) {
+    if (i === 3) m.set("lr", 0.02);
+    losses.push((await m.train(batch)).loss.data[0]);
+  }
+  const timed = await m.profile("train", batch);
+  await m.loadState(await m.state());
+  const wrong = await m.run("train", { x: batch.x });
+  return { losses, kernels: timed.rows.length, state: Array.from(await m.state()), wrong: wrong.error.message };
+}"""
+
+
+def test_training_steps_settings_and_state(tmp_path: Any, page: Page, serve: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, y = draw(5, 1, 6, 6), torch.tensor([0, 1, 2, 0, 1])
+
+    def train(x: Any, y: Any) -> dict[str, Any]:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss}
+
+    torch.export(train, tmp_path, (x, y), cpu=True)
+    page.page.goto(serve(tmp_path) + "blank")
+    found = page.run(TRAIN, {"x": x.tolist(), "y": y.tolist()})
+    losses = []
+    for i in range(7):
+        if i == 3:
+            optimizer.param_groups[0]["lr"] = 0.02
+        losses.append(train(x, y)["loss"].item())
+    assert found["losses"] == pytest.approx(losses[:6], rel=1e-4)
+    assert found["kernels"] > 10
+    state = loads(bytes(found["state"]))
+    weight = memoryview(state["model.4.weight"].data).cast("f").tolist()
+    assert weight == pytest.approx(model[4].weight.flatten().tolist(), rel=1e-3, abs=1e-4)
+    assert memoryview(state["model.1.num_batches_tracked"].data).cast("q").tolist() == [7]
+    assert "no value was given" in found["wrong"]
+    assert page.problems == []
 
 
 def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:

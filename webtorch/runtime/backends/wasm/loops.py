@@ -1,4 +1,4 @@
-"""Scans, sorts and convolutions as loops and products, where NumPy is not there to do them. Imports
+"""Scans, sorts, attention and convolutions as loops and products, where NumPy is not there to do them. Imports
 floors 0-2.
 
 The texts are those of `lower/pysource.py`; each does the units begin..end-1 of a routine.
@@ -11,7 +11,17 @@ from collections.abc import Iterator
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, float32, int32, integer_limits, uint32
-from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, Reduce, Scan, Sort, Store
+from webtorch.ir.kernel import (
+    Attention,
+    BufferSlot,
+    Convolution,
+    Kernel,
+    Matmul,
+    Reduce,
+    Scan,
+    Sort,
+    Store,
+)
 from webtorch.lower.templates.generic import guarded, within
 
 _SCAN = """
@@ -137,6 +147,250 @@ def sort(r: Sort) -> str:
         halves=width // 16,
         passes=passes.lstrip("\n"),
     ).strip()
+
+
+# -- attention ---------------------------
+# Keys that are seen at once: their scores stay in the first-level cache.
+_BLOCK = 64
+_FORWARD = """
+def attention({parameters}):
+    scores = local(float32, {block})
+    total = local(float32, {width})
+    for unit in range(begin, end):
+{place}
+        for d in range({width}):
+            total[d] = float32(0.0)
+        top = float32({lowest})
+        weight = float32(0.0)
+        for first in range(0, seen, {block}):
+            turns = min({block}, seen - first)
+            best = top
+            for i in range(turns):
+                j = first + i
+{score}
+                scores[i] = x
+                best = maximum(best, x)
+            factor = exp(top - best)
+            top = best
+            weight = weight * factor
+            for d in range({width}):
+                total[d] = total[d] * factor
+            for i in range(turns):
+                j = first + i
+                p = exp(scores[i] - top)
+                weight = weight + p
+{kept}
+                p = p * kept
+                for d in range({width}):
+                    total[d] = total[d] + p * {v_at_j}
+        inverse = where(weight == float32(0.0), float32(0.0), float32(1.0) / weight)
+{results}
+"""
+_QUERY = """
+def attention({parameters}):
+    total = local(float32, {size})
+    for unit in range(begin, end):
+{place}
+        for d in range({size}):
+            total[d] = float32(0.0)
+{statistics}
+        for j in range(seen):
+{score}
+{change}
+            for d in range({size}):
+                total[d] = total[d] + change * {k_at_j}
+        for d in range({size}):
+            {result}[unit * {size} + d] = {stored}
+"""
+_KEY = """
+def attention({parameters}):
+    for_key = local(float32, {size})
+    for_value = local(float32, {width})
+    for unit in range(begin, end):
+        j = rem(unit, {source})
+        rest = div(unit, {source})
+        shared = rem(rest, {shared})
+        b = div(rest, {shared})
+        for d in range({size}):
+            for_key[d] = float32(0.0)
+        for d in range({width}):
+            for_value[d] = float32(0.0)
+        for head in range({inner}):
+            h = shared * {inner} + head
+            for t in range({first}, {length}):
+                row = (b * {heads} + h) * {length} + t
+{statistics}
+{score}
+{change}
+                for d in range({size}):
+                    for_key[d] = for_key[d] + change * {q_at_t}
+                for d in range({width}):
+                    for_value[d] = for_value[d] + used * {g_at_t}
+{results}
+"""
+
+
+class _Attention:
+    """The words of an attention's loops."""
+
+    def __init__(self, r: Attention) -> None:
+        self.r = r
+        names = ["q", "k", "v"] + ["m"] * r.mask + ["g"] * (r.part != "forward")
+        self.slots = {name: i for i, name in enumerate(names)}
+        # Statistics and delta come before the results of the gradients.
+        self.rest = len(names) + (2 if r.part != "forward" else 0)
+
+    def load(self, name: str, b: str, h: str, position: str, element: str) -> str:
+        """Return an element of an operand, as float32."""
+        slot = self.slots[name]
+        dtype = self.r.buffers[slot].dtype
+        strides, offset = self.r.strides[slot], self.r.offsets[slot]
+        terms = [
+            i if s == 1 else f"{i} * {s}"
+            for i, s in zip((b, h, position, element), strides, strict=True)
+            if s
+        ]
+        text = f"b{slot}[{' + '.join([*terms, str(offset)] if offset or not terms else terms)}]"
+        return text if dtype in (float32, bool_) else f"float32({text})"
+
+    def stored(self, slot: int, value: str) -> str:
+        """Return a float32 as an element of a result."""
+        dtype = self.r.buffers[slot].dtype
+        return value if dtype is float32 else f"{dtype.name}({value})"
+
+    def lines(self, text: str, depth: int) -> str:
+        """Indent lines."""
+        return "\n".join("    " * depth + line for line in text.strip("\n").splitlines())
+
+    def score(self) -> str:
+        """Lines that make x, the score of query t and key j."""
+        r = self.r
+        lines = [
+            "dot = float32(0.0)",
+            f"for d in range({r.size}):",
+            f"    dot += {self.load('q', 'b', 'h', 't', 'd')} * {self.load('k', 'b', 'shared', 'j', 'd')}",
+            "x = dot * a0",
+        ]
+        if r.mask:
+            mask = self.load("m", "b", "h", "t", "j")
+            boolean = r.buffers[self.slots["m"]].dtype is bool_
+            lines.append(f"x = where({mask}, x, float32(-inf))" if boolean else f"x = x + {mask}")
+        return "\n".join(lines)
+
+    def kept(self, row: str) -> str:
+        """Lines that make kept, the factor of dropout of a weight."""
+        if not self.r.dropout:
+            return "kept = float32(1.0)"
+        return "\n".join(
+            [
+                f"number = int64({row}) * int64({self.r.source}) + int64(j)",
+                "number = number + int64(a4) + shl(int64(a5), int64(32))",
+                "lanes = philox(uint32(a2), uint32(a3), uint32(number), uint32(shr(number, int64(32))))",
+                "uniform = float32(shr(lanes[0], uint32(8))) * float32(5.960464477539063e-08)",
+                "kept = where(uniform >= float32(a1), float32(1.0) / (float32(1.0) - float32(a1)), float32(0.0))",
+            ]
+        )
+
+    def change(self, row: str) -> str:
+        """Lines that make used, the weight after dropout, and change, the cotangent of the score."""
+        g = self.load("g", "b", "h", "t", "d")
+        v = self.load("v", "b", "shared", "j", "d")
+        return "\n".join(
+            [
+                "p = exp(x - top) * inverse",
+                self.kept(row),
+                "used = p * kept",
+                "change = float32(0.0)",
+                f"for d in range({self.r.width}):",
+                f"    change += {g} * {v}",
+                "change = (change * kept - delta) * p * a0",
+            ]
+        )
+
+    def statistics(self, row: str) -> str:
+        """Lines that read what the forward pass and delta know of a row."""
+        first = self.rest - 2
+        return "\n".join(
+            [
+                f"top = b{first}[({row}) * 2]",
+                f"inverse = b{first}[({row}) * 2 + 1]",
+                f"delta = b{first + 1}[{row}]",
+            ]
+        )
+
+    def text(self) -> str:
+        """Return the loops."""
+        r = self.r
+        parameters = [
+            "begin",
+            "end",
+            *(f"b{i}: {b.dtype.name}" for i, b in enumerate(r.buffers)),
+            *(f"a{i}: {d.name}" for i, d in enumerate(r.args)),
+        ]
+        inner = r.heads // r.shared
+        seen = f"min(t + 1, {r.source})" if r.causal else str(r.source)
+        place = "\n".join(
+            [
+                f"t = rem(unit, {r.length})",
+                f"rest = div(unit, {r.length})",
+                f"h = rem(rest, {r.heads})",
+                f"b = div(rest, {r.heads})",
+                f"shared = div(h, {inner})",
+                f"seen = {seen}" if r.causal else f"seen = min({r.source}, {r.source})",
+            ]
+        )
+        words: dict[str, object] = {
+            "parameters": ", ".join(parameters),
+            "size": r.size, "width": r.width, "length": r.length, "source": r.source,
+            "heads": r.heads, "shared": r.shared, "inner": inner, "block": _BLOCK,
+            "place": self.lines(place, 2),
+            "lowest": "-3.4028234663852886e+38",
+            "k_at_j": self.load("k", "b", "shared", "j", "d"),
+            "v_at_j": self.load("v", "b", "shared", "j", "d"),
+            "q_at_t": self.load("q", "b", "h", "t", "d"),
+        }  # fmt: skip
+        if r.part == "forward":
+            lines = []
+            for i, kind in enumerate(r.results):
+                slot = self.rest + i
+                if kind == 0:
+                    lines.append(f"for d in range({r.width}):")
+                    value = self.stored(slot, "total[d] * inverse")
+                    lines.append(f"    b{slot}[unit * {r.width} + d] = {value}")
+                else:
+                    lines.append(f"b{slot}[unit * 2] = top")
+                    lines.append(f"b{slot}[unit * 2 + 1] = inverse")
+            words["results"] = self.lines("\n".join(lines), 2)
+            words["score"] = self.lines(self.score(), 4)
+            words["kept"] = self.lines(self.kept("unit"), 4)
+            return _FORWARD.format(**words).strip()
+        words["g_at_t"] = self.load("g", "b", "h", "t", "d")
+        if r.part == "query":
+            words["statistics"] = self.lines(self.statistics("unit"), 2)
+            words["score"] = self.lines(self.score(), 3)
+            words["change"] = self.lines(self.change("unit"), 3)
+            words["result"] = f"b{self.rest}"
+            words["stored"] = self.stored(self.rest, "total[d]")
+            return _QUERY.format(**words).strip()
+        lines = []
+        for i, kind in enumerate(r.results):
+            slot, last = self.rest + i, r.width if kind else r.size
+            value = self.stored(slot, "for_value[d]" if kind else "for_key[d]")
+            lines += [f"for d in range({last}):", f"    b{slot}[unit * {last} + d] = {value}"]
+        words["first"] = "j" if r.causal else "0"
+        words["statistics"] = self.lines(self.statistics("row"), 4)
+        words["score"] = self.lines(self.score(), 4)
+        words["change"] = self.lines(self.change("row"), 4)
+        words["results"] = self.lines("\n".join(lines), 2)
+        return _KEY.format(**words).strip()
+
+
+def attention(r: Attention) -> str:
+    """Return the loops of attention or of a part of its gradients; a unit is a row of queries, or of keys.
+
+    Scores are computed again wherever they are needed (Dao et al., 2022). float32 and 16-bit floats.
+    """
+    return _Attention(r).text()
 
 
 # -- convolutions of few images ---------------------------

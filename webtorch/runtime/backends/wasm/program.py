@@ -17,7 +17,7 @@ from typing import Any
 from webtorch.errors import DTypeError, KernelError
 from webtorch.ir.dtype import DType, float32, float64
 from webtorch.ir.expr import walk
-from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine, Scan, Several, Sort
+from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, Scan, Several, Sort
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
@@ -358,6 +358,8 @@ class _LayOut(Target):
                 self.loop(loops.scan(routine), rows, rows * routine.length * 2, cells)
             case Sort():
                 self.sort(routine, at)
+            case Attention():
+                self.attention(routine, at, args)
             case _:
                 raise KernelError(
                     f"export: {routine.name} cannot run on a browser's processor: {routine}; "
@@ -421,6 +423,15 @@ class _LayOut(Target):
         room = [_Scratch(self.page.memory, size * elements) for size in sizes]
         cells = [*at, *[x.address for x in room], r.length, r.first, r.count]
         self.loop(loops.sort(r), r.rows, elements * 40, cells)
+
+    def attention(self, r: Attention, at: Sequence[int], args: Sequence[int]) -> None:
+        """Add attention or a part of its gradients."""
+        key = r.part == "key"
+        units = r.batch * (r.shared * r.source if key else r.heads * r.length)
+        each = (r.length * r.heads // r.shared if key else r.source) * (r.size + r.width)
+        number = self.page.loop(loops.attention(r))
+        given = list(zip(r.args, args, strict=True))
+        self.call(number, units, _parts(units, units * each), at, given)
 
     # -- Target ---------------------------
 
