@@ -16,7 +16,13 @@ from tests.lower.harness import open_device
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Attention, BufferSlot
 from webtorch.ir.program import Program
-from webtorch.lower.templates.attention import TILES, choose, passes
+from webtorch.lower.templates import (
+    attention,
+    attention_again,
+    attention_backward,
+    attention_tiles,
+)
+from webtorch.lower.templates.attention import fits
 from webtorch.nn import functional as F
 from webtorch.runtime.backend import Limits
 
@@ -102,6 +108,24 @@ def test_on_the_cpu(case: tuple[Any, ...]) -> None:
     check(case, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("scratch", "case"),
+    [
+        (0, (1, 2, 1, 21, 35, 8, 12, "float32", "bool", False, "rows")),
+        (0, (2, 1, 1, 37, 37, 8, 8, "float32", None, True, "heads")),
+        # One head of key's weights at a time, and one batch's.
+        (20_000, (2, 4, 2, 22, 30, 8, 8, "float32", None, True, "rows")),
+        (16_000, (3, 1, 1, 38, 38, 8, 8, "float32", None, True, "rows")),
+    ],
+    ids=str,
+)
+def test_gradients_in_little_memory(
+    scratch: int, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_backward, "_MOST_SCRATCH", scratch)
+    check(case, "webgpu")
+
+
 def test_dropout_and_second_derivatives_are_those_of_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,18 +165,18 @@ def test_no_scores_are_in_memory() -> None:
     assert Program.from_json(planned.to_json()) == planned
 
 
-def routine(size: int, part: str = "key", mask: bool = False) -> Attention:
+def routine(size: int, part: str = "backward", mask: bool = False) -> Attention:
     """Return an attention of 64 x 64 positions."""
-    results = 1 if part == "query" else 2
-    count = {"forward": 5, "query": 7, "key": 8}[part] + mask
-    slots = tuple(
-        BufferSlot(float32, "read" if i < count - results else "write", 1 << 16)
-        for i in range(count)
-    )
+    results = {"forward": 2, "query": 1, "key": 2, "backward": 3}[part]
     strided = 3 + mask + (part != "forward")
+    reads = strided + 2 * (part != "forward")
+    slots = tuple(
+        BufferSlot(float32, "read" if i < reads else "write", 1 << 16)
+        for i in range(reads + results)
+    )
     return Attention(
         "a", part, 1, 2, 2, 64, 64, size, size, False, mask, False,  # type: ignore[arg-type]
-        (0, 1)[:results], ((64 * 64, 64, 64, 1),) * strided, (0,) * strided,
+        tuple(range(results)), ((64 * 64, 64, 64, 1),) * strided, (0,) * strided,
         slots, (float32,),
     )  # fmt: skip
 
@@ -160,13 +184,21 @@ def routine(size: int, part: str = "key", mask: bool = False) -> Attention:
 def test_tiles_fit_into_workgroup_memory_and_few_bindings() -> None:
     limits = Limits(1 << 31, 6, 256, 65_535, 16 << 10, True, True)
     for size in (4, 8, 33, 64, 128, 200):
-        for part in ("forward", "query", "key"):
-            tile = choose(routine(size, part), limits)
-            assert tile is not None and tile.shared_bytes(routine(size, part)) <= 16 << 10
-    assert choose(routine(4096), limits) is None
-    larger = choose(routine(64), replace(limits, workgroup_memory_bytes=48 << 10))
+        tile = attention_tiles.choose_forward(routine(size, "forward"), limits)
+        assert tile is not None and tile.forward_bytes(size) <= 16 << 10
+        for part in ("query", "key"):
+            one = attention_again.choose(routine(size, part), limits)
+            assert one is not None and one.shared_bytes(routine(size, part)) <= 16 << 10
+    assert not fits(routine(4096), limits)
+    larger = attention_tiles.choose_forward(
+        routine(64), replace(limits, workgroup_memory_bytes=48 << 10)
+    )
     assert larger is not None and larger.rows * larger.columns >= 32 * 64
     # Nine bindings are more than eight: each result is a dispatch.
-    found = passes(routine(8, "key", mask=True), limits, TILES[4])
+    key = routine(8, "key", mask=True)
+    found = attention_again.passes(key, limits, attention_again.TILES[4])
     assert [len(p.bindings) for p in found] == [9, 9]
     assert {s for p in found for s in p.slots} == set(range(9))
+    assert all(
+        len(p.bindings) <= 9 for p in attention.render(routine(8, mask=True), limits, "naga")
+    )

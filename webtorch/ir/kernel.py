@@ -279,8 +279,7 @@ class Attention:
 
         "forward"  result (batch, heads, length, width); statistics (batch, heads, length, 2): the
                    largest score and the inverse of the sum of exp(score - largest)
-        "query"    the cotangent of query
-        "key"      the cotangents of key and value
+        "backward" the cotangents of query, key and value
 
     `strides` and `offsets` are those of query, key, value, mask, cotangent, along (batch, head,
     position, element), in elements; the mask's along (batch, head, length, source). Statistics and
@@ -290,7 +289,9 @@ class Attention:
     """
 
     name: str
-    part: Literal["forward", "query", "key"]
+    # The last three are what templates split "backward" into: the cotangent of query; those of key
+    # and value; the weights and their gradient.
+    part: Literal["forward", "backward", "query", "key", "weights"]
     batch: int
     heads: int
     shared: int

@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from webtorch.ir.dtype import DType, Scalar, float16, float32, float64
-from webtorch.ir.kernel import Attention
-from webtorch.lower.templates.attention import choose
+from webtorch.ir.kernel import Attention, BufferSlot
+from webtorch.lower.templates.attention import fits
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Limits
 from webtorch.tensors.host import random_words
@@ -21,25 +21,26 @@ from webtorch.tensors.primitives import cast_to, record, reduce_dims
 from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
 from webtorch.tensors.tensor import Tensor
 
-# Bytes of scores from which they are not stored. Products multiply 6 times and this 9 times, and
-# products have the better tiles. On a CPU it was at best 1.3 times as slow, and several times where the
-# threads of NumPy's BLAS and ours wait for each other; on GPUs it is counted (templates/attention.py),
-# not measured. So only where scores, softmax and gradients would take more memory than many
-# devices have.
+# Bytes of scores from which they are not stored on a CPU, nor by an adapter that runs on one. There it
+# was at best 1.3 times as slow as products, and several times where the threads of NumPy's BLAS and
+# ours wait for each other. So only where scores, softmax and gradients would take more memory than
+# many devices have.
 _MANY_SCORES = 2 << 30
+# Queries from which a GPU computes attention without scores in memory: a tile of fewer is mostly empty.
+# Measured on an H200, causal, forward and backward: float32 8x12x1024x64 1.7 ms, with products 2.2;
+# 32x6x256x64 0.33 and 0.45 (with copies of transposed operands); float16 8x12x2048x64 6.8 and 9.3 ms,
+# on matrix units 2.4 and 5.5.
+_QUERIES = 16
 
 
 @lru_cache(maxsize=256)
 def _fits(limits: Limits, sizes: tuple[int, int, int, int]) -> bool:
-    """Whether a tile of every part fits into workgroup memory."""
-    parts: tuple[Literal["forward", "query", "key"], ...] = ("forward", "query", "key")
-    return all(
-        choose(
-            Attention("", part, 1, 1, 1, *sizes, False, False, False, (0,), (), (), ()),
-            limits,
-        )
-        for part in parts
+    """Whether there are kernels for every part."""
+    slots = (BufferSlot(float32, "read", 1),) * 9
+    every = Attention(
+        "", "backward", 1, 1, 1, *sizes, False, False, False, (0, 1, 2), (), (), slots
     )
+    return fits(every, limits)
 
 
 def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -61,9 +62,10 @@ def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
             return False
     if wanted == "fused":
         return True
-    if limits.has_matrix_units and query.dtype is float16:
-        # Their products are ten times as fast as those that are written out here.
-        return False
+    if limits.is_gpu and length >= _QUERIES:
+        # On matrix units products are ten times as fast as those that are written out here.
+        units = limits.has_matrix_units and query.dtype is float16
+        return not units or not (size % 16 or width % 16)
     return 4 * batch * heads * length * source >= _MANY_SCORES
 
 
@@ -107,12 +109,10 @@ def attention(
         delta = reduce_dims(cast_to(g, wide) * cast_to(o, wide), "sum", (3,))
         sources = [*found, g, statistics.unpack(), delta]
         grads: list[Tensor | None] = [None, None, None]
-        if needs[0]:
-            grads[0] = part("query", sources, 0, found[0]._shape, dtype)
-        if needs[1] or needs[2]:
-            grads[1] = first = part("key", sources, 0, found[1]._shape, dtype)
-            if needs[2]:
-                grads[2] = part("key", [*sources, first], 1, found[2]._shape, dtype)
+        grads[0] = first = part("backward", sources, 0, found[0]._shape, dtype)
+        for i in (1, 2):
+            if needs[i]:
+                grads[i] = part("backward", [*sources, first], i, found[i]._shape, dtype)
         return tuple(grads)
 
     return attach(out, "ScaledDotProductAttention", (query, key, value), rule)

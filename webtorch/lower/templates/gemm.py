@@ -21,7 +21,7 @@ adds the parts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
@@ -35,7 +35,9 @@ from webtorch.lower.wgsl_writer import KernelWriter, Scope
 from webtorch.runtime.backend import Limits
 
 # Loop variables of a product, in order.
-BATCH, ROW, COLUMN, K = range(4)
+BATCH, ROW, COLUMN, K, PARTS = range(5)
+# The variables that are the same for a whole workgroup, as bits.
+BATCHES = 1 << BATCH | -1 << PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,17 @@ class Product:
     # How many k from a multiple of it on are consecutive in the left operand's memory, where its
     # position is not linear.
     left_run: int = 1
+    # Which k a row needs: all, those up to its own number ("before"), or those from it on ("from").
+    # The left operand is read for others in the row's tile too, where it must be 0.
+    needs: Literal["all", "before", "from"] = "all"
+    # The dimensions that the batch is made of, where operands are strided over them: loop variables
+    # from PARTS on.
+    parts: tuple[int, ...] = ()
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """Sizes of the loop variables."""
-        return (self.batch, self.m, self.n, self.k)
+        return (self.batch, self.m, self.n, self.k, *self.parts)
 
     def variable(self, number: int) -> Expr:
         """Return a loop variable."""
@@ -89,7 +97,7 @@ def shape_class(p: Product, limits: Limits) -> str:
     are read (w as vectors along rows or columns, d as vectors along k, g one by one), and batch, m,
     n and k, rounded up to quarters of a power of two: 1152 to 1280."""
     how = ("w" if o.wide else "d" if o.deep else "g" for o in operands_of(ProductWriter(p, limits)))
-    sizes = "x".join(str(_rounded(size)) for size in p.sizes)
+    sizes = "x".join(str(_rounded(size)) for size in p.sizes[:PARTS])
     return f"{p.buffers[0].dtype.name} {''.join(how)} {sizes}"
 
 
@@ -178,6 +186,18 @@ class Places(Scope):
                 if text is not None:
                     break
         return text
+
+
+def batch_place(p: Product, lines: list[str]) -> Places:
+    """Return the place where the batch and its parts are known."""
+    found = Places(lines, (), BATCHES)
+    found.env[p.variable(BATCH)] = "batch"
+    rest = p.batch
+    for i, size in enumerate(p.parts):
+        rest //= size
+        lines.append(f"let batch{i} = batch / {rest} % {size};")
+        found.env[p.variable(PARTS + i)] = f"batch{i}"
+    return found
 
 
 class ProductWriter(KernelWriter):
@@ -398,7 +418,7 @@ def _row_scopes(
     base = w.bind(first, lines) if exact else ""
     scopes = []
     for step in range(1 if operand.wide else 4):
-        scope = Places(lines, (batch,), (1 << BATCH) | (1 << operand.variable))
+        scope = Places(lines, (batch,), BATCHES | (1 << operand.variable))
         text = f"{first} + {step}" if step else first
         most = size - 4 if operand.wide else size - 1
         if exact:
@@ -411,9 +431,7 @@ def _row_scopes(
 
 
 def _lane_scopes(rows: list[Places], k: Places, variable: int, lines: list[str]) -> list[Places]:
-    return [
-        Places(lines, (r.sees[0], r, k), (1 << BATCH) | (1 << variable) | (1 << K)) for r in rows
-    ]
+    return [Places(lines, (r.sees[0], r, k), BATCHES | (1 << variable) | (1 << K)) for r in rows]
 
 
 def render_product(p: Product, limits: Limits, image_columns: int = 0) -> list[WgslPass]:
@@ -449,6 +467,20 @@ def product_passes(
         passes.append(add_parts(p, limits, split, words, scratch, image_columns))
     # Rows, columns and k are clamped, and stores guarded: the engine's checks are not needed.
     return [replace(one, trusted_indices=True, trusted_loops=True) for one in passes]
+
+
+def k_range(p: Product, split: int, chunk: int, row: str, rows: int, depth: int) -> list[str]:
+    """Write the first k of a tile, one past the last, and where its first part is read: the loop
+    may be empty, the read is not."""
+    begin = f"part * {chunk}" if split > 1 else "0"
+    end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
+    if p.needs == "from":
+        begin = f"max({begin}, {row})" if split > 1 else row
+    if p.needs == "before":
+        end = f"min({end}, {row} + {rows})"
+    last = (p.k - 1) // depth * depth
+    first = "k_begin" if p.needs == "all" else f"min(k_begin, {last})"
+    return [f"let k_begin = {begin};", f"let k_end = {end};", f"let k_first = {first};"]
 
 
 def add_parts(
@@ -513,7 +545,10 @@ def tile_numbers(
         lines.append(f"if (group >= {across * down * p.batch * split}) {{ return; }}")
     lines += [
         f"let tile_column = (group % {across}) * {columns};",
-        f"let tile_row = ((group / {across}) % {down}) * {rows};",
+        # The rows with the most k start first.
+        f"let tile_row = ({down - 1} - (group / {across}) % {down}) * {rows};"
+        if p.needs == "before"
+        else f"let tile_row = ((group / {across}) % {down}) * {rows};",
     ]
     rest = f"(group / {across * down})"
     lines.append(f"let batch = {rest} % {p.batch};" if p.batch > 1 else "let batch = 0;")
@@ -540,8 +575,7 @@ def _blocks(
     ]
     if p.m > 4 or p.n > 4:
         body.append(f"if (row >= {p.m} || column >= {p.n}) {{ return; }}")
-    batch = Places(body, (), 1 << BATCH)
-    batch.env[p.variable(BATCH)] = "batch"
+    batch = batch_place(p, body)
     rows = _row_scopes(w, left, "row", batch, body)
     columns = _row_scopes(w, right, "column", batch, body)
     body += [f"var acc{r} = vec4<{w.kind}>();" for r in range(4)]
@@ -554,6 +588,10 @@ def _blocks(
             continue
         start = begin if step == 4 else (f"max({begin}, {whole})" if split > 1 else f"{whole}")
         end = f"min({begin} + {chunk}, {stop})" if split > 1 else f"{stop}"
+        if p.needs == "from":
+            start = f"max({start}, row)"
+        elif p.needs == "before":
+            end = f"min({end}, row + 4)"
         loop: list[str] = []
         a_names: list[str] = []
         b_names: list[str] = []
@@ -672,7 +710,7 @@ def _units(
     return units
 
 
-def _lanes(across: int, down: int) -> list[str]:
+def lanes(across: int, down: int) -> list[str]:
     """Write where in the tile an invocation computes: 32 neighbours, which run in step, as 4 x 8
     where that fits, so that they read few different vectors."""
     if across % 8 or down % 4 or across == 8:
@@ -702,7 +740,7 @@ def _tiles(
     )
     wide_x = tile.columns // tile.own_columns
     body += [
-        *_lanes(wide_x, tile.rows // tile.own_rows),
+        *lanes(wide_x, tile.rows // tile.own_rows),
         "let me = i32(lid);",
     ]
     kinds = f"vec4<{w.kind}>"
@@ -710,12 +748,8 @@ def _tiles(
         f"var<workgroup> left_tile: array<{kinds}, {depth * (down + _PAD)}>;",
         f"var<workgroup> right_tile: array<{kinds}, {depth * (across + _PAD)}>;",
     ]
-    batch = Places(body, (), 1 << BATCH)
-    batch.env[p.variable(BATCH)] = "batch"
-    begin = f"part * {chunk}" if split > 1 else "0"
-    end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
-    body.append(f"let k_begin = {begin};")
-    body.append(f"let k_end = {end};")
+    batch = batch_place(p, body)
+    body += k_range(p, split, chunk, "tile_row", tile.rows, depth)
     units = _units(
         w,
         tile,
@@ -734,7 +768,7 @@ def _tiles(
     for i in range(tile.own_rows):
         body += [f"var acc{i}_{j} = {kinds}();" for j in range(per_column)]
     first: list[str] = []
-    fetch(first, "k_begin")
+    fetch(first, "k_first")
     body += first
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {depth}) {{")
     loop: list[str] = []

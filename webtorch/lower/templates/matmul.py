@@ -8,7 +8,16 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Matmul
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates import matrix_units
-from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, K, Product, render_product
+from webtorch.lower.templates.gemm import (
+    BATCH,
+    COLUMN,
+    PARTS,
+    ROW,
+    K,
+    Product,
+    linear,
+    render_product,
+)
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
@@ -20,28 +29,25 @@ __all__ = ["is_product", "matmul_kernel", "product", "render"]
 def product(r: Matmul) -> Product:
     """Return a matrix product with its batch dimensions made one loop variable."""
     count = numel(r.batch)
-    sizes = (count, r.m, r.n, r.k)
+    scales = [_scale(r.batch, s[:-2]) for s in (r.left_strides, r.right_strides)]
+    parts = r.batch if None in scales else ()
+    sizes = (count, r.m, r.n, r.k, *parts)
     index = [ex.index(d, s) for d, s in enumerate(sizes)]
 
     def operand(slot: int, strides: tuple[int, ...], offset: int, row: Expr, column: Expr) -> Expr:
         position = ex.const(offset, int32)
-        row_major = contiguous_strides(r.batch)
-        scale = _scale(r.batch, strides[:-2])
-        if scale is not None:
-            if scale:
-                position = position + index[BATCH] * scale
-        else:
-            for size, step, stride in zip(r.batch, row_major, strides[:-2], strict=True):
-                if size > 1 and stride:
-                    part = ex.mod(ex.floordiv(index[BATCH], step), size)
-                    position = position + part * stride
+        scale = scales[slot]
+        if scale is None:
+            position = position + linear(index[PARTS:], list(strides[:-2]))
+        elif scale:
+            position = position + index[BATCH] * scale
         position = position + row * strides[-2] + column * strides[-1]
         return ex.load(slot, r.buffers[slot].dtype, position)
 
     left = operand(0, r.left_strides, r.left_offset, index[ROW], index[K])
     right = operand(1, r.right_strides, r.right_offset, index[K], index[COLUMN])
     place = (index[BATCH] * r.m + index[ROW]) * r.n + index[COLUMN]
-    return Product(r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args)
+    return Product(r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args, parts=parts)
 
 
 def _scale(batch: tuple[int, ...], strides: tuple[int, ...]) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from webtorch.ir.dtype import float16, float32
 from webtorch.lower.templates.gemm import (
-    BATCH,
+    BATCHES,
     COLUMN,
     ROW,
     K,
@@ -23,7 +23,9 @@ from webtorch.lower.templates.gemm import (
     Product,
     ProductWriter,
     add_parts,
+    batch_place,
     finish_block,
+    k_range,
     tile_numbers,
 )
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
@@ -32,7 +34,7 @@ from webtorch.runtime.backend import Limits
 
 # A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
 _SIDE, _VECTOR = 16, 8
-_ENABLES = (
+ENABLES = (
     "enable subgroups;",
     "enable chromium_experimental_subgroup_matrix;",
     # Offsets depend on the subgroup's number, which is lid / 32: uniform, but not to the analysis.
@@ -106,6 +108,7 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
 # (tile, TFLOP/s) on an H200, 4096^3 and 8192^3.
 MATRIX_TILES: tuple[tuple[MatrixTile, float], ...] = (
     (MatrixTile(2, 2, 4, 4, 32), 285.0),
+    (MatrixTile(2, 2, 4, 2, 32), 200.0),
     (MatrixTile(2, 2, 2, 2, 32), 120.0),
 )
 
@@ -153,7 +156,7 @@ def matrix_passes(p: Product, limits: Limits, tile: MatrixTile, split: int) -> l
     _multiply(w, tile, sides, chunk, split, body)
     _write(w, tile, split, body)
     one = finish(
-        w, body, shared, tile.threads, grid, scratch, False, _ENABLES, scratch_type="vec4<u32>"
+        w, body, shared, tile.threads, grid, scratch, False, ENABLES, scratch_type="vec4<u32>"
     )
     passes = [replace(one, trusted_indices=True, trusted_loops=True)]
     if split > 1:
@@ -175,11 +178,8 @@ def _multiply(
         f"let part_row = (lid / 32u / {tile.across}u) * {tile.fragment_rows * _SIDE}u;",
         f"let part_column = (lid / 32u % {tile.across}u) * {tile.fragment_columns * _SIDE}u;",
     ]
-    begin = f"part * {chunk}" if split > 1 else "0"
-    end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
-    body += [f"let k_begin = {begin};", f"let k_end = {end};"]
-    batch = Places(body, (), 1 << BATCH)
-    batch.env[p.variable(BATCH)] = "batch"
+    body += k_range(p, split, chunk, "tile_row", tile.rows, tile.depth)
+    batch = batch_place(p, body)
     units: list[tuple[_Side, str, Places, bool]] = []
     for side in sides:
         total = side.rows * side.vectors
@@ -193,7 +193,7 @@ def _multiply(
             ]
             variable = side.operand.variable
             size, span = p.sizes[variable], tile.rows if variable == ROW else tile.columns
-            place = Places(body, (batch,), (1 << BATCH) | (1 << variable))
+            place = Places(body, (batch,), BATCHES | (1 << variable))
             first = f"row{tag}" if side.along_k else f"vector{tag} * {_VECTOR}"
             text = f"{side.origin} + {first}"
             last = size - (1 if side.along_k else _VECTOR)
@@ -212,7 +212,7 @@ def _multiply(
             last = p.k - (_VECTOR if side.along_k else 1)
             k.env[p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if over else k_name
             both = Places(
-                block, (batch, place, k), (1 << BATCH) | (1 << side.operand.variable) | (1 << K)
+                block, (batch, place, k), BATCHES | (1 << side.operand.variable) | (1 << K)
             )
             text = f"b{side.operand.slot}[{w.vector_index(side.operand.load.args[0], both, 8)}]"
             if over:
@@ -226,7 +226,7 @@ def _multiply(
     rows, columns = tile.fragment_rows, tile.fragment_columns
     kind = f"subgroup_matrix_result<f32, {_SIDE}, {_SIDE}>"
     body += [f"var m{i}_{j}: {kind};" for i in range(rows) for j in range(columns)]
-    fetch("k_begin", "")
+    fetch("k_first", "")
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {tile.depth}) {{")
     for side, tag, _, guarded in units:
         store = f"{side.name}[row{tag} * {side.stride} + vector{tag}] = f{tag};"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from webtorch.ir.dtype import bool_
 from webtorch.ir.kernel import Attention
+from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.runtime.backends.cpu.contraction import narrow, widen
 from webtorch.runtime.backends.cpu.numpy_math import philox, view
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
@@ -109,7 +110,17 @@ class _Heads:
 
 def attention(routine: Attention) -> Callable[..., None]:
     """Return a function of (arrays, arguments)."""
-    return {"forward": _forward, "query": _query, "key": _key}[routine.part](routine)
+    return _forward(routine) if routine.part == "forward" else _backward(routine)
+
+
+def _backward(r: Attention) -> Callable[..., None]:
+    runs = [({"query": _query, "key": _key}[one.part](one), n) for one, n in split_backward(r)]
+
+    def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+        for part, numbers in runs:
+            part([arrays[n] for n in numbers], args)
+
+    return run
 
 
 def _forward(r: Attention) -> Callable[..., None]:

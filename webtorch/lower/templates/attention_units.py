@@ -1,0 +1,589 @@
+"""Attention on matrix units: the forward pass, and the weights of the backward pass, in float16 with
+sums in float32. Floor 2; imports floor 0, the renderer and what attention's kernels share.
+
+Each subgroup of a workgroup has 16 or 32 rows of queries, whose fragments stay in registers; keys and
+values go through workgroup memory, a tile at a time. No lane knows which elements of a fragment it
+holds, so scores go through workgroup memory too, where a lane reads a row, or half of one: the largest
+of a row is then found in registers.
+
+Rows of a fragment cannot be scaled either. So what a row's scores are measured by is not its largest
+one: it stays as it is until a score exceeds it by `_ROOM`, which float16 bears, and only then, which
+is rare, what was added up is scaled in workgroup memory (the idea of FlashAttention-4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from webtorch.ir.dtype import float16
+from webtorch.ir.kernel import Attention
+from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
+from webtorch.lower.templates.attention_tiles import Part
+from webtorch.lower.templates.matrix_units import ENABLES
+from webtorch.lower.wgsl_shader import Engine, WgslPass, fold_grid, group_number
+from webtorch.runtime.backend import Limits
+
+_BARRIER = "workgroupBarrier();"
+_SIDE, _VECTOR = 16, 8
+# exp(5.5) is 245: the sum of a fragment's products stays far from what float16 cannot hold.
+_ROOM = "5.5f"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTile:
+    """A workgroup's tile: its subgroups, the fragments of rows that each has (1 or 2), and the keys
+    of a step.
+    """
+
+    subgroups: int
+    fragments: int
+    columns: int
+
+    @property
+    def own(self) -> int:
+        """Rows of a subgroup."""
+        return self.fragments * _SIDE
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tile."""
+        return self.subgroups * self.own
+
+    @property
+    def threads(self) -> int:
+        """Invocations in a workgroup."""
+        return 32 * self.subgroups
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that share a row."""
+        return 2 // self.fragments
+
+    @property
+    def score_line(self) -> int:
+        """Vectors of four float32 from one row of scores to the next."""
+        return self.columns // 4 + 1
+
+    @property
+    def half_line(self) -> int:
+        """Vectors of eight float16 from one row of weights to the next."""
+        return self.columns // _VECTOR + 1
+
+    def shared_bytes(self, wide: int) -> int:
+        """Bytes of workgroup memory."""
+        tile = self.columns * (wide // _VECTOR + 1)
+        return 16 * (self.rows * (self.score_line + self.half_line) + tile)
+
+    def registers(self, kept: int) -> int:
+        """Numbers that an invocation keeps, about: `kept` float32 of each of its rows in fragments."""
+        return self.own * (kept + self.columns) // 32 + 70
+
+
+# The fastest first, on an H200.
+TILES = (UnitTile(8, 1, 16), UnitTile(4, 1, 16), UnitTile(2, 1, 16))
+
+
+def suits(r: Attention, limits: Limits, engine: Engine) -> bool:
+    """Whether matrix units serve: float16 whose rows are vectors of eight, heads of fragments."""
+    if not (limits.has_matrix_units and limits.has_f16 and engine == "dawn"):
+        return False
+    if r.size % _SIDE or r.width % _SIDE or min(r.length, r.source) < _SIDE:
+        return False
+    writer = AttentionWriter(r, limits, 1, 1)
+    names = ["query", "key", "value"] + ["grad"] * (r.part != "forward")
+    return all(
+        r.buffers[writer.number[n]].dtype is float16 and writer.is_wide(n, _VECTOR) for n in names
+    )
+
+
+def forward(r: Attention, limits: Limits, engine: Engine) -> WgslPass | None:
+    """Return the dispatch of the forward pass, or None where matrix units do not serve."""
+    if not suits(r, limits, engine):
+        return None
+    for tile in TILES:
+        if (
+            tile.shared_bytes(max(r.size, r.width)) + 16 <= limits.workgroup_memory_bytes
+            and tile.registers(r.width + r.size // 2) <= 256
+        ):
+            return Forward(r, limits, tile).render()
+    return None
+
+
+def weights(r: Attention, limits: Limits, engine: Engine, part: Part) -> WgslPass | None:
+    """Return the dispatch that writes a part of the weights, or None."""
+    if not suits(r, limits, engine):
+        return None
+    for tile in TILES:
+        if (
+            tile.shared_bytes(max(r.size, r.width)) <= limits.workgroup_memory_bytes
+            and tile.registers((r.size + r.width) // 2) <= 256
+        ):
+            return Weights(r, limits, tile, part).render()
+    return None
+
+
+class _Units(AttentionWriter):
+    """What both kernels do: tiles of keys or values, products of fragments, rows of scores."""
+
+    def __init__(self, r: Attention, limits: Limits, tile: UnitTile) -> None:
+        super().__init__(r, limits, tile.rows, tile.columns)
+        self.tile = tile
+        for name in ("query", "key", "value", "grad"):
+            if name in self.number:
+                self.w.slots[self.number[name]].width = _VECTOR
+        self.wide = max(r.size, r.width)
+
+    def shared(self) -> list[str]:
+        """Return the arrays in workgroup memory."""
+        tile = self.tile
+        return [
+            f"var<workgroup> scores: array<vec4<f32>, {tile.rows * tile.score_line}>;",
+            f"var<workgroup> halves: array<vec4<u32>, {tile.rows * tile.half_line}>;",
+            f"var<workgroup> tile: array<vec4<u32>, {tile.columns * (self.wide // _VECTOR + 1)}>;",
+        ]
+
+    def places(self) -> list[str]:
+        """Write the rows of this subgroup, and the row of this lane."""
+        tile = self.tile
+        return [
+            f"let own = (lid / 32u) * {tile.own}u;",
+            f"let mine = own + lid % 32u / {tile.lanes}u;",
+            f"let part = i32(lid % {tile.lanes}u) * {tile.columns // tile.lanes // 4};",
+            "let row = first_row + i32(mine);",
+            f"let score_at = i32(mine) * {tile.score_line} + part;",
+            f"let half_at = i32(mine) * {tile.half_line} + part / 2;",
+        ]
+
+    def store(self, i: int, column: int, name: str) -> str:
+        """Write a fragment to the scores, from row fragment `i` and vector `column` on."""
+        line = self.tile.score_line
+        at = f"(own + {i * _SIDE}u) * {line}u + {column}u"
+        return f"subgroupMatrixStore<row_major>(&scores, {at}, {name}, {line}u);"
+
+    def reload(self, i: int, column: int, name: str) -> str:
+        """Write the opposite of `store`."""
+        line = self.tile.score_line
+        at = f"(own + {i * _SIDE}u) * {line}u + {column}u"
+        return f"{name} = subgroupMatrixLoad<{_RESULT}, row_major>(&scores, {at}, {line}u);"
+
+    @property
+    def quads(self) -> int:
+        """Vectors of four scores that a lane reads."""
+        return self.tile.columns // self.tile.lanes // 4
+
+    # -- tiles --
+
+    def fetch(self, name: str, first: str, tag: str, lines: list[str]) -> None:
+        """Write the loads of the tile of keys or values from `first` on into registers."""
+        tile = self.tile
+        total, last = self.extent(name)
+        vectors = last // _VECTOR
+        slot = self.w.slots[self.number[name]]
+        stride = self.geometry[name][0][2]
+        whole = total % tile.columns == 0
+        if whole:
+            # The tile after the last one is the last one again.
+            start = self.w.bind(
+                f"min({first}, {total - tile.columns}) * {stride // _VECTOR}", lines
+            )
+        for u in range(-(-tile.columns * vectors // tile.threads)):
+            block: list[str] = []
+            if whole:
+                block.append(f"{tag}{u} = {slot.name}[{tag}_at{u} + {start}];")
+            else:
+                n = self.w.bind(f"i32(lid) + {u * tile.threads}", block)
+                at = self.w.bind(f"{first} + {n} / {vectors}", block)
+                place = (
+                    f"{name}_base + min({at}, {total - 1}) * {stride} + {n} % {vectors} * {_VECTOR}"
+                )
+                text = f"{slot.name}[({place}) >> 3u]"
+                block.append(f"{tag}{u} = select(vec4<u32>(), {text}, {at} < {total});")
+            if (u + 1) * tile.threads > tile.columns * vectors:
+                inside = f"i32(lid) + {u * tile.threads} < {tile.columns * vectors}"
+                block = [f"if ({inside}) {{", *indented(block), "}"]
+            lines += block
+
+    def registers(self, name: str, tag: str) -> list[str]:
+        """Declare what `fetch` fills, and what of its places does not change."""
+        tile, lines = self.tile, list[str]()
+        vectors = self.extent(name)[1] // _VECTOR
+        stride = self.geometry[name][0][2]
+        for u in range(-(-tile.columns * vectors // tile.threads)):
+            n = f"(i32(lid) + {u * tile.threads})"
+            lines += [
+                f"var {tag}{u}: vec4<u32>;",
+                f"let {tag}_at{u} = ({name}_base >> 3u) + {n} / {vectors} * {stride // _VECTOR} "
+                f"+ {n} % {vectors};",
+            ]
+        return lines
+
+    def share(self, name: str, tag: str) -> list[str]:
+        """Write the registers to workgroup memory."""
+        tile, lines = self.tile, []
+        vectors = self.extent(name)[1] // _VECTOR
+        for u in range(-(-tile.columns * vectors // tile.threads)):
+            n = f"(i32(lid) + {u * tile.threads})"
+            store = f"tile[{n} / {vectors} * {vectors + 1} + {n} % {vectors}] = {tag}{u};"
+            if (u + 1) * tile.threads > tile.columns * vectors:
+                store = f"if ({n} < {tile.columns * vectors}) {{ {store} }}"
+            lines.append(store)
+        return lines
+
+    def rows_held(self, name: str, letter: str) -> list[str]:
+        """Write the fragments of this subgroup's rows of queries or cotangents, which then stay."""
+        tile, lines = self.tile, list[str]()
+        total, last = self.extent(name)
+        slot = self.w.slots[self.number[name]]
+        stride = self.geometry[name][0][2]
+        for first in range(0, last, tile.columns):
+            width = min(tile.columns, last - first)
+            vectors = width // _VECTOR
+            count = tile.rows * vectors
+            place = (
+                f"{name}_base + min(first_row + u / {vectors}, {total - 1}) * {stride} "
+                f"+ {first} + u % {vectors} * {_VECTOR}"
+            )
+            lines += [
+                f"for (var u: i32 = i32(lid); u < {count}; u = u + {tile.threads}) {{",
+                f"  halves[u / {vectors} * {tile.half_line} + u % {vectors}] = {slot.name}[({place}) >> 3u];",
+                "}",
+                _BARRIER,
+            ]
+            for i in range(tile.fragments):
+                for k in range(0, width, _SIDE):
+                    at = f"(own + {i * _SIDE}u) * {tile.half_line}u + {k // _VECTOR}u"
+                    lines.append(
+                        f"let {letter}{i}_{(first + k) // _SIDE} = "
+                        + load("left", "row", "halves", at, tile.half_line)
+                    )
+            lines.append(_BARRIER)
+        return lines
+
+    def products(self, letter: str, size: int) -> list[str]:
+        """Write the scores of the rows held with the tile, to workgroup memory."""
+        tile, lines = self.tile, list[str]()
+        line = size // _VECTOR + 1
+        for j in range(tile.columns // _SIDE):
+            lines.append("{")
+            lines += [f"  var s{i} = {_RESULT}();" for i in range(tile.fragments)]
+            for k in range(size // _SIDE):
+                at = f"{j * _SIDE * line + k * 2}u"
+                lines.append(f"  let c{k} = " + load("right", "col", "tile", at, line))
+                for i in range(tile.fragments):
+                    lines.append(
+                        f"  s{i} = subgroupMatrixMultiplyAccumulate({letter}{i}_{k}, c{k}, s{i});"
+                    )
+            for i in range(tile.fragments):
+                lines.append("  " + self.store(i, j * 4, f"s{i}"))
+            lines.append("}")
+        return lines
+
+    def column(self, q: int) -> str:
+        """Return the numbers of the keys of a vector of the lane's scores."""
+        return f"(vec4<i32>(first_column + (part + {q}) * 4) + vec4<i32>(0, 1, 2, 3))"
+
+    def hide(self, q: int, lines: list[str]) -> str:
+        """Return scaled scores of a vector, where the tile has some that are not seen."""
+        columns = self.w.bind(self.column(q), lines)
+        return self.hidden(f"x{q}", "rows", columns, lines)
+
+    def scaled(self) -> list[str]:
+        """Write the lane's scores, scaled, to x0, x1, ..."""
+        r, tile, lines = self.r, self.tile, list[str]()
+        for q in range(self.quads):
+            lines.append(f"var x{q} = scores[score_at + {q}] * args.a0;")
+        tests = ["true"] if r.mask else []
+        if r.source % tile.columns:
+            tests.append(f"first_column + {tile.columns} > {r.source}")
+        if r.causal:
+            tests.append(f"first_column + {tile.columns - 1} > first_row")
+        if tests:
+            block = ["let rows = vec4<i32>(row);"]
+            for q in range(self.quads):
+                block.append(f"x{q} = {self.hide(q, block)};")
+            lines += [f"if ({' || '.join(tests)}) {{", *indented(block), "}"]
+        return lines
+
+    def kept_factor(self, q: int, lines: list[str]) -> str:
+        """Return the factors of dropout of a vector of the lane's scores."""
+        columns = self.w.bind(self.column(q), lines)
+        return self.w.bind(self.dropped("(row)", columns), lines)
+
+    def across(self, function: str, value: str) -> str:
+        """Return a lane's value combined with that of the lane that has the other half of its row."""
+        if self.tile.lanes == 1:
+            return value
+        other = f"subgroupShuffleXor({value}, 1u)"
+        return f"max({value}, {other})" if function == "max" else f"({value} + {other})"
+
+
+_RESULT = f"subgroup_matrix_result<f32, {_SIDE}, {_SIDE}>"
+
+
+def load(side: str, major: str, name: str, at: str, line: int) -> str:
+    """Return the load of a fragment of float16."""
+    kind = f"subgroup_matrix_{side}<f16, {_SIDE}, {_SIDE}>"
+    return f"subgroupMatrixLoad<{kind}, {major}_major>(&{name}, {at}, {line}u);"
+
+
+def packed(values: list[str]) -> str:
+    """Return two vectors of four float32 as eight float16."""
+    return (
+        "vec4<u32>("
+        + ", ".join(f"pack2x16float({v}.{h})" for v in values for h in ("xy", "zw"))
+        + ")"
+    )
+
+
+class Forward(_Units):
+    """Writes the forward pass."""
+
+    def render(self) -> WgslPass:
+        """Write the kernel."""
+        r, tile = self.r, self.tile
+        body, grid = self.start()
+        body += self.places()
+        body += [f"let {n}_base = {self.base(n, 'row_head')};" for n in ("query", "key", "value")]
+        if r.mask:
+            body.append(f"let mask_base = {self.base('mask', 'row_head')};")
+        body.append("let head = row_head;")
+        body.append("if (lid == 0u) { grown = 0; }")
+        body += self.rows_held("query", "q")
+        width = r.width // _SIDE
+        body += [f"var o{i}_{e}: {_RESULT};" for i in range(tile.fragments) for e in range(width)]
+        body += [f"var top = f32({LEAST_TOP});", "var sum = 0f;"]
+        body += [*self.registers("key", "fk"), *self.registers("value", "fv")]
+        self.fetch("key", "0", "fk", body)
+        self.fetch("value", "0", "fv", body)
+        _, last = self.columns_seen()
+        body.append(
+            f"for (var first_column: i32 = 0; first_column < {last}; "
+            f"first_column = first_column + {tile.columns}) {{"
+        )
+        body += indented(self._step(width))
+        body.append("}")
+        self._write(width, body)
+        shared = [*self.shared(), "var<workgroup> grown: i32;"]
+        one = self.finish(body, shared, tile.threads, grid, ENABLES)
+        return replace(one, trusted_indices=True, trusted_loops=True)
+
+    def _step(self, width: int) -> list[str]:
+        r, tile = self.r, self.tile
+        lines = [*self.share("key", "fk"), _BARRIER]
+        self.fetch("key", f"first_column + {tile.columns}", "fk", lines)
+        lines += [*self.products("q", r.size), _BARRIER, *self.share("value", "fv")]
+        self.fetch("value", f"first_column + {tile.columns}", "fv", lines)
+        lines += self.scaled()
+        most = "x0"
+        for q in range(1, self.quads):
+            most = self.w.bind(f"max({most}, x{q})", lines)
+        most = self.w.bind(f"max(max({most}.x, {most}.y), max({most}.z, {most}.w))", lines)
+        most = self.w.bind(self.across("max", most), lines)
+        lines += [
+            "var shrink = 1f;",
+            f"if ({most} > top + {_ROOM} || (first_column == 0 && {most} > top)) {{",
+            f"  shrink = exp(top - {most});",
+            f"  top = {most};",
+            "  sum = sum * shrink;",
+            # Nothing was added up before the first step.
+            "  if (first_column > 0) { grown = first_column; }",
+            "}",
+        ]
+        for q in range(self.quads):
+            lines.append(f"let p{q} = exp(x{q} - vec4<f32>(top));")
+        total = self.w.bind(" + ".join(f"p{q}" for q in range(self.quads)), lines)
+        lines.append(f"sum = sum + ({total}.x + {total}.y + {total}.z + {total}.w);")
+        kept = [f"p{q}" for q in range(self.quads)]
+        if r.dropout:
+            kept = [
+                self.w.bind(f"p{q} * {self.kept_factor(q, lines)}", lines)
+                for q in range(self.quads)
+            ]
+        for q in range(0, self.quads, 2):
+            lines.append(f"halves[half_at + {q // 2}] = {packed(kept[q : q + 2])};")
+        lines += [
+            # A barrier before it, and one after.
+            "let latest = workgroupUniformLoad(&grown);",
+            "if (latest == first_column && first_column > 0) {",
+            *indented(self._rescale(width)),
+            "}",
+        ]
+        for k in range(tile.columns // _SIDE):
+            lines.append("{")
+            for i in range(tile.fragments):
+                at = f"(own + {i * _SIDE}u) * {tile.half_line}u + {k * 2}u"
+                lines.append(f"  let w{i} = " + load("left", "row", "halves", at, tile.half_line))
+            for e in range(width):
+                line = r.width // _VECTOR + 1
+                lines.append(
+                    f"  let c{e} = "
+                    + load("right", "row", "tile", f"{k * _SIDE * line + e * 2}u", line)
+                )
+                for i in range(tile.fragments):
+                    lines.append(
+                        f"  o{i}_{e} = subgroupMatrixMultiplyAccumulate(w{i}, c{e}, o{i}_{e});"
+                    )
+            lines.append("}")
+        lines.append(_BARRIER)
+        return lines
+
+    def _parts(self, width: int) -> list[list[tuple[int, int, str]]]:
+        """Return the fragments (row, column, name) of the sums, as many together as scores have room."""
+        tile, found = self.tile, []
+        together = tile.columns // _SIDE
+        for first in range(0, width, together):
+            found.append(
+                [
+                    (i, e - first, f"o{i}_{e}")
+                    for e in range(first, min(first + together, width))
+                    for i in range(tile.fragments)
+                ]
+            )
+        return found
+
+    def _rescale(self, width: int) -> list[str]:
+        """Write sums times the lanes' `shrink`."""
+        lines: list[str] = []
+        for part in self._parts(width):
+            for i, e, name in part:
+                lines.append(self.store(i, e * 4, name))
+            lines.append(_BARRIER)
+            for q in range(self.quads):
+                lines.append(f"scores[score_at + {q}] = scores[score_at + {q}] * shrink;")
+            lines.append(_BARRIER)
+            for i, e, name in part:
+                lines.append(self.reload(i, e * 4, name))
+            lines.append(_BARRIER)
+        return lines
+
+    def _write(self, width: int, lines: list[str]) -> None:
+        r, tile = self.r, self.tile
+        whole = self.w.bind(self.across("sum", "sum"), lines)
+        lines += [
+            f"let inverse = select(1f / {whole}, 0f, {whole} == 0f);",
+            f"let line = (batch * {r.heads} + head) * {r.length} + row;",
+            f"let inside = row < {r.length};",
+        ]
+        if 1 in r.results:
+            s = self.number["statistics"]
+            lines.append(
+                f"if (inside && part == 0) {{ b{s}[line * 2] = top; b{s}[line * 2 + 1] = inverse; }}"
+            )
+        if 0 not in r.results:
+            return
+        together = tile.columns // 4
+        for n, part in enumerate(self._parts(width)):
+            for i, e, name in part:
+                lines.append(self.store(i, e * 4, name))
+            lines.append(_BARRIER)
+            block: list[str] = []
+            for q in range(self.quads):
+                value = self.w.bind(f"scores[score_at + {q}] * inverse", block)
+                chunk = self.w.bind(f"part + {n * together + q}", block)
+                inner: list[str] = []
+                self.put("result", "line", chunk, r.width, value, inner)
+                block += inner
+            lines += ["if (inside) {", *indented(block), "}", _BARRIER]
+
+
+class Weights(_Units):
+    """Writes the kernel that leaves weights, and after them the gradient of the scores times the
+    scale, in memory.
+    """
+
+    def __init__(self, r: Attention, limits: Limits, tile: UnitTile, part: Part) -> None:
+        super().__init__(r, limits, tile)
+        self.part, self.total = part, part.elements(r)
+        self.w.slots[self.number["result"]].width = _VECTOR
+
+    def render(self) -> WgslPass:
+        """Write the kernel."""
+        r, tile, part = self.r, self.tile, self.part
+        heads, blocks = part.heads * self.inner_heads, -(-r.length // tile.rows)
+        groups = part.batches * heads * blocks
+        grid = fold_grid(groups, self.limits)
+        body = [f"let group = i32({group_number(grid)});"]
+        if grid[0] * grid[1] * grid[2] != groups:
+            body.append(f"if (group >= {groups}) {{ return; }}")
+        block = f"group % {blocks}"
+        body += [
+            # The last queries see the most keys: they start first.
+            f"let first_row = ({f'{blocks - 1} - {block}' if r.causal else block}) * {tile.rows};",
+            f"let number = group / {blocks};",
+            f"let batch = {part.batch} + number / {heads};",
+            f"let head = {part.head * self.inner_heads} + number % {heads};",
+            f"let lines = (batch * {r.heads} + head) * {r.length};",
+            f"let first_line = number * {r.length} + first_row;",
+        ]
+        body += self.places()
+        names = ("query", "key", "value", "grad")
+        body += [f"let {n}_base = {self.base(n, 'head')};" for n in names]
+        if r.mask:
+            body.append(f"let mask_base = {self.base('mask', 'head')};")
+        stats, delta = self.number["stats"], self.number["delta"]
+        body += [
+            f"let known = lines + min(row, {r.length - 1});",
+            f"let top = vec4<f32>(b{stats}[known * 2]);",
+            f"let inverse = b{stats}[known * 2 + 1];",
+            f"let delta = vec4<f32>(b{delta}[known]);",
+        ]
+        body += [*self.rows_held("query", "q"), *self.rows_held("grad", "g")]
+        body += [*self.registers("key", "fk"), *self.registers("value", "fv")]
+        self.fetch("key", "0", "fk", body)
+        self.fetch("value", "0", "fv", body)
+        last = str(r.source)
+        if r.causal:
+            # Beyond the diagonal, products read to the end of their own tile.
+            size = part.block
+            last = f"min({last}, (first_row + {tile.rows - 1} + {size}) / {size} * {size})"
+        body.append(
+            f"for (var first_column: i32 = 0; first_column < {last}; "
+            f"first_column = first_column + {tile.columns}) {{"
+        )
+        body += indented(self._step())
+        body.append("}")
+        one = self.finish(body, self.shared(), tile.threads, grid, ENABLES)
+        return replace(one, trusted_indices=True, trusted_loops=True)
+
+    def _step(self) -> list[str]:
+        r, tile = self.r, self.tile
+        lines = [*self.share("key", "fk"), _BARRIER]
+        self.fetch("key", f"first_column + {tile.columns}", "fk", lines)
+        lines += [*self.products("q", r.size), _BARRIER, *self.share("value", "fv")]
+        self.fetch("value", f"first_column + {tile.columns}", "fv", lines)
+        lines += self.scaled()
+        kept = []
+        for q in range(self.quads):
+            lines.append(f"let p{q} = exp(x{q} - top) * inverse;")
+            if r.dropout:
+                lines.append(f"let m{q} = {self.kept_factor(q, lines)};")
+            kept.append(self.w.bind(f"p{q} * m{q}", lines) if r.dropout else f"p{q}")
+        for q in range(0, self.quads, 2):
+            lines.append(f"halves[half_at + {q // 2}] = {packed(kept[q : q + 2])};")
+        lines += [_BARRIER, *self._out(0), *self.products("g", r.width), _BARRIER]
+        for q in range(self.quads):
+            change = f"scores[score_at + {q}]" + (f" * m{q}" if r.dropout else "")
+            lines.append(f"let d{q} = p{q} * ({change} - delta) * args.a0;")
+        for q in range(0, self.quads, 2):
+            lines.append(f"halves[half_at + {q // 2}] = {packed([f'd{q}', f'd{q + 1}'])};")
+        lines += [_BARRIER, *self._out(self.total)]
+        return lines
+
+    def _out(self, first: int) -> list[str]:
+        """Write the tile in `halves` to memory."""
+        r, tile = self.r, self.tile
+        vectors = tile.columns // _VECTOR
+        slot = self.w.slots[self.number["result"]]
+        lines: list[str] = []
+        for u in range(tile.rows * vectors // tile.threads):
+            n = self.w.bind(f"i32(lid) + {u * tile.threads}", lines)
+            column = f"first_column + {n} % {vectors} * {_VECTOR}"
+            at = f"{first} + (first_line + {n} / {vectors}) * {self.part.line} + {column}"
+            store = f"{slot.name}[({at}) >> 3u] = halves[{n} / {vectors} * {tile.half_line} + {n} % {vectors}];"
+            tests = []
+            if r.length % tile.rows:
+                tests.append(f"first_row + {n} / {vectors} < {r.length}")
+            if self.part.line % tile.columns:
+                tests.append(f"{column} < {self.part.line}")
+            lines.append(f"if ({' && '.join(tests)}) {{ {store} }}" if tests else store)
+        return lines
