@@ -165,6 +165,30 @@ def test_no_scores_are_in_memory() -> None:
     assert Program.from_json(planned.to_json()) == planned
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own loop
+def test_vmap_is_one_attention_and_one_gradient() -> None:
+    random = np.random.default_rng(0)
+    shapes = ((3, 2, 2, 20, 8), (2, 2, 20, 8), (3, 2, 2, 20, 8))
+    given = [random.standard_normal(s).astype(np.float32) for s in shapes]
+
+    def work(library: Any) -> Any:
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            attention = library.nn.functional.scaled_dot_product_attention
+            return (attention(q, k, v, is_causal=True) ** 2).sum()
+
+        return library.func.vmap(library.func.grad(attend, argnums=(0, 1, 2)), in_dims=(0, None, 0))
+
+    expected = work(torch)(*map(torch.tensor, given))
+    compiled = webtorch.compile(work(webtorch))
+    for x, y in zip(compiled(*map(webtorch.tensor, given)), expected, strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-4, atol=1e-4)
+    found = [r for r in compiled.program().routines if isinstance(r, Attention)]
+    assert sorted((r.part, r.batch, r.results) for r in found) == [
+        ("backward", 6, (0, 1, 2)),
+        ("forward", 6, (0, 1)),
+    ]
+
+
 def routine(size: int, part: str = "backward", mask: bool = False) -> Attention:
     """Return an attention of 64 x 64 positions."""
     results = {"forward": 2, "query": 1, "key": 2, "backward": 3}[part]

@@ -252,6 +252,20 @@ def _sort(
     return logical(out.reshape((*lead, *shape)), levels)
 
 
+def _attention(
+    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+) -> Tensor:
+    if attrs[4]:
+        # Dropout: its random numbers were drawn for one example.
+        return _one_by_one("attention")(inputs, levels, attrs, scalars, shape, dtype)
+    lead = sizes_of(levels)
+    many = numel(lead)
+    given = [physical(t, levels).reshape((many * t._shape[0], *t._shape[1:])) for t in inputs]
+    wanted = (many * shape[0], *shape[1:])
+    out = _record("attention", given, attrs, scalars, wanted, dtype)
+    return logical(out.reshape((*lead, *shape)), levels)
+
+
 # Which two of (input, weight, output) the operands are, and which the result is.
 _CONV_ROLES = {"forward": (0, 1, 2), "input": (2, 1, 0), "weight": (0, 2, 1)}
 
@@ -369,6 +383,7 @@ _RULES: dict[str, Callable[..., Tensor]] = {
     "scan": _shifted(lambda a, k: ("scan", (a[0], a[1] + k))),
     "pad": _shifted(lambda a, k: ("pad", ((0,) * k + a[0],))),
     "matmul": _matmul,
+    "attention": _attention,
     "conv": _conv,
     "take": _take,
     "scatter": _scatter,
