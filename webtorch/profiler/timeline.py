@@ -289,9 +289,9 @@ class profile:
 
     def _range(self, name: str, kind: str, started: float, ended: float) -> None:
         assert self._record is not None
-        span = Span(
-            name, kind, started - self._began, ended - self._began, threading.get_native_id()
-        )
+        # A page has one thread, and no name for it.
+        thread = getattr(threading, "get_native_id", threading.get_ident)()
+        span = Span(name, kind, started - self._began, ended - self._began, thread)
         self._record.ranges.append(span)
 
     def _read(self, record: _Record) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import importlib
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -1051,9 +1052,17 @@ def _empty(shape: tuple[int, ...]) -> Any:
 _NO_BFLOAT16 = "Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first"
 
 
-def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.ndarray:
-    import numpy
+def _numpy() -> Any:
+    try:
+        return importlib.import_module("numpy")
+    except ImportError:
+        raise RuntimeError(
+            "Numpy is not available: it is not installed here (a page has none); use x.tolist()"
+        ) from None
 
+
+def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.ndarray:
+    numpy = _numpy()
     if tensor.dtype.name == "bfloat16":
         raise TypeError(_NO_BFLOAT16)
     data = numpy.frombuffer(contents, dtype=numpy.dtype(tensor.dtype.name), count=tensor.numel())
@@ -1062,9 +1071,8 @@ def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.nd
 
 def _see(tensor: Tensor) -> np.ndarray:
     """Return the array that shares a CPU tensor's memory."""
-    import numpy
-    from numpy.lib.stride_tricks import as_strided
-
+    numpy = _numpy()
+    as_strided = numpy.lib.stride_tricks.as_strided
     if tensor.dtype.name == "bfloat16":
         raise TypeError(_NO_BFLOAT16)
     if not numel(tensor._shape):

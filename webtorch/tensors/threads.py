@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-
-def _threads() -> Any:
-    return importlib.import_module("webtorch.runtime.backends.cpu.threads")
+from webtorch.runtime.backends import processor
 
 
 def set_num_threads(number: int) -> None:
     """Set the number of threads of the CPU backend."""
-    _threads().set_num_threads(number)
+    processor().set_num_threads(number)
 
 
 def get_num_threads() -> int:
     """Return the number of threads of the CPU backend."""
-    return int(_threads().get_num_threads())
+    return int(processor().get_num_threads())

@@ -43,6 +43,11 @@ def webassembly() -> Any:
     return importlib.import_module("webtorch.runtime.backends.wasm")
 
 
+def processor() -> Any:
+    """Return the package that is device "cpu" here."""
+    return importlib.import_module(f"webtorch.runtime.backends.{_room('cpu')}")
+
+
 def _room(kind: str) -> str:
     """Return the package of a kind of device: without NumPy the CPU runs plain Python."""
     if kind == "cpu":

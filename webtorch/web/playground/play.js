@@ -24,7 +24,10 @@ globalThis.playground = { get state() { return state; }, get about() { return ab
 
 const editor = new Editor({
   area: at("code"), colours: at("colours"), lines: at("lines"),
-  changed: (text) => remember("program", text),
+  changed: (text) => {
+    remember("program", text);
+    own();
+  },
 });
 
 function remember(name, text) {
@@ -83,6 +86,17 @@ function print(kind, text) {
     if (text.includes("\r")) whole = whole.replace(/\r\n/g, "\n").replace(/[^\n]*\r(?!\n)/g, "");
     if (whole.length > MOST_TEXT) whole = "…\n" + whole.slice(whole.indexOf("\n", whole.length - MOST_TEXT / 2) + 1);
     last.textContent = whole;
+  });
+}
+
+function fold(text) {
+  scrolled(() => {
+    const details = document.createElement("details");
+    details.append(
+      Object.assign(document.createElement("summary"), { textContent: "Calls inside webtorch" }),
+      Object.assign(document.createElement("pre"), { textContent: text }),
+    );
+    output.append(details);
   });
 }
 
@@ -152,11 +166,14 @@ const RECEIVE = {
   stopping: () => clearTimeout(striking),
   text: ({ parts }) => parts.forEach(([kind, text]) => print(kind, text)),
   picture,
-  done: ({ ok, stopped, error, line, milliseconds }) => {
+  done: ({ ok, stopped, error, whole, line, milliseconds }) => {
     clearTimeout(ending);
     clearTimeout(striking);
     if (stopped) note("Stopped.");
-    else if (error) print("error", error);
+    else if (error) {
+      print("error", error);
+      if (whole !== error) fold(whole);
+    }
     if (!ok && line) editor.mark(line);
     const seconds = milliseconds / 1000;
     at("time").textContent = `${stopped ? "stopped after" : ok ? "done in" : "failed after"} ${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(0)} s`;
@@ -251,6 +268,12 @@ at("share").onclick = async () => {
   setTimeout(() => (button.textContent = "Copy link"), 1600);
 };
 
+/** The program is the reader's own now: the examples stay as they are. */
+function own() {
+  if (![...picker.options].some((option) => option.value === "mine")) picker.append(new Option("My program", "mine"));
+  picker.value = "mine";
+}
+
 async function choose(name) {
   picker.value = name;
   if (name === "mine") editor.text = remembered("program") ?? "";
@@ -261,11 +284,11 @@ async function open() {
   for (const { name, title } of site.examples) picker.append(new Option(title, name));
   const mine = remembered("program");
   const linked = /^#code=([\w-]+)$/.exec(location.hash);
-  if (mine !== null || linked) picker.append(new Option("My program", "mine"));
+  if (mine !== null) own();
   if (linked) {
     try {
       editor.text = await unpack(linked[1]);
-      picker.value = "mine";
+      own();
       return;
     } catch {
       note("The program in this link is damaged; here is an example instead.");

@@ -28,6 +28,8 @@ from webtorch.errors import DeviceError
 FILE = "playground.py"
 # Registered by worker.js: write(stream, text), show(key, mime, title, data), pause(whether).
 page: Any = importlib.import_module("webtorch_page")
+# Where calls are folded away: webtorch, and what it uses of Python.
+_INSIDE = (webtorch.__file__.removesuffix("__init__.py"), "<frozen ", "/lib/python")
 _names: dict[str, Any] = {}
 _running: asyncio.Task[Any] | None = None
 
@@ -136,10 +138,26 @@ def _failure(error: BaseException) -> Mapping[str, Any]:
     if isinstance(error, SyntaxError) and frames is None:
         line = error.lineno or 0
     stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
-    lines = traceback.format_exception(type(error), error, frames)
-    if frames is None and lines[0].startswith("Traceback"):
-        lines = lines[1:]
-    return {"ok": False, "stopped": stopped, "error": "".join(lines), "line": line}
+    whole = traceback.TracebackException(type(error), error, frames)
+    text = "".join(whole.format())
+    _fold(whole)
+    return {
+        "ok": False,
+        "stopped": stopped,
+        "error": "".join(whole.format()).removeprefix(
+            "Traceback (most recent call last):\n" if frames is None else ""
+        ),
+        "whole": text,
+        "line": line,
+    }
+
+
+def _fold(whole: traceback.TracebackException) -> None:
+    """Leave out the calls inside of webtorch: what was typed is what can be changed."""
+    whole.stack[:] = [f for f in whole.stack if not f.filename.startswith(_INSIDE)]
+    for other in (whole.__cause__, whole.__context__):
+        if other is not None:
+            _fold(other)
 
 
 def names() -> list[str]:

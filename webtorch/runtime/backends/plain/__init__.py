@@ -238,6 +238,17 @@ class PlainBackend:
             self.failure = IndexOutOfRangeError(program.sites[number].message(value))
 
 
+def get_num_threads() -> int:
+    """Return 1: Python runs on one thread."""
+    return 1
+
+
+def set_num_threads(number: int) -> None:
+    """Do nothing: there is one thread. Raises RuntimeError for less than one."""
+    if number < 1:
+        raise RuntimeError("set_num_threads expects a positive integer")
+
+
 def open_backend(index: int) -> PlainBackend:
     """Return plain Python as device "cpu"; `index` is 0."""
     return PlainBackend(index)
