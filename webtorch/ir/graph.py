@@ -8,7 +8,9 @@ else composes:
     buffer    data on the device
     empty     uninitialised memory
     map       one scalar formula over equal shapes          (formula, operand pattern, compute dtype)
-    view      strided window on the source's flat data      (strides, offset), or (strides,); offset
+    view      strided window on the source's flat data      (strides, offset), or (strides,); offset, or
+                                                            (strides, offset, step, count); how many
+                                                            steps, below count, it begins later
     pad       the source inside a border of one value       (low per dim,); value
     reduce    over some dims, which become 1                (op, dims)
     update    source 0 with a window set to source 1        (window shape, strides); offset, or
@@ -149,12 +151,13 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Nodes in topological order. `arg_dtypes[i]` is the type in which runtime argument `i` is
-    passed.
+    passed; the last ones have the values `constants`.
     """
 
     nodes: tuple[GraphNode, ...]
     outputs: tuple[Output, ...]
     arg_dtypes: tuple[DType, ...]
+    constants: tuple[Scalar, ...] = ()
 
     def __str__(self) -> str:
         lines = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webtorch.ir import serial
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.kernel import Routine
 
 Role = Literal["input", "output", "temporary"]
@@ -80,7 +80,9 @@ class Site:
 @serial.register
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Routines, buffers and steps in order. `args` are the types of the runtime arguments."""
+    """Routines, buffers and steps in order. `args` are the types of the arguments: the last of them
+    have the values `constants`, the others come at run time.
+    """
 
     routines: tuple[Routine, ...]
     buffers: tuple[BufferDecl, ...]
@@ -89,11 +91,12 @@ class Program:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     sites: tuple[Site, ...] = ()
+    constants: tuple[Scalar, ...] = ()
 
     def __str__(self) -> str:
         lines = [
-            f"program  {len(self.steps)} steps, {len(self.routines)} routines, {len(self.args)} "
-            "arguments"
+            f"program  {len(self.steps)} steps, {len(self.routines)} routines, "
+            f"{len(self.args) - len(self.constants)} arguments"
         ]
         for i, b in enumerate(self.buffers):
             alias = (
@@ -109,9 +112,14 @@ class Program:
                 lines.append(f"  copy #{step.source} -> #{step.target}")
             else:
                 buffers = ", ".join(f"#{b}" for b in step.buffers)
-                args = "".join(f", a{a}" for a in step.args)
+                args = "".join(f", {self.argument(a)}" for a in step.args)
                 lines.append(f"  {self.routines[step.routine].name}({buffers}{args})")
         return "\n".join(lines)
+
+    def argument(self, number: int) -> str:
+        """Return what is passed as argument `number`: its value where that is fixed, else a name."""
+        given = len(self.args) - len(self.constants)
+        return f"a{number}" if number < given else repr(self.constants[number - given])
 
     def to_json(self) -> str:
         """Return the program as text that `from_json` reads, here or in another process."""

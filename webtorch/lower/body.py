@@ -256,8 +256,12 @@ class Body:
         strides = node.attrs[0]
         if len(node.attrs) == 2:
             offset = ix.constant(node.attrs[1])
-        else:
+        elif len(node.attrs) == 1:
             offset = ix.value(self.argument(node.args[0], int32), 0, 1 << 31)
+        else:
+            _, first, step, count = node.attrs
+            steps = ix.value(self.argument(node.args[0], int32), 0, count - 1)
+            offset = steps * step + first
         if strides == contiguous_strides(node.shape):
             return flat + offset
         return ix.linearize(ix.delinearize(flat, node.shape), strides) + offset

@@ -6,8 +6,10 @@ Each pass is one function. `run_passes` verifies the graph after every one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 
+from webtorch.ir.dtype import Scalar, int32
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops.primitive import IDENTITY
@@ -221,12 +223,74 @@ def _changes_nothing(node: GraphNode, source: GraphNode) -> bool:
     return node.kind == "reduce" and node.attrs[0] in ("sum", "prod", "max", "min")
 
 
+def pass_offsets(graph: Graph, limits: Limits) -> Graph:
+    """Make the offsets of many equal views of one value arguments: the steps of a loop that was
+    unrolled then share their kernels, which are built and compiled once.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        # The offsets in buffers are arguments as recorded, or are where something is written.
+        if (
+            node.kind == "view"
+            and len(node.attrs) == 2
+            and graph.nodes[node.srcs[0]].kind not in ("buffer", "update", "scatter")
+        ):
+            key = (_whole(graph, node.srcs[0]), node.attrs[0], node.shape)
+            alike.setdefault(key, []).append(i)
+    if all(len(views) < _MANY_VIEWS for views in alike.values()):
+        return graph
+    # Templates read their operands at fixed offsets.
+    read = [False] * len(graph.nodes)
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[i]
+        if node.kind in _TEMPLATES or (node.kind == "view" and read[i]):
+            for s in node.srcs:
+                read[s] = True
+    nodes = list(graph.nodes)
+    first = len(graph.arg_dtypes)
+    values: list[Scalar] = []
+    for views in alike.values():
+        views = [i for i in views if not read[i]]
+        offsets = [graph.nodes[i].attrs[1] for i in views]
+        if len(views) < _MANY_VIEWS or min(offsets) == max(offsets):
+            continue
+        step = gcd(*[o - offsets[0] for o in offsets])
+        lowest = min(offsets)
+        count = (max(offsets) - lowest) // step + 1
+        for i, offset in zip(views, offsets, strict=True):
+            attrs = (nodes[i].attrs[0], lowest, step, count)
+            nodes[i] = replace(nodes[i], attrs=attrs, args=(first + len(values),))
+            values.append((offset - lowest) // step)
+    return replace(
+        graph.with_nodes(nodes),
+        arg_dtypes=(*graph.arg_dtypes, *[int32] * len(values)),
+        constants=(*graph.constants, *values),
+    )
+
+
+_TEMPLATES = frozenset({"matmul", "conv", "scan", "sort", "attention", "host"})
+# So many views of one value, that differ in where they begin, are a loop.
+_MANY_VIEWS = 8
+
+
+def _whole(graph: Graph, number: int) -> int:
+    """Return the node whose memory, in its order, is all of this node."""
+    node = graph.nodes[number]
+    while node.kind == "view" and len(node.attrs) == 2 and node.attrs[1] == 0:
+        source = graph.nodes[node.srcs[0]]
+        if node.elements != source.elements or not is_contiguous(node.shape, node.attrs[0]):
+            break
+        number, node = node.srcs[0], source
+    return number
+
+
 PASSES: tuple[Pass, ...] = (
     compose_views,
     drop_copies,
     merge_equal_nodes,
     split_reductions,
     merge_equal_nodes,
+    pass_offsets,
 )
 
 

@@ -440,6 +440,7 @@ class _Planner:
             tuple(routines), tuple(decls), tuple(steps), self.graph.arg_dtypes,
             tuple(self.memory.buffer_of[n] for n in self.inputs),
             tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(sites),
+            self.graph.constants,
         )  # fmt: skip
 
     def _bind(self, task: Task) -> tuple[Routine, tuple[int, ...]]:

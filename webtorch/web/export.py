@@ -660,7 +660,7 @@ class _Export:
 
     def _args(self, numbers: list[str]) -> tuple[list[Json], list[Json]]:
         """Return where each runtime argument comes from, and the float arguments of the function."""
-        values = self.captured.args
+        values = [*self.captured.args, *self.layout.constants]
         settings = self.page.settings
         defaults: dict[str, Json] = {}
         args: list[Json] = []

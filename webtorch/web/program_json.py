@@ -102,6 +102,8 @@ class Layout:
     # (byte offset, number of the program argument)
     uniform_fields: list[tuple[int, int]]
     argument_types: list[str]
+    # The values of the last arguments, which are always the same.
+    constants: tuple[Scalar, ...]
     has_status: bool
     limits: dict[str, int]
 
@@ -165,6 +167,7 @@ class _LayOut:
             self.uniform_bytes,
             fields,
             [uniform_type(d) for d in self.program.args],
+            self.program.constants,
             self.has_status,
             self._needed(),
         )

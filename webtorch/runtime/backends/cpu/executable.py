@@ -343,6 +343,7 @@ class CpuExecutable:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
         names |= {f"d{d.name}": d for d in {b.dtype for b in program.buffers}}
         self._temporaries(names, lines)
+        given = len(program.args) - len(program.constants)
         for i, decl in enumerate(program.buffers):
             if decl.role == "output":
                 value = (
@@ -357,7 +358,10 @@ class CpuExecutable:
                 continue
             names[f"k{step.routine}"] = self.runners[step.routine].run
             buffers = "".join(f"x{b}, " for b in step.buffers)
-            args = "".join(f"args[{a}], " for a in step.args)
+            args = "".join(
+                f"args[{a}], " if a < given else f"{program.constants[a - given]!r}, "
+                for a in step.args
+            )
             lines.append(f"    k{step.routine}(({buffers}), ({args}), status)")
         lines.append(f"    return [{', '.join(f'x{i}' for i in program.outputs)}]")
         self.text = "\n".join(lines) + "\n"

@@ -309,10 +309,12 @@ class WebGPUExecutable:
         return [inputs[n] if kept else fresh[n] for kept, n in self._returned]
 
     def _pack_arguments(self, args: Sequence[bool | int | float]) -> bytes:
-        if len(args) != len(self.program.args):
-            raise ValueError(
-                f"run: the program has {len(self.program.args)} arguments, {len(args)} were given"
-            )
+        constants = self.program.constants
+        given = len(self.program.args) - len(constants)
+        if len(args) != given:
+            raise ValueError(f"run: the program has {given} arguments, {len(args)} were given")
+        if constants:
+            args = [*args, *constants]
         try:
             return self._pack.pack(*[args[n] for n in self._order])
         except (struct.error, OverflowError):
