@@ -23,7 +23,7 @@ from webtorch.ir.view import Shape, contiguous_strides
 class Atom:
     """A term that is not split further; `low` and `high` bound its value (both inclusive)."""
 
-    __slots__ = ("base", "divisor", "high", "kind", "low", "value")
+    __slots__ = ("base", "divisor", "expression", "high", "kind", "low", "value")
     kind: str
     low: int
     high: int
@@ -31,6 +31,8 @@ class Atom:
     value: Any
     base: Index | None
     divisor: int
+    # What computes it, once somebody has asked.
+    expression: Expr | None
 
     def __repr__(self) -> str:
         if self.kind == "loop":
@@ -59,6 +61,7 @@ def _atom(kind: str, value: object, base: Index | None, divisor: int, low: int, 
             low,
             high,
         )
+        found.expression = None
         _ATOMS[key] = found
     return found
 
@@ -177,7 +180,9 @@ class Index:
         """Return the int32 expression that computes this index."""
         total: Expr | None = None
         for atom, factor in self.terms:
-            term = _atom_expr(atom)
+            term = atom.expression
+            if term is None:
+                term = atom.expression = _atom_expr(atom)
             if factor != 1:
                 term = term * factor
             total = term if total is None else total + term

@@ -8,6 +8,7 @@ of views costs no copy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir import index as ix
@@ -103,6 +104,10 @@ def split_loops(loops: Loops, splits: dict[int, int]) -> Loops:
     )
 
 
+# The values of a sketch.
+UNKNOWN = ex.input_(0, uint32)
+
+
 @dataclass(slots=True)
 class Body:
     """The expressions of one kernel under construction.
@@ -127,7 +132,9 @@ class Body:
     sites: list[Site] = field(default_factory=list)
     # Every position that was computed, so that loops can be split where quotients remain.
     positions: set[Index] = field(default_factory=set)
-    memo: dict[tuple[int, Index, Expr | None], Expr] = field(default_factory=dict)
+    memo: dict[tuple[int, Index, Any], Expr] = field(default_factory=dict)
+    # Whether only what is read, and where, is wanted: then values are `UNKNOWN`.
+    sketch: bool = False
 
     def snapshot(self) -> Body:
         """Return a copy to go back to when a node turns out not to fit."""
@@ -178,13 +185,13 @@ class Body:
             return "inner"
         raise Unfusable
 
-    def value(self, number: int, flat: Index, valid: Expr | None = None) -> Expr:
+    def value(self, number: int, flat: Index, valid: Any = None) -> Expr:
         """Return node `number` at position `flat`, in its compute type. Where `valid` does not hold
-        the value is any.
+        the value is any. (In a sketch `valid` is anything that names the condition.)
         """
         key = (number, flat, valid)
         found = self.memo.get(key)
-        if found is None:
+        if found is None or (found is UNKNOWN and not self.sketch):
             found = self.memo[key] = self._value(number, flat, valid)
         return found
 
@@ -193,6 +200,8 @@ class Body:
         if number in self.stages:
             if flat != self.loops.outer_flat:
                 raise Unfusable
+            if self.sketch:
+                return UNKNOWN
             return ex.cast(ex.reduced(self.stages[number], node.dtype.compute), node.dtype.compute)
         if number in self.own:
             if flat != self.flat(self.own[number]) and number not in self.shared:
@@ -202,8 +211,10 @@ class Body:
         return self.compute(number, flat, valid)
 
     def _load(self, number: int, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
-        position = self.position(flat)
         slot = self.slot(number)
+        if self.sketch:
+            return UNKNOWN
+        position = self.position(flat)
         if valid is None:
             element = ex.load(slot, node.dtype, position)
         else:
@@ -230,6 +241,13 @@ class Body:
 
     def _map(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
         op, pattern, compute = node.attrs
+        if self.sketch:
+            for s in node.srcs:
+                self.value(s, flat, valid)
+            kinds = [compute if letter == "s" else uint32 for letter in pattern if letter in "su"]
+            for a, kind in zip(node.args, kinds, strict=True):
+                self.argument(a, kind)
+            return UNKNOWN
         srcs, args = iter(node.srcs), iter(node.args)
         inputs: list[Expr] = []
         for letter in pattern:
@@ -269,13 +287,18 @@ class Body:
     def _pad(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
         (low,) = node.attrs
         source = self.graph.nodes[node.srcs[0]]
-        inside: Expr | None = None
+        inside: Any = None
         coordinates = []
         for coordinate, below, size in zip(
             ix.delinearize(flat, node.shape), low, source.shape, strict=True
         ):
             moved = coordinate - below
             lowest, highest = moved.range
+            if self.sketch:
+                if lowest < 0 or highest >= size:
+                    inside = (inside, moved, size)
+                coordinates.append(moved)
+                continue
             at = self.position(moved) if lowest < 0 or highest >= size else None
             for needed, bound in ((lowest < 0, None), (highest >= size, size)):
                 if needed and at is not None:
@@ -285,6 +308,10 @@ class Body:
         flat_source = ix.linearize(tuple(coordinates), contiguous_strides(source.shape))
         if inside is None:
             return self.value(node.srcs[0], flat_source, valid)
+        if self.sketch:
+            self.argument(node.args[0], node.dtype.compute)
+            self.value(node.srcs[0], flat_source, (valid, inside))
+            return UNKNOWN
         both = inside if valid is None else valid & inside
         fill = self.argument(node.args[0], node.dtype.compute)
         return ex.where(inside, self.value(node.srcs[0], flat_source, both), fill)
@@ -310,12 +337,15 @@ class Body:
         strides = contiguous_strides(target)
         position = flat % rest if rest > 1 else ix.constant(0)
         for d, index_node in enumerate(indices):
-            raw = self.value(index_node, which, valid)
+            # Which element is read is an expression.
+            sketch, self.sketch = self.sketch, False
+            raw = self.value(index_node, which, None if sketch else valid)
+            self.sketch = sketch
             size = target[d]
             if not self._counts_below(index_node, size):
                 # 64-bit indices are checked as such, then are short.
                 raw = ex.cast(raw, int64 if raw.dtype is int64 else int32)
-                self._check(raw, size, name, dims[d], wrap, level, valid, node)
+                self._check(raw, size, name, dims[d], wrap, level, None if sketch else valid, node)
                 if wrap:
                     raw = ex.where(raw < 0, raw + size, raw)
                 holds = (raw >= 0) & (raw < size)

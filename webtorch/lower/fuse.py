@@ -285,7 +285,7 @@ class Fuser:
             if self._join(group, number, node, reads):
                 return
         loops = self._own_loops(node)
-        body = Body(self.graph, loops, self.stored)
+        body = Body(self.graph, loops, self.stored, sketch=True)
         group = self._start(number, reads, body, "row" if node.kind == "reduce" else "flat")
         self._add_member(group, number, node)
 
@@ -424,7 +424,7 @@ class Fuser:
         )
 
     def _reads_elsewhere(
-        self, body: Body, before: dict[tuple[int, Index, Expr | None], Expr], shared: set[int]
+        self, body: Body, before: dict[tuple[int, Index, Any], Expr], shared: set[int]
     ) -> bool:
         """Whether a node that joined only to share reads turned out to read the shared data at
         other positions.
@@ -453,7 +453,7 @@ class Fuser:
         return contiguous and bool(loops.inner) and (self.limits.is_gpu or loops.outer_count >= 8)
 
     def _convert(self, group: Group, loops: Loops) -> bool:
-        body = Body(self.graph, loops, self.stored)
+        body = Body(self.graph, loops, self.stored, sketch=True)
         members = list(group.members)
         old = group.body
         group.body, group.members = body, []
