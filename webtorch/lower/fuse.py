@@ -712,26 +712,25 @@ def build_kernel(
     known = _BUILT.get(form.key)
     if known is not None:
         _BUILT.move_to_end(form.key)
-        kernel, nodes, args = known
+        kernel, nodes, args, sites = known
         return BuiltKernel(
             kernel,
             tuple([form.nodes[n] for n in nodes]),
             tuple([form.args[a] for a in args]),
-            (),
+            sites,
             line,
         )
     built = _build_kernel(graph, group, stored, needed, name, line)
-    # Sites name the user's lines, which differ.
-    if not built.sites:
-        numbers = {n: i for i, n in enumerate(form.nodes)}
-        numbers_of_args = {a: i for i, a in enumerate(form.args)}
-        _BUILT[form.key] = (
-            built.kernel,
-            tuple([numbers[n] for n in built.nodes]),
-            tuple([numbers_of_args[a] for a in built.args]),
-        )
-        if len(_BUILT) > _MAX_BUILT:
-            _BUILT.popitem(last=False)
+    numbers = {n: i for i, n in enumerate(form.nodes)}
+    numbers_of_args = {a: i for i, a in enumerate(form.args)}
+    _BUILT[form.key] = (
+        built.kernel,
+        tuple([numbers[n] for n in built.nodes]),
+        tuple([numbers_of_args[a] for a in built.args]),
+        built.sites,
+    )
+    if len(_BUILT) > _MAX_BUILT:
+        _BUILT.popitem(last=False)
     return built
 
 
@@ -744,10 +743,10 @@ class _Form:
     args: list[int]
 
 
-# Form -> kernel, its nodes and arguments by their numbers in the form.
-_BUILT: OrderedDict[tuple[Any, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...]]] = (
-    OrderedDict()
-)
+# Form -> kernel, its nodes and arguments by their numbers in the form, and its sites.
+_BUILT: OrderedDict[
+    tuple[Any, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...], tuple[Site, ...]]
+] = OrderedDict()
 _MAX_BUILT = 2048
 
 
@@ -786,6 +785,8 @@ def _form(graph: Graph, group: Group, stored: set[int], needed: set[int]) -> _Fo
                     node.dtype,
                     tuple([numbers[s] for s in srcs]),
                     None if leaf else tuple([args.setdefault(a, len(args)) for a in node.args]),
+                    # A bad index is reported with the user's line.
+                    line_text(node.line) if node.kind in ("take", "scatter") and not leaf else "",
                 )
             )
     key = (

@@ -239,7 +239,7 @@ def pass_offsets(graph: Graph, limits: Limits) -> Graph:
             alike.setdefault(key, []).append(i)
     if all(len(views) < _MANY_VIEWS for views in alike.values()):
         return graph
-    # Templates read their operands at fixed offsets.
+    # Templates read their operands, where they are in memory, at fixed offsets.
     read = [False] * len(graph.nodes)
     for i in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[i]
@@ -250,7 +250,9 @@ def pass_offsets(graph: Graph, limits: Limits) -> Graph:
     first = len(graph.arg_dtypes)
     values: list[Scalar] = []
     for views in alike.values():
-        views = [i for i in views if not read[i]]
+        kind = graph.nodes[_whole(graph, graph.nodes[views[0]].srcs[0])].kind
+        if kind in _TEMPLATES or kind == "reduce":
+            views = [i for i in views if not read[i]]
         offsets = [graph.nodes[i].attrs[1] for i in views]
         if len(views) < _MANY_VIEWS or min(offsets) == max(offsets):
             continue

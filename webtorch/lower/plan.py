@@ -418,18 +418,20 @@ class _Planner:
         steps: list[Step] = []
         routines: list[Routine] = []
         numbers: dict[Routine, int] = {}
-        sites: list[Site] = []
+        places: dict[Site, int] = {}
         for t, task in enumerate(self.tasks):
             for base, written in self.before_copy.get(t, ()):
                 if base in self.memory.buffer_of:
                     steps.append(Copy(self.memory.buffer_of[base], self.memory.buffer_of[written]))
             routine, buffers = self._bind(task)
             if task.sites and isinstance(routine, Kernel):
+                # Equal sites are one, and so are kernels that differ in nothing else.
+                for site in task.sites:
+                    places.setdefault(site, len(places))
                 routine = replace(
                     routine,
-                    checks=tuple(replace(c, site=c.site + len(sites)) for c in routine.checks),
+                    checks=tuple(replace(c, site=places[task.sites[c.site]]) for c in routine.checks),
                 )
-                sites.extend(task.sites)
             number = numbers.setdefault(routine, len(routines))
             if number == len(routines):
                 routines.append(routine)
@@ -439,7 +441,7 @@ class _Planner:
         return Program(
             tuple(routines), tuple(decls), tuple(steps), self.graph.arg_dtypes,
             tuple(self.memory.buffer_of[n] for n in self.inputs),
-            tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(sites),
+            tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(places),
             self.graph.constants,
         )  # fmt: skip
 
