@@ -284,6 +284,65 @@ def test_one_capture_serves_every_size_of_a_marked_dimension(device: str) -> Non
     assert traced == 5
 
 
+@pytest.mark.covers("A26")
+def test_kernels_of_a_marked_dimension_are_compiled_for_all_sizes(device: str) -> None:
+    from webtorch.runtime.realize import runtime_for
+
+    weight = webtorch.randn(6, 5, device=device)
+
+    @webtorch.compile
+    def scores(x: Any) -> Any:
+        y = (x @ weight).relu()
+        return (y @ y.t()).softmax(-1).sum(0), y.transpose(0, 1) * 2
+
+    def check(size: int) -> None:
+        x = webtorch.arange(size * 6, device=device).reshape(size, 6) * (1 / (6 * size))
+        webtorch.mark_dynamic(x, 0)
+        expected = [webtorch.tensor(r.tolist()) for r in scores.function(x)]
+        for ours, theirs in zip(scores(x), expected, strict=True):
+            webtorch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
+
+    def compiled() -> int:
+        # What the uncompiled call for comparison compiled has no argument for a size.
+        cache = runtime_for(device, 0).backend.pipelines._pipelines
+        return sum("struct Sizes" in source for source, *_ in cache)
+
+    sizes = (17, 18, 20, 25, 31, 32, 33, 34, 36, 62)
+    for size in sizes[:4]:
+        check(size)
+    before = compiled() if device == "webgpu" else 0
+    for size in sizes[4:]:
+        check(size)
+    if device == "webgpu":
+        assert compiled() == before > 0
+
+
+def test_machine_code_for_all_sizes() -> None:
+    from webtorch.runtime.backends.cpu import jit
+    from webtorch.runtime.realize import runtime_for
+
+    if not jit.available():
+        pytest.skip("machine code needs llvmlite")
+
+    @webtorch.compile
+    def rows(x: Any) -> Any:
+        return (x - x.mean(0)).exp().sum(1), x[:, ::2] * 3
+
+    kernels = runtime_for("cpu", 0).backend
+    before = kernels.caches()["kernels"]["misses"]
+    for size in (900, 1111, 1300, 1001, 1200):
+        x = webtorch.linspace(0, 1, size * 256, device="cpu").reshape(size, 256)
+        webtorch.mark_dynamic(x, 0)
+        for _ in range(2):
+            ours = rows(x)
+        same = torch.linspace(0, 1, size * 256).reshape(size, 256)
+        np.testing.assert_allclose(ours[0].numpy(), (same - same.mean(0)).exp().sum(1), rtol=1e-4)
+        np.testing.assert_allclose(ours[1].numpy(), same[:, ::2] * 3, rtol=1e-5)
+    compiled = kernels.caches()["kernels"]["misses"] - before
+    # Each kernel, once it had worked enough, for all sizes.
+    assert 0 < compiled <= len(rows.program().routines)
+
+
 def test_a_cache_may_grow_and_is_differentiated_outside(device: str) -> None:
     w = webtorch.nn.Parameter(webtorch.ones(3, 3, device=device))
     traced = []

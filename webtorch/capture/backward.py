@@ -8,7 +8,7 @@ values that the second reads. Cheap values are computed again rather than kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import CaptureError
@@ -92,6 +92,7 @@ class Backward:
         self.outputs: list[int | None] = []
         self.graph: Graph | None = None
         self.executable: Executable | None = None
+        self.compiler: Callable[[Runtime, Any, Graph], Executable] = Runtime.program
         self.runtime: Runtime | None = None
         self.key: Any = None
         # One per input of the second program: ("cotangent", i), ("saved", i) or ("data", source).
@@ -205,7 +206,7 @@ class Backward:
         runtime = self.runtime
         assert runtime is not None and self.graph is not None
         if self.executable is None:
-            self.executable = runtime.program(self.key, self.graph)
+            self.executable = self.compiler(runtime, self.key, self.graph)
         given: list[Tensor] = []
         for g, (shape, dtype) in zip(cotangents, self.forms, strict=False):
             if g is None:

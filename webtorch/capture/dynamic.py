@@ -8,16 +8,18 @@ the polynomials, without running the function again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from webtorch.capture.trace import Capture, Compiler, Returned, is_constant
+from webtorch.capture.trace import Capture, Compiler, Returned, compile_varying, is_constant
+from webtorch.errors import OutOfMemoryError
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import contiguous_strides
 from webtorch.tensors.host import HostScalar, RandomOffset
@@ -90,21 +92,33 @@ def probes(point: Point) -> list[Point]:
     return chosen
 
 
+def _expected(point: Point) -> list[Point]:
+    """Return sizes like those that may come, odd ones and multiples of four, near and far: by them a
+    device finds out what varies in its kernels.
+    """
+    return [
+        tuple([p + 2 + p % 2 + 1 + 2 * i for i, p in enumerate(point)]),
+        tuple([max(3 * p, 67) // 2 * 2 + 1 + 2 * i for i, p in enumerate(point)]),
+        tuple([(p // 4 + 1 + i) * 4 for i, p in enumerate(point)]),
+        tuple([(max(3 * p, 67) // 4 + 1 + i) * 4 for i, p in enumerate(point)]),
+    ]
+
+
 def _monomials(count: int) -> list[tuple[int, ...]]:
     """Return the exponents of each monomial of degree two or less."""
     powers = itertools.product(range(3), repeat=count)
     return sorted((p for p in powers if sum(p) <= 2), key=lambda p: (sum(p), p))
 
 
-def _row(point: Point) -> list[Fraction]:
+def _row(point: Point) -> list[int]:
     return [
-        Fraction(math.prod(x**e for x, e in zip(point, powers, strict=True)))
+        math.prod([x**e for x, e in zip(point, powers, strict=True)])
         for powers in _monomials(len(point))
     ]
 
 
 def _rank(points: list[Point]) -> int:
-    rows = [_row(p) for p in points]
+    rows = [[Fraction(m) for m in _row(p)] for p in points]
     rank = 0
     for column in range(len(rows[0]) if rows else 0):
         pivot = next((r for r in range(rank, len(rows)) if rows[r][column]), None)
@@ -121,7 +135,10 @@ def _rank(points: list[Point]) -> int:
 
 def _inverse(points: list[Point]) -> list[list[Fraction]]:
     size = len(points)
-    rows = [[*_row(p), *(Fraction(int(i == j)) for j in range(size))] for i, p in enumerate(points)]
+    rows = [
+        [Fraction(m) for m in (*_row(p), *(int(i == j) for j in range(size)))]
+        for i, p in enumerate(points)
+    ]
     for column in range(size):
         pivot = next(r for r in range(column, size) if rows[r][column])
         rows[column], rows[pivot] = rows[pivot], rows[column]
@@ -134,23 +151,28 @@ def _inverse(points: list[Point]) -> list[list[Fraction]]:
     return [row[size:] for row in rows]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Polynomial:
     """An integer, or a quotient of two, as a function of the sizes."""
 
-    coefficients: tuple[Fraction, ...]
-    kind: str = "int"
-    # For a float: what the integer is divided by.
-    divisor: Polynomial | int = 1
+    __slots__ = ("coefficients", "denominator", "divisor", "kind")
 
-    def at(self, row: list[Fraction]) -> int | float:
+    def __init__(
+        self,
+        coefficients: Sequence[Fraction],
+        kind: str = "int",
+        divisor: Polynomial | int = 1,
+    ) -> None:
+        """`coefficients` are those of the monomials; a float is divided by `divisor`."""
+        self.denominator = math.lcm(*(c.denominator for c in coefficients))
+        self.coefficients = [int(c * self.denominator) for c in coefficients]
+        self.kind, self.divisor = kind, divisor
+
+    def at(self, row: list[int]) -> int | float:
         """Return the value where the monomials are `row`."""
-        value = sum(
-            (c * m for c, m in zip(self.coefficients, row, strict=True) if c), start=Fraction(0)
-        )
-        if value.denominator != 1:
+        value = sum([c * m for c, m in zip(self.coefficients, row, strict=True) if c])
+        whole, rest = divmod(value, self.denominator)
+        if rest:
             raise NotPolynomial("a size is not whole")
-        whole = int(value)
         if self.kind == "int":
             return whole
         divisor = self.divisor.at(row) if isinstance(self.divisor, Polynomial) else self.divisor
@@ -166,7 +188,7 @@ class _Fit:
         self.rows = [_row(p) for p in points]
 
     def __call__(self, values: Sequence[Any], where: str) -> Any:
-        """Return a form from which `_made` gives each of `values` at its point."""
+        """Return a form from which `_maker` makes each of `values` at its point."""
         first = values[0]
         if all(v is first for v in values):
             return first
@@ -252,36 +274,71 @@ class _Fit:
                 continue
             if isinstance(top, int):
                 top = Polynomial((Fraction(top), *(Fraction(0),) * (self.count - 1)))
-            return Polynomial(top.coefficients, "float", divisor)
+            return Polynomial(
+                [Fraction(c, top.denominator) for c in top.coefficients], "float", divisor
+            )
         raise failed
 
 
-def _made(x: Any, row: list[Fraction]) -> Any:
-    """Return a form's value where the monomials of the sizes are `row`."""
+Maker = Callable[[list[int]], Any]
+
+
+def _maker(x: Any) -> Maker | None:
+    """Return what makes a form's value where the monomials of the sizes are known; None where it is
+    the form itself for all sizes.
+    """
     match x:
         case Polynomial():
-            return x.at(row)
+            return x.at
         case RandomOffset() if isinstance(x.relative, Polynomial):
-            made = copy.copy(x)
-            made.relative = x.relative.at(row)
-            return made
+            relative = x.relative
+
+            def offset(row: list[int]) -> Any:
+                made = copy.copy(x)
+                made.relative = relative.at(row)
+                return made
+
+            return offset
         case GraphNode() | Graph() | Output() | Returned():
-            parts = {
-                f.name: _made(getattr(x, f.name), row)
-                for f in dataclasses.fields(x)
-                if f.name not in ("identity", "storage", "origin", "line")
+            names = [f.name for f in dataclasses.fields(x)]
+            fields = {
+                n: m
+                for n in names
+                if n not in ("identity", "storage", "origin", "line")
+                and (m := _maker(getattr(x, n))) is not None
             }
-            return dataclasses.replace(x, **parts)
+            if not fields:
+                return None
+            return lambda row: dataclasses.replace(x, **{n: m(row) for n, m in fields.items()})
         case dict():
-            return {k: _made(v, row) for k, v in x.items()}
-        case tuple() if type(x) is not tuple:
-            parts_ = [_made(v, row) for v in x]
-            return type(x)(*parts_) if hasattr(x, "_fields") else type(x)(parts_)
-        case tuple():
-            return tuple([_made(v, row) for v in x])
-        case list():
-            return [_made(v, row) for v in x]
-    return x
+            keys, parts = list(x), _makers(x.values())
+            if parts is None:
+                return None
+            return lambda row: dict(zip(keys, parts(row), strict=True))
+        case tuple() | list():
+            kind: Any = type(x)
+            made = _makers(x)
+            if made is None or kind is list:
+                return made
+            if hasattr(kind, "_fields"):
+                return lambda row: kind(*made(row))
+            return lambda row: kind(made(row))
+    return None
+
+
+def _makers(items: Iterable[Any]) -> Callable[[list[int]], list[Any]] | None:
+    whole = list(items)
+    varied = [(i, m) for i, x in enumerate(whole) if (m := _maker(x)) is not None]
+    if not varied:
+        return None
+
+    def make(row: list[int]) -> list[Any]:
+        out = whole.copy()
+        for i, m in varied:
+            out[i] = m(row)
+        return out
+
+    return make
 
 
 class Template:
@@ -291,6 +348,7 @@ class Template:
         """Compare captures at `points`. Raises NotPolynomial."""
         self.base = captures[0]
         self.compiler = compiler
+        self.others = _expected(points[0])
         self.made: OrderedDict[Point, Capture] = OrderedDict()
         fit = _Fit(points)
         base = self.base
@@ -301,8 +359,9 @@ class Template:
             if not same or other.donated != base.donated or other.dynamic != base.dynamic:
                 raise NotPolynomial("what it reads")
 
-        def fitted(name: str, get: Callable[[Capture], Any]) -> Any:
-            return fit([get(c) for c in captures], name)
+        def fitted(name: str, get: Callable[[Capture], Any]) -> Maker:
+            form = fit([get(c) for c in captures], name)
+            return _maker(form) or (lambda row: form)
 
         self.graph = fitted("operation", lambda c: c.graph)
         self.args = fitted("a number", lambda c: c.args)
@@ -312,7 +371,7 @@ class Template:
         self.effects = fitted("what it leaves behind", lambda c: [v for _, v in c.effects])
         self.after = fitted("a gradient", lambda c: [_after(g.after) for g in c.grads])
         self.counts = fitted("random numbers", lambda c: [n for _, n in c.draws])
-        self.backward = None
+        self.backward: Maker | None = None
         if base.backward is not None:
             if any(c.backward is None for c in captures):
                 raise NotPolynomial("its gradient")
@@ -322,6 +381,12 @@ class Template:
         """Return the capture for these sizes, made without running the function."""
         found = self.made.get(point)
         if found is None:
+            if self.compiler is compile_varying:
+                for other in self.others:
+                    # At some sizes there may be more elements than a kernel can number.
+                    with contextlib.suppress(OutOfMemoryError):
+                        self.base.runtime.foresee(self.graph(_row(other)))
+                self.others = []
             found = self.made[point] = self._make(point)
             if len(self.made) > _MAX_SIZES:
                 self.made.popitem(last=False)
@@ -329,31 +394,37 @@ class Template:
             self.made.move_to_end(point)
         return found
 
+    def latest(self) -> Capture:
+        """Return the capture of the sizes that were asked for last."""
+        return self.made[next(reversed(self.made))]
+
     def _make(self, point: Point) -> Capture:
         row = _row(point)
         base = self.base
-        graph = _made(self.graph, row)
+        graph = self.graph(row)
         graph.verify()
         backward = base.backward
         if backward is not None:
+            assert self.backward is not None
             backward = copy.copy(backward)
-            backward.forms, backward.shapes, backward.graph = _made(self.backward, row)
-            backward.key, backward.executable = ("backward", backward.graph), None
-        after = _made(self.after, row)
+            backward.forms, backward.shapes, backward.graph = self.backward(row)
+            backward.executable = None
+            backward.compiler = self.compiler
+        after = self.after(row)
         return dataclasses.replace(
             base,
             graph=graph,
             executable=self.compiler(base.runtime, graph, graph),
-            args=_made(self.args, row),
-            shapes=_made(self.shapes, row),
-            result=_made(self.result, row),
-            named=_made(self.named, row),
-            effects=[(p, v) for (p, _), v in zip(base.effects, _made(self.effects, row))],
+            args=self.args(row),
+            shapes=self.shapes(row),
+            result=self.result(row),
+            named=self.named(row),
+            effects=[(p, v) for (p, _), v in zip(base.effects, self.effects(row))],
             grads=[
                 dataclasses.replace(g, after=g.after if a is _SAME else a)
                 for g, a in zip(base.grads, after, strict=True)
             ],
-            draws=[(g, n) for (g, _), n in zip(base.draws, _made(self.counts, row))],
+            draws=[(g, n) for (g, _), n in zip(base.draws, self.counts(row))],
             backward=backward,
         )
 

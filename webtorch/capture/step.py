@@ -30,8 +30,8 @@ from webtorch.capture.trace import (
     NotReplayable,
     Returned,
     capture,
-    compile_cached,
     compile_never,
+    compile_varying,
     is_constant,
     replay,
 )
@@ -175,11 +175,18 @@ class CompiledFunction:
     ) -> Callable[[], Any]:
         """Capture the function for a signature; return what runs its program."""
         live = dict(numbers)
-        positional, named = _replace((args, kwargs), iter(tensors), live, iter(live))
+        taken = tensors
+        if sizes:
+            if key[0] in self.written:
+                self._unmark(NotPolynomial("it writes a part of a tensor"))
+                return functools.partial(self, *args, **kwargs)
+            taken = self._at_sizes(tensors, sizes, sizes)
+        positional, named = _replace((args, kwargs), iter(taken), live, iter(live))
         try:
             captured = capture(
-                self.function, positional, named, tensors,
-                careful=True, compiler=self.compiler, wanted=self.wanted,
+                self.function, positional, named, taken,
+                careful=True, compiler=compile_never if sizes else self.compiler,
+                wanted=self.wanted,
             )  # fmt: skip
         except NotReplayable as usual:
             count = self.refusals[key] = self.refusals.get(key, 0) + 1
@@ -198,9 +205,11 @@ class CompiledFunction:
         if not self._settle(key, captured, live, numbers):
             return functools.partial(self, *args, **kwargs)
         self.free.setdefault(key, set()).update(_free(captured, live))
+        chosen = captured
         if sizes:
             try:
                 captured.template = self._vary(captured, sizes, args, kwargs, tensors, live)
+                chosen = captured.template.at(sizes)
             except NotPolynomial as reason:
                 self._unmark(reason)
                 return functools.partial(self, *args, **kwargs)
@@ -210,7 +219,7 @@ class CompiledFunction:
         if len(self.captures) > _MAX_SIGNATURES:
             gone, _ = self.captures.popitem(last=False)
             self.signatures.pop(gone, None)
-        return functools.partial(self._replay, captured, tensors, given)
+        return functools.partial(self._replay, chosen, tensors, given)
 
     def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
         if not self.runs:
@@ -258,21 +267,9 @@ class CompiledFunction:
             raise NotPolynomial(f"{len(sizes)} sizes vary on their own")
         points = probes(sizes)
         found = [captured]
-        compiler = self.compiler or compile_cached
+        compiler = self.compiler or compile_varying
         for point in points[1:]:
-            size = dict(zip(sizes, point, strict=True))
-            others = [
-                placeholder(
-                    t,
-                    tuple(
-                        size[s] if d in self.marks.get(i, ()) and s > 1 else s
-                        for d, s in enumerate(t._shape)
-                    ),
-                )
-                if i in self.marks
-                else t
-                for i, t in enumerate(tensors)
-            ]
+            others = self._at_sizes(tensors, sizes, point)
             positional, named = _replace((args, kwargs), iter(others), live, iter(live))
             try:
                 found.append(
@@ -291,6 +288,30 @@ class CompiledFunction:
             except (RuntimeError, ValueError, IndexError) as error:
                 raise NotPolynomial(f"at size {', '.join(map(str, point))}: {error}") from error
         return Template(points, found, compiler)
+
+    def _at_sizes(
+        self, tensors: list[Tensor], sizes: tuple[int, ...], point: tuple[int, ...]
+    ) -> list[Tensor]:
+        """Return arguments to record with, whose marked dimensions have the sizes `point` for `sizes`."""
+        size = dict(zip(sizes, point, strict=True))
+        made: dict[int, Tensor] = {}
+        return [
+            made.setdefault(
+                id(t),
+                placeholder(
+                    t,
+                    tuple(
+                        [
+                            size[s] if d in self.marks[i] and s > 1 else s
+                            for d, s in enumerate(t._shape)
+                        ]
+                    ),
+                ),
+            )
+            if i in self.marks
+            else t
+            for i, t in enumerate(tensors)
+        ]
 
     def _unmark(self, reason: NotPolynomial) -> None:
         self.marks.clear()
@@ -421,7 +442,8 @@ class CompiledFunction:
                 "compile: nothing has been captured yet: call the function once with arguments "
                 "like those that it will get"
             )
-        return next(reversed(self.captures.values()))[0][0]
+        found = next(reversed(self.captures.values()))[0][0]
+        return found if found.template is None else found.template.latest()
 
     def program(self) -> Program:
         """Return the program of the latest signature; printed, it lists its steps.
@@ -509,8 +531,10 @@ def _equal(a: float, b: float) -> bool:
 def _alike(a: Capture, b: Capture) -> bool:
     """Whether two captures differ in nothing but what is read anew at each replay."""
     fixed = [[x for i, x in enumerate(c.args) if i not in set(c.dynamic)] for c in (a, b)]
+    # A capture for many sizes has no program of its own.
+    mine: Any = a.executable
     return (
-        a.executable is b.executable
+        (a.graph == b.graph if mine is None else mine is b.executable)
         and a.dynamic == b.dynamic
         and fixed[0] == fixed[1]
         and all(_one_source(b, x, y) for x, y in zip(a.sources, b.sources, strict=True))

@@ -520,6 +520,11 @@ def compile_cached(runtime: Runtime, key: Any, graph: Graph) -> Executable:
     return runtime.program(key, graph)
 
 
+def compile_varying(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+    """Return the program of a graph whose sizes vary from one program to the next."""
+    return runtime.program(("varying", graph), graph, varying=True)
+
+
 def compile_never(runtime: Runtime, key: Any, graph: Graph) -> Any:
     """Stand in for a compiler where only the graph is wanted."""
     return None

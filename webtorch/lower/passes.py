@@ -128,7 +128,8 @@ def split_reductions(graph: Graph, limits: Limits) -> Graph:
 
 def _parts(graph: Graph, node: GraphNode, limits: Limits) -> int:
     op, dims = node.attrs
-    if op in ("argmax", "argmin"):
+    if op in ("argmax", "argmin") or limits.varying:
+        # A number of parts that divides one size does not divide another.
         return 1
     source = graph.nodes[node.srcs[0]]
     outer = numel(node.shape)

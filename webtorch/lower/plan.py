@@ -430,7 +430,9 @@ class _Planner:
                     places.setdefault(site, len(places))
                 routine = replace(
                     routine,
-                    checks=tuple(replace(c, site=places[task.sites[c.site]]) for c in routine.checks),
+                    checks=tuple(
+                        replace(c, site=places[task.sites[c.site]]) for c in routine.checks
+                    ),
                 )
             number = numbers.setdefault(routine, len(routines))
             if number == len(routines):

@@ -11,6 +11,7 @@ code). Imports floors 0-2.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -971,6 +972,14 @@ def bounds(x: Expr) -> tuple[float, float]:
     return _UNKNOWN
 
 
-def python_source(kernel: Kernel) -> str:
-    """Return the loop text of `kernel`."""
-    return _Writer(kernel).render()
+def python_source(kernel: Kernel, varying: bool = False) -> str:
+    """Return the loop text of `kernel`; if its sizes vary, its arrays have room for larger ones."""
+    text = _Writer(kernel).render()
+    return _LOCAL.sub(_roomy, text) if varying else text
+
+
+_LOCAL = re.compile(r"(local\(\w+, )(\d+)\)")
+
+
+def _roomy(found: re.Match[str]) -> str:
+    return f"{found[1]}{1 << (int(found[2]) - 1).bit_length()})"

@@ -26,6 +26,7 @@ from webtorch.ir.kernel import (
     Reduce,
     Store,
 )
+from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type, wrap
@@ -72,6 +73,8 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     """Choose how a reduction is spread over invocations."""
     k, limits = writer.kernel, writer.limits
     m, n = k.outer_count, k.inner_count
+    if limits.varying:
+        m, n = size_class(m), size_class(n)
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
     columns = _reads_columns(writer)
     if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _ITERATIONS) or n <= 128)):
@@ -213,6 +216,9 @@ class ReductionWriter:
         self.begin, self.end = "", str(n)
         self.per_block = geometry.ty * writer.lanes
         self.blocks = -(-n // self.per_block)
+        varying = writer.limits.varying
+        # Sizes of a class have one loop.
+        self.turns = -(-(size_class(n) if varying else n) // self.per_block)
         nodes = sum(1 for _ in ex.walk(*self.k.expressions()))
         points = self.blocks * writer.lanes
         self.static = (
@@ -220,6 +226,7 @@ class ReductionWriter:
             and points <= _STATIC_POINTS
             and (points == 1 or points * nodes <= _STATIC_NODES)
             and not (not writer.limits.is_gpu and geometry.ty == 1 and points > 4)
+            and not (varying and geometry.ty == 1 and points > 1)
         )
 
     def prologue(self, groups_per_point: int) -> tuple[int, int, int]:
@@ -244,7 +251,8 @@ class ReductionWriter:
         add(f"let tx = {tx};")
         add(f"let ty = {ty};")
         add(f"let point = {point_group} * {g.tx} + tx;")
-        exact = m % g.tx == 0 and grid[0] * grid[1] * grid[2] == groups
+        whole = m % g.tx == 0 and grid[0] * grid[1] * grid[2] == groups
+        exact = whole and not self.w.limits.varying
         if exact:
             add("let o = point;")
             self.active = ""
@@ -375,7 +383,7 @@ class ReductionWriter:
         if self.begin:
             start = f"{self.begin} + {start}"
         sums = [a for a in accs if a.reduce.op == "sum" and a.kind == "f32"]
-        turns = self.blocks // self.g.split
+        turns = self.turns // self.g.split
         blocked = bool(sums) and turns > 2 * _BLOCK
         renamed = {a.stage: a.value for a in sums}
         if blocked:

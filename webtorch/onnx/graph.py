@@ -290,7 +290,9 @@ class _Sizes:
 
     def coefficients(self, values: Sequence[Any]) -> list[Fraction] | None:
         """Return the coefficients of the monomials that give these values, if there are any."""
-        rows = [[*_row(p), Fraction(v)] for p, v in zip(self.points, values, strict=True)]
+        rows = [
+            [*map(Fraction, _row(p)), Fraction(v)] for p, v in zip(self.points, values, strict=True)
+        ]
         count = len(rows[0]) - 1
         for column in range(count):
             pivot = next((r for r in range(column, len(rows)) if rows[r][column]), None)

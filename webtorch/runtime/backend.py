@@ -47,6 +47,9 @@ class Limits:
     has_scan: bool = True
     # Whether small kernels are merged into one dispatch (lower/together.py).
     has_several: bool = False
+    # Whether the graph's sizes vary from one program to the next, so that its kernels should differ
+    # in little more than numbers (lower/sizes.py).
+    varying: bool = False
 
 
 class Executable(Protocol):
@@ -102,8 +105,15 @@ class Backend(Protocol):
         """Return an awaitable of what `download` returns; other coroutines run meanwhile."""
         ...
 
-    def compile(self, program: Program) -> Executable:
-        """Make a program ready: compile its kernels (cached by source)."""
+    def compile(self, program: Program, varying: bool = False) -> Executable:
+        """Make a program ready: compile its kernels (cached by source).
+
+        `varying` programs differ from others in their sizes: their kernels take them as arguments.
+        """
+        ...
+
+    def foresee(self, program: Program) -> None:
+        """Note a varying program that may be compiled some day, or another one of its form."""
         ...
 
     def source(self, routine: Routine) -> str:

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from webtorch.errors import CaptureError
@@ -414,8 +414,11 @@ class Runtime:
         """Return the counters of this device's caches, by name."""
         return {"programs": self.churn.counts(len(self.programs)), **self.backend.caches()}
 
-    def program(self, key: Any, graph: Frozen | Graph) -> Executable:
-        """Return the program of a graph from the cache, where `key` names it; else compile it."""
+    def program(self, key: Any, graph: Frozen | Graph, varying: bool = False) -> Executable:
+        """Return the program of a graph from the cache, where `key` names it; else compile it.
+
+        The sizes of a `varying` graph differ from one program to the next.
+        """
         executable = self.programs.get(key)
         if executable is not None:
             self.counters.hits += 1
@@ -427,7 +430,7 @@ class Runtime:
         self.counters.misses += 1
         started = time.perf_counter()
         whole = graph if isinstance(graph, Graph) else to_graph(graph)
-        executable = self._made_ready(whole, started)
+        executable = self._made_ready(whole, started, varying)
         if self.debug:
             show_program(
                 executable.program, self.backend, time.perf_counter() - started, self.debug
@@ -446,10 +449,20 @@ class Runtime:
         )
         return executable
 
-    def _made_ready(self, graph: Graph, started: float) -> Executable:
+    def foresee(self, graph: Graph) -> None:
+        """Note what varying graph will be compiled some day, or another of its form: what they have in
+        common is then compiled once.
+        """
+        limits = replace(self.backend.limits, varying=True)
+        self.backend.foresee(compile_graph(graph, limits))
+
+    def _made_ready(self, graph: Graph, started: float, varying: bool) -> Executable:
         """Compile a graph, or take its program from disk."""
         backend = self.backend
         shown = show_pass if self.debug >= 3 else None
+        if varying:
+            limits = replace(backend.limits, varying=True)
+            return backend.compile(compile_graph(graph, limits, shown), varying=True)
         key = kept.key_of(graph, backend) if shown is None else None
         if key is None:
             return backend.compile(compile_graph(graph, backend.limits, shown))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from webtorch.errors import DTypeError, KernelError
-from webtorch.ir.dtype import DType, int64
+from webtorch.ir.dtype import DType, Scalar, int64
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.wgsl import WgslPass, render
 from webtorch.runtime.backend import Limits

@@ -27,6 +27,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Kernel
+from webtorch.lower.sizes import size_class
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
@@ -112,7 +113,7 @@ def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None,
     # The shortest parts of k that a software adapter can be trusted with.
     needed = 1 if limits.is_gpu else -(-p.k // _LONGEST)
     shipped = FAMILIES[limits.family].measured if limits.is_gpu else {}
-    if tuned and (limits.tuned or shipped):
+    if tuned and not limits.varying and (limits.tuned or shipped):
         name = shape_class(p, limits)
         found = limits.tuned.get(name) or shipped.get(name)
         if found is not None and _fits(found, limits):
@@ -120,6 +121,9 @@ def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None,
             split = max(needed, min(split, p.k // 4))
             return Tile(*tile_sizes) if any(tile_sizes) else None, max(1, split)
     if not limits.is_gpu:
+        if limits.varying:
+            # As many parts for every size.
+            return None, needed
         groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
         return None, max(needed, min(8 // groups, p.k // 2048)) if groups < 4 else needed
     found_by_model = ranked(p, limits)
@@ -142,6 +146,9 @@ def ranked(p: Product, limits: Limits) -> list[tuple[float, Tile, int]]:
     writer = ProductWriter(p, limits)
     gathers = [not (o.wide or o.deep) for o in operands_of(writer)]
     out: list[tuple[float, Tile, int]] = []
+    if limits.varying:
+        batch, m, n, k = map(size_class, p.sizes)
+        p = replace(p, batch=batch, m=m, n=n, k=k)
     for known in family.tiles:
         tile = known.tile
         if (

@@ -20,7 +20,7 @@ from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import python_source
 from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.cpu import jit
-from webtorch.runtime.backends.cpu.executable import CpuExecutable
+from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
 from webtorch.runtime.backends.cpu.memory import MEMORY, Array, ArrayBuffer, CpuBuffer, lend
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
 
@@ -88,9 +88,14 @@ class CpuBackend:
         self.synchronize()
         return lend(buffer, before)
 
-    def compile(self, program: Program) -> CpuExecutable:
+    def compile(self, program: Program, varying: bool = False) -> CpuExecutable:
         """Make a program ready."""
-        return CpuExecutable(program, self._failed)
+        return CpuExecutable(program, self._failed, varying)
+
+    def foresee(self, program: Program) -> None:
+        """Note the texts of a varying program's kernels."""
+        for routine in program.routines:
+            runner(routine, varying=True)
 
     def source(self, routine: Routine) -> str:
         """Return the source text of a routine: loops where they are compiled, else NumPy."""

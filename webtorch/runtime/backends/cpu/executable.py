@@ -33,6 +33,7 @@ from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.sizes import Families, Family
 from webtorch.lower.templates.generic import conv_kernel
 from webtorch.runtime.backends.cpu import (
     attention,
@@ -86,8 +87,16 @@ class KernelRunner(Runner):
     The rule counts work and looks at no clock, so that the same program gives the same bits every time.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, varying: bool = False) -> None:
         self.routine = self.kernel = kernel
+        self.varying = varying
+        # The sizes that the machine code takes as arguments.
+        self.sizes: tuple[int, ...] = ()
+        self.family: Family | None = None
+        self.head = ""
+        self.numbers: tuple[str, ...] = ()
+        if varying and jit.available():
+            self._join_family()
         self.points = kernel.outer_count * kernel.inner_count
         self.count = kernel.outer_count
         self.rows = kernel.outer[0] if kernel.outer else 1
@@ -114,14 +123,16 @@ class KernelRunner(Runner):
         """Run on bound buffers."""
         native = self.native
         if native is None:
-            self.spent += self.step
-            if self.spent < _COMPILE_WORK or not jit.available():
+            if not self._pays() or not jit.available():
                 self.run_numpy(buffers, args, status)
                 return
             native = self.compile()
         values = [a & m if m else a for a, m in zip(args, self.masks)] if args else ()  # type: ignore[operator]
         block = self.pack(
-            *[b.address for b in buffers], *values, status.ctypes.data if self.kernel.checks else 0
+            *[b.address for b in buffers],
+            *values,
+            *self.sizes,
+            status.ctypes.data if self.kernel.checks else 0,
         )
         if not self.parallel:
             native.call(0, self.count, block)
@@ -142,10 +153,51 @@ class KernelRunner(Runner):
         parts = max(threads, min(4 * threads, self.work // _CHUNK_WORK))
         return -(-self.count // (parts * self.multiple)) * self.multiple
 
+    def _pays(self) -> bool:
+        """Whether machine code pays for compiling, with one more run."""
+        family = self.family
+        if family is None:
+            self.spent += self.step
+            return self.spent >= _COMPILE_WORK
+        # What was compiled for another size serves here too.
+        family.work += self.step
+        return family.work >= _COMPILE_WORK
+
     def compile(self) -> jit.Native:
         """Make and keep the machine code."""
-        self.native = native = jit.function(python_source(tile(self.kernel)))
+        native: jit.Native
+        if self.family is None:
+            native = jit.function(python_source(tile(self.kernel)))
+        else:
+            with _FAMILIES_LOCK:
+                native = self._of_any_size(self.family)
+        self.native = native
         return native
+
+    def _join_family(self) -> None:
+        source = python_source(tile(self.kernel), varying=True)
+        begin = source.index("\n")
+        # The name is no part of what the text does.
+        self.head = source[source.index("(") : begin]
+        with _FAMILIES_LOCK:
+            self.family, self.numbers = _FAMILIES.find(source[begin:], self.head)
+
+    def _of_any_size(self, family: Family) -> jit.Native:
+        names, values = family.arguments(self.numbers)
+        places = tuple(sorted(family.places))
+        found: jit.Native | None = family.made.get(places)
+        if found is None:
+            given = "".join(f"{n}: int, " for n in names)
+            head = self.head.replace("status)", f"{given}status)")
+            family.made.clear()
+            found = family.made[places] = jit.function(f"def kernel{head}{family.text('')}")
+        if values:
+            self.sizes = tuple(values)
+            kinds = ["d" if d.kind == "float" else "Q" for d in self.kernel.args]
+            self.pack = struct.Struct(
+                "Q" * len(self.kernel.buffers) + "".join(kinds) + "Q" * (len(values) + 1)
+            ).pack
+        return found
 
     def run_numpy(
         self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array
@@ -199,10 +251,11 @@ class SplitRunner(Runner):
         kernels: list[Kernel],
         scratch: list[tuple[DType, int]],
         bindings: list[tuple[int, ...]],
+        varying: bool = False,
     ) -> None:
         self.routine = routine
         self.scratch = scratch
-        self.steps = [(KernelRunner(k), b) for k, b in zip(kernels, bindings)]
+        self.steps = [(KernelRunner(k, varying), b) for k, b in zip(kernels, bindings)]
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -229,9 +282,9 @@ class ArrayRunner(Runner):
 class SeveralRunner(Runner):
     """Kernels that run one after the other."""
 
-    def __init__(self, routine: Several) -> None:
+    def __init__(self, routine: Several, varying: bool = False) -> None:
         self.routine = routine
-        self.steps = [KernelRunner(part) for part in routine.parts]
+        self.steps = [KernelRunner(part, varying) for part in routine.parts]
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -261,19 +314,25 @@ class BufferRunner(Runner):
         self.function(*buffers)
 
 
-_RUNNERS: WeakValueDictionary[Routine, Runner] = WeakValueDictionary()
+# By routine, and whether its sizes vary.
+_RUNNERS: WeakValueDictionary[tuple[Routine, bool], Runner] = WeakValueDictionary()
+_FAMILIES = Families()
+_FAMILIES_LOCK = threading.RLock()
 
 
-def runner(routine: Routine) -> Runner:
-    """Return the one runner of a routine."""
-    found = _RUNNERS.get(routine)
+def runner(routine: Routine, varying: bool = False) -> Runner:
+    """Return the one runner of a routine, among those whose sizes vary or those that have one."""
+    found = _RUNNERS.get((routine, varying))
     if found is None:
         match routine:
             case Kernel():
                 parts = split_reduction(routine) if jit.available() else None
-                found = KernelRunner(routine) if parts is None else SplitRunner(routine, *parts)
+                if parts is None:
+                    found = KernelRunner(routine, varying)
+                else:
+                    found = SplitRunner(routine, *parts, varying)
             case Several():
-                found = SeveralRunner(routine)
+                found = SeveralRunner(routine, varying)
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
@@ -282,7 +341,7 @@ def runner(routine: Routine) -> Runner:
                 routine.groups == routine.input_shape[1] > 1 and routine.kind != "weight"
             ):
                 # Depthwise: no matrix product to speak of, so the loop nest itself is best.
-                found = KernelRunner(conv_kernel(routine))
+                found = KernelRunner(conv_kernel(routine), varying)
             case Convolution() if direct.suits(routine):
                 found = BufferRunner(routine, direct.convolution(routine))
             case Convolution():
@@ -295,7 +354,7 @@ def runner(routine: Routine) -> Runner:
                 found = ArrayRunner(routine, order.sort(routine))
             case Host():
                 found = ArrayRunner(routine, lapack.function(routine))
-        _RUNNERS[routine] = found
+        _RUNNERS[routine, varying] = found
     return found
 
 
@@ -307,10 +366,15 @@ def copy(source: CpuBuffer, target: CpuBuffer) -> None:
 class CpuExecutable:
     """A program ready for the CPU."""
 
-    def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        failed: Callable[[Program, int, int], None],
+        varying: bool = False,
+    ) -> None:
         self.program = program
         self.failed = failed
-        self.runners = [runner(r) for r in program.routines]
+        self.runners = [runner(r, varying) for r in program.routines]
         self.status: Array = np.zeros(2, np.int64)
         # Temporaries and argument blocks are shared by the runs of one program.
         self.lock = threading.Lock()

@@ -579,6 +579,9 @@ class _Compiler:
             elif kind in _FLOATS:
                 number_value = self.m.wrap(b.load(cell, typ=ir.DoubleType()), "float64")
                 self.let(name, self.m.cast(number_value, kind))
+            elif kind == "int":
+                # A number that stands for a literal.
+                self.let(name, self.m.wrap(b.load(cell, typ=i64), "int"))
             else:
                 self.let(name, self.m.cast(self.m.wrap(b.load(cell, typ=i64), "int64"), kind))
         # Buffers never overlap: each has a scope, and its accesses are known not to touch the others.

@@ -193,8 +193,12 @@ class WebGPUBackend:
         """How many kernels the device's compiler has compiled; a cache hit does not count."""
         return self.pipelines.compiled
 
-    def render(self, routine: Routine) -> Sequence[Pass]:
-        """Return the WGSL passes of a routine, rendered once."""
+    def render(self, routine: Routine, varying: bool = False) -> Sequence[Pass]:
+        """Return the WGSL passes of a routine, rendered once; `varying` is as in `compile`."""
+        if varying:
+            from webtorch.lower.wgsl import render
+
+            return render(routine, replace(self.limits, varying=True), self.engine)
         found = self._rendered.get(routine)
         if found is None:
             if self._tunes and isinstance(routine, Matmul | Convolution):
@@ -256,11 +260,21 @@ class WebGPUBackend:
         """Return the WGSL of a routine, its passes one after the other."""
         return "\n\n".join(part.source for part in self.render(routine))
 
-    def compile(self, program: Program) -> WebGPUExecutable:
-        """Make a program ready. Raises KernelError with the source when the device refuses a kernel."""
+    def compile(self, program: Program, varying: bool = False) -> WebGPUExecutable:
+        """Make a program ready. Raises KernelError with the source when the device refuses a kernel.
+
+        The kernels of a `varying` program take its sizes as arguments.
+        """
         with self.lock:
             self.settle()
-            return WebGPUExecutable(self, program)
+            return WebGPUExecutable(self, program, varying)
+
+    def foresee(self, program: Program) -> None:
+        """Note the texts of a varying program's kernels."""
+        with self.lock:
+            for routine in program.routines:
+                for part in self.render(routine, varying=True):
+                    self.pipelines.family(part)
 
     # -- memory
 

@@ -13,10 +13,11 @@ import struct
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import DeviceError, KernelError
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, int32
+from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu.loop import Row
@@ -68,6 +69,7 @@ class _Dispatch:
     __slots__ = (
         "chunk",
         "chunk_bytes",
+        "extra",
         "grid",
         "groups",
         "has_status",
@@ -85,6 +87,7 @@ class _Dispatch:
         chunk: int | None,
         chunk_bytes: int,
         has_status: bool,
+        extra: tuple[int, int] | None = None,
     ) -> None:
         self.name = name
         self.pipeline = pipeline
@@ -93,6 +96,8 @@ class _Dispatch:
         self.chunk = chunk
         self.chunk_bytes = chunk_bytes
         self.has_status = has_status
+        # Where the sizes are, and their bytes, if they are arguments.
+        self.extra = extra
         self.groups: OrderedDict[tuple[int, ...], Owned] = OrderedDict()
 
 
@@ -118,9 +123,12 @@ class _Plan:
 class WebGPUExecutable:
     """A program made ready for one WebGPU device. Made by `WebGPUBackend.compile`."""
 
-    def __init__(self, device: WebGPUBackend, program: Program) -> None:
+    def __init__(self, device: WebGPUBackend, program: Program, varying: bool = False) -> None:
         self.program = program
         self._device = device
+        self._varying = varying
+        # Arguments that no run gives: the program's own, and sizes.
+        self._constants: list[Any] = list(program.constants)
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
         self._layout_memory()
         self._prepare()
@@ -180,12 +188,13 @@ class WebGPUExecutable:
         self._chunks: dict[tuple[tuple[int, str, int], ...], int] = {}
         self._uniform_bytes = 0
         scratch: list[int] = []
-        compiled: dict[int, list[tuple[Pass, Pipeline]]] = {}
+        compiled: dict[int, list[tuple[Pass, Pipeline, tuple[int, ...]]]] = {}
         # For each dispatch the program's step and the routine's name: what a profiler shows.
         self.labels: list[tuple[int, str]] = []
         used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
         routines = [program.routines[n] for n in used]
-        device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
+        if not self._varying:
+            device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
         for number, step in enumerate(program.steps):
             if isinstance(step, Copy):
                 self._prepare_copy(step)
@@ -193,9 +202,8 @@ class WebGPUExecutable:
             routine = program.routines[step.routine]
             parts = compiled.get(step.routine)
             if parts is None:
-                parts = [(p, device.pipelines.get(p, routine.name)) for p in device.render(routine)]
-                compiled[step.routine] = parts
-            for part, pipeline in parts:
+                parts = compiled[step.routine] = self._pipelines(routine)
+            for part, pipeline, sizes in parts:
                 if max(part.grid) > most or min(part.grid) < 1:
                     raise KernelError(
                         f"compile {routine.name}: the grid {part.grid} has a side outside 1..{most}"
@@ -205,11 +213,24 @@ class WebGPUExecutable:
                         scratch.append(0)
                     scratch[place] = max(scratch[place], (nbytes + 15) & -16)
                 self.labels.append((number, routine.name))
-                self._steps.append(self._prepare_pass(step, routine.name, part, pipeline))
+                self._steps.append(self._prepare_pass(step, routine.name, part, pipeline, sizes))
         self._temporary += scratch
         # The blocks that results and temporaries had before: with the same, the bind groups fit.
         self._fresh_blocks: list[list[Block]] = [[] for _ in self._fresh]
         self._temporary_blocks: list[list[Block]] = [[] for _ in self._temporary]
+
+    def _pipelines(self, routine: Routine) -> list[tuple[Pass, Pipeline, tuple[int, ...]]]:
+        """Return a routine's passes with their pipelines, and the arguments that are sizes."""
+        device = self._device
+        if not self._varying:
+            return [(p, device.pipelines.get(p, routine.name), ()) for p in device.render(routine)]
+        out = []
+        for part in device.render(routine, varying=True):
+            pipeline, values = device.pipelines.of_any_size(part, routine.name)
+            first = len(self.program.args) - len(self.program.constants) + len(self._constants)
+            self._constants += values
+            out.append((part, pipeline, tuple(range(first, first + len(values)))))
+        return out
 
     def _prepare_copy(self, step: Copy) -> None:
         source, target = self._entry[step.source], self._entry[step.target]
@@ -217,7 +238,9 @@ class WebGPUExecutable:
         if source != target:
             self._steps.append((source, target, binding_bytes(declared.dtype, declared.elements)))
 
-    def _prepare_pass(self, step: Dispatch, name: str, part: Pass, pipeline: Pipeline) -> _Dispatch:
+    def _prepare_pass(
+        self, step: Dispatch, name: str, part: Pass, pipeline: Pipeline, sizes: tuple[int, ...]
+    ) -> _Dispatch:
         memory = []
         for slot in part.slots:
             buffer = step.buffers[slot]
@@ -230,12 +253,22 @@ class WebGPUExecutable:
             key = tuple(
                 sorted((offset, argument_format(t), step.args[n]) for offset, t, n in part.args)
             )
-            if key not in self._chunks:
-                self._chunks[key] = self._uniform_bytes
-                self._uniform_bytes += -(-part.args_bytes // _CHUNK) * _CHUNK
-            chunk = self._chunks[key]
+            chunk = self._chunk(key, part.args_bytes)
         nbytes = (part.args_bytes + 15) & -16
-        return _Dispatch(name, pipeline, part.grid, tuple(memory), chunk, nbytes, part.has_status)
+        extra = None
+        if sizes:
+            key = tuple([(4 * i, "i", number) for i, number in enumerate(sizes)])
+            extra = self._chunk(key, 4 * len(sizes)), (4 * len(sizes) + 15) & -16
+        return _Dispatch(
+            name, pipeline, part.grid, tuple(memory), chunk, nbytes, part.has_status, extra
+        )
+
+    def _chunk(self, key: tuple[tuple[int, str, int], ...], nbytes: int) -> int:
+        """Return where arguments are in the uniform buffer."""
+        if key not in self._chunks:
+            self._chunks[key] = self._uniform_bytes
+            self._uniform_bytes += -(-nbytes // _CHUNK) * _CHUNK
+        return self._chunks[key]
 
     def _layout_arguments(self) -> None:
         """Make one struct that packs the arguments of all dispatches."""
@@ -309,8 +342,8 @@ class WebGPUExecutable:
         return [inputs[n] if kept else fresh[n] for kept, n in self._returned]
 
     def _pack_arguments(self, args: Sequence[bool | int | float]) -> bytes:
-        constants = self.program.constants
-        given = len(self.program.args) - len(constants)
+        constants = self._constants
+        given = len(self.program.args) - len(self.program.constants)
         if len(args) != given:
             raise ValueError(f"run: the program has {given} arguments, {len(args)} were given")
         if constants:
@@ -318,7 +351,7 @@ class WebGPUExecutable:
         try:
             return self._pack.pack(*[args[n] for n in self._order])
         except (struct.error, OverflowError):
-            types = self.program.args
+            types = [*self.program.args, *[int32] * (len(args) - len(self.program.args))]
             return self._pack.pack(*[argument_value(args[n], types[n], n) for n in self._order])
 
     def _plan(self, key: tuple[int, ...], blocks: list[Block]) -> _Plan:
@@ -391,6 +424,9 @@ class WebGPUExecutable:
         if step.has_status:
             assert self.status is not None
             bindings.append((self.status.block.pointer, 0, 8))
+        if step.extra is not None:
+            assert self._uniform is not None
+            bindings.append((self._uniform.pointer, *step.extra))
         native = self._device.native
         pointer = native.create_bind_group(step.pipeline.layout, bindings)
         group = Owned(pointer, native.release_bind_group, self._device.trash)

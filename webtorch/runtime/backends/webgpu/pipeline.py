@@ -7,10 +7,11 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from webtorch.errors import DeviceLostError, KernelError
 from webtorch.ir.dtype import DType
+from webtorch.lower.sizes import Families, Family
 from webtorch.runtime.backends.webgpu.native import Native, Pointer, is_lost
 from webtorch.runtime.churn import Churn
 
@@ -67,7 +68,25 @@ _FEW = 4
 _MOST_THREADS = 16
 
 
-def _key(part: Pass) -> _Key:
+class _AnySize(NamedTuple):
+    """A pass for all sizes, as far as it is compiled."""
+
+    source: str
+    bindings: tuple[BindingKind, ...]
+    trusted_indices: bool
+    trusted_loops: bool
+
+
+def _placed(head: str, declared: str) -> str:
+    """Put declarations into a shader, after its directives."""
+    lines = head.splitlines(keepends=True)
+    at = 0
+    while lines[at].startswith(("enable ", "diagnostic", "requires ")):
+        at += 1
+    return "".join([*lines[:at], declared, *lines[at:]])
+
+
+def _key(part: Pass | _AnySize) -> _Key:
     return part.source, part.bindings, part.trusted_indices, part.trusted_loops
 
 
@@ -79,6 +98,7 @@ class PipelineCache:
         self._capacity = capacity
         self._pipelines: OrderedDict[_Key, Pipeline] = OrderedDict()
         self._layouts: dict[tuple[BindingKind, ...], tuple[Any, Any]] = {}
+        self._families = Families()
         self.compiled = 0
         self.churn = Churn(
             "Compiled kernels on webgpu",
@@ -89,7 +109,7 @@ class PipelineCache:
     def __len__(self) -> int:
         return len(self._pipelines)
 
-    def get(self, part: Pass, name: str) -> Pipeline:
+    def get(self, part: Pass | _AnySize, name: str) -> Pipeline:
         """Return the pipeline of a pass. Raises KernelError with the source if the device refuses it."""
         key = _key(part)
         found = self._pipelines.get(key)
@@ -106,6 +126,43 @@ class PipelineCache:
         if len(self._pipelines) > self._capacity:
             self.churn.dropped(self._pipelines.popitem(last=False)[0])
         return made
+
+    def of_any_size(self, part: Pass, name: str) -> tuple[Pipeline, list[int]]:
+        """Return a pipeline that serves the other sizes of this pass too, as far as they have been seen,
+        and the values of its arguments that are sizes. Raises KernelError.
+
+        They are in a uniform that follows the pass's own bindings.
+        """
+        head, family, numbers = self.family(part)
+        names, values = family.arguments(numbers)
+        if not names:
+            return self.get(part, name), []
+        places = tuple(sorted(family.places))
+        found = family.made.get(places)
+        if found is None:
+            members = ", ".join(f"{n}: i32" for n in names)
+            declared = (
+                f"struct Sizes {{ {members} }}\n"
+                f"@group(0) @binding({len(part.bindings)}) var<uniform> sizes: Sizes;\n"
+            )
+            whole = _AnySize(
+                _placed(head, declared) + family.text("sizes."),
+                (*part.bindings, "uniform"),
+                part.trusted_indices,
+                part.trusted_loops,
+            )
+            # It serves for what those with fewer arguments did.
+            family.made.clear()
+            found = family.made[places] = self.get(whole, name)
+        return found, values
+
+    def family(self, part: Pass) -> tuple[str, Family, tuple[str, ...]]:
+        """Return what stands before the body of a pass, and the family and numbers of its body."""
+        source = "\n".join(x for x in part.source.splitlines() if not x.startswith("//"))
+        begin = source.index("{", source.index("@compute"))
+        head, body = source[:begin], source[begin:]
+        key = (head, part.bindings, part.trusted_indices, part.trusted_loops)
+        return head, *self._families.find(body, key)
 
     def prepare(self, parts: Sequence[tuple[Pass, str]]) -> None:
         """Compile the passes that `get` will be asked for, several at a time, where the engine can.
@@ -155,7 +212,7 @@ class PipelineCache:
         for key, pipeline in made.items():
             self._add(key, pipeline, wanted[key][1])
 
-    def _compile(self, part: Pass, name: str) -> Pipeline:
+    def _compile(self, part: Pass | _AnySize, name: str) -> Pipeline:
         device: Any = self._native.wrapper
 
         def build() -> Pipeline:
