@@ -16,7 +16,7 @@ from typing import Any
 import webtorch
 from webtorch import Tensor
 from webtorch.tensors.autocast import restored, snapshot
-from webtorch.tensors.host import host_scalar, tracing
+from webtorch.tensors.host import RunAsUsual, host_scalar, tracing
 
 __all__ = ["GradScaler", "OptState"]
 
@@ -170,7 +170,7 @@ class GradScaler:
         state = self._per_optimizer_states[id(optimizer)]
         if state.stage is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
-        takes_back = getattr(optimizer, "_takes_back", False)
+        takes_back = hasattr(optimizer, "_can_take_back") and optimizer._can_take_back()
         fused = not takes_back and getattr(optimizer, "_step_supports_amp_scaling", False)
         unscaled = state.stage is OptState.UNSCALED
         if fused and not unscaled:
@@ -186,6 +186,10 @@ class GradScaler:
             finally:
                 del optimizer.grad_scale, optimizer.found_inf
         else:
+            if tracing.active:
+                # The call begins anew.
+                self._per_optimizer_states.clear()
+                raise RunAsUsual
             found = sum(f.item() for f in state.found_inf.values())
             result = None if found else optimizer.step(*args, **kwargs)
         state.stage = OptState.STEPPED

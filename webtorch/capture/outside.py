@@ -9,12 +9,14 @@ captured again. What the captured call itself changed in a place is changed agai
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import dis
 import functools
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
@@ -59,10 +61,12 @@ Kind = Literal["cell", "item", "attribute"]
 class Place:
     """A variable, attribute, key or list element outside a function, and what it held before."""
 
-    __slots__ = ("before", "container", "key", "kind", "name")
+    __slots__ = ("before", "container", "key", "kind", "name", "slow")
 
-    def __init__(self, container: Any, key: Any, kind: Kind, name: str) -> None:
+    def __init__(self, container: Any, key: Any, kind: Kind, name: str, slow: bool = False) -> None:
         self.container, self.key, self.kind, self.name = container, key, kind, name
+        # Whether it is looked at only after a module or an optimizer was changed.
+        self.slow = slow
         self.before = self.get()
 
     def get(self) -> Any:
@@ -127,6 +131,42 @@ class Length:
         return len(self.container) == self.count
 
 
+def is_record(x: Any) -> bool:
+    """Whether a value is an instance of a dataclass, whose fields are taken apart like a dict's."""
+    return dataclasses.is_dataclass(x) and not isinstance(x, type) and hasattr(x, "__dict__")
+
+
+def rebuilt(x: Any, part: Callable[[Any], Any]) -> Any:
+    """Return a dict, list, tuple or record like `x` whose parts went through `part`; else `x`."""
+    if type(x) is dict:
+        return {k: part(v) for k, v in x.items()}
+    if isinstance(x, dict):
+        # With its order, its default, and what else its class knows.
+        made = copy.copy(x)
+        for key, value in x.items():
+            made[key] = part(value)
+        return made
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*[part(v) for v in x])
+    if isinstance(x, (list, tuple)):
+        return type(x)([part(v) for v in x])
+    if is_record(x):
+        made = copy.copy(x)
+        for key, value in vars(x).items():
+            object.__setattr__(made, key, part(value))
+        return made
+    return x
+
+
+def parts_of(x: Any) -> list[Any] | None:
+    """Return what `rebuilt` takes apart; None for anything else."""
+    if isinstance(x, dict):
+        return list(x.values())
+    if isinstance(x, (list, tuple)):
+        return list(x)
+    return list(vars(x).values()) if is_record(x) else None
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two plain values are equal, also in type."""
     return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b or (a != a and b != b))
@@ -135,7 +175,8 @@ def same(a: Any, b: Any) -> bool:
 class Survey:
     """All places that a function reaches, before it is captured."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], objects: Sequence[Any] = ()) -> None:
+        """`objects` are arguments that are neither tensors nor numbers nor containers of those."""
         # Checked at every replay; those of `slow` only after a module or an optimizer was changed.
         self.quick: list[Place] = []
         self.slow: list[Place] = []
@@ -152,6 +193,8 @@ class Survey:
         self._alive: list[Any] = []
         self._waiting: deque[tuple[Any, str]] = deque()
         self._visit(function, "")
+        for thing in objects:
+            self._visit(thing, type(thing).__name__)
         while self._waiting:
             self._walk(*self._waiting.popleft())
 
@@ -178,7 +221,7 @@ class Survey:
         if known in self._known or len(self._known) > _MAX_PLACES:
             return
         self._known.add(known)
-        place = Place(container, key, kind, name)
+        place = Place(container, key, kind, name, slow)
         (self.slow if slow else self.quick).append(place)
         self._visit(place.before, name)
 
@@ -482,7 +525,10 @@ __all__ = [
     "Place",
     "Survey",
     "holds_tensor",
+    "is_record",
     "new_items",
     "only_counts",
+    "parts_of",
+    "rebuilt",
     "same",
 ]

@@ -11,6 +11,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from webtorch.capture.dynamic import (
@@ -23,6 +24,7 @@ from webtorch.capture.dynamic import (
 from webtorch.capture.kernels import COMMON_GPU, KernelText, kernel_texts
 from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
 from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
+from webtorch.capture.outside import is_record, parts_of, rebuilt
 from webtorch.capture.progress import told
 from webtorch.capture.trace import (
     Capture,
@@ -47,7 +49,7 @@ from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast
 from webtorch.tensors.calls import get_default_dtype
-from webtorch.tensors.host import HostScalar, host_scalar, tracing
+from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
 from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -181,10 +183,11 @@ class CompiledFunction:
                 self._unmark(NotPolynomial("it writes a part of a tensor"))
                 return functools.partial(self, *args, **kwargs)
             taken = self._at_sizes(tensors, sizes, sizes)
-        positional, named = _replace((args, kwargs), iter(taken), live, iter(live))
+        arguments = _Arguments(taken, live)
+        positional, named = arguments((args, kwargs))
         try:
             captured = capture(
-                self.function, positional, named, taken,
+                self.function, positional, named, taken, objects=arguments.objects,
                 careful=True, compiler=compile_never if sizes else self.compiler,
                 wanted=self.wanted,
             )  # fmt: skip
@@ -194,6 +197,12 @@ class CompiledFunction:
                 self._give_up(key, usual.reason)
             result = usual.result
             return lambda: result
+        except RunAsUsual:
+            return functools.partial(self.function, *args, **kwargs)
+        changed = arguments.changed()
+        if changed:
+            self._give_up(key, f"it changes a {changed} that it is given")
+            return functools.partial(self.function, *args, **kwargs)
         self.refusals.pop(key, None)
         self._name_arguments(captured, args, kwargs)
         parts = [i for i, t in enumerate(given) if not t._whole]
@@ -270,7 +279,7 @@ class CompiledFunction:
         compiler = self.compiler or compile_varying
         for point in points[1:]:
             others = self._at_sizes(tensors, sizes, point)
-            positional, named = _replace((args, kwargs), iter(others), live, iter(live))
+            positional, named = _Arguments(others, live)((args, kwargs))
             try:
                 found.append(
                     capture(
@@ -382,11 +391,18 @@ class CompiledFunction:
             return "float"
         if isinstance(x, (list, tuple)):
             return (type(x), *[self._flatten(v, tensors, numbers, sizes) for v in x])
-        if isinstance(x, dict):
-            return (dict, *[(k, self._flatten(v, tensors, numbers, sizes)) for k, v in x.items()])
+        if isinstance(x, dict) or is_record(x):
+            items = x.items() if isinstance(x, dict) else vars(x).items()
+            return (type(x), *[(k, self._flatten(v, tensors, numbers, sizes)) for k, v in items])
+        hashed: Any = type(x).__hash__
+        if hashed is object.__hash__:
+            # An object with contents, which are watched.
+            return _Itself(x)
         try:
             hash(x)
         except TypeError:
+            if hasattr(x, "__dict__"):
+                return _Itself(x)
             raise TypeError(
                 f"compile: an argument of {_title(self.function)} is of type {type(x).__name__}, "
                 "whose contents cannot be watched: pass a tensor, as in webtorch.from_numpy(x)"
@@ -427,6 +443,10 @@ class CompiledFunction:
             f"{reason}",
             stacklevel=4,
         )
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the function as a method of an object."""
+        return self if instance is None else MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
         if name == "function":
@@ -493,6 +513,21 @@ class CompiledFunction:
     ) -> None:
         names = argument_names(self.function, args)
         captured.names = [n for n, form in _described(names, args, kwargs) if "[" in form]
+
+
+class _Itself:
+    """An object as a part of a signature: equal to itself."""
+
+    __slots__ = ("object",)
+
+    def __init__(self, thing: Any) -> None:
+        self.object = thing
+
+    def __hash__(self) -> int:
+        return id(self.object)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.object is other.object
 
 
 def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -645,18 +680,38 @@ def _described(
         yield from visit(name, x)
 
 
-def _replace(x: Any, tensors: Any, live: dict[str, Any], names: Any) -> Any:
-    if isinstance(x, Tensor):
-        return next(tensors)
-    if type(x) is float:
-        return host_scalar(live, next(names))
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_replace(v, tensors, live, names) for v in x))
-    if isinstance(x, (list, tuple)):
-        return type(x)(_replace(v, tensors, live, names) for v in x)
-    if isinstance(x, dict):
-        return {k: _replace(v, tensors, live, names) for k, v in x.items()}
-    return x
+class _Arguments:
+    """Makes the arguments that a function is captured with, and remembers what they were."""
+
+    def __init__(self, tensors: Iterable[Tensor], live: dict[str, Any]) -> None:
+        self.tensors, self.live, self.names = iter(tensors), live, iter(list(live))
+        # Containers, with the identities of their parts.
+        self.made: list[tuple[Any, list[int]]] = []
+        self.objects: list[Any] = []
+
+    def __call__(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return next(self.tensors)
+        if type(x) is float:
+            return host_scalar(self.live, next(self.names))
+        out = rebuilt(x, self)
+        parts = parts_of(out)
+        if parts is not None:
+            self.made.append((out, [id(p) for p in parts]))
+        elif not isinstance(x, (int, str, bytes, type(None))):
+            self.objects.append(x)
+        return out
+
+    def changed(self) -> str:
+        """Return the name of the type of a container that the function has changed; "" for none."""
+        return next(
+            (
+                type(x).__name__
+                for x, before in self.made
+                if [id(p) for p in parts_of(x) or ()] != before
+            ),
+            "",
+        )
 
 
 def compile(

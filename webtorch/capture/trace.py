@@ -13,8 +13,9 @@ import contextlib
 import gc
 import linecache
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 from webtorch.capture.backward import Backward, live_results, trace_backward
@@ -25,14 +26,17 @@ from webtorch.capture.outside import (
     Place,
     Survey,
     holds_tensor,
+    is_record,
     new_items,
     only_counts,
+    rebuilt,
     same,
 )
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.view import is_contiguous, numel
+from webtorch.nn import Module
 from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
@@ -194,6 +198,8 @@ class Returned:
     dtype: Any = None
     # The name of the gradient function whose graph the call used up; "" where there is none.
     history: str = ""
+    # Whether it is a new leaf that takes gradients.
+    leaf: bool = False
 
 
 class Watched:
@@ -258,7 +264,7 @@ class Watched:
                 return False
         for reference, state in self.modules:
             module = reference()
-            if module is not None and module._state_of_call() != state:
+            if module is not None and module._state_of_call()[: len(state)] != state:
                 self.changed = type(module).__name__
                 return False
         self.moved = {}
@@ -311,6 +317,7 @@ class TensorPlace:
             t._storage.runtime,
             t._requires_grad,
             t._grad_fn is None,
+            tuple(t._hooks) if t._hooks else (),
         )
 
     def find(self) -> bool:
@@ -318,7 +325,7 @@ class TensorPlace:
         value = self.place.get()
         if not isinstance(value, Tensor) or self._form(value) != self.form:
             return False
-        if value is not self.place.before and (value._requires_grad or self.form[-2]):
+        if value is not self.place.before and (value._requires_grad or self.form[-3]):
             # Gradients belong to the tensor, not to its place.
             return False
         self.now = value
@@ -335,16 +342,17 @@ def capture(
     runtime: Runtime | None = None,
     compiler: Compiler | None = None,
     wanted: bool | frozenset[str] = False,
+    objects: Sequence[Any] = (),
 ) -> Capture:
     """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (computed).
 
     `runtime` is where the call computes; by default that is the arguments' device. `compiler` turns
     its graph into a program; `wanted` are names of intermediate results to keep. With `careful`,
-    what the function reads outside its arguments is watched, and NotReplayable is raised where the
+    what the function reads outside its arguments, and in `objects`, is watched, and NotReplayable is raised where the
     call did what a program cannot repeat. Raises CaptureError where the function reads a value of
     what it computes.
     """
-    survey = Survey(function) if careful else None
+    survey = Survey(function, objects) if careful else None
     runtime = runtime or _one_runtime(function, tensors, survey)
     others = [r for r in open_runtimes() if r is not runtime]
     for r in (runtime, *others):
@@ -377,6 +385,7 @@ def capture(
         backward: Backward | None = None
         if survey is not None:
             reason = _effects(survey, runtime, effects, dropped) or reason
+            reason = reason or _unknown(result)
             live = live_results((result, [v for _, v in effects], named))
             if live and reason is None:
                 backward = trace_backward(live, tensors)
@@ -406,7 +415,11 @@ def capture(
             )
             for t, g, reads in tracing.grads.values()
         ]
-        modules = [(weakref.ref(m), state) for m, state in tracing.modules.items()]
+        surveyed = set(map(id, survey.modules)) if survey is not None else set()
+        modules = [
+            (weakref.ref(m), state[:-1] if id(m) in surveyed else state)
+            for m, state in tracing.modules.items()
+        ]
         actions, decisions = list(tracing.actions), list(tracing.decisions.values())
         draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
     finally:
@@ -575,6 +588,19 @@ def _began(optimizer: Optimizer, fresh: Callable[[Tensor], bool]) -> bool:
     return any(holds_tensor(state, fresh) for state in optimizer.state.values())
 
 
+def _unknown(result: Any) -> str | None:
+    """Say what in a result cannot be made anew, if there is something."""
+    for x in _leaves(result):
+        if isinstance(x, (GeneratorType, CoroutineType)):
+            return f"it returns a {type(x).__name__}"
+        own = getattr(x, "__dict__", None)
+        if not isinstance(x, (Tensor, type, Module)) and isinstance(own, dict):
+            inside = holds_tensor(own, lambda t: t._storage.node.kind != "buffer")
+            if inside:
+                return f"it returns a {type(x).__name__}, which holds what it computed"
+    return None
+
+
 def _is_plain_structure(x: Any) -> bool:
     if x is MISSING or isinstance(x, (bool, int, float, str, bytes, type(None), Tensor)):
         return True
@@ -661,21 +687,27 @@ class _Describe:
             if fn is not None and x._requires_grad:
                 history = fn.title
             storage = x._storage if number is None or origin is not None else None
+            leaf = fn is None and origin is None and x._requires_grad
             return Returned(
-                number, x._shape, x._strides, x._offset, storage, origin, id(x), x.dtype, history
+                number,
+                x._shape,
+                x._strides,
+                x._offset,
+                storage,
+                origin,
+                id(x),
+                x.dtype,
+                history,
+                leaf,
             )
-        if isinstance(x, dict):
-            return {k: self(v) for k, v in x.items()}
-        if isinstance(x, tuple) and hasattr(x, "_fields"):
-            return type(x)(*(self(v) for v in x))
-        if isinstance(x, (list, tuple)):
-            return type(x)(self(v) for v in x)
-        return x
+        return rebuilt(x, self)
 
 
 def _leaves(x: Any) -> Iterator[Any]:
     if isinstance(x, dict):
         x = x.values()
+    elif is_record(x):
+        x = vars(x).values()
     elif not isinstance(x, (list, tuple)):
         yield x
         return
@@ -742,6 +774,8 @@ def replay(
             owner._grad = rebuild(gradient.after)
     for place, value in captured.effects:
         place.set(rebuild(value))
+        # What a module holds is looked at again only when modules have changed.
+        bindings.modules += place.slow
     result = rebuild(captured.result)
     named = rebuild(captured.named)
     if backward is not None:
@@ -801,13 +835,7 @@ class Rebuild:
             return found
         if isinstance(x, HostScalar):
             return self.read.get(id(x), float(x))
-        if isinstance(x, dict):
-            return {k: self(v) for k, v in x.items()}
-        if isinstance(x, tuple) and hasattr(x, "_fields"):
-            return type(x)(*(self(v) for v in x))
-        if isinstance(x, (list, tuple)):
-            return type(x)(self(v) for v in x)
-        return x
+        return rebuilt(x, self)
 
     def _tensor(self, x: Returned) -> Tensor:
         if isinstance(x.origin, int):
@@ -831,4 +859,6 @@ class Rebuild:
         if x.history:
             # Its graph is used up: a backward from here raises as it does after an uncompiled call.
             out._grad_fn, out._requires_grad = GradFn(x.history, (), None), True
+        elif x.leaf:
+            out._requires_grad = True
         return out

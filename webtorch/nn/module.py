@@ -655,7 +655,21 @@ class Module:
         return (
             self.training,
             *((id(p), p is not None and p.requires_grad) for p in self._parameters.values()),
-            *map(id, self._buffers.values()),
+            *(
+                tuple(hooks)
+                for hooks in (
+                    self._forward_hooks,
+                    self._forward_pre_hooks,
+                    self._backward_hooks,
+                    self._backward_pre_hooks,
+                    _GLOBAL.forward,
+                    _GLOBAL.forward_pre,
+                    _GLOBAL.backward,
+                    _GLOBAL.backward_pre,
+                )
+            ),
+            # Last: where its names are watched, another tensor may come in a buffer's place.
+            tuple(map(id, self._buffers.values())),
         )
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

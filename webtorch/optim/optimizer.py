@@ -179,6 +179,10 @@ class Optimizer:
         "-lr": lambda group: -group["lr"],
     }
 
+    def _can_take_back(self) -> bool:
+        """Whether the next step can be taken back."""
+        return self._takes_back
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Put the hooks around a `step` that the subclass defines."""
         super().__init_subclass__(**kwargs)

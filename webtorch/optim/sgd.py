@@ -62,6 +62,15 @@ class SGD(Optimizer):
             # which gradient is the first, so the host must know.
             self._takes_back = False  # type: ignore[misc]
 
+    def _can_take_back(self) -> bool:
+        return self._takes_back or all(
+            "momentum_buffer" in self.state.get(p, ())
+            for group in self.param_groups
+            if group["momentum"] != 0
+            for p in group["params"]
+            if p.grad is not None
+        )
+
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""
         rate = self._scalar(group, "-lr")

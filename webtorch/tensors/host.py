@@ -14,6 +14,12 @@ from typing import Any
 from webtorch.ir.dtype import Scalar
 
 
+class RunAsUsual(Exception):
+    """Raised while a function is being captured where this call cannot be recorded, but later ones can:
+    it runs as if it were not compiled.
+    """
+
+
 class HostScalar(float):
     """A float that remembers where it was read. Arithmetic on it gives another one while a capture
     runs; what else is done with it gives a plain value, which is fixed in the capture.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.errors import CaptureError
 from webtorch.ops import primitive
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.lines import is_internal
 
 if TYPE_CHECKING:
@@ -313,10 +313,12 @@ class RemovableHandle:
         self.id = next(self._ids)
         self.hooks = hooks
         hooks[self.id] = hook
+        bindings.modules += 1
 
     def remove(self) -> None:
         """Take the hook away; doing so twice is fine."""
         self.hooks.pop(self.id, None)
+        bindings.modules += 1
 
     def __enter__(self) -> RemovableHandle:
         return self
