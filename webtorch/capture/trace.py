@@ -317,7 +317,7 @@ class TensorPlace:
             t._storage.runtime,
             t._requires_grad,
             t._grad_fn is None,
-            tuple(t._hooks) if t._hooks else (),
+            (tuple(t._hooks or ()), tuple(t._post_accumulate or ())),
         )
 
     def find(self) -> bool:
