@@ -114,7 +114,7 @@ class PlainExecutable:
         program = self.program
         values = [
             f32(a) if t.kind == "float" and t.itemsize < 8 else a
-            for a, t in zip(args, program.args, strict=True)
+            for a, t in zip([*args, *program.constants], program.args, strict=True)
         ]
         buffers: dict[int, PlainBuffer] = dict(zip(program.inputs, inputs, strict=True))
         for number, decl in enumerate(program.buffers):
@@ -188,9 +188,12 @@ class PlainBackend:
 
     adopt = lend
 
-    def compile(self, program: Program) -> PlainExecutable:
+    def compile(self, program: Program, varying: bool = False) -> PlainExecutable:
         """Make a program ready."""
         return PlainExecutable(program, self._failed)
+
+    def foresee(self, program: Program) -> None:
+        """Do nothing: nothing is compiled."""
 
     def source(self, routine: Routine) -> str:
         """Return the Python text of a routine."""
