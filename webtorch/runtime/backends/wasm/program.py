@@ -315,12 +315,18 @@ class _LayOut(Target):
             return
         block = struct.pack(f"<{len(cells)}q", *cells)
         start = len(block)
-        block += bytes(8 * len(args)) + struct.pack(f"<{len(after)}q", *after)
+        constants = self.program.constants
+        first = len(self.program.args) - len(constants)
+        given = [(i, dtype, n) for i, (dtype, n) in enumerate(args) if n < first]
+        for dtype, n in args:
+            value = constants[n - first] if n >= first else 0
+            block += struct.pack("<d" if dtype.kind == "float" else "<q", value)
+        block += struct.pack(f"<{len(after)}q", *after)
         # A block that is written at each call is one call's own.
-        address = self.page.block(block) if args else self.page.table(block)
+        address = self.page.block(block) if given else self.page.table(block)
         self.out.calls += [number, units, -(-units // parts), address]
         self.out.names.append(self.name)
-        for i, (dtype, argument) in enumerate(args):
+        for i, dtype, argument in given:
             self.out.patches += [address + start + 8 * i, argument, int(dtype.kind == "float")]
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
