@@ -30,7 +30,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: pyodide conformance numerics packages help demo test venv lint types format check system coverage-table clean
+.PHONY: pyodide conformance testpage numerics packages help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -40,6 +40,7 @@ help:
 	@echo "make format          ruff: put the layout right"
 	@echo "make types           mypy, strict"
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
+	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
@@ -69,6 +70,10 @@ types: $(VENV)/.full
 conformance: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.conformance.run $(CONFORMANCE_ARGS)
+
+testpage: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/webtorch testpage "$(CACHE)/testpage" --run
 
 numerics: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

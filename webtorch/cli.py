@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
 
     from webtorch.demo.report import Machine
     from webtorch.doctor import Choice
+    from webtorch.web.program_json import Json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,6 +132,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("folder", type=Path, metavar="DIR")
     check.set_defaults(command=_check)
+
+    testpage = commands.add_parser(
+        "testpage",
+        help="write a page that tests every operation on WebGPU in the browser",
+        description="Record every operation of the table with PyTorch's results (PyTorch must be "
+        "installed) and write a page that computes them on WebGPU in the tab and compares; "
+        "`webtorch serve DIR` shows it. With --run it runs in headless browsers here, and the exit "
+        "code is 0 only when all passes.",
+        allow_abbrev=False,
+    )
+    testpage.add_argument("folder", type=Path, metavar="DIR")
+    testpage.add_argument(
+        "--only", nargs="+", metavar="NAME", help="operations of the table (default: all of them)"
+    )
+    testpage.add_argument(
+        "--calls", type=_positive, default=4, metavar="N", help="at most for each (default 4)"
+    )
+    testpage.add_argument(
+        "--run",
+        action="store_true",
+        help="run it in Chromium, and in Firefox where that is installed",
+    )
+    testpage.set_defaults(command=_testpage)
 
     doctor = commands.add_parser(
         "doctor",
@@ -277,6 +302,56 @@ def _check(options: argparse.Namespace, console: Console) -> int:
             figures = f"{row.difference:.3g}", f"{row.largest:.3g}", "yes" if row.agrees else "NO"
             table.add_row(row.function, row.output, f"{row.first} - {row.second}", *figures)
     console.print(table)
+    return 1 if bad else 0
+
+
+def _testpage(options: argparse.Namespace, console: Console) -> int:
+    from webtorch.web import recording, testpage
+    from webtorch.web.browsers import find
+
+    entries = recording.entries()
+    if options.only:
+        unknown = set(options.only) - {op.name for op in entries}
+        if unknown:
+            _complain(f"testpage: the table has no {', '.join(sorted(unknown))}")
+            return 2
+        entries = [op for op in entries if op.name in options.only]
+    with console.status("recording") as status:
+        written = testpage.write(
+            options.folder, entries, most=options.calls,
+            progress=lambda done, of: status.update(f"recording {done} of {of} operations"),
+        )  # fmt: skip
+    console.print(
+        f"{options.folder}: {written.tests} tests of {written.entries} operations; "
+        f"{written.left} have none (the page says why)",
+        highlight=False,
+    )
+    if not options.run:
+        return 0
+    bad = 0
+    for browser in ["chromium", *filter(find, ["firefox"])]:
+        with console.status(browser) as status:
+
+            def tell(progress: Json, name: str = browser, where: Status = status) -> None:
+                if "done" in progress:
+                    where.update(f"{name}: {progress['done']} of {progress['of']}")
+
+            found = testpage.run(options.folder, browser, tell)
+        if "error" in found:
+            console.print(f"{browser}: {found['error']}", highlight=False, markup=False)
+            bad += 1
+            continue
+        path = options.folder / f"{browser}.json"
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        bad += found["failed"] + found["waiting"]
+        for test in found["tests"]:
+            if test["status"] != "passed":
+                line = f"{test['entry']}, {test['kind']}: {test['call']}: {test.get('why', test['status'])}"
+                console.print(line, highlight=False, markup=False)
+        console.print(
+            f"{browser}, {found['device']}: {found['passed']} passed, {found['failed']} failed ({path})",
+            highlight=False,
+        )
     return 1 if bad else 0
 
 

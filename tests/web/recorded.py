@@ -1,38 +1,11 @@
-"""Recorded operations as programs for a page: what is pending on the CPU, exported instead of computed."""
+"""Recorded operations of the table for a page: what is pending on the CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import webtorch
 from tests.ops import table
-from webtorch.capture.trace import Capture, Returned
 from webtorch.ops.record import Op
-from webtorch.runtime.realize import freeze, to_graph
-from webtorch.tensors.storage import Storage
-from webtorch.web.export import Exported, export_json
-
-
-def export_pending(results: list[Any]) -> Exported:
-    """Return the program that computes `results`, pending on the CPU; its outputs are "0", "1", ..."""
-    runtime = results[0]._storage.runtime
-    owners = list({id(t._storage): t._storage for t in results}.values())
-    pending = [s for s in owners if s.node.kind != "buffer"]
-    for owner in pending:
-        owner.donor = None
-    frozen = freeze(pending)
-    number = {id(s): i for i, s in enumerate(pending)}
-    result = {
-        str(i): Returned(number.get(id(t._storage)), t._shape, t._strides, t._offset, t._storage)
-        for i, t in enumerate(results)
-    }
-    sources: list[int | Storage] = [Storage(node, runtime) for node in frozen.inputs]
-    captured = Capture(
-        runtime, to_graph(frozen), None, sources, [False] * len(sources), list(range(len(pending))),
-        [s.node.shape for s in pending], frozen.args, [], [], result,
-    )  # type: ignore[arg-type]  # fmt: skip
-    return export_json(captured, name="compute")
-
 
 Case = tuple[str, Any, Any]
 
@@ -56,28 +29,3 @@ def values(op: Op, dtype: Any, layouts: tuple[str, ...], samples: int) -> list[C
             note = f"{op.name}{args}{kwargs} {dtype.name} {layout}"
             out += [(note, m, e) for m, e in zip(mine, expected, strict=True)]
     return out
-
-
-def gradients(op: Op) -> list[Case]:
-    """Return the first gradients of an entry's first sample, pending, with PyTorch's in float64."""
-    import torch
-
-    args, kwargs = op.samples[0]
-    theirs, ours = table.inputs(op, "contiguous", webtorch.float32, "cpu", requires_grad=True)
-    try:
-        result = table.flat(table.oracle(op)(*theirs, *args, **kwargs))[0]
-    except (RuntimeError, TypeError, ValueError):
-        return []
-    if not result.requires_grad or op.name == "float_power":
-        return []
-    try:
-        expected = torch.autograd.grad(result.sum(), theirs, allow_unused=True)
-    except RuntimeError:
-        return []  # PyTorch has no derivative
-    mine_result = table.flat(table.function(op)(*ours, *args, **kwargs))[0]
-    mine = webtorch.autograd.grad(mine_result.sum(), ours, allow_unused=True)
-    note = f"gradient of {op.name}{args}{kwargs}"
-    pairs = [(m, e) for m, e in zip(mine, expected, strict=True) if e is not None]
-    # No gradient is as good as zeros.
-    assert all(m is not None or not e.any() for m, e in pairs), note
-    return [(note, m, e) for m, e in pairs if m is not None]

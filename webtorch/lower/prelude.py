@@ -108,6 +108,22 @@ fn wt_i32_mod(a: i32, b: i32) -> i32 {
   return r + select(0, b, r != 0 && (r < 0) != (b < 0));
 }
 """,
+    # By positive constants: nothing to branch on.
+    "wt_i32_remby": """
+fn wt_i32_remby(a: i32, b: i32) -> i32 { return a - (a / b) * b; }
+""",
+    "wt_i32_floordivby": """
+fn wt_i32_floordivby(a: i32, b: i32) -> i32 {
+  let q = a / b;
+  return q - select(0, 1, a < q * b);
+}
+""",
+    "wt_i32_modby": """
+fn wt_i32_modby(a: i32, b: i32) -> i32 {
+  let r = a - (a / b) * b;
+  return r + select(0, b, r < 0);
+}
+""",
     "wt_u32_div": """
 fn wt_u32_div(a: u32, b: u32) -> u32 {
   if (b == 0u) { return 0u; }

@@ -44,7 +44,7 @@ _STATIC_NODES = 1500
 # Terms that one running float sum may take before a fresh partial sum is started.
 _BLOCK = 64
 # How often the body of a reducing loop is written out, and the most lines that this may give.
-_UNROLLED, _UNROLLED_LINES = 4, 200
+_UNROLLED, _UNROLLED_LINES = 4, 96
 
 
 @dataclass(frozen=True, slots=True)

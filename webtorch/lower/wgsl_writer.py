@@ -654,7 +654,10 @@ class KernelWriter:
             return None
         known = bounds(node.args[0], self.bounds_memo)
         if known is None or known[0] < 0:
-            return None
+            if node.op == "truncdiv":
+                return f"({args[0]} / {divisor.value})"
+            name = {"truncmod": "rem", "floordiv": "floordiv", "mod": "mod"}[node.op]
+            return f"wt_i32_{name}by({args[0]}, {divisor.value})"
         sign = "/" if node.op in ("floordiv", "truncdiv") else "%"
         return f"({args[0]} {sign} {divisor.value})"
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ from typing import Any
 from webtorch.errors import WebtorchError
 from webtorch.io.safetensors import RawTensor, load_file
 from webtorch.ir.program import Program
-from webtorch.ir.view import numel
 from webtorch.runtime.backends import get_backend
+from webtorch.web.browsers import report
 from webtorch.web.program_json import Json
-from webtorch.web.server import server
 
 _CODES = {
     "float32": "f", "float16": "e", "int64": "q", "int32": "i", "uint32": "I", "int8": "b", "uint8": "B",
@@ -91,6 +88,16 @@ class Site:
                 found[r["name"]] = _values(data, r)
         return found
 
+    def inputs(self, name: str) -> Json:
+        """Return the first example of a function as JSON: {input: {data, shape}}."""
+        out: Json = {}
+        for argument in self.program["functions"][name]["arguments"]:
+            tensor = self.examples[f"{name}/0.{argument['name']}"]
+            values = _numbers(_bytes(tensor), tensor.dtype)
+            plain = [v if isinstance(v, int) or math.isfinite(v) else str(v) for v in values]
+            out[argument["name"]] = {"data": plain, "shape": list(tensor.shape)}
+        return out
+
     def _argument(self, entry: Json, function: Json) -> float:
         if "random" in entry:
             relative, word = int(entry["random"][0]), entry["random"][1]
@@ -104,58 +111,45 @@ class Site:
         )
 
 
-# Each function starts from the exported state.
-_SCRIPT = """async (names) => {
-  const { fetchFile, load, readSafetensors } = await import("./runtime.js");
+_PAGE = """<!doctype html><meta charset="utf-8"><title>check</title><script type="module" src="check.js"></script>"""
+# Each function starts from the exported state. JSON has no infinities: they travel as text.
+_SCRIPT = """
+import { load } from "./runtime.js";
+const post = (value) => fetch("report", { method: "POST", body: JSON.stringify(value) });
+const plain = (v) => (Number.isFinite(v) ? v : String(v));
+try {
+  const given = await (await fetch("check.json")).json();
   const found = {};
-  for (const name of names) {
+  for (const [name, inputs] of Object.entries(given)) {
     const m = await load("./");
-    const given = {};
-    const { arguments: inputs } = m.functions[name];
-    const arrays = {
-      float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint32: Uint32Array, int8: Int8Array,
-    };
-    if (inputs.length) {
-      const file = readSafetensors(await fetchFile(new URL("./", location.href), "examples.safetensors"));
-      for (const a of inputs) {
-        const { bytes, dtype } = file[`${name}/0.${a.name}`];
-        if (dtype.endsWith("float16")) throw new Error(`inputs of type ${dtype} cannot be checked yet`);
-        given[a.name] = new (arrays[dtype] ?? Uint8Array)(bytes.slice().buffer);
-      }
-    }
-    const outputs = Object.entries(await m[name](given)).filter(([, o]) => o?.data);
-    found[name] = Object.fromEntries(outputs.map(([key, o]) => [key, Array.from(o.data)]));
+    const typed = Object.entries(inputs).map(([k, v]) => [k, { data: v.data.map(Number), shape: v.shape }]);
+    const outputs = Object.entries(await m[name](Object.fromEntries(typed))).filter(([, o]) => o?.data);
+    found[name] = Object.fromEntries(outputs.map(([key, o]) => [key, Array.from(o.data, plain)]));
     await m.destroy();
   }
-  return found;
-}"""
+  await post({ found });
+} catch (error) {
+  await post({ error: error.message });
+}
+"""
 
 
-def in_browser(folder: Path, site: Site) -> dict[str, dict[str, list[float]]]:
-    """Return the outputs of every function as headless Chromium computes them.
+def in_browser(
+    folder: Path, site: Site, browser: str = "chromium"
+) -> dict[str, dict[str, list[float]]]:
+    """Return the outputs of every function as a headless browser computes them.
 
-    Raises CheckError where Playwright or Chromium is not installed, or the page fails.
+    Raises BrowserError where it is not installed, CheckError where the page fails.
     """
-    try:
-        from playwright.sync_api import Error, sync_playwright
-    except ImportError as error:
-        raise CheckError("Playwright is not installed: pip install playwright") from error
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    flags = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-    with server(folder) as running, sync_playwright() as playwright:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        try:
-            browser = playwright.chromium.launch(executable_path=program, args=flags)
-            page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{running.server_address[1]}/runtime.js")
-            found: dict[str, dict[str, list[float]]] = page.evaluate(_SCRIPT, site.functions())
-            browser.close()
-        except Error as error:
-            raise CheckError(f"the browser failed: {error}") from error
-        finally:
-            running.shutdown()
-    return found
+    inputs = {name: site.inputs(name) for name in site.functions()}
+    pages = {"check.html": _PAGE, "check.js": _SCRIPT, "check.json": json.dumps(inputs)}
+    answer = report(folder, "check.html", browser, pages=pages)
+    if "error" in answer:
+        raise CheckError(f"the page failed: {answer['error']}")
+    return {
+        name: {key: [float(v) for v in values] for key, values in outputs.items()}
+        for name, outputs in answer["found"].items()
+    }
 
 
 def compare(
@@ -179,20 +173,34 @@ def compare(
     return out
 
 
+def _bytes(tensor: RawTensor) -> bytes:
+    return bytes(tensor.data() if callable(tensor.data) else tensor.data)
+
+
 def _as(tensor: RawTensor, dtype: str) -> bytes:
-    data = bytes(tensor.data() if callable(tensor.data) else tensor.data)
+    data = _bytes(tensor)
     if tensor.dtype == dtype:
         return data
     # Parameters that were stored in 16 bits.
-    count = numel(tensor.shape)
-    return struct.pack(f"<{count}f", *struct.unpack(f"<{count}e", data))
+    values = _numbers(data, tensor.dtype)
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def _numbers(data: bytes, dtype: str) -> list[float] | list[int]:
+    """Return the elements of stored data."""
+    if dtype == "bfloat16":
+        # The upper half of a float32.
+        halves = struct.unpack(f"<{len(data) // 2}H", data)
+        wide = struct.pack(f"<{len(halves)}I", *(h << 16 for h in halves))
+        return list(struct.unpack(f"<{len(halves)}f", wide))
+    code = _CODES.get(dtype)
+    if code is None:
+        raise CheckError(f"check: tensors of type {dtype} cannot be compared yet")
+    return list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data))
 
 
 def _values(data: bytes, described: Any) -> list[float]:
-    code = _CODES.get(described["dtype"])
-    if code is None:
-        raise CheckError(f"check: outputs of type {described['dtype']} cannot be compared yet")
-    stored = struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
+    stored = _numbers(data, described["dtype"])
     places = [described["offset"]]
     for size, stride in zip(described["shape"], described["strides"], strict=True):
         places = [p + i * stride for p in places for i in range(size)]

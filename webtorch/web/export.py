@@ -2,7 +2,8 @@
 
 A function is captured without being run, and its graph is compiled for the limits of browsers,
 whatever device it was captured on. Several functions (train, eval, infer) share kernels,
-parameters and state. The folder holds `program.json` (webtorch.web.program_json),
+parameters and state. The folder holds `program.json` (webtorch.web.program_json), `software.json`
+(the kernels that software adapters want),
 `weights.safetensors` (what is in memory now: parameters, optimizer state),
 `examples.safetensors` (inputs to try), `native.json` (the programs for `webtorch check`), `runtime.js`, and a page.
 Any static server will do.
@@ -77,6 +78,8 @@ class Exported:
     program: Json
     weights: dict[str, RawTensor]
     examples: dict[str, RawTensor] = field(default_factory=dict)
+    # What stands in for the program's own "functions", "kernels" and "limits" on a software adapter.
+    software: Json = field(default_factory=dict)
     # By function: the planned program as `Program.to_json` writes it, and where its inputs come from.
     native: Json = field(default_factory=dict)
     # The code for the processor, and the constants in its memory.
@@ -163,12 +166,14 @@ def export(
         cpu=cpu,
     )
     for key, given in batches.items():
-        exported.examples.update(_examples(exported.program["functions"][key], key, given))
+        for part in (exported.program, exported.software):
+            exported.examples.update(_examples(part["functions"][key], key, given))
     exported.program["labels"] = [str(x) for x in labels] if labels is not None else None
     exported.program["vocabulary"] = list(vocabulary) if vocabulary is not None else None
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
-        code=exported.code, constants=exported.constants, single_file=single_file,
+        {} if single_file else exported.software, code=exported.code, constants=exported.constants,
+        single_file=single_file,
     )  # fmt: skip
 
 
@@ -218,7 +223,9 @@ def export_all(
         )
     modules = {k: v for k, v in found.items() if isinstance(v, Module)}
     narrow = set(_storage_names(modules)) if half else set()
-    page = _Page(captures, _storage_names(found), limits, narrow, cpu)
+    page = _Page(captures, _storage_names(found), narrow, cpu)
+    # Processors that run the invocations of a workgroup one by one want other kernels than graphics cards.
+    variants = _Variant(limits), _Variant(replace(limits, is_gpu=False))
     for name, step in steps.items():
         tensors: list[tuple[str, tuple[int, ...]]] = []
         numbers: list[str] = []
@@ -233,9 +240,10 @@ def export_all(
             tensors = [(key, shape) for key, (_, shape) in zip(renamed, tensors)] or [
                 (key, ()) for key in renamed
             ]
-        _Export(page, name, captures[name]).finish(tensors, numbers, outputs[name])
+        for variant in variants:
+            _Export(page, variant, name, captures[name]).finish(tensors, numbers, outputs[name])
     first = next(iter(steps))
-    return page.finish(title or _title(steps[first], first))
+    return page.finish(title or _title(steps[first], first), *variants)
 
 
 def _name(what: Any) -> str:
@@ -347,32 +355,41 @@ def _evaluating(module: Module) -> Iterator[None]:
             m.training = training
 
 
+@dataclass(slots=True)
+class _Variant:
+    """The functions of an export, compiled for one kind of adapter."""
+
+    limits: Limits
+    kernels: Kernels = field(default_factory=Kernels)
+    needed: dict[str, int] = field(default_factory=dict)
+    functions: Json = field(default_factory=dict)
+    native: Json = field(default_factory=dict)
+
+    def data(self) -> Json:
+        """Return what stands in program.json."""
+        return {"limits": self.needed, "kernels": self.kernels.items, "functions": self.functions}
+
+
 class _Page:
-    """What the functions of an export share: kernels, states, settings."""
+    """What the functions of an export share: states and settings."""
 
     def __init__(
         self,
         captures: Mapping[str, Capture],
         names: dict[int, tuple[str, tuple[int, ...]]],
-        limits: Limits,
         narrow: set[int],
         cpu: bool | None,
     ) -> None:
         self.captures = captures
         self.names = names
-        self.limits = limits
         # Storages whose contents are stored in 16 bits.
         self.narrow = narrow
-        self.kernels = Kernels()
         # The program for the processor, or None and why there is none.
         self.cpu, self.without = _cpu_page(cpu)
         self.cpu_wanted = bool(cpu)
         self.states: list[Json] = []
         self.weights: dict[str, RawTensor] = {}
         self.numbers: dict[int, int] = {}
-        self.needed: dict[str, int] = {}
-        self.functions: Json = {}
-        self.native: Json = {}
         numbers = [v for c in captures.values() for v in c.args if isinstance(v, HostScalar)]
         self.settings = Settings(numbers)
         # What any of the functions reads again.
@@ -413,22 +430,20 @@ class _Page:
                 return RawTensor("float16", shape, struct.pack(f"<{len(values)}e", *values))
         return RawTensor(dtype, shape, data)
 
-    def finish(self, title: str) -> Exported:
+    def finish(self, title: str, plain: _Variant, software: _Variant) -> Exported:
         """Return the finished export."""
         runtime = next(iter(self.captures.values())).runtime
         program: Json = {
             "format": FORMAT,
             "version": VERSION,
             "title": title,
-            "limits": self.needed,
             "settings": {k: _number(v) for k, v in self.settings.values.items()},
             # As text: it has 64 bits.
             "random": str(default_generator(device_of(runtime))._offset),
             "states": self.states,
-            "kernels": self.kernels.items,
-            "functions": self.functions,
+            **plain.data(),
         }
-        exported = Exported(program, self.weights, {}, self.native)
+        exported = Exported(program, self.weights, {}, software.data(), plain.native)
         if self.cpu is not None:
             try:
                 for number, state in enumerate(self.states):
@@ -441,7 +456,7 @@ class _Page:
                 self.give_up(error)
         if self.cpu is None:
             program["cpu"] = self.without
-            for function in self.functions.values():
+            for function in plain.functions.values():
                 function.pop("cpu", None)
         return exported
 
@@ -471,15 +486,16 @@ def _cpu_page(wanted: bool | None) -> tuple[Any, str]:
 class _Export:
     """One function on its way into the page."""
 
-    def __init__(self, page: _Page, name: str, captured: Capture) -> None:
+    def __init__(self, page: _Page, variant: _Variant, name: str, captured: Capture) -> None:
         self.page = page
+        self.variant = variant
         self.name = name
         self.captured = captured
         self.kept = self._kept()
         graph = replace(captured.graph, outputs=tuple(captured.graph.outputs[k] for k in self.kept))
         self.graph = graph
-        self.program: Program = compile_graph(graph, page.limits)
-        self.layout: Layout = lay_out(self.program, page.limits, page.kernels)
+        self.program: Program = compile_graph(graph, variant.limits)
+        self.layout: Layout = lay_out(self.program, variant.limits, variant.kernels)
         self.memory: list[Json] = [{"own": n} for n in self.layout.memory]
 
     def _kept(self) -> list[int]:
@@ -510,7 +526,7 @@ class _Export:
         args, defaults = self._args(numbers)
         returns, constants = self._returns(updates, outputs)
         layout = self.layout
-        self.page.functions[self.name] = {
+        self.variant.functions[self.name] = {
             "arguments": arguments,
             "numbers": defaults,
             "memory": self.memory,
@@ -526,14 +542,14 @@ class _Export:
             # Whether a call changes the state.
             "writes": any(isinstance(self.captured.targets[k], Storage) for k in self.kept),
         }
-        if self.page.cpu is not None:
+        if self.page.cpu is not None and self.variant.limits.is_gpu:
             try:
-                self.page.functions[self.name]["cpu"] = self._cpu(self.page.cpu, arguments)
+                self.variant.functions[self.name]["cpu"] = self._cpu(self.page.cpu, arguments)
             except (DTypeError, KernelError) as error:
                 self.page.give_up(error)
         for limit, value in layout.limits.items():
-            self.page.needed[limit] = max(value, self.page.needed.get(limit, 0))
-        self.page.native[self.name] = {
+            self.variant.needed[limit] = max(value, self.variant.needed.get(limit, 0))
+        self.variant.native[self.name] = {
             "program": self.program.to_json(),
             # The memory entries of the program's inputs are the first ones; those of its outputs:
             "outputs": layout.outputs,

@@ -313,11 +313,24 @@ function webgpu() {
 
 const OPTIONAL = ["timestamp-query"];
 
+async function requestAdapter() {
+  const adapter = await webgpu().requestAdapter({ powerPreference: "high-performance" });
+  if (!adapter) throw Object.assign(new WebtorchError("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing."), { noDevice: true });
+  return adapter;
+}
+
+/** Whether an adapter is a program on the processor: other kernels are fast there than on a graphics card. */
+function isSoftware({ info = {}, isFallbackAdapter }) {
+  const { vendor, architecture, description } = info;
+  return Boolean(isFallbackAdapter || info.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${vendor} ${architecture} ${description}`));
+}
+
+/** Whether WebGPU is here, on a software adapter. What is missing is told when the program is opened. */
+const softwareHere = () => requestAdapter().then(isSoftware, () => false);
+
 /** Return a GPUDevice with the limits and features that a program needs. Throws WebtorchError, saying what is missing. */
 export async function requestDevice({ limits = {}, features = [] } = {}) {
-  const gpu = webgpu();
-  const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw Object.assign(new WebtorchError("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing."), { noDevice: true });
+  const adapter = await requestAdapter();
   const missing = [];
   for (const [name, needed] of Object.entries(limits)) {
     const offered = adapter.limits[name];
@@ -466,6 +479,10 @@ class Program {
       this.fresh = true;
     }
     if (status) this.status = device.createBuffer({ size: 16, usage: all });
+  }
+
+  release() {
+    for (const buffer of [...this.own.values(), ...this.arguments, ...this.staging, this.uniform, this.status]) buffer?.destroy();
   }
 
   buffer(entry) {
@@ -664,8 +681,9 @@ let nextBuffer = 1;
 
 /** A program on a device, in this thread: its functions by name, its settings, its state. `Model` is the same in a worker. */
 export class Engine {
-  constructor(device, program) {
+  constructor(device, program, shared = false) {
     this.device = device;
+    this.shared = shared;
     this.deviceName = device.webtorchName ?? nameOf(device.adapterInfo ?? {});
     this.program = program;
     this.title = program.title;
@@ -678,9 +696,10 @@ export class Engine {
       if (info.reason === "destroyed") this.failure ??= new WebtorchError("The graphics device was closed by the page.");
       else this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}).`);
     });
-    device.addEventListener("uncapturederror", (event) => {
+    this.hears = (event) => {
       this.failure ??= new WebtorchError(`The graphics device reported: ${event.error.message}`);
-    });
+    };
+    device.addEventListener("uncapturederror", this.hears);
   }
 
   /** @internal */
@@ -774,10 +793,16 @@ export class Engine {
     this.write(readSafetensors(buffer, "loadState"), "loadState");
   }
 
-  /** Give the device's memory back. The model cannot be used afterwards. */
+  /** Give the device's memory back. The model cannot be used afterwards; a device that was given to `open` can. */
   destroy() {
     this.failure = new WebtorchError("The model was destroyed.");
-    this.device.destroy();
+    this.device.removeEventListener("uncapturederror", this.hears);
+    if (!this.shared) {
+      this.device.destroy();
+      return;
+    }
+    for (const { buffer } of this.states) buffer.destroy();
+    for (const program of Object.values(this.functions)) program.release();
   }
 }
 
@@ -792,7 +817,7 @@ function checked(program) {
 
 /** Open a program that is in memory, in this thread: the parsed program.json, and tensors as `readSafetensors` returns them. */
 export async function open(program, weights = {}, { device = null } = {}) {
-  return new Engine(device ?? (await requestDevice(checked(program))), checked(program)).open(weights);
+  return new Engine(device ?? (await requestDevice(checked(program))), checked(program), device !== null).open(weights);
 }
 
 /**
@@ -929,8 +954,9 @@ class Host {
   }
 
   async open({ source, options }) {
-    const { program, weights } = await contents(source);
-    Object.assign(this, { program, source, options });
+    const { program, software, weights } = await contents(source, await softwareHere());
+    // What runs, what would run on WebGPU and what on the processor.
+    Object.assign(this, { program, forGpu: software ?? program, forCpu: program, source, options });
     this.engine = await this.make(readSafetensors(weights, "weights.safetensors"));
     this.settings = this.engine.settings;
     this.key = options.key ?? `${program.title} ${await digest(program)}`;
@@ -946,23 +972,26 @@ class Host {
         resumed = { error: error.message };
       }
     }
-    return { program: { ...program, kernels: program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, deviceName: this.engine.deviceName, settings: this.settings, resumed };
+    return { program: { ...this.program, kernels: this.program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, deviceName: this.engine.deviceName, settings: this.settings, resumed };
   }
 
   /** Open the program on the device that was asked for: by default WebGPU, and the processor where there is none. */
   async make(tensors) {
-    const { program, source } = this;
+    const { forGpu, forCpu: program, source } = this;
     const { device = "auto", threads = null } = this.options;
     if (!["auto", "webgpu", "cpu"].includes(device)) throw new WebtorchError(`load: device is "auto", "webgpu" or "cpu", got ${device}`);
     const cpu = typeof program.cpu === "object" && program.cpu !== null;
     if (device === "cpu" && !cpu) throw new WebtorchError(`This export has no program for the processor: ${program.cpu ?? "it was exported without one"}.`);
     if (device !== "cpu") {
       try {
-        return await open(program, tensors);
+        const engine = await open(forGpu, tensors);
+        this.program = forGpu;
+        return engine;
       } catch (error) {
         if (device === "webgpu" || !cpu || !error.noDevice) throw error;
       }
     }
+    this.program = program;
     this.files ??= source.cpu ?? (await Promise.all(["cpu.wasm", "cpu.bin"].map((name) => fetchFile(source.base, name))));
     const [code, constants] = this.files;
     const script = source.cpuScript ?? new URL("cpu.js", source.base).href;
@@ -1058,17 +1087,24 @@ async function digest(program) {
 }
 
 /** Return the parsed program and the bytes of the weights of a folder, or of {program, weights} in memory. */
-async function contents(source) {
+async function contents(source, software) {
   let { program: text, weights } = source;
-  if (source.base) [text, weights] = await Promise.all([fetchFile(source.base, "program.json"), fetchFile(source.base, "weights.safetensors")]);
-  if (typeof text !== "string" && !(text instanceof ArrayBuffer) && !ArrayBuffer.isView(text)) return { program: checked(text), weights };
-  let program;
-  try {
-    program = JSON.parse(typeof text === "string" ? text : new TextDecoder().decode(text));
-  } catch (error) {
-    throw new WebtorchError(`program.json: the file is damaged or incomplete (${error.message})`, { cause: error });
+  let other = null;
+  if (source.base) {
+    const names = ["program.json", "weights.safetensors", ...(software ? ["software.json"] : [])];
+    [text, weights, other] = await Promise.all(names.map((name) => fetchFile(source.base, name)));
   }
-  return { program: checked(program), weights };
+  const program = checked(parsed(text, "program.json"));
+  return { program, software: other && checked({ ...program, ...parsed(other, "software.json") }), weights };
+}
+
+function parsed(text, name) {
+  if (typeof text !== "string" && !(text instanceof ArrayBuffer) && !ArrayBuffer.isView(text)) return text;
+  try {
+    return JSON.parse(typeof text === "string" ? text : new TextDecoder().decode(text));
+  } catch (error) {
+    throw new WebtorchError(`${name}: the file is damaged or incomplete (${error.message})`, { cause: error });
+  }
 }
 
 // --- the page's side --------------------------------------------------------------------------------------------------

@@ -43,13 +43,14 @@ def write_site(
     weights: Mapping[str, RawTensor],
     examples: Mapping[str, RawTensor],
     native: Mapping[str, Any],
+    software: Mapping[str, Any],
     *,
     code: bytes = b"",
     constants: bytes = b"",
     single_file: bool,
 ) -> Path:
     """Write an export to the folder `path`, or with `single_file` as one page; return where it is."""
-    text = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _text(program)
     page = (HERE / "page" / "index.html").read_text(encoding="utf-8")
     page = page.replace("{{title}}", html.escape(program["title"]))
     if code:
@@ -62,6 +63,7 @@ def write_site(
         return path
     path.mkdir(parents=True, exist_ok=True)
     (path / "program.json").write_text(text + "\n", encoding="utf-8")
+    (path / "software.json").write_text(_text(software) + "\n", encoding="utf-8")
     save_file(weights, path / "weights.safetensors")
     if examples:
         save_file(examples, path / "examples.safetensors")
@@ -78,6 +80,10 @@ def write_site(
         shutil.copyfile(HERE / file, path / Path(file).name)
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _single(

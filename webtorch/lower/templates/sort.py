@@ -44,7 +44,9 @@ def choose(r: Sort, limits: Limits) -> Plan:
     # Processors that run invocations one by one take long to compile many elements of each.
     most = _MOST_SORTED if limits.is_gpu else 1024
     block = max(64, min(fits, most, max(width, min(1024, _power(width * r.rows)))))
-    return Plan(block, min(block, _MOST_MERGED))
+    # Beside its pairs, a merge keeps two numbers that the whole workgroup reads.
+    merged = _power((limits.workgroup_memory_bytes - 16) // _PAIR_BYTES + 1) // 2
+    return Plan(block, min(block, merged, _MOST_MERGED))
 
 
 def _power(n: int) -> int:

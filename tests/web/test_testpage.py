@@ -1,0 +1,101 @@
+"""The test page: a fixed sample of the op table in headless browsers, and what it shows of a failure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import need_device
+from tests.web.conftest import _missing
+from webtorch.cli import main
+from webtorch.io.safetensors import load_file, save_file
+from webtorch.web import recording, testpage
+from webtorch.web.browsers import find
+
+ENTRIES = recording.entries()
+# `make testpage` runs all of them.
+SAMPLE = ENTRIES[3::7]
+
+
+def _told(found):
+    bad = [t for t in found["tests"] if t["status"] != "passed"]
+    return "\n".join(f"{t['entry']}, {t['kind']}: {t['call']}: {t.get('why')}" for t in bad)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    need_device("webgpu")
+    folder = tmp_path_factory.mktemp("testpage")
+    written = testpage.write(folder, SAMPLE, dtypes=("float32", "int64"), most=1)
+    assert written.tests > 150 and written.entries > 75
+    return folder
+
+
+@pytest.mark.covers("Q1", "Q3")
+def test_a_sample_of_the_table_gives_pytorchs_numbers_in_chromium(sample):
+    if find("chromium") is None:
+        _missing("Chromium (apt-get install --no-install-recommends chromium)")
+    found = testpage.run(sample)
+    assert "swiftshader" in found["device"] and "Chrome" in found["browser"]
+    assert found["failed"] == found["waiting"] == 0, _told(found)
+    assert found["passed"] == len(found["tests"]) > 150
+
+
+@pytest.mark.covers("R7")
+@pytest.mark.skipif(find("firefox") is None, reason="Firefox is not installed")
+def test_a_sample_of_the_table_gives_pytorchs_numbers_in_firefox(tmp_path):
+    need_device("webgpu")
+    testpage.write(tmp_path, SAMPLE[::8], dtypes=("float32",), most=1)
+    found = testpage.run(tmp_path, "firefox")
+    assert "error" not in found, found["error"]
+    assert found["failed"] == found["waiting"] == 0, _told(found)
+
+
+@pytest.mark.covers("Q3")
+def test_a_failure_is_shown_with_numbers_and_kernel_and_exported(page, serve, tmp_path):
+    need_device("webgpu")
+    table = [op for op in ENTRIES if op.name in ("softmax", "copysign", "linalg_svd")]
+    written = testpage.write(tmp_path, table, dtypes=("float32",), most=1)
+    assert (written.entries, written.left) == (2, 1)
+    # One recorded number is wrong.
+    tensors = load_file(tmp_path / "tests.safetensors")
+    broken = next(k for k, v in tensors.items() if "=" in k and v.dtype == "float32")
+    data = bytearray(tensors[broken].data)
+    data[0:4] = b"\0\0\x80\x3f"
+    tensors[broken].data = bytes(data)
+    save_file(tensors, tmp_path / "tests.safetensors")
+    number = int(broken.partition("=")[0])
+    entry = json.loads((tmp_path / "tests.json").read_text())["tests"][number]["entry"]
+
+    page.page.goto(serve(tmp_path))
+    page.page.wait_for_selector("#run:not([disabled])")
+    page.page.click("#run")
+    page.page.wait_for_selector("#export:not([disabled])")
+    assert page.page.inner_text("#failed") == "1"
+    assert page.page.inner_text("#waiting") == "0"
+    page.page.select_option("#which", "failed")
+    shown = page.page.locator("#list details:visible")
+    assert shown.count() == 1
+    shown.locator("summary").click()
+    text = shown.inner_text()
+    assert entry in text and "1 of " in text and "elements are wrong" in text
+    assert "expected" in text and "got" in text and "@compute" in text
+    with page.page.expect_download() as download:
+        page.page.click("#export")
+    report = json.loads(download.value.path().read_text())
+    assert report["failed"] == 1 and report["passed"] == len(report["tests"]) - 1
+    failure = next(t for t in report["tests"] if t["status"] == "failed")
+    assert failure["problems"][0]["rows"][0][1] == 1 and "@compute" in failure["wgsl"][0]
+    # What only the CPU computes is named with the reason.
+    page.page.click("#without summary")
+    assert "linalg_svd" in page.page.inner_text("#reasons")
+    page.page.select_option("#which", "")
+    page.page.fill("#filter", "soft")
+    assert page.page.locator("#list details:visible").count() == 1
+    assert page.problems == []
+
+
+def test_the_command_names_what_the_table_does_not_have(tmp_path, capsys):
+    assert main(["testpage", str(tmp_path), "--only", "relu", "fly"]) == 2
+    assert "the table has no fly" in capsys.readouterr().err

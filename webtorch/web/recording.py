@@ -1,0 +1,584 @@
+"""Operations of the table with PyTorch's results, as programs for a page. Floor 6; needs PyTorch when used.
+
+An entry is called on PyTorch's own test inputs (the OpInfo database that PyTorch ships), or on the samples of
+the entry, or on those listed here. Our results stay pending, and what would compute them is
+exported instead; PyTorch's, from float64 inputs, are what the page must get.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import webtorch
+from webtorch.capture.trace import Capture, Returned
+from webtorch.errors import DTypeError, WebtorchError
+from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.runtime.realize import freeze, to_graph
+from webtorch.tensors.storage import Storage
+from webtorch.web.export import Exported, export_json
+
+# Relative and absolute error that a result may have, by its type; the absolute one grows with the largest
+# result, up to a thousandfold. Gradients may have four times as much: they are several operations.
+TOLERANCE = {"float32": (4e-6, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
+DERIVED = 4
+# More elements than this make no better test.
+LARGEST = 20_000
+
+# Entries without results to compare, with the reason.
+_HOST = "works on the host"
+_LIKE = "writes in place what another entry computes"
+WITHOUT = {
+    "manual_seed seed initial_seed get_rng_state set_rng_state": "is about the generator",
+    "tensor as_tensor asarray from_numpy frombuffer new new_tensor": "makes a tensor of host data",
+    "is_nonzero is_same_size is_neg is_conj dim_order apply_ map_ map2_ equal allclose item": _HOST,
+    "set_ resize_ resize_as_": "changes what memory a tensor shows",
+}  # fmt: skip
+_WITHOUT = {name: why for names, why in WITHOUT.items() for name in names.split()}
+# Random numbers, or memory that nobody wrote: type and shape are compared.
+_DRAWN = """
+    bernoulli multinomial normal rand rand_like randn randn_like randint randint_like randperm empty empty_like
+    empty_strided empty_permuted new_empty new_empty_strided dropout dropout1d dropout2d dropout3d alpha_dropout
+    feature_alpha_dropout rrelu gumbel_softmax fractional_max_pool2d fractional_max_pool3d poisson binomial
+    pca_lowrank svd_lowrank uniform_ normal_ bernoulli_ random_ exponential_ log_normal_ cauchy_ geometric_ uniform
+    exponential cauchy geometric log_normal"""
+_RANDOM = frozenset(_DRAWN.split())
+# What a page does not have: types beyond 32 bits, and what only the CPU computes.
+_ABSENT = (DTypeError, OverflowError)
+_HOST_ONLY = "only the CPU computes"
+_T = "Tensor."
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that PyTorch's database does not have: inputs by shape, then other arguments.
+
+    "i5" is a vector of nine integers below 5, "b" a mask for (3, 5), "+" before a shape asks for positive numbers.
+    """
+
+    inputs: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+_SQUARE = ((4, 4),)
+CALLS = {
+    "t_": Call(((4, 6),)),
+    "transpose_": Call(((3, 4, 2),), (0, 2)),
+    "swapaxes_": Call(((3, 4, 2),), (0, 1)),
+    "swapdims_": Call(((3, 4, 2),), (1, 2)),
+    "squeeze_": Call(((3, 1, 2),)),
+    "unsqueeze_": Call(((3, 2),), (1,)),
+    "as_strided_": Call(((4, 6),), ((3, 2), (6, 2), 1)),
+    "type_as": Call(((9,), "i5")),
+    "copy_": Call(((3, 5), (5,))),
+    "fill_": Call(((3, 5),), (2.5,)),
+    "fill_diagonal_": Call(_SQUARE, (1.5,)),
+    "where": Call(("b", (3, 5), (5,))),
+    "index_put_": Call(((5, 2),), (("i5",), (9, 2), True)),
+    "embedding": Call(("i5", (5, 3))),
+    "torch_embedding": Call(((5, 3), "i5")),
+    "einsum": Call((), ("bij,bjk->ik", (3, 4, 5), (3, 5, 2))),
+    "one_hot": Call(("i5",), (5,)),
+    "bincount": Call(("i5",)),
+    "tril_indices": Call((), (4, 5)),
+    "triu_indices": Call((), (4, 5)),
+    "unravel_index": Call(("i5",), ((2, 3),)),
+    "chain_matmul": Call(((4, 5), (5, 6), (6, 3))),
+    "max_pool1d_with_indices": Call(((2, 3, 20),), (3, 2)),
+    "max_pool2d_with_indices": Call(((2, 3, 9, 8),), (3, 2)),
+    "max_pool3d_with_indices": Call(((1, 2, 6, 7, 5),), (2,)),
+    "lp_pool1d": Call(((2, 3, 20),), (2.0, 3)),
+    "lp_pool2d": Call(((2, 3, 9, 8),), (2.0, 3)),
+    "lp_pool3d": Call(((1, 2, 6, 7, 5),), (2.0, 2)),
+    "functional_fold": Call(((2, 12, 12),), ((4, 5), (2, 2))),
+    "upsample": Call(((1, 2, 4, 5),), (), {"scale_factor": 2}),
+    "affine_grid": Call(((2, 2, 3),), ((2, 3, 4, 5),), {"align_corners": False}),
+    "grid_sampler": Call(((1, 2, 5, 6), (1, 3, 4, 2)), (0, 0, False)),
+    "hann_window": Call((), (12,)),
+    "blackman_window": Call((), (12,)),
+    "bartlett_window": Call((), (12,)),
+    "hamming_window": Call((), (12,)),
+    "kaiser_window": Call((), (12,)),
+    "fft_fftfreq": Call((), (9,), {"d": 0.5}),
+    "fft_rfftfreq": Call((), (9,)),
+    "range": Call((), (1, 9, 2)),
+    "select_copy": Call(((3, 5),), (1, 2)),
+    "split_copy": Call(((7, 3),), (3,)),
+    "unsafe_split_with_sizes": Call(((7, 3),), ([3, 4],)),
+    "view_as_real_copy": Call((), ("c6",)),
+    "view_as_complex_copy": Call(((5, 2),)),
+    "detach_copy": Call(((3, 5),)),
+    "slice_copy": Call(((9, 3),), (0, 1, 8, 2)),
+    "torch_batch_norm": Call(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-5, False)),
+    "torch_instance_norm": Call(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-5, False)),
+    "frobenius_norm": Call(((3, 5),), ([1],)),
+    "vander": Call(((6,),)),
+    "conv_tbc": Call(((7, 2, 3), (3, 3, 4), (4,))),
+    "rand": Call((), (3, 4)),
+    "randperm": Call((), (20,)),
+    "poisson": Call((("+", 3, 4),)),
+    "gumbel_softmax": Call(((3, 5),)),
+    "dropout1d": Call(((2, 3, 5),)),
+    "uniform_": Call(_SQUARE),
+    "normal_": Call(_SQUARE),
+    "bernoulli_": Call(_SQUARE),
+    "random_": Call(_SQUARE),
+    "exponential_": Call(_SQUARE),
+    "cauchy_": Call(_SQUARE),
+    "log_normal_": Call(_SQUARE),
+    "geometric_": Call(_SQUARE, (0.3,)),
+    "slogdet": Call(_SQUARE),
+    "nuclear_norm": Call(_SQUARE),
+}  # fmt: skip
+
+
+class RecordingError(WebtorchError):
+    """PyTorch, which says what the results are, cannot be used."""
+
+
+@dataclass(slots=True)
+class Expected:
+    """What one result must be."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    # Little-endian float32, int32 or bytes (bool); None: any values of this shape and type.
+    data: bytes | None
+    rtol: float
+    atol: float
+
+
+@dataclass(slots=True)
+class Case:
+    """One call of one entry, or its gradients; `error` says why it could not be recorded: a failure."""
+
+    entry: str
+    kind: str
+    call: str
+    exported: Exported | None = None
+    expected: list[Expected] = field(default_factory=list)
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Left:
+    """An entry, or a call of it, that no page can test, and why."""
+
+    entry: str
+    why: str
+
+
+@cache
+def _torch() -> Any:
+    try:
+        import expecttest  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise RecordingError(
+            f"recording needs PyTorch's test database ({error}): pip install torch==2.13.0 expecttest"
+        ) from error
+    return torch
+
+
+@cache
+def _database() -> dict[str, list[Any]]:
+    """Return PyTorch's records with test inputs, by name."""
+    _torch()
+    with warnings.catch_warnings():
+        # It warns of optional packages when it is imported.
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    found: dict[str, list[Any]] = {}
+    for info in op_db:
+        for name in (info.name, *(alias.name for alias in info.aliases)):
+            found.setdefault(name.removeprefix(_T), []).append(info)
+    return found
+
+
+def entries() -> list[Op]:
+    """Return the public entries of the table that PyTorch has, in the table's order."""
+    return [op for op in TABLE.values() if op.function_in and op.torch]
+
+
+def _named(root: Any, name: str) -> Any:
+    """Return what is called `name`; an attribute of tensors as a function of one."""
+    for part in name.split("."):
+        root = getattr(root, part, None)
+    if root is None or callable(root):
+        return root
+    attribute = name.rpartition(".")[2]
+    return lambda x: getattr(x, attribute)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Sample:
+    """A call: every tensor among these is PyTorch's."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def map(self, change: Callable[[Any], Any]) -> Sample:
+        """Return the call with other tensors (and types, and devices)."""
+        return Sample(tuple(_map(a, change) for a in self.args), _map(self.kwargs, change))
+
+    def tensors(self) -> list[Any]:
+        """Return the tensors, in order."""
+        return leaves([list(self.args), self.kwargs])
+
+    def shown(self) -> str:
+        """Return the call as text."""
+        parts = [_shown(a) for a in self.args]
+        parts += [f"{k}={_shown(v)}" for k, v in self.kwargs.items() if k != "device"]
+        return ", ".join(parts)
+
+
+def _map(item: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(item, dict):
+        return {k: _map(v, change) for k, v in item.items()}
+    if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+        made = [_map(v, change) for v in item]
+        return made if isinstance(item, list) else tuple(made)
+    if isinstance(item, slice):
+        return slice(*(_map(v, change) for v in (item.start, item.stop, item.step)))
+    return change(item)
+
+
+def _shown(item: Any) -> str:
+    if hasattr(item, "shape") and hasattr(item, "dtype"):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    if isinstance(item, (list, tuple)):
+        inside = ", ".join(_shown(v) for v in item)
+        return f"[{inside}]" if isinstance(item, list) else f"({inside})"
+    return str(item) if "torch." in repr(item) else repr(item)
+
+
+def leaves(item: Any) -> list[Any]:
+    """Return the tensors, ours or PyTorch's, of an argument or a result, in order."""
+    if isinstance(item, dict):
+        item = list(item.values())
+    if isinstance(item, (list, tuple)):
+        return [leaf for part in item for leaf in leaves(part)]
+    return [item] if hasattr(item, "shape") and hasattr(item, "requires_grad") else []
+
+
+def samples(op: Op, dtype: str, most: int) -> list[Sample]:
+    """Return at most `most` calls of an entry with inputs of a type, the same ones each time."""
+    torch = _torch()
+    kind = getattr(torch, dtype)
+    found: list[Sample] = []
+    name = op.torch.removeprefix(_T)
+    for info in () if op.name in CALLS else _database().get(name, ()):
+        if kind not in info.dtypes:
+            continue
+        torch.manual_seed(0)
+        # Warnings are about the forms that PyTorch would rather not see tested any more.
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            given = list(info.sample_inputs("cpu", kind, requires_grad=False))
+            found += [Sample((s.input, *s.args), dict(s.kwargs)) for s in given]
+    found = [s for s in found if _fits(s)]
+    if not found and dtype == "float32":
+        found = _listed(op) or _own(op)
+    return _spread(found, most)
+
+
+def _fits(sample: Sample) -> bool:
+    torch = _torch()
+    return all(
+        isinstance(t, torch.Tensor) and t.layout is torch.strided and not t.is_quantized
+        and t.dtype not in (torch.float64, torch.complex128, torch.complex32) and t.numel() <= LARGEST
+        for t in sample.tensors()
+    )  # fmt: skip
+
+
+def _spread(items: list[Sample], most: int) -> list[Sample]:
+    if len(items) <= most:
+        return items
+    return [items[i * len(items) // most] for i in range(most)]
+
+
+def _listed(op: Op) -> list[Sample]:
+    """Return the call of an entry that `CALLS` has."""
+    call = CALLS.get(op.name)
+    if call is None:
+        return []
+    torch = _torch()
+    generator = torch.Generator().manual_seed(len(op.name))
+
+    def made(item: Any) -> Any:
+        if item == "b":
+            return torch.rand((3, 5), generator=generator) < 0.5
+        if item == "c6":
+            return torch.randn(6, generator=generator, dtype=torch.complex64)
+        if isinstance(item, str) and item[0] == "i" and item[1:].isdigit():
+            return torch.randint(0, int(item[1:]), (9,), generator=generator)
+        return item
+
+    def tensor(shape: Any) -> Any:
+        if isinstance(shape, str):
+            return made(shape)
+        values = torch.randn([n for n in shape if n != "+"], generator=generator)
+        return values.abs() if "+" in shape else values
+
+    inputs = [tensor(shape) for shape in call.inputs]
+    args = _map(call.args, made)
+    if op.name in ("einsum", "index_put_"):
+        # Their tensors stand among the other arguments.
+        first = call.args[:1] if op.name == "einsum" else args[:1]
+        args = (*first, *(tensor(a) if isinstance(a, tuple) else a for a in args[1:]))
+    return [Sample((*inputs, *args), dict(call.kwargs))]
+
+
+def _own(op: Op) -> list[Sample]:
+    """Return the calls that an elementwise entry itself names, on inputs from its domain."""
+    if not isinstance(op, Elementwise):
+        return []
+    torch = _torch()
+    generator = torch.Generator().manual_seed(3)
+    low, high = op.domain
+    tensors = [torch.rand((6, 10), generator=generator) * (high - low) + low for _ in op.tensors]
+    return [Sample((*tensors, *args), dict(kwargs)) for args, kwargs in op.samples]
+
+
+# --- both sides -------------------------------------------------------------------------------------------------------
+
+
+def _theirs(item: Any, wide: bool) -> Any:
+    torch = _torch()
+    if isinstance(item, torch.Tensor):
+        new = item.detach().clone()
+        return (
+            new.double()
+            if wide and new.is_floating_point()
+            else new.cdouble()
+            if wide and new.is_complex()
+            else new
+        )
+    if wide and item is torch.float32:
+        return torch.float64
+    return item
+
+
+def _ours(item: Any, device: str) -> Any:
+    torch = _torch()
+    if isinstance(item, torch.Tensor):
+        return to_ours(item, device)
+    if isinstance(item, torch.dtype):
+        return getattr(webtorch, str(item).removeprefix("torch."))
+    if isinstance(item, torch.device) or item == "cpu":
+        return webtorch.device(device)
+    if isinstance(item, (torch.memory_format, torch.layout)):
+        return getattr(webtorch, str(item).removeprefix("torch."))
+    return item
+
+
+def to_ours(theirs: Any, device: str) -> Any:
+    """Return PyTorch's tensor as ours, with the same strides."""
+    torch = _torch()
+    plain = theirs.detach().resolve_conj().resolve_neg()
+    dtype = getattr(webtorch, str(plain.dtype).removeprefix("torch."))
+    if not plain.numel():
+        return webtorch.empty(tuple(plain.shape), dtype=dtype, device=device)
+    shape, strides = tuple(plain.shape), tuple(plain.stride())
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
+    memory = plain.as_strided((extent,), (1,), plain.storage_offset()).contiguous()
+    flat = webtorch.frombuffer(memory.view(torch.uint8).numpy().tobytes(), dtype=dtype).to(device)
+    return flat.reshape(shape) if plain.is_contiguous() else flat.as_strided(shape, strides)
+
+
+def _real(t: Any, view: Callable[[Any], Any]) -> Any:
+    """Return a complex tensor as pairs of real numbers."""
+    t = t.detach() if hasattr(t, "detach") else t
+    if t.dtype.is_complex:
+        t = view(t.resolve_conj())
+    return t.resolve_neg() if hasattr(t, "resolve_neg") else t
+
+
+def _expected(exact: Any, wide: Any, values: bool, rtol: float | None, factor: int) -> Expected:
+    torch = _torch()
+    exact = _real(exact, torch.view_as_real)
+    dtype = str(exact.dtype).removeprefix("torch.")
+    shape = tuple(exact.shape)
+    if not exact.is_floating_point():
+        stored = exact if exact.dtype is torch.bool else exact.to(torch.int32)
+        if not torch.equal(stored.to(exact.dtype), exact):
+            raise OverflowError("integers beyond 32 bits, which WebGPU does not have")
+        return Expected(shape, dtype, _bytes(stored) if values else None, 0.0, 0.0)
+    relative, absolute = TOLERANCE[dtype]
+    true = exact if wide is None else _real(wide, torch.view_as_real)
+    if true.shape != exact.shape or not true.is_floating_point():
+        true = exact
+    true = true.double()
+    finite = true[true.isfinite()].abs()
+    scale = min(1000.0, max(1.0, float(finite.max()))) if finite.numel() else 1.0
+    # Where PyTorch's own float32 is off by more, so may we be.
+    slack = (exact.double() - true).abs().nan_to_num(0.0, 0.0, 0.0)
+    most = float(slack.max()) if slack.numel() and math.isfinite(float(slack.max())) else 0.0
+    relative = max(relative, (rtol or 0.0) if dtype == "float32" else 0.0) * factor
+    data = _bytes(true.float()) if values else None
+    return Expected(shape, dtype, data, relative, absolute * scale * factor + 2 * most)
+
+
+def _bytes(t: Any) -> bytes:
+    data: bytes = t.numpy().tobytes()
+    return data
+
+
+def export_pending(results: Sequence[Any]) -> Exported:
+    """Return the program that computes `results`, which are pending; its outputs are "0", "1", ..."""
+    runtime = results[0]._storage.runtime
+    owners = list({id(t._storage): t._storage for t in results}.values())
+    pending = [s for s in owners if s.node.kind != "buffer"]
+    for owner in pending:
+        owner.donor = None
+    frozen = freeze(pending)
+    number = {id(s): i for i, s in enumerate(pending)}
+    result = {
+        str(i): Returned(number.get(id(t._storage)), t._shape, t._strides, t._offset, t._storage)
+        for i, t in enumerate(results)
+    }
+    sources: list[int | Storage] = [Storage(node, runtime) for node in frozen.inputs]
+    executable: Any = None  # nothing runs it
+    captured = Capture(
+        runtime, to_graph(frozen), executable, sources, [False] * len(sources),
+        list(range(len(pending))), [s.node.shape for s in pending], frozen.args, [], [], result,
+    )  # fmt: skip
+    return export_json(captured, name="compute")
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def record(
+    op: Op, device: str, dtypes: Sequence[str] = ("float32",), most: int = 4
+) -> Iterator[Case | Left]:
+    """Record an entry: calls with inputs of each type, the gradients of those with float32.
+
+    `device` is where our operations are recorded ("webgpu", so that what an entry does there is tested);
+    nothing of what the page computes is computed there.
+    """
+    why = _WITHOUT.get(op.name)
+    theirs, ours = _named(_torch(), op.torch), _named(webtorch, op.torch)
+    if why is None and (theirs is None or ours is None):
+        why = "has no function of its own to call"
+    if why is not None:
+        yield Left(op.name, why)
+        return
+    count = 0
+    problems: list[str] = []
+    for dtype in dtypes:
+        for sample in samples(op, dtype, most if dtype == "float32" else 1):
+            for kind in ("forward", "gradient") if dtype == "float32" else ("forward",):
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        case = _record(op, ours, theirs, sample, kind, device)
+                except Exception as error:
+                    if isinstance(error, _ABSENT) or _HOST_ONLY in str(error):
+                        problems.append(f"{sample.shown()}: {error}")
+                        continue
+                    why = f"{type(error).__name__}: {error}"
+                    case = Case(op.name, kind, f"{op.torch}({sample.shown()})", error=why)
+                if case is not None:
+                    count += 1
+                    yield case
+    if problems:
+        yield Left(op.name, problems[0])
+    elif not count:
+        yield Left(op.name, "PyTorch's database has no call of it that gives a tensor")
+
+
+def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: str) -> Case | None:
+    derived = kind == "gradient"
+    values = op.name not in _RANDOM and op.torch.rpartition(".")[2] not in _RANDOM
+    if derived and not values:
+        return None
+    exact = _reference(theirs, sample, False, derived)
+    if exact is None:
+        return None
+    wide = _reference(theirs, sample, True, derived) if values else None
+    if wide is None or len(wide) != len(exact):
+        wide = [None] * len(exact)
+    with webtorch.device(device):
+        mine = sample.map(lambda x: _ours(x, device))
+        if derived:
+            given = [t for t in mine.tensors() if t.dtype.is_floating_point]
+            given = [t.requires_grad_() for t in given]
+        found = leaves(ours(*mine.args, **mine.kwargs))
+        if derived:
+            outputs = [t for t in found if t.requires_grad]
+            weights = [to_ours(w, device) for w in _weights(outputs)]
+            grads = webtorch.autograd.grad(outputs, given, weights, allow_unused=True)
+            # No gradient is as good as zeros.
+            pairs = [(m, e, w) for m, e, w in zip(grads, exact, wide, strict=True) if m is not None]
+            if any(m is None and e.any() for m, e in zip(grads, exact)):
+                raise RecordingError("an input has no gradient here, and one in PyTorch")
+        else:
+            pairs = list(zip(found, exact, wide, strict=True))
+        results = [_real(m, webtorch.view_as_real) for m, _, _ in pairs]
+    if not results:
+        return None
+    factor = DERIVED if derived else 1
+    expected = [_expected(e, w, values, op.rtol, factor) for _, e, w in pairs]
+    for i, (m, e) in enumerate(zip(results, expected, strict=True)):
+        if tuple(m.shape) != e.shape or m.dtype.name != e.dtype:
+            raise RecordingError(
+                f"result {i} is {m.dtype.name}{list(m.shape)}, PyTorch's {e.dtype}{list(e.shape)}"
+            )
+    if sum(math.prod(e.shape) for e in expected) > LARGEST:
+        return None
+    return Case(op.name, kind, f"{op.torch}({sample.shown()})", export_pending(results), expected)
+
+
+def _weights(outputs: list[Any]) -> list[Any]:
+    """Return a cotangent for each result, the same ones each time; rounded, so that float32 has them exactly."""
+    torch = _torch()
+    out = []
+    for i, x in enumerate(outputs):
+        generator = torch.Generator().manual_seed(7 + i)
+        real = (torch.rand(tuple(x.shape), generator=generator) * 64).round() / 64 + 0.5
+        out.append(
+            torch.complex(real, real.flip(0) if real.ndim else real) if x.dtype.is_complex else real
+        )
+    return out
+
+
+def _reference(theirs: Any, sample: Sample, wide: bool, derived: bool) -> list[Any] | None:
+    """Return PyTorch's results, or gradients; None where it has none."""
+    torch = _torch()
+    call = sample.map(lambda x: _theirs(x, wide))
+    given = [t for t in call.tensors() if t.is_floating_point()] if derived else []
+    for t in given:
+        t.requires_grad_()
+    if derived and not given:
+        return None
+    try:
+        torch.manual_seed(0)
+        results = leaves(theirs(*call.args, **call.kwargs))
+        if not derived:
+            plain = all(
+                t.layout is torch.strided and t.dtype is not torch.complex32 for t in results
+            )
+            return results if plain and results else None
+        outputs = [t for t in results if t.requires_grad]
+        if not outputs:
+            return None
+        weights = [w.to(t.dtype) for w, t in zip(_weights(outputs), outputs, strict=True)]
+        grads = torch.autograd.grad(outputs, given, weights, allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, given, strict=True)]
+    except Exception:
+        return None
+
+
+def version() -> str:
+    """Return the version of PyTorch whose results are recorded."""
+    return str(_torch().__version__)
