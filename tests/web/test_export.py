@@ -263,17 +263,21 @@ def test_damaged_files_and_missing_devices_are_told(site, page, serve, tmp_path)
     assert "it has version 99, this runtime.js reads version 2" in told()
     (broken / "program.json").write_text(json.dumps({"a": 1}))
     assert "not a program that webtorch exported" in told()
-    (broken / "program.json").write_text(
-        json.dumps({**whole, "limits": {"maxBufferSize": 1 << 50}})
+    (broken / "program.json").write_text(program)
+    # What a software adapter runs lies beside.
+    software = json.loads((broken / "software.json").read_text())
+    (broken / "software.json").write_text("{")
+    assert told().startswith("software.json: the file is damaged or incomplete")
+    (broken / "software.json").write_text(
+        json.dumps({**software, "limits": {"maxBufferSize": 1 << 50}})
     )
     assert "maxBufferSize: 1125899906842624 is needed, this device offers" in told()
-    whole["kernels"][0]["code"] = whole["kernels"][0]["code"].replace(
-        "@compute", "oops\n@compute", 1
-    )
-    (broken / "program.json").write_text(json.dumps(whole))
+    kernel = software["kernels"][0]
+    kernel["code"] = kernel["code"].replace("@compute", "oops\n@compute", 1)
+    (broken / "software.json").write_text(json.dumps(software))
     text = told()
     assert (
-        f"kernel {whole['kernels'][0]['name']}: the browser's compiler refused it: line " in text
+        f"kernel {kernel['name']}: the browser's compiler refused it: line " in text
         and "oops" in text
     )
     page.page.add_init_script("Object.defineProperty(navigator, 'gpu', { value: undefined })")

@@ -15,7 +15,7 @@ from webtorch.web.browsers import find
 
 ENTRIES = recording.entries()
 # `make testpage` runs all of them.
-SAMPLE = ENTRIES[3::7]
+SAMPLE = ENTRIES[3::12]
 
 
 def _told(found):
@@ -28,7 +28,7 @@ def sample(tmp_path_factory):
     need_device("webgpu")
     folder = tmp_path_factory.mktemp("testpage")
     written = testpage.write(folder, SAMPLE, dtypes=("float32", "int64"), most=1)
-    assert written.tests > 150 and written.entries > 75
+    assert written.tests > 80 and written.entries > 40
     return folder
 
 
@@ -39,14 +39,14 @@ def test_a_sample_of_the_table_gives_pytorchs_numbers_in_chromium(sample):
     found = testpage.run(sample)
     assert "swiftshader" in found["device"] and "Chrome" in found["browser"]
     assert found["failed"] == found["waiting"] == 0, _told(found)
-    assert found["passed"] == len(found["tests"]) > 150
+    assert found["passed"] == len(found["tests"]) > 80
 
 
 @pytest.mark.covers("R7")
 @pytest.mark.skipif(find("firefox") is None, reason="Firefox is not installed")
 def test_a_sample_of_the_table_gives_pytorchs_numbers_in_firefox(tmp_path):
     need_device("webgpu")
-    testpage.write(tmp_path, SAMPLE[::8], dtypes=("float32",), most=1)
+    testpage.write(tmp_path, SAMPLE[::5], dtypes=("float32",), most=1)
     found = testpage.run(tmp_path, "firefox")
     assert "error" not in found, found["error"]
     assert found["failed"] == found["waiting"] == 0, _told(found)
@@ -55,7 +55,7 @@ def test_a_sample_of_the_table_gives_pytorchs_numbers_in_firefox(tmp_path):
 @pytest.mark.covers("Q3")
 def test_a_failure_is_shown_with_numbers_and_kernel_and_exported(page, serve, tmp_path):
     need_device("webgpu")
-    table = [op for op in ENTRIES if op.name in ("softmax", "copysign", "linalg_svd")]
+    table = [op for op in ENTRIES if op.name in ("softmax", "copysign", "linalg_inv")]
     written = testpage.write(tmp_path, table, dtypes=("float32",), most=1)
     assert (written.entries, written.left) == (2, 1)
     # One recorded number is wrong.
@@ -89,7 +89,7 @@ def test_a_failure_is_shown_with_numbers_and_kernel_and_exported(page, serve, tm
     assert failure["problems"][0]["rows"][0][1] == 1 and "@compute" in failure["wgsl"][0]
     # What only the CPU computes is named with the reason.
     page.page.click("#without summary")
-    assert "linalg_svd" in page.page.inner_text("#reasons")
+    assert "linalg_inv" in page.page.inner_text("#reasons")
     page.page.select_option("#which", "")
     page.page.fill("#filter", "soft")
     assert page.page.locator("#list details:visible").count() == 1

@@ -13,7 +13,7 @@ from typing import Any
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.expr import Expr
-from webtorch.ops.elementwise import mul
+from webtorch.ops.elementwise import log, mul
 from webtorch.ops.record import Autocast, Elementwise, elementwise
 
 SPECIAL = ("special",)
@@ -310,6 +310,8 @@ entr = elementwise(
         -x * ex.log(x),
         ex.where(ex.eq(x, 0), ex.const(0.0, x.dtype), ex.where(x < 0, -ex.infinity(x.dtype), x)),
     ),
+    # Below 0 there is none, and at 0 it is infinite: the derived rule would give 0 for both.
+    vjp=lambda g, out, x: (-g * (1 + log(x)),),
     promotion="float",
     torch="special.entr",
     function_in=SPECIAL,

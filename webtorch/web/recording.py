@@ -48,6 +48,29 @@ _DRAWN = """
     pca_lowrank svd_lowrank uniform_ normal_ bernoulli_ random_ exponential_ log_normal_ cauchy_ geometric_ uniform
     exponential cauchy geometric log_normal"""
 _RANDOM = frozenset(_DRAWN.split())
+# What is known to differ from PyTorch on the CPU, with the reason.
+DIFFERENT = {
+    ("as_strided_scatter", "gradient"): "PyTorch gives the input a gradient where it was replaced",
+    (
+        "native_layer_norm",
+        "float16",
+    ): "its statistics are float32, as PyTorch's are on a graphics card",
+}
+# Their last result says where something is: among equal elements (of narrow types), any place will do.
+_TIES = frozenset(
+    [
+        "topk",
+        "kthvalue",
+        "mode",
+        "sort",
+        "argsort",
+        "median",
+        "nanmedian",
+        "msort",
+        "argmax",
+        "argmin",
+    ]
+)
 # What a page does not have: types beyond 32 bits, and what only the CPU computes.
 _ABSENT = (DTypeError, OverflowError)
 _HOST_ONLY = "only the CPU computes"
@@ -478,6 +501,8 @@ def record(
     for dtype in dtypes:
         for sample in samples(op, dtype, most if dtype == "float32" else 1):
             for kind in ("forward", "gradient") if dtype == "float32" else ("forward",):
+                if (op.name, kind) in DIFFERENT or (op.name, dtype) in DIFFERENT:
+                    continue
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
@@ -528,7 +553,11 @@ def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: s
     if not results:
         return None
     factor = DERIVED if derived else 1
-    expected = [_expected(e, w, values, op.rtol, factor) for _, e, w in pairs]
+    tied = op.name in _TIES and not any(t.dtype is _torch().float32 for t in sample.tensors())
+    expected = [
+        _expected(e, w, values and not (tied and i == len(pairs) - 1), op.rtol, factor)
+        for i, (_, e, w) in enumerate(pairs)
+    ]
     for i, (m, e) in enumerate(zip(results, expected, strict=True)):
         if tuple(m.shape) != e.shape or m.dtype.name != e.dtype:
             raise RecordingError(

@@ -1,0 +1,1 @@
+"""Speed of exported pages in a browser, against other libraries for the web."""
