@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_a_failure_is_shown_with_numbers_and_kernel_and_exported(page, serve, tm
     broken = next(k for k, v in tensors.items() if "=" in k and v.dtype == "float32")
     data = bytearray(tensors[broken].data)
     data[0:4] = b"\0\0\x80\x3f"
-    tensors[broken].data = bytes(data)
+    tensors[broken] = replace(tensors[broken], data=bytes(data))
     save_file(tensors, tmp_path / "tests.safetensors")
     number = int(broken.partition("=")[0])
     entry = json.loads((tmp_path / "tests.json").read_text())["tests"][number]["entry"]

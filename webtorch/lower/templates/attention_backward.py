@@ -167,7 +167,7 @@ def _product(r: Attention, part: Part, result: int, scratch: BufferSlot) -> Prod
         start = offset + part.batch * strides[0] + part.head * inner * strides[1]
         out = (part.batch * r.shared + part.head) * m * size
     batch = part.batches * part.heads * (inner if result == 0 else 1)
-    v: list[Expr] = [ex.index(i, s) for i, s in enumerate((batch, m, size, k, *batches))]
+    v: list[Expr] = [ex.index(i, s) for i, s in enumerate((batch, m, size, k, 1, *batches))]
     if result == 0:
         left = linear([v[BATCH], v[ROW], v[K]], [m * row, row, 1], first)
     else:

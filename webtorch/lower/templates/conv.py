@@ -25,11 +25,11 @@ from webtorch.lower.templates.gemm import (
     BATCH,
     COLUMN,
     ROW,
+    TAP,
     K,
     Product,
     choose,
     product_passes,
-    render_product,
 )
 from webtorch.lower.templates.generic import conv_kernel, guarded, within
 from webtorch.lower.wgsl_kernel import render_kernel
@@ -48,8 +48,12 @@ def _split(x: Expr, *sizes: int) -> list[Expr]:
     return [x, *out]
 
 
-def product(r: Convolution) -> tuple[Product, int]:
-    """Return a convolution as a product, and how many of its columns are consecutive in memory."""
+def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
+    """Return a convolution as a product, and how many of its columns are consecutive in memory.
+
+    `by_tap`: with the taps of the kernel (for the gradient of the weight, the places of an image) as a
+    loop of their own around k.
+    """
     n, c, h, w = r.input_shape
     o, cg, kh, kw = r.weight_shape
     _, _, oh, ow = r.output_shape
@@ -62,9 +66,22 @@ def product(r: Convolution) -> tuple[Product, int]:
     def variables(*sizes: int) -> list[Expr]:
         return [ex.index(d, s) for d, s in enumerate(sizes)]
 
-    def made(sizes: tuple[int, int, int, int], left: Expr, right: Expr, place: Expr) -> Product:
-        batch, rows, columns, k = sizes
-        return Product(r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args)
+    def made(sizes: tuple[int, ...], left: Expr, right: Expr, place: Expr) -> Product:
+        batch, rows, columns, k = sizes[:4]
+        return Product(
+            r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args,
+            taps=sizes[4] if len(sizes) > 4 else 1,
+        )  # fmt: skip
+
+    def along_k(count: int, inner: int) -> tuple[int, ...]:
+        """Return the sizes of the loops over `count` times `inner` k."""
+        return (count, inner) if by_tap and inner > 1 else (count * inner,)
+
+    def k_parts(v: list[Expr], *inner: int) -> list[Expr]:
+        """Return k as (which, coordinates in `inner`)."""
+        if len(v) > TAP:
+            return [v[K], *_split(v[TAP], *inner)[1:]]
+        return _split(v[K], *inner)
 
     def gather(slot: int, dtype: DType, image: Expr, channel: Expr, y: Expr, x: Expr) -> Expr:
         """Return an element of the input, 0 on the border."""
@@ -80,17 +97,18 @@ def product(r: Convolution) -> tuple[Product, int]:
 
     if r.kind == "forward":
         if plain:
-            sizes = (n, o, h * w, c)
+            sizes: tuple[int, ...] = (n, o, h * w, c)
             v = variables(*sizes)
             left = ex.load(1, second, v[ROW] * c + v[K])
             right = ex.load(0, first, (v[BATCH] * c + v[K]) * (h * w) + v[COLUMN])
             place = (v[BATCH] * o + v[ROW]) * (h * w) + v[COLUMN]
             return made(sizes, left, right, place), h * w
-        sizes = (r.groups, og, n * oh * ow, cg * taps)
+        sizes = (r.groups, og, n * oh * ow, *along_k(cg, taps))
         v = variables(*sizes)
-        left = ex.load(1, second, (v[BATCH] * og + v[ROW]) * (cg * taps) + v[K])
+        whole = v[K] * taps + v[TAP] if len(v) > TAP else v[K]
+        left = ex.load(1, second, (v[BATCH] * og + v[ROW]) * (cg * taps) + whole)
         image, y, x = _split(v[COLUMN], oh, ow)
-        channel, ky, kx = _split(v[K], kh, kw)
+        channel, ky, kx = k_parts(v, kh, kw)
         right = gather(
             0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
         )
@@ -105,12 +123,12 @@ def product(r: Convolution) -> tuple[Product, int]:
             right = ex.load(0, first, (v[BATCH] * o + v[K]) * (h * w) + v[COLUMN])
             place = (v[BATCH] * c + v[ROW]) * (h * w) + v[COLUMN]
             return made(sizes, left, right, place), h * w
-        sizes = (r.groups, cg, n * h * w, og * taps)
+        sizes = (r.groups, cg, n * h * w, *along_k(og, taps))
         v = variables(*sizes)
-        channel, tap = _split(v[K], taps)
+        channel, tap = k_parts(v, taps)
         left = ex.load(1, second, (v[BATCH] * og + channel) * (cg * taps) + v[ROW] * taps + tap)
         image, y, x = _split(v[COLUMN], h, w)
-        _, ky, kx = _split(v[K], kh, kw)
+        _, ky, kx = k_parts(v, kh, kw)
         ty, tx = y + py - ky * dy, x + px - kx * dx
         oy, ox = (ex.floordiv(ty, sy) if sy > 1 else ty), (ex.floordiv(tx, sx) if sx > 1 else tx)
         valid = within(oy, oh) & within(ox, ow)
@@ -124,17 +142,18 @@ def product(r: Convolution) -> tuple[Product, int]:
         picture, spot = _split(v[COLUMN], h * w)
         place = (picture * c + v[BATCH] * cg + v[ROW]) * (h * w) + spot
         return made(sizes, left, right, place), h * w
-    sizes = (r.groups, og, cg * taps, n * oh * ow)
+    sizes = (r.groups, og, cg * taps, *along_k(n, oh * ow))
     v = variables(*sizes)
-    picture, spot = _split(v[K], oh * ow)
+    picture, spot = k_parts(v, oh * ow)
     left = ex.load(1, second, (picture * o + v[BATCH] * og + v[ROW]) * (oh * ow) + spot)
-    image, y, x = _split(v[K], oh, ow)
+    image, y, x = k_parts(v, oh, ow)
     channel, ky, kx = _split(v[COLUMN], kh, kw)
     right = gather(
         0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
     )
     place = (v[BATCH] * og + v[ROW]) * (cg * taps) + v[COLUMN]
-    return replace(made(sizes, left, right, place), k_fastest=True, left_run=oh * ow), 1
+    found = made(sizes, left, right, place)
+    return replace(found, k_fastest=True, left_run=1 if found.taps > 1 else oh * ow), 1
 
 
 def _phase(size: int, kernel: int, step: int, pad: int, dilation: int, phase: int) -> _Phase:
@@ -236,4 +255,8 @@ def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPas
         return render_kernel(conv_kernel(routine), limits, engine)
     if _has_phases(routine, p):
         return _phases(routine, limits, engine)
-    return render_product(p, limits, columns)
+    tile, split = choose(p, limits)
+    if tile is None and split == 1:
+        # Positions and borders are computed for each tap, not for each k.
+        return product_passes(product(routine, by_tap=True)[0], limits, None, 1, columns)
+    return product_passes(p, limits, tile, split, columns)

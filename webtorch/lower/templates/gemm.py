@@ -35,8 +35,8 @@ from webtorch.lower.wgsl_table import encode, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope
 from webtorch.runtime.backend import Limits
 
-# Loop variables of a product, in order.
-BATCH, ROW, COLUMN, K, PARTS = range(5)
+# Loop variables of a product, in order. K runs for each tap, where there are several.
+BATCH, ROW, COLUMN, K, TAP, PARTS = range(6)
 # The variables that are the same for a whole workgroup, as bits.
 BATCHES = 1 << BATCH | -1 << PARTS
 
@@ -68,11 +68,13 @@ class Product:
     # The dimensions that the batch is made of, where operands are strided over them: loop variables
     # from PARTS on.
     parts: tuple[int, ...] = ()
+    # How many times k runs, each time from positions that the operands compute from TAP.
+    taps: int = 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the loop variables."""
-        return (self.batch, self.m, self.n, self.k, *self.parts)
+        return (self.batch, self.m, self.n, self.k, self.taps, *self.parts)
 
     def variable(self, number: int) -> Expr:
         """Return a loop variable."""
@@ -98,7 +100,7 @@ def shape_class(p: Product, limits: Limits) -> str:
     are read (w as vectors along rows or columns, d as vectors along k, g one by one), and batch, m,
     n and k, rounded up to quarters of a power of two: 1152 to 1280."""
     how = ("w" if o.wide else "d" if o.deep else "g" for o in operands_of(ProductWriter(p, limits)))
-    sizes = "x".join(str(_rounded(size)) for size in p.sizes[:PARTS])
+    sizes = "x".join(str(_rounded(size)) for size in p.sizes[: K + 1])
     return f"{p.buffers[0].dtype.name} {''.join(how)} {sizes}"
 
 
@@ -438,7 +440,8 @@ def _row_scopes(
 
 
 def _lane_scopes(rows: list[Places], k: Places, variable: int, lines: list[str]) -> list[Places]:
-    return [Places(lines, (r.sees[0], r, k), BATCHES | (1 << variable) | (1 << K)) for r in rows]
+    mask = BATCHES | (1 << variable) | (1 << K) | (1 << TAP)
+    return [Places(lines, (*r.sees, r, k), mask) for r in rows]
 
 
 def render_product(p: Product, limits: Limits, image_columns: int = 0) -> list[WgslPass]:
@@ -586,6 +589,16 @@ def _blocks(
     rows = _row_scopes(w, left, "row", batch, body)
     columns = _row_scopes(w, right, "column", batch, body)
     body += [f"var acc{r} = vec4<{w.kind}>();" for r in range(4)]
+    outer = body
+    tap: Places | None = None
+    if p.taps > 1:
+        # What depends on the tap, and not on k, is computed once for it.
+        body = []
+        tap = Places(body, (), 1 << TAP)
+        tap.env[p.variable(TAP)] = "tap"
+        for scopes, variable in ((rows, ROW), (columns, COLUMN)):
+            mask = BATCHES | (1 << variable) | (1 << TAP)
+            scopes[:] = [Places(body, (batch, s, tap), mask) for s in scopes]
     begin = f"part * {chunk}" if split > 1 else "0"
     # Four k at once: a row of the left operand is then one vector, where it lies along k in memory.
     whole = p.k - p.k % 4
@@ -626,6 +639,11 @@ def _blocks(
         body.append(f"for (var k: i32 = {start}; k < {end}; k = k + {step}) {{")
         body += ["  " + x for x in loop]
         body.append("}")
+    if p.taps > 1:
+        outer.append(f"for (var tap: i32 = 0; tap < {p.taps}; tap = tap + 1) {{")
+        outer += ["  " + x for x in body]
+        outer.append("}")
+        body = outer
     for r in range(4):
         finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split, _BLOCK)
     return body, [], 64, grid

@@ -31,7 +31,7 @@ def product(r: Matmul) -> Product:
     count = numel(r.batch)
     scales = [_scale(r.batch, s[:-2]) for s in (r.left_strides, r.right_strides)]
     parts = r.batch if None in scales else ()
-    sizes = (count, r.m, r.n, r.k, *parts)
+    sizes = (count, r.m, r.n, r.k, 1, *parts)
     index = [ex.index(d, s) for d, s in enumerate(sizes)]
 
     def operand(slot: int, strides: tuple[int, ...], offset: int, row: Expr, column: Expr) -> Expr:
