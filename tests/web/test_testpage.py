@@ -79,6 +79,7 @@ def test_a_failure_is_shown_with_numbers_and_kernel_and_exported(page, serve, tm
     shown = page.page.locator("#list details:visible")
     assert shown.count() == 1
     shown.locator("summary").click()
+    shown.locator("pre").first.wait_for()
     text = shown.inner_text()
     assert entry in text and "1 of " in text and "elements are wrong" in text
     assert "expected" in text and "got" in text and "@compute" in text
