@@ -151,6 +151,12 @@ def fallback_counts() -> dict[str, int]:
     return dict(fallback.counts) if fallback is not None else {}
 
 
+def host_kernel_counts() -> dict[str, int]:
+    """Return how often each operator that only the CPU computes (factorisations of matrices) ran."""
+    fallback = sys.modules.get("webtorch.pytorch.fallback")
+    return dict(fallback.host_counts) if fallback is not None else {}
+
+
 # ---- random numbers -----------------------------------------------------------------------------
 
 

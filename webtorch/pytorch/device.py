@@ -48,8 +48,14 @@ TO_WEBTORCH: dict[torch.dtype, DType] = {
     torch.uint32: dtypes.uint32,
     torch.bool: dtypes.bool_,
     torch.float64: dtypes.float64,
+    torch.complex64: dtypes.complex64,
+    torch.complex128: dtypes.complex128,
 }
 TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
+# What the storages of tensors of a type hold: of complex numbers, their parts.
+HELD: dict[torch.dtype, DType] = {k: v.to_real() for k, v in TO_WEBTORCH.items()}
+# Types that WebGPU lacks.
+UNSUPPORTED = frozenset(d for d in TO_TORCH if not d.webgpu)
 
 
 # ---- the device ---------------------------------------------------------------------------------
@@ -72,7 +78,8 @@ def runtime() -> Runtime:
             "'spawn' start method, or keep tensors on the CPU there."
         )
     if _open.runtime is None:
-        _open.runtime = resolve("webgpu")
+        # For development only: the engine's CPU backend, on which tests of the bridge run many times faster.
+        _open.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or "webgpu")
         os.register_at_fork(after_in_child=_in_child) if hasattr(os, "register_at_fork") else None
         interrupt.install()
         # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
@@ -114,12 +121,12 @@ def generator() -> Generator:
 def webtorch_dtype(dtype: torch.dtype) -> DType:
     """Return webtorch's type. Raises DTypeError for a type that the device cannot hold."""
     found = TO_WEBTORCH.get(dtype)
-    if found is None or found in runtime().unsupported:
+    if found is None or found in UNSUPPORTED:
+        instead = "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
         raise DTypeError(
-            f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, int64 (32 "
-            f"bits of it), int32, uint32, int8, "
-            f"uint8 and bool. Convert first, as in "
-            f"x.to({'torch.float32' if dtype.is_floating_point else 'torch.int32'})."
+            f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
+            "bits of it), int32, int8, uint8, uint32 and bool. Convert first, as in "
+            f"x.to(torch.{instead})."
         )
     return found
 
@@ -235,7 +242,7 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
     if interrupt.flag.pressed:
         interrupt.check()
     kind = TO_WEBTORCH.get(dtype)
-    if kind is None or _open.runtime is None or kind in _open.runtime.unsupported:
+    if kind is None or kind in UNSUPPORTED or _open.runtime is None:
         kind = webtorch_dtype(dtype)
     count = 1
     for n, step in zip(size, stride):
@@ -243,7 +250,7 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
             count = 0
             break
         count += (n - 1) * step
-    storage, _ = new_storage(count * kind.itemsize, kind)
+    storage, _ = new_storage(count * kind.itemsize, HELD[dtype])
     x: torch.Tensor = _create((0,), dtype)
     _set(CPU, x, storage, 0, size, stride)
     return x
@@ -254,23 +261,31 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
 
 def wrap(x: torch.Tensor) -> Tensor:
     """Return a tensor on the device as a webtorch tensor on the same memory."""
-    storage = memory_of(x).typed(TO_WEBTORCH[x.dtype])
+    kind = TO_WEBTORCH[x.dtype]
     shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
-    whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
-    out = Tensor._from_storage(storage, shape, strides, offset, whole)
+    if kind.is_complex:
+        storage = memory_of(x).typed(kind.to_real())
+        out = Tensor._from_storage(storage, shape, strides, offset, False, kind)
+        if x.is_conj():
+            out = primitive.conjugate(out)
+    else:
+        storage = memory_of(x).typed(kind)
+        whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
+        out = Tensor._from_storage(storage, shape, strides, offset, whole)
     return -out if x.is_neg() else out
 
 
 def new_tensor(result: Tensor, fresh: bool) -> torch.Tensor:
     """Return a webtorch result as a new PyTorch tensor. `fresh`: nothing else uses the result's storage."""
-    if not fresh or not result._whole:
+    kind = result.dtype
+    if not fresh or not (result._pairs() if kind.is_complex else result)._whole:
         result = primitive.copy(result)
     if interrupt.flag.pressed:
         interrupt.check()
     inner = result._storage
     storage, memory = new_storage(inner.elements * inner.dtype.itemsize, inner.dtype)
     memory.storage = inner
-    x: torch.Tensor = _create((0,), TO_TORCH[inner.dtype])
+    x: torch.Tensor = _create((0,), TO_TORCH[kind])
     _set(CPU, x, storage, 0, result._shape, contiguous_strides(result._shape))
     return x
 
@@ -287,17 +302,22 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     shape = tuple(out.shape)
     if result._shape != shape:
         result, fresh = result.expand(shape), False
+    strides, offset = out.stride(), out.storage_offset()
+    if dtype.is_complex:
+        if out.is_conj():
+            result, fresh = primitive.conjugate(result), True
+        result, dtype = result._pairs(), dtype.to_real()
+        shape, strides, offset = (*shape, 2), (*[2 * s for s in strides], 1), 2 * offset
     memory = memory_of(out)
     elements = numel(shape)
     if not elements:
         return
-    if memory.nbytes == elements * dtype.itemsize and out.storage_offset() == 0:
+    if memory.nbytes == elements * dtype.itemsize and offset == 0:
         # The whole memory is overwritten, in some order of the dims: nothing of the old value is read.
-        strides = out.stride()
         if not is_contiguous(shape, strides):
             order = memory_order(shape, strides)
             if order is None:
-                _write(memory.typed(dtype), out, result, fresh)
+                _write(memory.typed(dtype), shape, strides, offset, result, fresh)
                 return
             result, fresh = result.permute(order), False
         if not result._whole:
@@ -313,15 +333,18 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
             node = result._storage.share()
         old.replace(node)
         return
-    _write(memory.typed(dtype), out, result, fresh)
+    _write(memory.typed(dtype), shape, strides, offset, result, fresh)
 
 
-def _write(storage: Storage, out: torch.Tensor, result: Tensor, fresh: bool) -> None:
-    primitive.write(
-        Tensor._from_storage(storage, tuple(out.shape), out.stride(), out.storage_offset(), False),
-        result,
-        fresh,
-    )
+def _write(
+    storage: Storage,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    result: Tensor,
+    fresh: bool,
+) -> None:
+    primitive.write(Tensor._from_storage(storage, shape, strides, offset, False), result, fresh)
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -345,7 +368,7 @@ def host_bytes(x: torch.Tensor) -> memoryview:
 
 def upload(x: torch.Tensor, dtype: DType) -> Tensor:
     """Return a CPU tensor's values on the device."""
-    x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg()
+    x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg().resolve_conj()
     return from_contents(host_bytes(x), tuple(x.shape), dtype, runtime())
 
 
@@ -353,7 +376,9 @@ def download(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous CPU copy of a tensor on the device. Waits for the device."""
     out = torch.empty(x.shape, dtype=x.dtype)
     if x.numel():
-        host_bytes(out)[:] = memoryview(wrap(x)._contents()).cast("B")[
+        values = wrap(x)
+        values = values._pairs() if values.dtype.is_complex else values
+        host_bytes(out)[:] = memoryview(values._contents()).cast("B")[
             : out.numel() * out.element_size()
         ]
     return out
@@ -396,7 +421,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
             target.raw, target.storage = bytes(host_bytes(src.contiguous())), None
             return dst
-        if src.dtype not in TO_WEBTORCH or src.dtype in (torch.float64, torch.int16):
+        if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:
             src = src.to(dst.dtype)
         # Small types travel as they are and are converted on the device, where that moves fewer bytes.
         kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
@@ -409,6 +434,42 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         return dst
     dst.copy_(download(src))
     return dst
+
+
+def to_copy(
+    x: torch.Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> torch.Tensor:
+    """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
+    _check_layout(layout)
+    dtype = dtype or x.dtype
+    strides: Sequence[int] = x.stride()
+    dense = memory_order(x.shape, strides) is not None
+    if memory_format in (None, torch.preserve_format):
+        strides = strides if dense else contiguous_strides(tuple(x.shape))
+    else:
+        like = torch.empty(x.shape, device="meta", memory_format=memory_format)
+        strides = like.stride()
+    if device is not None and device.type != "webgpu":
+        return torch.empty_strided(x.shape, strides, dtype=dtype, device=device).copy_(x)
+    check_device(device)
+    kind = webtorch_dtype(dtype)
+    if (
+        x.device.type == "webgpu"
+        and strides == contiguous_strides(tuple(x.shape))
+        and not x.is_neg()
+        and not x.is_conj()
+    ):
+        values = wrap(x)
+        same = values.dtype is kind
+        return new_tensor(values if same else primitive.cast_to(values, kind), fresh=not same)
+    return copy_from(x, allocate(x.shape, strides, dtype))
 
 
 def item(x: torch.Tensor) -> Any:
@@ -465,10 +526,10 @@ def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) 
         _set(CPU, x, x.untyped_storage(), x.storage_offset(), size, strides)
         return x
     old = memory_of(x)
-    storage, memory = new_storage(need, TO_WEBTORCH[x.dtype])
+    storage, memory = new_storage(need, HELD[x.dtype])
     if not old.is_new and old.nbytes:
-        kept = flat(old.typed(TO_WEBTORCH[x.dtype]))
-        grown = primitive.pad_with(kept, (0,), (need // x.element_size() - kept.numel(),), 0)
+        kept = flat(old.typed(HELD[x.dtype]))
+        grown = primitive.pad_with(kept, (0,), (need // kept.dtype.itemsize - kept.numel(),), 0)
         memory.adopt(grown._storage)
     _set(CPU, x, storage, x.storage_offset(), size, strides)
     return x
@@ -492,7 +553,7 @@ def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
 
 def set_to_nothing(x: torch.Tensor) -> torch.Tensor:
     """`aten::set_`: an empty tensor."""
-    _set(CPU, x, new_storage(0, TO_WEBTORCH[x.dtype])[0], 0, (0,), (1,))
+    _set(CPU, x, new_storage(0, HELD[x.dtype])[0], 0, (0,), (1,))
     return x
 
 

@@ -13,8 +13,11 @@ import warnings
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
 counts: collections.Counter[str] = collections.Counter()
+# Calls of operators that only the CPU computes, by decision: factorisations.
+host_counts: collections.Counter[str] = collections.Counter()
 _warned: set[str] = set()
 
 
@@ -36,8 +39,33 @@ def unsupported(op: Any) -> NotImplementedError:
     )
 
 
+def on_cpu(op: Any) -> Any:
+    """Return the kernel of an operator that is computed on the CPU by decision: its calls are counted."""
+    name = str(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        host_counts[name] += 1
+        return run_on_cpu(op, args, kwargs)
+
+    return kernel
+
+
+# Operators whose decomposition runs: one that leads to itself again has none.
+_within: set[Any] = set()
+
+
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run `op`, which has no kernel here, on the CPU if that is allowed. Raises NotImplementedError if not."""
+    """Run `op`, which has no kernel here: as PyTorch composes it of others, or on the CPU if that is allowed.
+
+    Raises NotImplementedError if neither can be.
+    """
+    composed = decomposition_table.get(op)
+    if composed is not None and op not in _within:
+        _within.add(op)
+        try:
+            return composed(*args, **kwargs)
+        finally:
+            _within.discard(op)
     how = mode()
     if how == "error":
         raise unsupported(op)

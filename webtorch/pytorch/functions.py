@@ -55,18 +55,27 @@ op = _Table()
 _SAME = (
     "add sub rsub div pow float_power round where clamp nan_to_num logit gelu masked_fill isclose "
     "mm bmm addmm addmv baddbmm addbmm dot vdot addr "
-    "argmax argmin cumsum cumprod index_select index_add index_copy index_fill scatter_add take "
+    "argmax argmin cumsum cumprod index_select index_add index_copy index_fill take "
     "masked_select masked_scatter "
     "bincount tril triu flip roll cat kthvalue isin bucketize searchsorted "
-    "avg_pool1d avg_pool2d avg_pool3d equal trace glu"
+    "avg_pool1d avg_pool2d avg_pool3d equal trace glu sgn renorm mode histc index_reduce segment_reduce "
+    "nonzero_static frexp igamma igammac nextafter polygamma narrow_copy poisson binomial _standard_gamma "
+    "_standard_gamma_grad _sample_dirichlet _dirichlet_grad"
+)
+# Entries that PyTorch has in torch.special, as composites.
+_SPECIAL = (
+    "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w "
+    "hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p "
+    "shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v "
+    "shifted_chebyshev_polynomial_w zeta"
 )
 
 
 def load() -> dict[str, Function]:
     """Return the meaning of every operator that has one: declared here, or the table's as it is."""
     # They declare the rest.
-    importlib.import_module("webtorch.pytorch.gradients")
-    importlib.import_module("webtorch.pytorch.random")
+    for room in ("algebra", "gradients", "layers", "random"):
+        importlib.import_module(f"webtorch.pytorch.{room}")
     for entry in TABLE.values():
         name = entry.torch.rpartition(".")[2]
         if isinstance(entry, Elementwise) and name and not entry.name.startswith("_"):
@@ -74,8 +83,9 @@ def load() -> dict[str, Function]:
             if entry.torch.startswith("special."):
                 FUNCTIONS.setdefault(f"special_{name}", entry.function)
     for name in _SAME.split():
-        if name in TABLE:
-            FUNCTIONS.setdefault(name, TABLE[name].function)
+        FUNCTIONS.setdefault(name, TABLE[name].function)
+    for name in _SPECIAL.split():
+        FUNCTIONS[f"special_{name}"] = TABLE[name].function
     return FUNCTIONS
 
 
@@ -318,9 +328,21 @@ def _index_put(
     return out
 
 
+def _whole(index: Any) -> Any:
+    """Return an index of narrow integers, which PyTorch takes as well, as int64."""
+    return cast_to(index, int64) if index.dtype.is_integral and index.dtype.itemsize < 4 else index
+
+
 @aten("gather")
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    return op.gather(x, dim, index)
+    if not index.numel():
+        return fill(index._shape, 0, x.dtype, x.device)
+    return op.gather(x, dim, _whole(index))
+
+
+@aten("scatter_add")
+def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+    return op.scatter_add(x, dim, _whole(index), src)
 
 
 @aten("scatter", "scatter.src", "scatter.src_out", "scatter.value", "scatter.value_out")
@@ -406,13 +428,6 @@ def _zero(x: Any) -> Any:
     return fill(x._shape, 0, x.dtype, x.device)
 
 
-@aten("complex", "polar")
-def _complex(*args: Any) -> Any:
-    raise NotImplementedError(
-        "webgpu: complex numbers are not available; keep real and imaginary parts apart, or use .cpu()"
-    )
-
-
 # ---- activations --------------------------------------------------------------------------------
 
 
@@ -441,21 +456,6 @@ def _log_sigmoid(x: Any) -> Any:
 @aten("hardtanh")
 def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
     return op.clamp(x, low, high)
-
-
-@aten("angle")
-def _angle(x: Any) -> Any:
-    return op.where(op.isnan(x), x, op.where(op.lt(x, 0), 3.141592653589793, 0.0))
-
-
-@aten("sgn")
-def _sgn(x: Any) -> Any:
-    return op.sign(x)
-
-
-@aten("conj_physical")
-def _conj_physical(x: Any) -> Any:
-    return copy(x)
 
 
 @aten("__lshift__", "__ilshift__", "bitwise_left_shift")
@@ -728,6 +728,9 @@ def per_channel(vector: Any, rank: int) -> Any:
 def _native_group_norm(
     x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
 ) -> Any:
+    if not x.numel():
+        none = fill((n, groups), 0, float32, x.device)
+        return copy(x), none, copy(none)
     unit, mean, rstd = normalized(x.reshape(n, groups, -1), (2,), eps)
     out = affine(
         unit.reshape(x._shape), per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype

@@ -34,6 +34,8 @@ def pullback(
     with enable_grad():
         out = function(*leaves)
     targets = [x for x, w in zip(leaves, mask, strict=True) if w]
+    if not out.requires_grad:
+        return [fill(x._shape, 0, x.dtype, x.device) if w else None for x, w in zip(inputs, mask, strict=True)]
     found = iter(grad(out, targets, g, allow_unused=True) if targets else ())
     return [next(found) if w else None for w in mask]
 
@@ -73,9 +75,14 @@ def _plain(name: str) -> Function:
     return lambda g, x, *numbers: elementwise_slope(name, g, (x,), numbers)
 
 
-for _name in ("silu", "mish", "hardsigmoid", "hardswish", "hardshrink", "softshrink"):
+for _name in ("silu", "mish", "hardsigmoid", "hardswish", "hardshrink"):
     FUNCTIONS[f"{_name}_backward"] = _plain(_name)
 FUNCTIONS["softplus_backward"] = _plain("softplus")
+
+
+@aten("softshrink_backward")
+def _softshrink(g: Any, x: Any, lambd: float) -> Any:
+    return op.where(op.gt(op.abs(x), lambd), g, 0.0)
 
 
 @aten("hardtanh_backward")
@@ -207,6 +214,9 @@ def _group_norm(
     mask: Sequence[bool],
 ) -> Any:
     like = x if weight is None else weight
+    if not x.numel():
+        empty = [fill(s, 0, like.dtype, x.device) for s in (x._shape, (c,), (c,))]
+        return tuple(e if m else None for e, m in zip(empty, mask, strict=True))
     wide = widened(g).reshape(n, c, -1)
     rstd = rstd.reshape(n, groups, 1)
     unit = (widened(x).reshape(n, groups, -1) - mean.reshape(n, groups, 1)) * rstd

@@ -15,6 +15,7 @@ import torch
 
 import webtorch_autoload as autoload
 from webtorch.pytorch import device, fallback
+from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
     TO_TORCH,
@@ -325,6 +326,12 @@ def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     return copy_from(src, dst)
 
 
+def _to(x: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
+    """PyTorch's `to`, always blocking: else it would ask for pinned memory of the host, which is not there."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)
+
+
 def _cell(kind: str) -> Kernel:
     """Return a recurrent cell written out: PyTorch would pick a fused kernel that outside devices do not have."""
     linear, sigmoid, tanh = torch.nn.functional.linear, torch.sigmoid, torch.tanh
@@ -354,6 +361,31 @@ def _recurrent(name: str) -> Kernel:
         return getattr(decompositions, name)(*args, **kwargs)
 
     return kernel
+
+
+# PyTorch composes these with float64 numbers, which the device does not have; here float32 does it.
+
+
+def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
+    dims = [d for d in range(x.dim()) if d != dim % x.dim()]
+    norm = torch.linalg.vector_norm(x, p, dims, keepdim=True)
+    return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+
+
+def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    if rtol is None and (atol is None or atol == 0.0):
+        rtol = torch.finfo(x.dtype).eps * max(x.shape[-2:])
+    bounds = [torch.full((), b or 0.0, dtype=x.real.dtype, device=x.device) for b in (atol, rtol)]
+    exact = torch.ops.aten.linalg_pinv.atol_rtol_tensor
+    return exact(x, atol=bounds[0], rtol=bounds[1], hermitian=hermitian)
+
+
+_COMPOSED: dict[str, Kernel] = {
+    "renorm": _renorm,
+    "pinverse": lambda x, rcond=1e-15: _pinv(x, atol=0.0, rtol=rcond),
+    "linalg_pinv": lambda x, rcond, hermitian=False: _pinv(x, atol=0.0, rtol=rcond, hermitian=hermitian),
+    "linalg_pinv.atol_rtol_float": _pinv,
+}
 
 
 class _Reciprocal:
@@ -451,6 +483,8 @@ def _register_own(library: Any) -> None:
     for name in (
         "as_strided",
         "view",
+        "view_as_real",
+        "view_as_complex",
         "_reshape_alias",
         "unfold",
         "set_.source_Storage_storage_offset",
@@ -464,6 +498,7 @@ def _register_own(library: Any) -> None:
         "resize_": device.resize_,
         "_copy_from": copy_from,
         "_copy_from_and_resize": _copy_from_and_resize,
+        "_to_copy": device.to_copy,
         "_local_scalar_dense": device.item,
         "arange.start_out": _arange,
         "range.out": _range,
@@ -482,14 +517,21 @@ def _register_own(library: Any) -> None:
     }
     for name, kernel in own.items():
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
+    for name in ON_CPU:
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, autoload.hide(fallback.on_cpu(operator)), "PrivateUse1")
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
         library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
+        for name, kernel in _COMPOSED.items():
+            library.impl(name, kernel, key)
         library.impl("lstm_cell", _cell("lstm"), key)
         library.impl("gru_cell", _cell("gru"), key)
+        library.impl("to.dtype_layout", autoload.hide(_to), key)
         for name, decomposition in (
             ("lstm.input", "lstm_impl"),
             ("lstm.data", "lstm_data_impl"),

@@ -1,0 +1,125 @@
+"""Which operations of PyTorch's database count, and docs/conformance-torch.md from the kept results."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+with warnings.catch_warnings():
+    # The database warns of optional packages when it is imported.
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo.core import OpInfo
+
+from tests.pytorch.databases import check, run
+
+KINDS = ("forward", "gradient")
+GOALS = {("float32", "forward"): 97.0, ("float32", "gradient"): 95.0}
+
+# Why what fails does: operation -> the reason.
+REASONS = {
+    "chalf": "complex numbers of 16 bits are not available",
+    "hash_tensor": "its result is uint64, which WebGPU lacks",
+    "cdouble": "float64 is not available",
+}
+
+HEAD = """# Conformance of the PyTorch device: PyTorch's own test databases
+
+PyTorch {version} ships the samples that its operators are tested with (`torch.testing`, the OpInfo database).
+`make conformance-torch` runs them with real PyTorch on `torch.device("webgpu")` and compares with PyTorch on the CPU:
+forward results (device, dtype, shape, values) and, in float32, gradients.
+
+- A value agrees if it is as close to PyTorch's, or to PyTorch's in float64, as `torch.testing.assert_close` asks by
+  default (or as the database asks for this operation), or within twice PyTorch's own error. Random results are
+  compared in shape and dtype.
+- Inputs lie in memory as the database has them: strides, offsets, shared storages, conjugate views.
+- Left out are sparse, quantised and jagged tensors and CUDA source text. Samples that need float64 count as failed.
+- "Missing" has no kernel: `NotImplementedError`. Nothing ran on the CPU by fallback: {fallbacks} calls. Factorisations of
+  matrices (`torch.linalg`) are registered to run on PyTorch's LAPACK, and `torch.webgpu.host_kernel_counts()` counts them.
+- Adapter: {adapters}. {sampling}
+- Modules (`module_db`) and optimizers (`optim_db`) are tests: `python -m pytest tests/pytorch/databases`.
+"""
+
+
+def operations() -> dict[str, OpInfo]:
+    """Return the operations that count: title -> entry."""
+    found: dict[str, OpInfo] = {}
+    for op in op_db:
+        if not op.name.startswith(check.OUTSIDE):
+            found[f"{op.name} ({op.variant_test_name})" if op.variant_test_name else op.name] = op
+    return found
+
+
+def takes(op: OpInfo, dtype: str) -> bool:
+    """Whether PyTorch's CPU has this operation for this type."""
+    return check.takes(op, getattr(torch, dtype))
+
+
+def counts(result: dict[str, Any], kind: str) -> tuple[int, int, int]:
+    """Return how many samples passed, failed, and lacked a kernel."""
+    if "died" in result:
+        return (0, 1, 0) if kind == "forward" else (0, 0, 0)
+    part = result.get(kind) or {}
+    return part.get("passed", 0), part.get("failed", 0), part.get("missing", 0)
+
+
+def _share(passed: int, failed: int, missing: int) -> str:
+    total = passed + failed + missing
+    return f"{passed * 1000 // total / 10:.1f} %" if total else ""
+
+
+def write() -> None:
+    """Write docs/conformance-torch.md."""
+    results = {dtype: run.read(dtype) for dtype in run.DTYPES}
+    results = {k: v for k, v in results.items() if v}
+    everything = [r for kept in results.values() for r in kept.values()]
+    limits = {r.get("limit", 0) for r in everything if "died" not in r}
+    sampling = (
+        "All samples of every operation."
+        if limits == {0}
+        else f"At most {max(limits)} samples of an operation, evenly spread (`--limit`; 0 for all)."
+    )
+    adapters = sorted({r["adapter"] for r in everything if "adapter" in r})
+    text = HEAD.format(
+        version=torch.__version__.split("+")[0],
+        fallbacks=sum(r.get("fallbacks", 0) for r in everything),
+        adapters="; ".join(adapters),
+        sampling=sampling,
+    )
+    lines = ["## Totals", "", "| dtype | check | operations | pass | fail | missing | samples that pass |"]
+    lines.append("|---|---|--:|--:|--:|--:|--:|")
+    for dtype, kept in results.items():
+        for kind in KINDS:
+            each = [counts(r, kind) for r in kept.values()]
+            passed, failed, missing = (sum(c) for c in zip(*each, strict=True))
+            if passed:
+                ran = sum(map(any, each))
+                share = _share(passed, failed, missing)
+                lines.append(f"| {dtype} | {kind} | {ran} | {passed} | {failed} | {missing} | {share} |")
+    lines += ["", "## What fails, and why", "", "| operation | where | failed | reason |", "|---|---|--:|---|"]
+    for name in operations():
+        for dtype, kept in results.items():
+            for kind in KINDS:
+                result = kept.get(name, {})
+                passed, failed, missing = counts(result, kind)
+                if failed + missing:
+                    notes = (result.get(kind) or {}).get("notes") or [result.get("died", "")]
+                    first = notes[0].partition(" <- ")[0].replace("|", "/").replace("\n", " ")[:160]
+                    why = REASONS.get(name, f"`{first}`")
+                    total = passed + failed + missing
+                    lines.append(f"| {name} | {dtype} {kind} | {failed + missing} of {total} | {why} |")
+    lines += ["", "## Operations", "", "Samples that passed; in bold, passed/failed.", ""]
+    columns = [(d, k) for d in results for k in KINDS if k == "forward" or d == "float32"]
+    lines.append("| operation | " + " | ".join(f"{d} {k}" for d, k in columns) + " |")
+    lines.append("|---|" + "--:|" * len(columns))
+    for name in operations():
+        cells = []
+        for dtype, kind in columns:
+            passed, failed, missing = counts(results[dtype].get(name, {}), kind)
+            bad = failed + missing
+            cells.append(f"**{passed}/{bad}**" if bad else str(passed) if passed else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    path = run.ROOT / "docs" / "conformance-torch.md"
+    path.write_text(text + "\n" + "\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,174 @@
+"""PyTorch's operator database on torch.device("webgpu"): `python -m tests.pytorch.databases.run --help`.
+
+Every (dtype, operation) is a task of its own, in a few worker processes; its result is a line in
+.cache/conformance-torch, so a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.run import has_failed
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+CACHE = ROOT / ".cache" / "conformance-torch"
+DTYPES = ("float32", "float16", "int32", "int64", "bool")
+TASK_SECONDS = 600
+Task = tuple[str, str]
+
+
+def read(dtype: str) -> dict[str, Any]:
+    """Return the kept results of one dtype: title -> result. The last line of an operation counts."""
+    path = CACHE / f"{dtype}.jsonl"
+    if not path.exists():
+        return {}
+    return {line["op"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+def _keep(task: Task, result: dict[str, Any]) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{task[0]}.jsonl").open("a") as file:
+        file.write(json.dumps({"op": task[1], **result}) + "\n")
+
+
+class Worker:
+    """A process that checks one operation after another; one that dies takes one operation with it."""
+
+    def __init__(self, limit: int) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pytorch.databases.run", "--worker", "--limit", str(limit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, bufsize=1, cwd=ROOT, env=environment,
+        )  # fmt: skip
+        self.task: Task = ("", "")
+        self.since = 0.0
+
+    def give(self, task: Task) -> None:
+        """Send one task."""
+        assert self.process.stdin is not None
+        self.task, self.since = task, time.monotonic()
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds: float) -> dict[str, Any] | None:
+        """Return the result, or None if there is none yet after `seconds`."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            return {"died": "timeout"} if time.monotonic() - self.since > TASK_SECONDS else None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"died": "crash"}
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def work(limit: int) -> None:
+    """Answer tasks from standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+
+    import webtorch.pytorch  # noqa: F401  (where PyTorch's autoloading is off)
+    from tests.pytorch.databases import check
+    from tests.pytorch.databases.report import operations
+
+    torch.set_num_threads(1)
+    found = operations()
+    for line in sys.stdin:
+        dtype, name = json.loads(line)
+        answers.write(json.dumps(check.check(found[name], getattr(torch, dtype), limit)) + "\n")
+        answers.flush()
+
+
+def run(tasks: Sequence[Task], jobs: int, limit: int, show: bool) -> None:
+    """Do the tasks and keep their results."""
+    waiting, done = deque(tasks), 0
+    workers = [Worker(limit) for _ in range(min(jobs, len(tasks)))]
+    for worker in workers:
+        worker.give(waiting.popleft())
+    while workers:
+        for worker in list(workers):
+            result = worker.answer(0.05)
+            if result is None:
+                continue
+            _keep(worker.task, result)
+            done += 1
+            _tell(worker.task, result, f"{done}/{len(tasks)}", show)
+            if "died" in result:
+                worker.stop()
+                workers[workers.index(worker)] = worker = Worker(limit)
+            if waiting:
+                worker.give(waiting.popleft())
+            else:
+                worker.stop()
+                workers.remove(worker)
+
+
+def _tell(task: Task, result: dict[str, Any], place: str, show: bool) -> None:
+    if not (show or has_failed(result)):
+        return
+    kinds = {k: v for k, v in result.items() if isinstance(v, dict)}
+    counts = " ".join(f"{k}:{v.get('passed', 0)}/{v.get('failed', 0)}/{v.get('missing', 0)}" for k, v in kinds.items())
+    lines = [f"[{place}] {' '.join(task)} {result.get('seconds', '')}s {counts} {result.get('died', '')}"]
+    for k, v in kinds.items():
+        if v.get("failed") or v.get("missing"):
+            lines += [f"    {k}: {note[:300]}" for note in v.get("notes", ())[: 3 if show else 1]]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, write the report."""
+    parser = argparse.ArgumentParser(prog="python -m tests.pytorch.databases.run", description=__doc__)
+    parser.add_argument("ops", nargs="*", help="names of operations (=name for exactly that); all by default")
+    parser.add_argument("--dtype", default=",".join(DTYPES))
+    parser.add_argument("--limit", type=int, default=0, help="at most this many samples of an operation")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--failed", action="store_true", help="again what failed before")
+    parser.add_argument("--report", action="store_true", help="only write docs/conformance-torch.md")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    if given.worker:
+        work(given.limit)
+        return 0
+    from tests.pytorch.databases import report
+
+    if not given.report:
+        tasks: list[Task] = []
+        for dtype in given.dtype.split(","):
+            kept = {} if given.fresh else read(dtype)
+            for name, op in report.operations().items():
+                if not report.takes(op, dtype):
+                    continue
+                wanted = any(op.name == o[1:] if o.startswith("=") else o in name for o in given.ops)
+                if given.ops and not wanted:
+                    continue
+                if given.failed and not (name in kept and has_failed(kept[name])):
+                    continue
+                if not given.ops and not given.failed and name in kept:
+                    continue
+                tasks.append((dtype, name))
+        if tasks:
+            run(tasks, given.jobs, given.limit, bool(given.ops))
+    if not given.ops:
+        report.write()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

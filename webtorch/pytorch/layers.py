@@ -1,0 +1,439 @@
+"""Rarer layers of aten: bags of embeddings, sampling, fractional pooling, alignment and margin losses. Floor 6.
+
+Each calls the op table or `webtorch.nn.functional`, and its gradient is that of the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.ir.dtype import float32, int64
+from webtorch.nn import functional as F
+from webtorch.ops import segment  # noqa: F401  (declares segment_reduce)
+from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
+from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op
+from webtorch.pytorch.gradients import pullback
+
+Function = Callable[..., Any]
+
+
+# ---- bags of embeddings -------------------------------------------------------------------------
+
+_MODES = ("sum", "mean", "max")
+
+
+def _bag_of(offsets: Any, count: int, include_last_offset: bool) -> Any:
+    """Return the bag that each index belongs to."""
+    ends = offsets if not include_last_offset else offsets[:-1]
+    places = iota(count, 0, 1, int64, offsets.device)
+    return op.sum(cast_to(op.le(ends.unsqueeze(1), places.unsqueeze(0)), int64), 0) - 1
+
+
+def _bag_sum(rows: Any, bag: Any, bags: int) -> Any:
+    zeros = fill((bags, *rows._shape[1:]), 0, rows.dtype, rows.device)
+    return scatter(zeros, [bag], rows, "add", "embedding_bag") if rows.numel() else zeros
+
+
+@aten("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    indices, offsets = cast_to(indices, int64), cast_to(offsets, int64)
+    bags, count = offsets._shape[0] - include_last_offset, indices.numel()
+    if not count:
+        nothing = fill((bags,), 0, int64, weight.device)
+        out = fill((bags, weight._shape[1]), 0, weight.dtype, weight.device)
+        where = fill((bags, weight._shape[1]) if mode == 2 else (bags,), 0, int64, weight.device)
+        return out, fill((0,), 0, int64, weight.device), nothing, where
+    bag = _bag_of(offsets, count, include_last_offset)
+    counted = fill((count,), 1, int64, weight.device)
+    if padding_idx >= 0:
+        counted = cast_to(op.ne(indices, padding_idx), int64)
+    size = _bag_sum(counted, bag, bags)
+    out = F.embedding_bag(
+        indices, weight, offsets, mode=_MODES[mode], per_sample_weights=per_sample_weights,
+        include_last_offset=include_last_offset, padding_idx=padding_idx if padding_idx >= 0 else None,
+    )  # fmt: skip
+    if mode != 2:
+        return out, bag, size, op.clone(size)
+    # The index whose row gave each maximum.
+    rows = op.embedding(indices, weight)
+    hit = op.logical_and(op.eq(rows, op.index_select(out, 0, bag)), op.gt(counted, 0).unsqueeze(1))
+    places = op.where(hit, iota(count, 0, 1, int64, weight.device).unsqueeze(1), count)
+    first = fill((bags, weight._shape[1]), count, int64, weight.device)
+    first = op.index_reduce(first, 0, bag, places, "amin")
+    found = op.index_select(indices, 0, op.clamp(first, 0, count - 1).reshape(-1))
+    return out, bag, size, op.where(op.lt(first, count), found.reshape(first._shape), -1)
+
+
+@aten("_embedding_bag_dense_backward")
+def _embedding_bag_dense_backward(
+    g: Any,
+    indices: Any,
+    bag: Any,
+    size: Any,
+    where: Any,
+    count: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Any = None,
+    padding_idx: int = -1,
+) -> Any:
+    indices = cast_to(indices, int64)
+    zeros = fill((count, g._shape[1]), 0, g.dtype, g.device)
+    if not indices.numel():
+        return zeros
+    if mode == 2:
+        columns = iota(g._shape[1], 0, 1, int64, g.device).unsqueeze(0).expand(g._shape)
+        rows = op.clamp(where, 0)
+        given = op.where(op.ge(where, 0), g, 0.0)
+        return scatter(zeros, [rows, columns], given, "add", "embedding_bag")
+    bag = cast_to(bag, int64)
+    if mode == 1:
+        g = g / op.clamp(cast_to(size, g.dtype), 1).unsqueeze(1)
+    rows = op.index_select(g, 0, bag)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    if padding_idx >= 0:
+        rows = op.where(op.eq(indices, padding_idx).unsqueeze(1), 0.0, rows)
+    if scale_grad_by_freq:
+        ones = fill(indices._shape, 1, g.dtype, g.device)
+        often = scatter(fill((count,), 0, g.dtype, g.device), [indices], ones, "add", "embedding")
+        rows = rows / op.index_select(often, 0, indices).unsqueeze(1)
+    return scatter(zeros, [indices], rows, "add", "embedding_bag")
+
+
+@aten("_embedding_bag_backward")
+def _embedding_bag_backward(
+    g: Any,
+    indices: Any,
+    offsets: Any,
+    bag: Any,
+    size: Any,
+    where: Any,
+    count: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:
+    if sparse:
+        raise NotImplementedError("webgpu: embedding_bag(sparse=True): gradients are dense; use sparse=False")
+    return _embedding_bag_dense_backward(
+        g, indices, bag, size, where, count, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    )
+
+
+@aten("_embedding_bag_per_sample_weights_backward")
+def _per_sample_weights_backward(
+    g: Any, weight: Any, indices: Any, offsets: Any, bag: Any, mode: int, padding_idx: int = -1
+) -> Any:
+    indices = cast_to(indices, int64)
+    rows = op.embedding(indices, weight) * op.index_select(g, 0, cast_to(bag, int64))
+    out = op.sum(rows, 1)
+    return op.where(op.eq(indices, padding_idx), 0.0, out) if padding_idx >= 0 else out
+
+
+@aten("embedding_renorm_")
+def _embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: float) -> Any:
+    named = fill((weight._shape[0],), 0, int64, weight.device)
+    flat = cast_to(indices.reshape(-1), int64)
+    if not flat.numel():
+        return copy(weight)
+    named = scatter(named, [flat], fill(flat._shape, 1, int64, weight.device), "add", "embedding_renorm_")
+    norm = op.vector_norm(weight, norm_type, 1, True)
+    too_long = op.logical_and(op.gt(norm, max_norm), op.gt(named, 0).unsqueeze(1))
+    return op.where(too_long, weight * (max_norm / (norm + 1e-7)), weight)
+
+
+# ---- pooling and sampling -----------------------------------------------------------------------
+
+
+def _fractional(rank: int) -> tuple[Function, Function]:
+    pool = (F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices)[rank - 2]
+
+    def forward(x: Any, kernel: Any, output_size: Any, samples: Any) -> Any:
+        lead = x.ndim == rank + 1
+        # The table's own function checks and pools batches as well as single images.
+        found = pool(x, tuple(kernel), tuple(output_size), None, True, samples)
+        return tuple(found) if not lead else tuple(found)
+
+    def backward(g: Any, x: Any, kernel: Any, output_size: Any, indices: Any) -> Any:
+        lead = x._shape[:-rank]
+        zeros = fill((*lead, x[(0,) * len(lead)].numel()), 0, g.dtype, g.device)
+        spread = op.scatter_add(zeros, len(lead), indices.reshape((*lead, -1)), g.reshape((*lead, -1)))
+        return spread.reshape(x._shape)
+
+    return forward, backward
+
+
+for _rank in (2, 3):
+    _forward, _backward = _fractional(_rank)
+    FUNCTIONS[f"fractional_max_pool{_rank}d"] = _forward
+    FUNCTIONS[f"fractional_max_pool{_rank}d_backward"] = _backward
+
+
+_SAMPLING = ("bilinear", "nearest", "bicubic")
+_EDGES = ("zeros", "border", "reflection")
+
+
+@aten("grid_sampler_2d", "grid_sampler_3d")
+def _grid_sampler(x: Any, grid: Any, mode: int, edges: int, align_corners: bool) -> Any:
+    return op.grid_sample(x, grid, _SAMPLING[mode], _EDGES[edges], align_corners)
+
+
+@aten("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def _grid_sampler_backward(
+    g: Any, x: Any, grid: Any, mode: int, edges: int, align_corners: bool, mask: Sequence[bool]
+) -> Any:
+    def run(a: Any, b: Any) -> Any:
+        return _grid_sampler(a, b, mode, edges, align_corners)
+
+    gx, gg = pullback(run, (x, grid), g, mask)
+    return gx, (fill(grid._shape, 0, grid.dtype, grid.device) if gg is None and mask[1] else gg)
+
+
+def _antialiased(mode: str) -> tuple[Function, Function]:
+    def forward(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
+        return op.interpolate(
+            x, size=tuple(output_size), mode=mode, align_corners=align_corners, antialias=True
+        )
+
+    def backward(g: Any, output_size: Any, input_size: Any, align_corners: bool, *scales: Any) -> Any:
+        x = fill(tuple(input_size), 0, g.dtype, g.device)
+        return pullback(lambda y: forward(y, output_size, align_corners), (x,), g)[0]
+
+    return forward, backward
+
+
+for _mode in ("bilinear", "bicubic"):
+    _forward, _backward = _antialiased(_mode)
+    FUNCTIONS[f"_upsample_{_mode}2d_aa"] = _forward
+    FUNCTIONS[f"_upsample_{_mode}2d_aa_backward"] = _backward
+
+
+# ---- losses -------------------------------------------------------------------------------------
+
+
+@aten("multi_margin_loss")
+def _multi_margin(
+    x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> Any:
+    return F.multi_margin_loss(x, target, p, margin, weight, reduction=REDUCTIONS[reduction])
+
+
+@aten("multi_margin_loss_backward")
+def _multi_margin_backward(
+    g: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1
+) -> Any:
+    return pullback(lambda y: _multi_margin(y, target, p, margin, weight, reduction), (x,), g)[0]
+
+
+@aten("multilabel_margin_loss_forward")
+def _multilabel_margin(x: Any, target: Any, reduction: int) -> Any:
+    out = F.multilabel_margin_loss(x, target, reduction=REDUCTIONS[reduction])
+    rows = target.reshape(-1, target._shape[-1]) if target.ndim else target.reshape(1, 1)
+    # A class is a target if it is among the labels before the row's first -1.
+    valid = op.eq(op.cumsum(cast_to(op.lt(rows, 0), int64), 1), 0)
+    classes = iota(rows._shape[1], 0, 1, int64, x.device)
+    same = op.eq(rows.unsqueeze(2), classes)
+    hit = op.any(op.logical_and(same, valid.unsqueeze(2)), 1)
+    return out, cast_to(hit.reshape(target._shape), x.dtype)
+
+
+@aten("multilabel_margin_loss_backward")
+def _multilabel_margin_backward(g: Any, x: Any, target: Any, reduction: int, is_target: Any) -> Any:
+    def run(y: Any) -> Any:
+        return F.multilabel_margin_loss(y, target, reduction=REDUCTIONS[reduction])
+
+    return pullback(run, (x,), g)[0]
+
+
+def _lengths(values: Any) -> Any:
+    return values if hasattr(values, "_storage") else list(values)
+
+
+@aten("_ctc_loss", "_ctc_loss.Tensor")
+def _ctc_loss(
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    out = F.ctc_loss(
+        log_probs, targets, _lengths(input_lengths), _lengths(target_lengths), blank, "none", zero_infinity
+    )
+    # PyTorch's second result is what its own backward reads; ours follows the loss again.
+    return out, fill((0,), 0, log_probs.dtype, log_probs.device)
+
+
+@aten("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
+def _ctc_loss_backward(
+    g: Any,
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    loss: Any,
+    alpha: Any,
+    blank: int,
+    zero_infinity: bool = False,
+) -> Any:
+    def run(x: Any) -> Any:
+        return _ctc_loss(x, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+
+    return pullback(run, (log_probs,), g)[0]
+
+
+# ---- distances ----------------------------------------------------------------------------------
+
+
+@aten("_cdist_forward")
+def _cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
+    return op.cdist(x, y, p)
+
+
+@aten("_cdist_backward")
+def _cdist_backward(g: Any, x: Any, y: Any, p: float, out: Any) -> Any:
+    if not g.numel() or not x._shape[-1]:
+        return fill(x._shape, 0, x.dtype, x.device)
+    return pullback(lambda z: op.cdist(z, y, p), (x,), g)[0]
+
+
+@aten("_pdist_forward")
+def _pdist(x: Any, p: float = 2.0) -> Any:
+    return op.pdist(x, p)
+
+
+@aten("_pdist_backward")
+def _pdist_backward(g: Any, x: Any, p: float, out: Any) -> Any:
+    if not g.numel():
+        return fill(x._shape, 0, x.dtype, x.device)
+    return pullback(lambda z: op.pdist(z, p), (x,), g)[0]
+
+
+# ---- segments, histograms -----------------------------------------------------------------------
+
+
+@aten("_segment_reduce_backward")
+def _segment_reduce_backward(
+    g: Any,
+    out: Any,
+    data: Any,
+    reduce: str,
+    *,
+    lengths: Any = None,
+    offsets: Any = None,
+    axis: int = 0,
+    initial: Any = None,
+) -> Any:
+    def run(x: Any) -> Any:
+        return op.segment_reduce(
+            x, reduce, lengths=lengths, offsets=offsets, axis=axis, initial=initial, unsafe=True
+        )
+
+    return pullback(run, (data,), g)[0]
+
+
+@aten("histogram.bin_ct", "histogram.bins_tensor")
+def _histogram(x: Any, bins: Any = 100, *, range: Any = None, weight: Any = None, density: bool = False) -> Any:
+    return tuple(op.histogram(x, bins, range=range, weight=weight, density=density))
+
+
+@aten("_histogramdd_bin_edges")
+def _histogramdd_edges(
+    x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    return list(op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[1])
+
+
+@aten("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors")
+def _histogramdd(
+    x: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    return op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[0]
+
+
+@aten("unique_dim_consecutive")
+def _unique_dim_consecutive(
+    x: Any, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    return tuple(op.unique_consecutive(x, True, True, dim))
+
+
+# ---- attention's softmax, quantisation, weight norm ---------------------------------------------
+
+
+@aten("_masked_softmax")
+def _masked_softmax(x: Any, mask: Any, dim: int | None = None, mask_type: int | None = None) -> Any:
+    dim = x.ndim - 1 if dim is None else dim
+    if mask.ndim != x.ndim and mask_type == 1:
+        mask = mask.reshape(mask._shape[0], 1, 1, mask._shape[1])
+    hidden = op.expand(mask, x._shape) if mask._shape != x._shape else mask
+    out = op.softmax(op.where(hidden, float("-inf"), x), dim)
+    return op.where(op.all(hidden, dim, True), 0.0, out)
+
+
+@aten("_masked_softmax_backward")
+def _masked_softmax_backward(g: Any, out: Any, mask: Any, dim: int | None = None) -> Any:
+    dim = out.ndim - 1 if dim is None else dim
+    weighted = g * out
+    return op.where(mask, 0.0, weighted - out * op.sum(weighted, dim, True))
+
+
+def _quantized(x: Any, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Any, Any]:
+    """Return x rounded to the levels, and where it was within them."""
+    level = op.round(x * (1.0 / scale)) + zero_point
+    return (op.clamp(level, low, high) - zero_point) * scale, op.logical_and(
+        op.ge(level, low), op.le(level, high)
+    )
+
+
+@aten("fake_quantize_per_tensor_affine_cachemask")
+def _fake_quantize(x: Any, scale: float, zero_point: int, low: int, high: int) -> Any:
+    return _quantized(x, scale, zero_point, low, high)
+
+
+@aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
+def _fake_quantize_tensors(x: Any, scale: Any, zero_point: Any, enabled: Any, low: int, high: int) -> Any:
+    out, mask = _quantized(x, scale.reshape(()), cast_to(zero_point.reshape(()), float32), low, high)
+    on = op.ne(enabled.reshape(()), 0)
+    return op.where(on, out, x), op.logical_or(mask, op.logical_not(on))
+
+
+@aten("fake_quantize_per_channel_affine_cachemask")
+def _fake_quantize_channels(x: Any, scale: Any, zero_point: Any, axis: int, low: int, high: int) -> Any:
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return _quantized(x, scale.reshape(shape), cast_to(zero_point, float32).reshape(shape), low, high)
+
+
+@aten("_weight_norm_interface")
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    dims = tuple(d for d in range(v.ndim) if d != (dim % v.ndim))
+    norm = op.vector_norm(v, 2, dims, True)
+    return v * (g / norm), norm
+
+
+@aten("_weight_norm_interface_backward")
+def _weight_norm_backward(gw: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
+    return tuple(pullback(lambda a, b: _weight_norm(a, b, dim)[0], (v, g), gw))
+
+
+@aten("glu_jvp")
+def _glu_jvp(out: Any, x: Any, dx: Any, dim: int) -> Any:
+    (a, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
+    gate = op.sigmoid(b)
+    return da * gate + out * (1.0 - gate) * db
