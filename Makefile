@@ -30,7 +30,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: pyodide conformance testpage numerics packages help demo test venv lint types format check system coverage-table clean
+.PHONY: pyodide conformance conformance-torch testpage numerics packages help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -41,6 +41,7 @@ help:
 	@echo "make types           mypy, strict"
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
+	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
@@ -74,6 +75,9 @@ conformance: $(VENV)/.full system
 testpage: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/webtorch testpage "$(CACHE)/testpage" --run
+conformance-torch: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m tests.pytorch.databases.run $(CONFORMANCE_ARGS)
 
 numerics: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

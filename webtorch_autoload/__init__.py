@@ -79,6 +79,8 @@ def _register(torch: ModuleType) -> None:
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, hook=Hooks())
     sys.modules[f"torch.{NAME}"] = module
     torch.accelerator.synchronize = _synchronize(torch.accelerator.synchronize, module)
+    _accelerator(torch, module)
+    _generators(torch)
     _allocation(torch)
     _storages(torch)
     _refuse_export(torch)
@@ -177,6 +179,46 @@ def _printing(torch: ModuleType) -> None:
         return original(self.cpu() if self.device.type == NAME else self, indent)
 
     module._tensor_str = tensor_str
+
+
+def _accelerator(torch: ModuleType, module: ModuleType) -> None:
+    """Let `torch.accelerator` count memory and give streams: PyTorch would ask an allocator of its own kind."""
+    for name in (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+        "memory_stats", "empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats",
+    ):  # fmt: skip
+        for place in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
+            if place is not None and hasattr(place, name):
+                setattr(place, name, getattr(module, name))
+
+
+def _generators(torch: ModuleType) -> None:
+    """Let `torch.Generator(device="webgpu")` exist: a CPU generator whose numbers seed the device's own streams."""
+    base: Any = torch._C.Generator
+
+    class Meta(type(base)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, base)
+
+    class Generator(base, metaclass=Meta):
+        __doc__ = base.__doc__
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            if torch.device(device).type != NAME:
+                return base(device=device)
+            if torch.device(device).index not in (None, 0):
+                raise RuntimeError(f"webgpu: there is no device '{device}'")
+            return base.__new__(cls)
+
+        def __init__(self, device: Any = "cpu") -> None:
+            return None
+
+        @property
+        def device(self) -> Any:
+            return torch.device(NAME, 0)
+
+    Generator.__module__ = "torch"
+    setattr(torch, "Generator", Generator)  # noqa: B010
 
 
 def _synchronize(original: Any, module: ModuleType) -> Any:

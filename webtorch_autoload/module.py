@@ -1,6 +1,6 @@
 """`torch.webgpu`: what PyTorch and its users expect of a device's module.
 
-Imports PyTorch and the engine inside functions only; nothing but `synchronize` and the like opens the device.
+Imports PyTorch, and the engine inside functions only; nothing but `synchronize` and the like opens the device.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+import torch
 
 _ENGINE = "webtorch.pytorch.device"
 # A seed given before the first tensor: seeding must not open the device.
@@ -59,8 +62,6 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Select a device. Raises RuntimeError for any but device 0."""
-    import torch
-
     index = device if isinstance(device, int) else torch.device(device).index
     if index not in (None, 0, -1):
         raise RuntimeError(
@@ -111,6 +112,50 @@ def max_memory_allocated(device: Any = None) -> int:
     return int(_runtime().backend.max_memory_allocated()) if is_initialized() else 0
 
 
+def memory_reserved(device: Any = None) -> int:
+    """Return the bytes held from the system: live buffers and the pool's unused ones."""
+    if not is_initialized():
+        return 0
+    backend = _runtime().backend
+    return int(getattr(backend, "memory_reserved", backend.memory_allocated)())
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """Return the largest `memory_allocated`, or what is reserved now if that is more."""
+    return max(max_memory_allocated(), memory_reserved())
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Return the memory counts under PyTorch's names."""
+    return {
+        "allocated_bytes.all.current": memory_allocated(),
+        "allocated_bytes.all.peak": max_memory_allocated(),
+        "reserved_bytes.all.current": memory_reserved(),
+        "reserved_bytes.all.peak": max_memory_reserved(),
+    }
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Return the memory counts as text."""
+    return "\n".join(
+        f"{name:<28}{count / 2**20:12.1f} MiB" for name, count in memory_stats().items()
+    )
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Do nothing: there are no accumulated counts."""
+
+
+def get_device_capability(device: Any = None) -> dict[str, Any]:
+    """Return the types that tensors may have."""
+    engine = importlib.import_module(_ENGINE)
+    return {
+        "supported_dtypes": {
+            d for d, kind in engine.TO_WEBTORCH.items() if kind not in engine.UNSUPPORTED
+        }
+    }
+
+
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Start the peak count anew."""
     if is_initialized():
@@ -135,8 +180,6 @@ def get_device_properties(device: Any = None) -> Any:
 
 def get_amp_supported_dtype() -> list[Any]:
     """Return the types that autocast may use."""
-    import torch
-
     return [torch.float16, torch.bfloat16]
 
 
@@ -170,6 +213,18 @@ def manual_seed(seed: int) -> None:
 manual_seed_all = manual_seed
 
 
+def seed() -> int:
+    """Seed with a number that nothing determines; return it."""
+    import secrets
+
+    number = secrets.randbits(63)
+    manual_seed(number)
+    return number
+
+
+seed_all = seed
+
+
 def initial_seed() -> int:
     """Return the seed in use."""
     return int(importlib.import_module(_ENGINE).generator().initial_seed())
@@ -177,8 +232,6 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
-    import torch
-
     state = importlib.import_module(_ENGINE).generator().get_state()
     return torch.tensor(state.tolist(), dtype=torch.uint8)
 
@@ -191,14 +244,108 @@ def set_rng_state(new_state: Any, device: Any = None) -> None:
     importlib.import_module(_ENGINE).generator().set_state(state)
 
 
+def get_rng_state_all() -> list[Any]:
+    """Return the states of all devices."""
+    return [get_rng_state()] if device_count() else []
+
+
+def set_rng_state_all(new_states: Any) -> None:
+    """Go back to states that `get_rng_state_all` returned."""
+    for state in new_states:
+        set_rng_state(state)
+
+
 # ---- streams: there is one queue ----------------------------------------------------------------
 
 
-def current_stream(device: Any = None) -> Any:
-    """Return the device's only stream."""
-    import torch
+class Stream(torch.Stream):
+    """The device's only queue, whatever its name: work runs in the order in which it was recorded."""
 
-    return torch.Stream(device="webgpu:0")
+    def __new__(cls, device: Any = None, priority: int = 0, **options: Any) -> Stream:
+        return super().__new__(cls, "webgpu:0", priority=priority)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all its work."""
+        synchronize()
+
+    def query(self) -> bool:
+        """Return True: whatever reads a result waits for it."""
+        return True
+
+    def wait_stream(self, stream: Any) -> None:
+        """Do nothing: both are the same queue."""
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing: the event lies before what follows in the same queue."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, a new one if none is given."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash(Stream)
+
+    def __repr__(self) -> str:
+        return "torch.webgpu.Stream device=webgpu:0"
+
+
+class Event:
+    """A moment between operations. With timing, recording one waits for the device: it takes the host's time then."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        self._timing = enable_timing
+        self._time: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Note this moment."""
+        if self._timing:
+            synchronize()
+        self._time = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Do nothing: there is one queue."""
+
+    def query(self) -> bool:
+        """Return True: whatever reads a result waits for it."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the device, if the event was recorded."""
+        if self._time is not None:
+            synchronize()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return the milliseconds from this event to another. Raises RuntimeError for events without times."""
+        if not (self._timing and end_event._timing):
+            raise RuntimeError("Both events must be created with enable_timing=True")
+        if self._time is None or end_event._time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time")
+        return 1e3 * (end_event._time - self._time)
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the device's only stream."""
+    return Stream()
+
+
+default_stream = current_stream
+
+
+def set_stream(stream: Any) -> None:
+    """Do nothing: there is one stream."""
 
 
 @contextlib.contextmanager

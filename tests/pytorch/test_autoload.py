@@ -205,15 +205,21 @@ def test_fallback_runs_on_the_cpu_only_when_allowed(webgpu: str) -> None:
     program = """
         import warnings, torch
         x = torch.tensor([[2.0, 1.0], [1.0, 3.0]], device="webgpu")
+        weights = torch.ones(1, 2, device="webgpu")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            q, r = torch.geqrf(x)
-        expected = torch.geqrf(x.cpu())
-        assert q.is_webgpu and torch.allclose(q.cpu(), expected[0]) and torch.allclose(r.cpu(), expected[1])
-        print(len([w for w in seen if "geqrf" in str(w.message)]), torch.webgpu.fallback_counts())
+            y = torch._compute_linear_combination(x, weights)
+        assert y.is_webgpu and y.tolist() == [[3.0, 4.0]]
+        print(len([w for w in seen if "combination" in str(w.message)]), torch.webgpu.fallback_counts())
     """
-    assert python(program, WEBTORCH_FALLBACK="warn") == "1 {'aten.geqrf.default': 1}"
-    assert python(program, WEBTORCH_FALLBACK="silent") == "0 {'aten.geqrf.default': 1}"
+    assert (
+        python(program, WEBTORCH_FALLBACK="warn")
+        == "1 {'aten._compute_linear_combination.default': 1}"
+    )
+    assert (
+        python(program, WEBTORCH_FALLBACK="silent")
+        == "0 {'aten._compute_linear_combination.default': 1}"
+    )
 
 
 @contextlib.contextmanager
@@ -241,7 +247,7 @@ def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
         print("ready", flush=True)
         caught = 0
         end = time.time() + 60
-        while caught < 20 and time.time() < end:
+        while caught < 100 and time.time() < end:
             try:
                 while time.time() < end:
                     x.grad = None
@@ -254,8 +260,8 @@ def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
     with started(program) as child:
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "ready"
-        for _ in range(20):
-            time.sleep(0.03)
+        for _ in range(100):
+            time.sleep(0.01)
             child.send_signal(signal.SIGINT)
             assert child.stdout.readline().strip() == "caught"
         out, err = child.communicate(timeout=60)

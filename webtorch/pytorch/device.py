@@ -25,7 +25,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
-from webtorch.pytorch import interrupt
+from webtorch.pytorch import interrupt, profiler
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
@@ -85,6 +85,7 @@ def runtime() -> Runtime:
         # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
         torch.autograd.set_multithreading_enabled(False)
         register_optimizer_step_post_hook(_after_step)
+        profiler.install(_open.runtime.flush)
         generator()
     return _open.runtime
 
@@ -122,7 +123,9 @@ def webtorch_dtype(dtype: torch.dtype) -> DType:
     """Return webtorch's type. Raises DTypeError for a type that the device cannot hold."""
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in UNSUPPORTED:
-        instead = "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
+        instead = (
+            "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
+        )
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
             "bits of it), int32, int8, uint8, uint32 and bool. Convert first, as in "

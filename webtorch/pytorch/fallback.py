@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,17 @@ def unsupported(op: Any) -> NotImplementedError:
     )
 
 
+def check_one_device(op: Any, args: Sequence[Any]) -> None:
+    """Raise RuntimeError if tensors on the CPU are mixed with those on the device."""
+    tensors = [a for a in torch.utils._pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
+    other = next((t for t in tensors if t.device.type != "webgpu" and t.dim()), None)
+    if other is not None:
+        raise RuntimeError(
+            f"{op}: Expected all tensors to be on the same device, but found at least two devices, webgpu:0 and "
+            f"{other.device}! Move one of them, as in x.to('webgpu')."
+        )
+
+
 def on_cpu(op: Any) -> Any:
     """Return the kernel of an operator that is computed on the CPU by decision: its calls are counted."""
     name = str(op)
@@ -66,6 +78,7 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
             return composed(*args, **kwargs)
         finally:
             _within.discard(op)
+    check_one_device(op, args)
     how = mode()
     if how == "error":
         raise unsupported(op)

@@ -390,14 +390,6 @@ def _cross(x: Any, y: Any, *, dim: int = -1) -> Any:
     return op.linalg_cross(x, y, dim=dim)
 
 
-@aten("_efficientzerotensor")
-def _zero_tensor(size: Any, **options: Any) -> Any:
-    from webtorch.tensors.device import resolve
-
-    where = resolve("webgpu")
-    return fill(tuple(size), 0, options.get("dtype") or float32, f"{where.kind}:{where.index}")
-
-
 @aten("repeat_interleave.Tensor")
 def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
     positions = iota(repeats.numel(), 0, 1, int64, repeats.device)

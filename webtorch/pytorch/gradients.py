@@ -35,7 +35,10 @@ def pullback(
         out = function(*leaves)
     targets = [x for x, w in zip(leaves, mask, strict=True) if w]
     if not out.requires_grad:
-        return [fill(x._shape, 0, x.dtype, x.device) if w else None for x, w in zip(inputs, mask, strict=True)]
+        return [
+            fill(x._shape, 0, x.dtype, x.device) if w else None
+            for x, w in zip(inputs, mask, strict=True)
+        ]
     found = iter(grad(out, targets, g, allow_unused=True) if targets else ())
     return [next(found) if w else None for w in mask]
 

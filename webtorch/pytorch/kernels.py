@@ -321,6 +321,104 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
     store(found_inf, bad, fresh=True)
 
 
+def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
+    from webtorch.ops.primitive import fill
+
+    kind = webtorch_dtype(dtype or torch.get_default_dtype())
+    return new_tensor(fill(tuple(size), 0, kind, _where()), fresh=True)
+
+
+def _native_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    width: int,
+    heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    mask: Any = None,
+    need_weights: bool = True,
+    average: bool = True,
+    mask_type: int | None = None,
+) -> Any:
+    """What PyTorch runs in place of `nn.MultiheadAttention` where no gradient is wanted."""
+    linear = torch.nn.functional.linear
+    parts = zip((q, k, v), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    q, k, v = (linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in parts)
+    if mask is not None and mask_type == 1:
+        mask = mask[:, None, None, :]
+    elif mask is not None and mask_type == 2 and mask.dim() == 3:
+        mask = mask.unsqueeze(1)
+    scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)
+    if mask is not None:
+        hidden = torch.where(mask, -torch.inf, 0.0) if mask.dtype is torch.bool else mask
+        scores = scores + hidden.to(scores.dtype)
+    weights = scores.softmax(-1)
+    if mask is not None:
+        weights = weights.masked_fill(scores.eq(-torch.inf).all(-1, keepdim=True), 0.0)
+    out = linear((weights @ v).transpose(1, 2).flatten(2), out_weight, out_bias)
+    return out, (weights.mean(1) if average else weights) if need_weights else None
+
+
+def _encoder_layer(
+    x: Any,
+    width: int,
+    heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    weight_1: Any,
+    bias_1: Any,
+    weight_2: Any,
+    bias_2: Any,
+    mask: Any = None,
+    mask_type: int | None = None,
+) -> Any:
+    """What PyTorch runs in place of `nn.TransformerEncoderLayer` where no gradient is wanted."""
+    f = torch.nn.functional
+
+    def attend(y: Any) -> Any:
+        given = (
+            width,
+            heads,
+            qkv_weight,
+            qkv_bias,
+            out_weight,
+            out_bias,
+            mask,
+            False,
+            True,
+            mask_type,
+        )
+        return _native_attention(y, y, y, *given)[0]
+
+    def inner(y: Any) -> Any:
+        y = f.linear(y, weight_1, bias_1)
+        return f.linear(f.gelu(y) if use_gelu else f.relu(y), weight_2, bias_2)
+
+    def norm_1(y: Any) -> Any:
+        return f.layer_norm(y, (width,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(y: Any) -> Any:
+        return f.layer_norm(y, (width,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = x + attend(norm_1(x))
+        return x + inner(norm_2(x))
+    x = norm_1(x + attend(x))
+    return norm_2(x + inner(x))
+
+
 def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     resize_to(dst, src.shape)
     return copy_from(src, dst)
@@ -372,19 +470,70 @@ def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
-def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
-    if rtol is None and (atol is None or atol == 0.0):
+def _bound(x: Any, largest: Any, atol: Any, rtol: Any) -> Any:
+    """Return below which a singular value counts as zero."""
+    if rtol is None:
         rtol = torch.finfo(x.dtype).eps * max(x.shape[-2:])
-    bounds = [torch.full((), b or 0.0, dtype=x.real.dtype, device=x.device) for b in (atol, rtol)]
-    exact = torch.ops.aten.linalg_pinv.atol_rtol_tensor
-    return exact(x, atol=bounds[0], rtol=bounds[1], hermitian=hermitian)
+        if isinstance(atol, torch.Tensor):
+            rtol = torch.where(atol > 0, 0.0, rtol)
+        elif atol:
+            rtol = 0.0
+    atol = 0.0 if atol is None else atol
+    scaled = largest * (rtol.unsqueeze(-1) if isinstance(rtol, torch.Tensor) else rtol)
+    return torch.clamp(scaled, min=atol.unsqueeze(-1) if isinstance(atol, torch.Tensor) else atol)
+
+
+def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    if not x.numel():
+        return x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2]))
+    if hermitian:
+        values, vectors = torch.linalg.eigh(x)
+        sizes, left, right = values.abs(), vectors, vectors.mH
+    else:
+        u, values, right = torch.linalg.svd(x, full_matrices=False)
+        sizes, left, right = values, right.mH, u.mH
+    kept = sizes > _bound(x, sizes.amax(-1, keepdim=True), atol, rtol)
+    inverse = torch.where(kept, values.reciprocal(), 0.0)
+    return (left * inverse.unsqueeze(-2).to(left.dtype)) @ right
+
+
+def _matrix_rank(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    if not x.numel():
+        return x.new_zeros(x.shape[:-2], dtype=torch.int64)
+    values = torch.linalg.eigvalsh(x).abs() if hermitian else torch.linalg.svdvals(x)
+    return (values > _bound(x, values.amax(-1, keepdim=True), atol, rtol)).sum(-1)
+
+
+def _pinv_of(x: Any, atol: Any, rtol: Any, hermitian: bool) -> Any:
+    """Return the pseudoinverse by the operator that has PyTorch's derivative; `_pinv` is its kernel."""
+
+    def number(value: Any) -> Any:
+        if value is None or isinstance(value, torch.Tensor):
+            return value
+        return torch.full((), value, dtype=x.real.dtype, device=x.device)
+
+    operator = torch.ops.aten.linalg_pinv.atol_rtol_tensor
+    return operator(x, atol=number(atol), rtol=number(rtol), hermitian=hermitian)
+
+
+def _with_tolerance(x: Any, tol: Any, hermitian: bool = False) -> Any:
+    return _matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
 
 _COMPOSED: dict[str, Kernel] = {
     "renorm": _renorm,
-    "pinverse": lambda x, rcond=1e-15: _pinv(x, atol=0.0, rtol=rcond),
-    "linalg_pinv": lambda x, rcond, hermitian=False: _pinv(x, atol=0.0, rtol=rcond, hermitian=hermitian),
-    "linalg_pinv.atol_rtol_float": _pinv,
+    "linalg_matrix_rank.atol_rtol_float": _matrix_rank,
+    "linalg_matrix_rank.atol_rtol_tensor": _matrix_rank,
+    "linalg_matrix_rank": _with_tolerance,
+    "linalg_matrix_rank.tol_tensor": _with_tolerance,
+    "linalg_pinv": lambda x, rcond, hermitian=False: _pinv_of(x, None, rcond, hermitian),
+    "linalg_pinv.rcond_tensor": lambda x, rcond, hermitian=False: _pinv_of(
+        x, None, rcond, hermitian
+    ),
+    "linalg_pinv.atol_rtol_float": lambda x, *, atol=None, rtol=None, hermitian=False: _pinv_of(
+        x, atol, rtol, hermitian
+    ),
+    "pinverse": lambda x, rcond=1e-15: _pinv_of(x, None, rcond, False),
 }
 
 
@@ -499,6 +648,12 @@ def _register_own(library: Any) -> None:
         "_copy_from": copy_from,
         "_copy_from_and_resize": _copy_from_and_resize,
         "_to_copy": device.to_copy,
+        "linalg_pinv.atol_rtol_tensor": _pinv,
+        "_efficientzerotensor": _zero_tensor,
+        "_transformer_encoder_layer_fwd": _encoder_layer,
+        "_native_multi_head_attention": _native_attention,
+        # Padded batches stay dense: no jagged tensors here.
+        "_nested_tensor_from_mask_left_aligned": lambda x, mask: False,
         "_local_scalar_dense": device.item,
         "arange.start_out": _arange,
         "range.out": _range,

@@ -128,9 +128,20 @@ def _embedding_bag_backward(
     padding_idx: int = -1,
 ) -> Any:
     if sparse:
-        raise NotImplementedError("webgpu: embedding_bag(sparse=True): gradients are dense; use sparse=False")
+        raise NotImplementedError(
+            "webgpu: embedding_bag(sparse=True): gradients are dense; use sparse=False"
+        )
     return _embedding_bag_dense_backward(
-        g, indices, bag, size, where, count, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+        g,
+        indices,
+        bag,
+        size,
+        where,
+        count,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
     )
 
 
@@ -150,7 +161,9 @@ def _embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: flo
     flat = cast_to(indices.reshape(-1), int64)
     if not flat.numel():
         return copy(weight)
-    named = scatter(named, [flat], fill(flat._shape, 1, int64, weight.device), "add", "embedding_renorm_")
+    named = scatter(
+        named, [flat], fill(flat._shape, 1, int64, weight.device), "add", "embedding_renorm_"
+    )
     norm = op.vector_norm(weight, norm_type, 1, True)
     too_long = op.logical_and(op.gt(norm, max_norm), op.gt(named, 0).unsqueeze(1))
     return op.where(too_long, weight * (max_norm / (norm + 1e-7)), weight)
@@ -163,15 +176,14 @@ def _fractional(rank: int) -> tuple[Function, Function]:
     pool = (F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices)[rank - 2]
 
     def forward(x: Any, kernel: Any, output_size: Any, samples: Any) -> Any:
-        lead = x.ndim == rank + 1
-        # The table's own function checks and pools batches as well as single images.
-        found = pool(x, tuple(kernel), tuple(output_size), None, True, samples)
-        return tuple(found) if not lead else tuple(found)
+        return tuple(pool(x, tuple(kernel), tuple(output_size), None, True, samples))
 
     def backward(g: Any, x: Any, kernel: Any, output_size: Any, indices: Any) -> Any:
         lead = x._shape[:-rank]
         zeros = fill((*lead, x[(0,) * len(lead)].numel()), 0, g.dtype, g.device)
-        spread = op.scatter_add(zeros, len(lead), indices.reshape((*lead, -1)), g.reshape((*lead, -1)))
+        spread = op.scatter_add(
+            zeros, len(lead), indices.reshape((*lead, -1)), g.reshape((*lead, -1))
+        )
         return spread.reshape(x._shape)
 
     return forward, backward
@@ -209,7 +221,9 @@ def _antialiased(mode: str) -> tuple[Function, Function]:
             x, size=tuple(output_size), mode=mode, align_corners=align_corners, antialias=True
         )
 
-    def backward(g: Any, output_size: Any, input_size: Any, align_corners: bool, *scales: Any) -> Any:
+    def backward(
+        g: Any, output_size: Any, input_size: Any, align_corners: bool, *scales: Any
+    ) -> Any:
         x = fill(tuple(input_size), 0, g.dtype, g.device)
         return pullback(lambda y: forward(y, output_size, align_corners), (x,), g)[0]
 
@@ -273,7 +287,13 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> Any:
     out = F.ctc_loss(
-        log_probs, targets, _lengths(input_lengths), _lengths(target_lengths), blank, "none", zero_infinity
+        log_probs,
+        targets,
+        _lengths(input_lengths),
+        _lengths(target_lengths),
+        blank,
+        "none",
+        zero_infinity,
     )
     # PyTorch's second result is what its own backward reads; ours follows the loss again.
     return out, fill((0,), 0, log_probs.dtype, log_probs.device)
@@ -348,7 +368,9 @@ def _segment_reduce_backward(
 
 
 @aten("histogram.bin_ct", "histogram.bins_tensor")
-def _histogram(x: Any, bins: Any = 100, *, range: Any = None, weight: Any = None, density: bool = False) -> Any:
+def _histogram(
+    x: Any, bins: Any = 100, *, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
     return tuple(op.histogram(x, bins, range=range, weight=weight, density=density))
 
 
@@ -407,17 +429,25 @@ def _fake_quantize(x: Any, scale: float, zero_point: int, low: int, high: int) -
 
 
 @aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
-def _fake_quantize_tensors(x: Any, scale: Any, zero_point: Any, enabled: Any, low: int, high: int) -> Any:
-    out, mask = _quantized(x, scale.reshape(()), cast_to(zero_point.reshape(()), float32), low, high)
+def _fake_quantize_tensors(
+    x: Any, scale: Any, zero_point: Any, enabled: Any, low: int, high: int
+) -> Any:
+    out, mask = _quantized(
+        x, scale.reshape(()), cast_to(zero_point.reshape(()), float32), low, high
+    )
     on = op.ne(enabled.reshape(()), 0)
     return op.where(on, out, x), op.logical_or(mask, op.logical_not(on))
 
 
 @aten("fake_quantize_per_channel_affine_cachemask")
-def _fake_quantize_channels(x: Any, scale: Any, zero_point: Any, axis: int, low: int, high: int) -> Any:
+def _fake_quantize_channels(
+    x: Any, scale: Any, zero_point: Any, axis: int, low: int, high: int
+) -> Any:
     shape = [1] * x.ndim
     shape[axis] = -1
-    return _quantized(x, scale.reshape(shape), cast_to(zero_point, float32).reshape(shape), low, high)
+    return _quantized(
+        x, scale.reshape(shape), cast_to(zero_point, float32).reshape(shape), low, high
+    )
 
 
 @aten("_weight_norm_interface")
@@ -434,6 +464,6 @@ def _weight_norm_backward(gw: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
 
 @aten("glu_jvp")
 def _glu_jvp(out: Any, x: Any, dx: Any, dim: int) -> Any:
-    (a, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
+    (_, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
     gate = op.sigmoid(b)
     return da * gate + out * (1.0 - gate) * db

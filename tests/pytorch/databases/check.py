@@ -45,7 +45,12 @@ from tests.conformance.check import (
 
 SECONDS = 60
 # Neither dense tensors nor PyTorch's own surface: sparse layouts, CUDA source text, jagged tensors.
-OUTSIDE = ("sparse.", "to_sparse", "jiterator_", "nn.functional.scaled_dot_product_attention_jagged")
+OUTSIDE = (
+    "sparse.",
+    "to_sparse",
+    "jiterator_",
+    "nn.functional.scaled_dot_product_attention_jagged",
+)
 RANDOM = _RANDOM | {"native_dropout_backward", "normal_number_mean", "signal.windows"}
 _FREE_SIGNS = {"linalg.eig", "linalg.eigh", "linalg.svd", "svd", "linalg.qr", "qr"}
 
@@ -79,7 +84,7 @@ def moved(sample: SampleInput, device: str, on_cpu: bool = False) -> SampleInput
             return torch.device(device)
         return value
 
-    kwargs = {k: v for k, v in sample.kwargs.items()}
+    kwargs = dict(sample.kwargs)
     if kwargs.get("device") == "cpu":
         kwargs["device"] = device
     return SampleInput(sample.input, args=sample.args, kwargs=kwargs).transform(move)
@@ -103,7 +108,12 @@ def _call(fn: Callable[..., Any], sample: SampleInput) -> Any:
 
 
 def compare(
-    op: OpInfo, ours: Any, exact: Any, wide: Any, sample: SampleInput | None, inputs: list[torch.Tensor]
+    op: OpInfo,
+    ours: Any,
+    exact: Any,
+    wide: Any,
+    sample: SampleInput | None,
+    inputs: list[torch.Tensor],
 ) -> str | None:
     """Return how a result differs from PyTorch's; None if it does not."""
     mine, theirs, true = leaves(ours), leaves(exact), leaves(wide)
@@ -117,7 +127,11 @@ def compare(
         if m.shape != t.shape:
             return f"result {i}: shape {tuple(m.shape)} for {tuple(t.shape)}"
         back = m.detach().cpu()
-        if op.name.startswith(("empty", "new_empty")) or op.name in RANDOM or op.name in _FREE_SIGNS:
+        if (
+            op.name.startswith(("empty", "new_empty"))
+            or op.name in RANDOM
+            or op.name in _FREE_SIGNS
+        ):
             continue
         if sample is not None and "generator" in sample.kwargs:
             continue
@@ -133,7 +147,9 @@ def compare(
             return f"result {i}: {found}"
     plain = [x for x in torch.utils._pytree.tree_leaves(ours) if not isinstance(x, torch.Tensor)]
     other = [x for x in torch.utils._pytree.tree_leaves(exact) if not isinstance(x, torch.Tensor)]
-    if not mine and any(p != e and not (p != p and e != e) for p, e in zip(plain, other, strict=True)):
+    if not mine and any(
+        p != e and not (p != p and e != e) for p, e in zip(plain, other, strict=True)
+    ):
         return f"{plain} for {other}"
     return None
 
@@ -166,7 +182,10 @@ def forward(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> None:
                 there = moved(sample, "webgpu", op.name == "tensor_split")
                 torch.manual_seed(0)
                 mine = sample.output_process_fn_grad(_call(op.op, there))
-                right, true = (sample.output_process_fn_grad(x) if x is not None else None for x in (exact, wide))
+                right, true = (
+                    sample.output_process_fn_grad(x) if x is not None else None
+                    for x in (exact, wide)
+                )
                 found = compare(op, mine, right, true, sample, leaves(sample.input))
         except (Exception, OutOfTime) as error:
             _count(result, error, sample)
@@ -184,13 +203,17 @@ def _slopes(fn: Callable[..., Any], sample: SampleInput, weights: list[torch.Ten
         if t.requires_grad and (t.is_floating_point() or t.is_complex())
     ]  # fmt: skip
     inputs = [
-        t for t in leaves([sample.input, list(sample.args), sample.kwargs]) if t.requires_grad and t.is_leaf
+        t
+        for t in leaves([sample.input, list(sample.args), sample.kwargs])
+        if t.requires_grad and t.is_leaf
     ]
     if not results or not inputs:
         return None
     if weights is None:
         generator = torch.Generator().manual_seed(7)
-        weights = [torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.5 for t in results]
+        weights = [
+            torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.5 for t in results
+        ]
     given = [w.to(t.dtype).to(t.device) for w, t in zip(weights, results, strict=True)]
     return torch.autograd.grad(results, inputs, given, allow_unused=True), weights
 
@@ -204,7 +227,11 @@ def gradients(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> Non
     for sample in samples(op, dtype, True, limit):
 
         def fresh(t: Any) -> Any:
-            return t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+            return (
+                t.detach().clone().requires_grad_(t.requires_grad)
+                if isinstance(t, torch.Tensor)
+                else t
+            )
 
         def doubled(t: Any) -> Any:
             if isinstance(t, torch.Tensor) and t.is_floating_point():

@@ -36,8 +36,9 @@ forward results (device, dtype, shape, values) and, in float32, gradients.
   compared in shape and dtype.
 - Inputs lie in memory as the database has them: strides, offsets, shared storages, conjugate views.
 - Left out are sparse, quantised and jagged tensors and CUDA source text. Samples that need float64 count as failed.
-- "Missing" has no kernel: `NotImplementedError`. Nothing ran on the CPU by fallback: {fallbacks} calls. Factorisations of
-  matrices (`torch.linalg`) are registered to run on PyTorch's LAPACK, and `torch.webgpu.host_kernel_counts()` counts them.
+- "Missing" has no kernel: `NotImplementedError`. Calls that ran on the CPU by fallback: {fallbacks}. Factorisations
+  of matrices (`torch.linalg`) are registered to run on PyTorch's LAPACK; `torch.webgpu.host_kernel_counts()` counts
+  them.
 - Adapter: {adapters}. {sampling}
 - Modules (`module_db`) and optimizers (`optim_db`) are tests: `python -m pytest tests/pytorch/databases`.
 """
@@ -88,7 +89,11 @@ def write() -> None:
         adapters="; ".join(adapters),
         sampling=sampling,
     )
-    lines = ["## Totals", "", "| dtype | check | operations | pass | fail | missing | samples that pass |"]
+    lines = [
+        "## Totals",
+        "",
+        "| dtype | check | operations | pass | fail | missing | samples that pass |",
+    ]
     lines.append("|---|---|--:|--:|--:|--:|--:|")
     for dtype, kept in results.items():
         for kind in KINDS:
@@ -97,8 +102,16 @@ def write() -> None:
             if passed:
                 ran = sum(map(any, each))
                 share = _share(passed, failed, missing)
-                lines.append(f"| {dtype} | {kind} | {ran} | {passed} | {failed} | {missing} | {share} |")
-    lines += ["", "## What fails, and why", "", "| operation | where | failed | reason |", "|---|---|--:|---|"]
+                lines.append(
+                    f"| {dtype} | {kind} | {ran} | {passed} | {failed} | {missing} | {share} |"
+                )
+    lines += [
+        "",
+        "## What fails, and why",
+        "",
+        "| operation | where | failed | reason |",
+        "|---|---|--:|---|",
+    ]
     for name in operations():
         for dtype, kept in results.items():
             for kind in KINDS:
@@ -109,7 +122,9 @@ def write() -> None:
                     first = notes[0].partition(" <- ")[0].replace("|", "/").replace("\n", " ")[:160]
                     why = REASONS.get(name, f"`{first}`")
                     total = passed + failed + missing
-                    lines.append(f"| {name} | {dtype} {kind} | {failed + missing} of {total} | {why} |")
+                    lines.append(
+                        f"| {name} | {dtype} {kind} | {failed + missing} of {total} | {why} |"
+                    )
     lines += ["", "## Operations", "", "Samples that passed; in bold, passed/failed.", ""]
     columns = [(d, k) for d in results for k in KINDS if k == "forward" or d == "float32"]
     lines.append("| operation | " + " | ".join(f"{d} {k}" for d, k in columns) + " |")

@@ -122,8 +122,13 @@ def _tell(task: Task, result: dict[str, Any], place: str, show: bool) -> None:
     if not (show or has_failed(result)):
         return
     kinds = {k: v for k, v in result.items() if isinstance(v, dict)}
-    counts = " ".join(f"{k}:{v.get('passed', 0)}/{v.get('failed', 0)}/{v.get('missing', 0)}" for k, v in kinds.items())
-    lines = [f"[{place}] {' '.join(task)} {result.get('seconds', '')}s {counts} {result.get('died', '')}"]
+    counts = " ".join(
+        f"{k}:{v.get('passed', 0)}/{v.get('failed', 0)}/{v.get('missing', 0)}"
+        for k, v in kinds.items()
+    )
+    lines = [
+        f"[{place}] {' '.join(task)} {result.get('seconds', '')}s {counts} {result.get('died', '')}"
+    ]
     for k, v in kinds.items():
         if v.get("failed") or v.get("missing"):
             lines += [f"    {k}: {note[:300]}" for note in v.get("notes", ())[: 3 if show else 1]]
@@ -133,14 +138,22 @@ def _tell(task: Task, result: dict[str, Any], place: str, show: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, write the report."""
-    parser = argparse.ArgumentParser(prog="python -m tests.pytorch.databases.run", description=__doc__)
-    parser.add_argument("ops", nargs="*", help="names of operations (=name for exactly that); all by default")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.pytorch.databases.run", description=__doc__
+    )
+    parser.add_argument(
+        "ops", nargs="*", help="names of operations (=name for exactly that); all by default"
+    )
     parser.add_argument("--dtype", default=",".join(DTYPES))
-    parser.add_argument("--limit", type=int, default=0, help="at most this many samples of an operation")
+    parser.add_argument(
+        "--limit", type=int, default=0, help="at most this many samples of an operation"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--failed", action="store_true", help="again what failed before")
-    parser.add_argument("--report", action="store_true", help="only write docs/conformance-torch.md")
+    parser.add_argument(
+        "--report", action="store_true", help="only write docs/conformance-torch.md"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.worker:
@@ -155,7 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, op in report.operations().items():
                 if not report.takes(op, dtype):
                     continue
-                wanted = any(op.name == o[1:] if o.startswith("=") else o in name for o in given.ops)
+                wanted = any(
+                    op.name == o[1:] if o.startswith("=") else o in name for o in given.ops
+                )
                 if given.ops and not wanted:
                     continue
                 if given.failed and not (name in kept and has_failed(kept[name])):

@@ -1,0 +1,175 @@
+"""What programs use of PyTorch beside operators: streams, memory counts, generators, profiler, complex numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    assert actual.is_webgpu
+    torch.testing.assert_close(
+        actual.detach().cpu(), expected.detach(), rtol=tolerance, atol=tolerance
+    )
+
+
+class TestComplexNumbers:
+    def test_travel_and_are_views_of_their_parts(self, webgpu: str) -> None:
+        z = torch.tensor([1 + 2j, 3 - 4j])
+        x = z.to(webgpu)
+        same(x, z)
+        same(x.conj() * 2j, z.conj() * 2j)
+        same(x.abs(), z.abs())
+        x.real[0] = 9
+        assert x[0].item() == 9 + 2j
+        same(torch.view_as_real(x), torch.view_as_real(x.cpu()))
+        assert x.conj().cpu().tolist() == [9 - 2j, 3 + 4j]
+        assert x.imag.neg().cpu().tolist() == [-2, 4]
+
+    def test_are_saved_and_copied(self, webgpu: str) -> None:
+        z = torch.tensor([1 + 2j, 3 - 4j], device=webgpu)
+        file = io.BytesIO()
+        torch.save(z, file)
+        file.seek(0)
+        same(torch.load(file), z.cpu())
+
+    def test_transforms_and_their_gradients(self, webgpu: str) -> None:
+        x = torch.randn(3, 6)
+
+        def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = x.detach().requires_grad_()
+            y = torch.fft.rfft(x, norm="ortho").abs().sum() + torch.fft.ifft2(x).real.sum()
+            y.backward()
+            assert x.grad is not None
+            return y, x.grad
+
+        for actual, expected in zip(run(x.to(webgpu)), run(x), strict=True):
+            same(actual, expected)
+
+
+def test_factorisations_run_on_the_cpu_and_are_counted(webgpu: str) -> None:
+    x = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    before = torch.webgpu.host_kernel_counts().get("aten.linalg_cholesky_ex.L", 0)
+    same(torch.linalg.cholesky(x.to(webgpu)), torch.linalg.cholesky(x))
+    assert torch.webgpu.host_kernel_counts()["aten.linalg_cholesky_ex.L"] == before + 1
+    same(torch.linalg.pinv(x.to(webgpu)), torch.linalg.pinv(x))
+    assert torch.linalg.matrix_rank(x.to(webgpu)).item() == 2
+    assert not torch.webgpu.fallback_counts()
+
+
+def test_streams_and_events(webgpu: str) -> None:
+    stream, events = (
+        torch.webgpu.Stream(),
+        [torch.webgpu.Event(enable_timing=True) for _ in range(2)],
+    )
+    with torch.webgpu.stream(stream):
+        events[0].record()
+        x = torch.ones(3, device=webgpu) * 2
+        events[1].record(stream)
+    stream.wait_stream(torch.webgpu.current_stream())
+    stream.wait_event(events[0])
+    x.record_stream(stream)
+    events[1].synchronize()
+    assert events[0].elapsed_time(events[1]) >= 0
+    assert stream.query() and events[0].query() and stream.device == torch.device("webgpu:0")
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        torch.webgpu.Event().elapsed_time(events[0])
+
+
+def test_memory_counts(webgpu: str) -> None:
+    x = torch.ones(1 << 16, device=webgpu)
+    torch.webgpu.synchronize()
+    stats = torch.webgpu.memory_stats()
+    assert stats["allocated_bytes.all.current"] == torch.webgpu.memory_allocated() >= x.nbytes
+    assert torch.webgpu.memory_reserved() >= torch.webgpu.memory_allocated()
+    assert torch.accelerator.memory_allocated() == torch.webgpu.memory_allocated()
+    assert "allocated_bytes" in torch.webgpu.memory_summary()
+    assert torch.float32 in torch.webgpu.get_device_capability()["supported_dtypes"]
+
+
+def test_seeds_states_and_generators(webgpu: str) -> None:
+    state = torch.webgpu.get_rng_state_all()
+    a = torch.rand(4, device=webgpu)
+    torch.webgpu.set_rng_state_all(state)
+    same(torch.rand(4, device=webgpu), a.cpu())
+    assert torch.webgpu.seed() == torch.webgpu.initial_seed()
+    with torch.random.fork_rng(devices=[0], device_type=webgpu):
+        torch.rand(2, device=webgpu)
+    for device in (webgpu, "cpu"):
+        drawn = [
+            torch.randn(
+                3, device=webgpu, generator=torch.Generator(device=device).manual_seed(5)
+            ).tolist()
+            for _ in range(2)
+        ]
+        assert drawn[0] == drawn[1]
+    generator = torch.Generator(webgpu)
+    assert generator.device == torch.device("webgpu:0")
+    assert isinstance(generator, torch.Generator) and isinstance(
+        torch.default_generator, torch.Generator
+    )
+    with pytest.raises(RuntimeError, match="webgpu:3"):
+        torch.Generator("webgpu:3")
+
+
+def test_copies_that_do_not_block_and_pinned_loaders(webgpu: str) -> None:
+    x = torch.arange(6.0)
+    assert x.to(webgpu, non_blocking=True).to("cpu", non_blocking=True).tolist() == x.tolist()
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), 2, pin_memory=True)
+    assert sum(b.to(webgpu, non_blocking=True).sum().item() for (b,) in batches) == 15
+
+
+def test_the_profiler_names_kernels(webgpu: str) -> None:
+    with torch.profiler.profile() as profile:
+        a = torch.randn(8, 8, device=webgpu)
+        (a @ a).relu().sum().item()
+    names = {event.key for event in profile.key_averages()}
+    assert "aten::mm" in names
+    assert any(name.startswith("webgpu::") for name in names)
+
+
+def test_transformer_layers_where_no_gradient_is_wanted(webgpu: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x, padded = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        expected = layer(x), layer(x, src_key_padding_mask=padded)
+        layer.to(webgpu)
+        same(layer(x.to(webgpu)), expected[0])
+        same(layer(x.to(webgpu), src_key_padding_mask=padded.to(webgpu))[:, :3], expected[1][:, :3])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: F.embedding_bag(torch.tensor([[0, 2], [1, 1]], device=x.device), x, mode="max"),
+        lambda x: F.grid_sample(x.reshape(1, 1, 3, 4), x[:2].reshape(1, 2, 2, 2).tanh(), align_corners=False),
+        lambda x: torch.cdist(x, x[:2] * 2),
+        lambda x: torch.linalg.solve(x[:, :3], x[:, 3]),
+        lambda x: torch.renorm(x, 2, 0, 1.0),
+        lambda x: F.interpolate(x.reshape(1, 1, 3, 4), size=(2, 3), mode="bilinear", antialias=True),
+        lambda x: F.ctc_loss(
+            x.reshape(4, 1, 3).log_softmax(2), torch.tensor([[1, 2]], device=x.device), (4,), (2,)
+        ),
+    ],
+    ids=["embedding_bag", "grid_sample", "cdist", "solve", "renorm", "antialias", "ctc"],
+)  # fmt: skip
+def test_rarer_operators_and_their_gradients(
+    webgpu: str, run: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(3, 4)
+    found = []
+    for device in ("cpu", webgpu):
+        leaf = x.to(device).detach().requires_grad_()
+        y = run(leaf)
+        y.square().sum().backward()
+        found.append((y, leaf.grad))
+    for expected, actual in zip(*found, strict=True):
+        assert actual is not None and expected is not None
+        same(actual, expected, 1e-3)
