@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import os
+
 import pytest
 import torch
 
@@ -12,7 +14,8 @@ from tests.conftest import need_device
 
 @pytest.fixture(scope="session")
 def _adapter() -> None:
-    need_device("webgpu")
+    if not os.environ.get("WEBTORCH_PYTORCH_ENGINE"):
+        need_device("webgpu")
 
 
 @pytest.fixture

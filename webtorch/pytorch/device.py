@@ -194,7 +194,8 @@ _memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionar
 _addresses = itertools.count(1)
 _construct = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
-_set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
+# The operator itself, without the wrapper that every call of `redispatch` would go through.
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
@@ -264,32 +265,50 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
 
 def wrap(x: torch.Tensor) -> Tensor:
     """Return a tensor on the device as a webtorch tensor on the same memory."""
+    return wrap_memory(x, memory_of(x))
+
+
+def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
+    """Return a tensor as a webtorch tensor on `memory`, which is its own."""
     kind = TO_WEBTORCH[x.dtype]
     shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
     if kind.is_complex:
-        storage = memory_of(x).typed(kind.to_real())
+        storage = memory.typed(kind.to_real())
         out = Tensor._from_storage(storage, shape, strides, offset, False, kind)
         if x.is_conj():
             out = primitive.conjugate(out)
     else:
-        storage = memory_of(x).typed(kind)
-        whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
+        found = memory.storage
+        storage = found if found is not None and found.dtype is kind else memory.typed(kind)
+        whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
         out = Tensor._from_storage(storage, shape, strides, offset, whole)
     return -out if x.is_neg() else out
 
 
-def new_tensor(result: Tensor, fresh: bool) -> torch.Tensor:
-    """Return a webtorch result as a new PyTorch tensor. `fresh`: nothing else uses the result's storage."""
+def new_tensor(result: Tensor, fresh: bool, keeps_layout: bool = False) -> torch.Tensor:
+    """Return a webtorch result as a new PyTorch tensor, in row-major order.
+
+    `fresh`: nothing else uses the result's storage. `keeps_layout`: another order without gaps stays.
+    """
     kind = result.dtype
+    strides = result._strides
     if not fresh or not (result._pairs() if kind.is_complex else result)._whole:
-        result = primitive.copy(result)
+        if not (
+            fresh
+            and keeps_layout
+            and not result._offset
+            and result._storage.elements == numel(result._shape) << kind.is_complex
+            and memory_order(result._shape, strides) is not None
+        ):
+            result = primitive.copy(result)
+            strides = contiguous_strides(result._shape)
     if interrupt.flag.pressed:
         interrupt.check()
     inner = result._storage
     storage, memory = new_storage(inner.elements * inner.dtype.itemsize, inner.dtype)
     memory.storage = inner
     x: torch.Tensor = _create((0,), TO_TORCH[kind])
-    _set(CPU, x, storage, 0, result._shape, contiguous_strides(result._shape))
+    _set(CPU, x, storage, 0, result._shape, strides)
     return x
 
 

@@ -33,6 +33,7 @@ from webtorch.pytorch.device import (
     upload,
     webtorch_dtype,
     wrap,
+    wrap_memory,
 )
 from webtorch.pytorch.functions import FUNCTIONS, load, op
 from webtorch.tensors.device import device_of
@@ -75,6 +76,19 @@ _ELEMENTWISE = {
     "rsub",
     "prelu",
 }
+# Operators that PyTorch could make of their out= form: the direct form costs one call of Python less.
+_DIRECT_ELEMENTWISE = (
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor maximum minimum neg exp log sqrt rsqrt reciprocal sin cos tanh "
+    "sigmoid abs pow.Tensor_Scalar silu eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar "
+    "le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not "
+    "tanh_backward sigmoid_backward threshold_backward gelu gelu_backward silu_backward erf"
+).split()
+_DIRECT = (
+    "mm bmm addmm sum.dim_IntList mean.dim _softmax _log_softmax _softmax_backward_data "
+    "_log_softmax_backward_data amax gather index.Tensor cat nll_loss_forward tril triu"
+).split()
+_OWN.update(_DIRECT_ELEMENTWISE, _DIRECT)
+_ELEMENTWISE.update(name.partition(".")[0] for name in _DIRECT_ELEMENTWISE)
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
@@ -134,23 +148,30 @@ def _results(found: Any, operands: list[Any]) -> Any:
 
 
 def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
+    if keeps_layout:
+
+        def elementwise(*args: Any, **kwargs: Any) -> Any:
+            values = []
+            for a in args:
+                if isinstance(a, torch.Tensor):
+                    memory = getattr(a.untyped_storage(), "_webgpu", None)
+                    values.append(operand(a, name) if memory is None else wrap_memory(a, memory))
+                else:
+                    values.append(a)
+            options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
+            found = function(*values, **options)
+            storage = found._storage
+            for v in values:
+                if isinstance(v, Tensor) and v._storage is storage:
+                    return new_tensor(found, False)
+            return new_tensor(found, True, True)
+
+        return elementwise
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
-        found = function(*values, **options)
-        if keeps_layout:
-            shaped = next(
-                (v for v in values if isinstance(v, Tensor) and v._shape == found._shape), None
-            )
-            if (
-                shaped is not None
-                and not shaped.is_contiguous()
-                and memory_order(shaped._shape, shaped._strides)
-            ):
-                out = allocate(shaped._shape, shaped._strides, TO_TORCH[found.dtype])
-                store(out, found, _is_fresh(found, values))
-                return out
-        return _results(found, values)
+        return _results(function(*values, **options), values)
 
     return kernel
 
