@@ -447,7 +447,7 @@ def _log_sigmoid(x: Any) -> Any:
 
 @aten("hardtanh")
 def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
-    return op.clamp(x, low, high)
+    return op.clamp(x, *((low, high) if x.dtype.is_floating_point else (int(low), int(high))))
 
 
 @aten("__lshift__", "__ilshift__", "bitwise_left_shift")

@@ -446,6 +446,8 @@ def _nll_loss(
     each = -(weights * g)
     if reduction == 1:
         each = each / total
+    # Where all are ignored, the loss is not a number and the gradient is 0.
+    each = op.where(op.ne(target, ignore_index), each, 0.0)
     classes = op.arange(x._shape[dim], device=x.device).reshape((-1,) + (1,) * (x.ndim - 1 - dim))
     if safe.ndim < x.ndim:
         safe, each = safe.unsqueeze(dim), each.unsqueeze(dim)

@@ -18,14 +18,11 @@ from webtorch.pytorch import device, fallback
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
-    TO_TORCH,
     TO_WEBTORCH,
-    allocate,
     check_device,
     copy_from,
     empty,
     empty_strided,
-    memory_order,
     new_tensor,
     resize_to,
     store,
@@ -77,16 +74,67 @@ _ELEMENTWISE = {
     "prelu",
 }
 # Operators that PyTorch could make of their out= form: the direct form costs one call of Python less.
-_DIRECT_ELEMENTWISE = (
-    "add.Tensor sub.Tensor mul.Tensor div.Tensor maximum minimum neg exp log sqrt rsqrt reciprocal sin cos tanh "
-    "sigmoid abs pow.Tensor_Scalar silu eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar "
-    "le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not "
-    "tanh_backward sigmoid_backward threshold_backward gelu gelu_backward silu_backward erf"
-).split()
-_DIRECT = (
-    "mm bmm addmm sum.dim_IntList mean.dim _softmax _log_softmax _softmax_backward_data "
-    "_log_softmax_backward_data amax gather index.Tensor cat nll_loss_forward tril triu"
-).split()
+_DIRECT_ELEMENTWISE = [
+    "add.Tensor",
+    "sub.Tensor",
+    "mul.Tensor",
+    "div.Tensor",
+    "maximum",
+    "minimum",
+    "neg",
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "abs",
+    "pow.Tensor_Scalar",
+    "silu",
+    "eq.Tensor",
+    "eq.Scalar",
+    "ne.Tensor",
+    "ne.Scalar",
+    "lt.Tensor",
+    "lt.Scalar",
+    "le.Tensor",
+    "le.Scalar",
+    "gt.Tensor",
+    "gt.Scalar",
+    "ge.Tensor",
+    "ge.Scalar",
+    "bitwise_and.Tensor",
+    "bitwise_or.Tensor",
+    "bitwise_not",
+    "tanh_backward",
+    "sigmoid_backward",
+    "threshold_backward",
+    "gelu",
+    "gelu_backward",
+    "silu_backward",
+    "erf",
+]
+_DIRECT = [
+    "mm",
+    "bmm",
+    "addmm",
+    "sum.dim_IntList",
+    "mean.dim",
+    "_softmax",
+    "_log_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+    "amax",
+    "gather",
+    "index.Tensor",
+    "cat",
+    "nll_loss_forward",
+    "tril",
+    "triu",
+]
 _OWN.update(_DIRECT_ELEMENTWISE, _DIRECT)
 _ELEMENTWISE.update(name.partition(".")[0] for name in _DIRECT_ELEMENTWISE)
 # Operators whose index tensors may be on the CPU.
