@@ -292,16 +292,10 @@ def new_tensor(result: Tensor, fresh: bool, keeps_layout: bool = False) -> torch
     """
     kind = result.dtype
     strides = result._strides
-    if not fresh or not (result._pairs() if kind.is_complex else result)._whole:
-        if not (
-            fresh
-            and keeps_layout
-            and not result._offset
-            and result._storage.elements == numel(result._shape) << kind.is_complex
-            and memory_order(result._shape, strides) is not None
-        ):
-            result = primitive.copy(result)
-            strides = contiguous_strides(result._shape)
+    whole = fresh and (result._pairs() if kind.is_complex else result)._whole
+    if not whole and not (fresh and keeps_layout and _has_no_gaps(result)):
+        result = primitive.copy(result)
+        strides = contiguous_strides(result._shape)
     if interrupt.flag.pressed:
         interrupt.check()
     inner = result._storage
@@ -310,6 +304,16 @@ def new_tensor(result: Tensor, fresh: bool, keeps_layout: bool = False) -> torch
     x: torch.Tensor = _create((0,), TO_TORCH[kind])
     _set(CPU, x, storage, 0, result._shape, strides)
     return x
+
+
+def _has_no_gaps(x: Tensor) -> bool:
+    """Whether a tensor is all of its storage, in some order of the dims."""
+    elements = numel(x._shape) << x.dtype.is_complex
+    return (
+        not x._offset
+        and x._storage.elements == elements
+        and memory_order(x._shape, x._strides) is not None
+    )
 
 
 def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:

@@ -748,6 +748,8 @@ def _register_own(library: Any) -> None:
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+    # Above autograd only: below it, where graphs are traced, PyTorch's own composition must be seen.
+    library.impl("to.dtype_layout", autoload.hide(_to), "AutogradPrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
         library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
@@ -755,7 +757,6 @@ def _register_own(library: Any) -> None:
             library.impl(name, kernel, key)
         library.impl("lstm_cell", _cell("lstm"), key)
         library.impl("gru_cell", _cell("gru"), key)
-        library.impl("to.dtype_layout", autoload.hide(_to), key)
         for name, decomposition in (
             ("lstm.input", "lstm_impl"),
             ("lstm.data", "lstm_data_impl"),
