@@ -39,7 +39,8 @@ forward results (device, dtype, shape, values) and, in float32, gradients.
 - "Missing" has no kernel: `NotImplementedError`. Calls that ran on the CPU by fallback: {fallbacks}. Factorisations
   of matrices (`torch.linalg`) are registered to run on PyTorch's LAPACK; `torch.webgpu.host_kernel_counts()` counts
   them.
-- Adapter: {adapters}. {sampling}
+- Run on: {adapters}. A processor's name means webtorch's CPU backend behind the same device
+  (`WEBTORCH_PYTORCH_ENGINE=cpu`), on which this run takes minutes rather than hours. {sampling}
 - Modules (`module_db`) and optimizers (`optim_db`) are tests: `python -m pytest tests/pytorch/databases`.
 """
 
