@@ -750,6 +750,8 @@ def lanes(across: int, down: int) -> list[str]:
 # Vectors between the rows of a tile, for memory banks: neighbouring k of a wide operand, or the
 # four groups of k of a deep one, then lie in different ones.
 _PAD = 2
+# Turns of a loop over k from which on one more does not matter.
+_LONG = 20
 
 
 def _tiles(
@@ -800,10 +802,17 @@ def _tiles(
     for unit in units:
         loop += unit.share(kinds, depth)
     loop.append("workgroupBarrier();")
-    # The last turn fetches its own tile once more: with a branch instead, drivers order the loads
-    # worse (45 rather than 50 TFLOP/s).
-    loop.append(f"let next = select(k0, k0 + {depth}, k0 + {depth} < k_end);")
-    fetch(loop, "next")
+    # With a branch around the loads drivers order them worse (45 rather than 50 TFLOP/s), so that the
+    # last turn fetches its own tile once more; where turns are few, that costs more.
+    if chunk >= _LONG * depth:
+        loop.append(f"let next = select(k0, k0 + {depth}, k0 + {depth} < k_end);")
+        fetch(loop, "next")
+    else:
+        ahead: list[str] = []
+        fetch(ahead, f"k0 + {depth}")
+        loop.append(f"if (k0 + {depth} < k_end) {{")
+        loop += ["  " + x for x in ahead]
+        loop.append("}")
     y_step = tile.rows // 4 // per_row
     x_step = tile.columns // 4 // per_column
     # Written out for every k: drivers then load ahead what the next k needs. As a loop, whatever

@@ -72,7 +72,12 @@ class MatrixTile:
     @property
     def finished(self) -> int:
         """Sums that wait in workgroup memory to be written: a row of fragments of each subgroup."""
-        return self.subgroups * self.fragment_columns * 256
+        return self.subgroups * 16 * self.finished_stride
+
+    @property
+    def finished_stride(self) -> int:
+        """Sums from one of their rows to the next: eight more than there are, for memory banks."""
+        return self.fragment_columns * 16 + 8
 
 
 @dataclass(frozen=True, slots=True)
