@@ -48,6 +48,8 @@ def _theirs(quick: bool) -> dict[str, float]:
     a, b = (Tensor(rng.standard_normal((n, n), dtype=np.float32)).realize() for _ in range(2))
     product = TinyJit(lambda a, b: (a @ b).realize())
     found = {"matmul": seconds(lambda: product(a, b), 2 if quick else 10)}
+    # The last line counts; this one is for those who do not wait for the other.
+    print(json.dumps(found), flush=True)
 
     layers, channels, heads, context, vocabulary, batch = SMALL if quick else GPT
 
