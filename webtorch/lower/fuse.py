@@ -199,7 +199,9 @@ class Fuser:
             base = self.nodes[base].srcs[0]
         if (
             base not in self.stored
-            and self.nodes[base].elements <= self.nodes[number].elements
+            # Queries, keys and values of one product: together they are all of it.
+            and self.nodes[base].elements
+            <= self.nodes[number].elements * max(1, self.use_counts[base])
             and operand(self.graph, number, {base}) is not None
         ):
             self._store(base)
