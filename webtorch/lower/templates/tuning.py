@@ -124,7 +124,7 @@ class Family:
         return Family(multiprocessors, tuple(fitting))
 
 
-# An H200 on 4096^3 and on the products of a GPT's training step; wgpu-native and Dawn alike within 5 %.
+# An H200 on 4096^3 and on the products of a GPT's training step.
 HOPPER = Family(
     132,
     (
