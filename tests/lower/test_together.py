@@ -11,7 +11,7 @@ import pytest
 
 import webtorch
 from webtorch import nn, optim
-from webtorch.ir.kernel import Several
+from webtorch.ir.kernel import Kernel, Several
 from webtorch.ir.program import Program
 from webtorch.nn import functional as F
 from webtorch.tensors.device import resolve
@@ -94,3 +94,39 @@ def test_what_needs_the_value_between_stays_between(
     assert step().tolist() == [1, 2, 3, 4]
     assert step().tolist() == [3, 6, 9, 12]
     assert a.tolist() == [4] * 4 and b.tolist() == [16] * 5
+
+
+def test_sums_with_the_same_loops_are_one_kernel(
+    device: str, merging: Callable[[bool], None]
+) -> None:
+    merging(True)
+    a, b = webtorch.zeros(6, device=device), webtorch.ones(6, device=device)
+    rng = np.random.default_rng(0)
+    g, h = (rng.standard_normal((5, 6)).astype(np.float32) for _ in range(2))
+
+    @webtorch.compile
+    def step(g: Any, h: Any) -> None:
+        a.add_(g.sum(0), alpha=0.5)
+        b.mul_(2).add_(h.sum(0))
+
+    for _ in range(2):
+        step(webtorch.tensor(g, device=device), webtorch.tensor(h, device=device))
+    (kernel,) = step.program().routines
+    assert isinstance(kernel, Kernel) and len(kernel.reduces) == 2
+    np.testing.assert_allclose(a.cpu().numpy(), g.sum(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(b.cpu().numpy(), 4 + 3 * h.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_along_columns_share_what_they_read(device: str) -> None:
+    backend: Any = resolve(device).backend
+    before = backend.limits
+    backend.limits = replace(before, is_gpu=True)
+    try:
+        x = np.random.default_rng(1).standard_normal((64, 30, 40)).astype(np.float32)
+        sums = webtorch.compile(lambda x: (x.sum(1), (x * x).sum(1)))
+        first, second = sums(webtorch.tensor(x, device=device))
+        assert len(sums.program().routines) == 1
+        np.testing.assert_allclose(first.cpu().numpy(), x.sum(1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(second.cpu().numpy(), (x * x).sum(1), rtol=1e-5)
+    finally:
+        backend.limits = before
