@@ -33,6 +33,7 @@ from webtorch.lower.templates.gemm import (
     product_passes,
     ranked,
 )
+from webtorch.lower.templates.tuning import MatrixTile, Tile
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
@@ -105,7 +106,7 @@ def _stored(r: Attention, limits: Limits, engine: Engine, part: Part) -> Iterato
     products = [_render(_product(r, part, result, scratch), limits, engine) for result in r.results]
     # What a tile of a product reads beyond the diagonal must be 0; everywhere, where heads of query
     # that share a head of key are one after the other.
-    block = lcm(*(rows for _, rows in products))
+    block = lcm(*(side for _, side in products))
     if inner > 1 and max(r.results):
         block = 1 << 30
     part = replace(part, block=block)
@@ -199,11 +200,24 @@ def _product(r: Attention, part: Part, result: int, scratch: BufferSlot) -> Prod
     )
 
 
+# For heads of at most 64, on an H200: 64 rows start later on the diagonal than more, and a product has
+# few columns to share what it reads among.
+_TILE = Tile(64, 64, 16, 8, 4)
+_MATRIX_TILE = MatrixTile(2, 2, 2, 2, 128)
+
+
 def _render(p: Product, limits: Limits, engine: Engine) -> tuple[WgslPass, int]:
-    """Return the dispatch of a product, and the rows of its tile."""
+    """Return the dispatch of a product, and the side of the squares on the diagonal that it reads."""
+    small = p.n <= _TILE.columns and p.m >= _TILE.rows
     found = matrix_units.choose(p, limits, engine)
     if found is not None:
         matrix = found[0]
-        return matrix_units.matrix_passes(p, limits, matrix, 1)[0], matrix.rows
-    tile = next((t for _, t, n in ranked(p, limits) if n == 1), None) if limits.is_gpu else None
-    return product_passes(p, limits, tile, 1)[0], tile.rows if tile else 4
+        if small and _MATRIX_TILE.shared_bytes <= limits.workgroup_memory_bytes:
+            matrix = _MATRIX_TILE
+        return matrix_units.matrix_passes(p, limits, matrix, 1)[0], lcm(matrix.rows, matrix.depth)
+    if not limits.is_gpu:
+        return product_passes(p, limits, None, 1)[0], 4
+    tile = next((t for _, t, n in ranked(p, limits) if n == 1), None)
+    if tile is not None and small:
+        tile = _TILE
+    return product_passes(p, limits, tile, 1)[0], lcm(tile.rows, tile.depth) if tile else 4

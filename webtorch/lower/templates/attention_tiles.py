@@ -340,10 +340,9 @@ class Forward(_Tiles):
             *self.share(rows, 0, tile.rows),
             *self.share(columns, second, tile.columns),
             _BARRIER,
-            f"let ahead = (turn + 1) * {tile.depth};",
-            f"if (turn + 1 < {turns}) {{",
-            *indented(ahead),
-            "}",
+            # The last turn fetches what it has once more: no branch among the loads.
+            f"let ahead = min(turn + 1, {turns - 1}) * {tile.depth};",
+            *ahead,
             *loads,
             *self.product("s"),
             *stores,
@@ -526,12 +525,13 @@ class Weights(_Tiles):
         body += self.places()
         unseen = f"first_column > first_row + {tile.rows - 1}"
         if r.causal:
+            side = part.block
             zeros: list[str] = []
             for i, n in self._own_rows():
                 self._store(i, n, lambda j: "0f", lambda j: "0f", zeros)
             body += [
                 f"if ({unseen}) {{",
-                f"  if (first_column / {self.part.block} > first_row / {self.part.block}) {{ return; }}",
+                f"  if (first_column / {side} > (first_row + {tile.rows - 1}) / {side}) {{ return; }}",
                 *indented(zeros),
                 "  return;",
                 "}",
@@ -550,19 +550,14 @@ class Weights(_Tiles):
             body += [f"var {sums}{i}_{j} = vec4<f32>();" for i, j in self.pairs()]
             fetch = [*self.fetch(left, a, "ahead"), *self.fetch(right, b, "ahead")]
             loops.append((a, b, sums, -(-size // tile.depth), fetch))
-        body += ["{ let ahead = 0;", *indented(loops[0][4]), "}"]
-        for number, (a, b, sums, turns, fetch) in enumerate(loops):
-            # Ahead in the last turn: the first part of the next product.
-            rest = ["let ahead = 0;", *loops[1][4]] if number == 0 else []
+        for a, b, sums, turns, fetch in loops:
+            body += ["{", "  let ahead = 0;", *indented(fetch), "}"]
             loop = [
                 *self.share(a, 0, tile.rows),
                 *self.share(b, second, tile.columns),
                 _BARRIER,
-                f"if (turn + 1 < {turns}) {{",
-                f"  let ahead = (turn + 1) * {tile.depth};",
-                *indented(fetch),
-                *(["} else {", *indented(rest)] if rest else []),
-                "}",
+                f"let ahead = min(turn + 1, {turns - 1}) * {tile.depth};",
+                *fetch,
                 *self.product(sums),
                 _BARRIER,
             ]

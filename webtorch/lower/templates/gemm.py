@@ -63,7 +63,8 @@ class Product:
     # position is not linear.
     left_run: int = 1
     # Which k a row needs: all, those up to its own number ("before"), or those from it on ("from").
-    # The left operand is read for others in the row's tile too, where it must be 0.
+    # The left operand is read for others too, within a multiple of the tile's rows and depth, where
+    # it must be 0.
     needs: Literal["all", "before", "from"] = "all"
     # The dimensions that the batch is made of, where operands are strided over them: loop variables
     # from PARTS on.
@@ -485,7 +486,8 @@ def k_range(p: Product, split: int, chunk: int, row: str, rows: int, depth: int)
     begin = f"part * {chunk}" if split > 1 else "0"
     end = f"min({begin} + {chunk}, {p.k})" if split > 1 else f"{p.k}"
     if p.needs == "from":
-        begin = f"max({begin}, {row})" if split > 1 else row
+        from_row = f"{row} / {depth} * {depth}" if rows % depth else row
+        begin = f"max({begin}, {from_row})" if split > 1 else from_row
     if p.needs == "before":
         end = f"min({end}, {row} + {rows})"
     last = (p.k - 1) // depth * depth
