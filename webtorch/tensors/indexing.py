@@ -81,7 +81,7 @@ def _as_mask(x: Tensor, index: Any) -> Tensor | None:
     """Return the index when it is one bool mask over x's first dims, which a choice can apply."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
-    if not isinstance(index, Tensor) or index.dtype is not bool_ or not index.ndim:
+    if not isinstance(index, Tensor) or index.dtype is not bool_:
         return None
     if x._shape[: index.ndim] != index._shape or index._storage.runtime is not x._storage.runtime:
         return None
