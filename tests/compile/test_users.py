@@ -254,3 +254,18 @@ def test_a_compiled_step_is_the_uncompiled_one(program: Program) -> None:
     for number, (want, usual, ours) in enumerate(zip(expected, plain, compiled, strict=True)):
         np.testing.assert_allclose(usual, want, rtol=1e-3, atol=1e-5, err_msg=f"value {number}")
         np.testing.assert_allclose(ours, want, rtol=1e-3, atol=1e-5, err_msg=f"value {number}")
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_results_of_earlier_calls_stay(device: str, shape: tuple[int, ...]) -> None:
+    @webtorch.compile
+    def positive(x: Any) -> Any:
+        copy = x.clone()
+        copy[copy < 0] = 0
+        return copy
+
+    given = (3.0, -3.0, 7.0)
+    results = [positive(webtorch.full(shape, x, device=device)) for x in given]
+    assert [float(r.sum()) for r in results] == [
+        max(x, 0.0) * max(len(shape) * 3, 1) for x in given
+    ]

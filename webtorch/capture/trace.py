@@ -359,6 +359,7 @@ def capture(
         r.realize()
     _part(runtime)
     existing = {s.node for s in Storage.live(runtime)} if careful else set()
+    older: weakref.WeakSet[Storage] = weakref.WeakSet(Storage.live(runtime))
     work = [(r, r.counters.realized, len(r.pending)) for r in others]
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
     tracing.begin()
@@ -460,7 +461,9 @@ def capture(
     # A storage keeps the shape that its memory had before, so that later graphs look the same.
     shapes = [overwritten[s].shape if s in overwritten else s.node.shape for s in storages]
     for i, (storage, donor) in enumerate(zip(storages, frozen.donors, strict=True)):
-        new = i in describe.returned and donor is None and storage not in overwritten
+        # A copy of what there was, written in place, is a new value at each call.
+        stays = storage in overwritten and storage in older
+        new = i in describe.returned and donor is None and not stays
         targets.append(i if new or i >= count else storage)
     used = {id(x) for x in (*sources, *targets)}
     for gradient in grads:
