@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = {
             "models": given.models, "libraries": given.libraries, "lr": models.LR, "heads": models.HEADS,
             "layers": models.LAYERS, "vocabulary": models.VOCABULARY,
-            "rounds": 1 if given.quick else 5, "seconds": 0.2 if given.quick else 1.0,
+            "rounds": 1 if given.quick else 3, "seconds": 0.2 if given.quick else 1.0,
         }  # fmt: skip
         first = report(
             folder / "digits",
