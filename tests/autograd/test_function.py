@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+import webtorch
 from tests.autograd.both import error, same, tensor
 
 pytestmark = pytest.mark.covers("H6")
@@ -278,3 +280,55 @@ def test_the_gradient_mode_inside() -> None:
         return seen, flag
 
     same(program)
+
+
+def test_forward_sees_its_arguments_themselves() -> None:
+    """Recomputing functions keep the parameters that they are given, and differentiate for them."""
+
+    def program(lib: Any) -> list[list[float]]:
+        class Recomputed(lib.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, run: Any, count: int, *args: Any) -> Any:
+                ctx.run, ctx.inputs, ctx.parameters = run, args[:count], args[count:]
+                assert all(p.requires_grad for p in ctx.parameters)
+                with lib.no_grad():
+                    return run(*ctx.inputs)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                inputs = [x.detach().requires_grad_() for x in ctx.inputs]
+                with lib.enable_grad():
+                    out = ctx.run(*inputs)
+                return (None, None, *lib.autograd.grad(out, (*inputs, *ctx.parameters), g))
+
+        class Doubled(lib.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.mark_dirty(x)
+                return x.mul_(2)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * 2
+
+        class Flat(lib.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.shape = x.shape
+                return x.view(-1)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g.view(ctx.shape)
+
+        w = lib.tensor([1.0, 2.0], requires_grad=True)
+        x = lib.tensor([[3.0, 4.0], [5.0, 6.0]], requires_grad=True)
+        (Recomputed.apply(lambda a: (a * w).sin(), 1, x, w) ** 2).sum().backward()
+        y = x * 1
+        z = Doubled.apply(y)
+        assert z is y
+        (Flat.apply(z) ** 2).sum().backward()
+        return [w.grad.tolist(), x.grad.flatten().tolist()]
+
+    for ours, theirs in zip(program(webtorch), program(torch), strict=True):
+        assert ours == pytest.approx(theirs)

@@ -159,3 +159,19 @@ def test_samplers_draw_anew_in_captured_programs() -> None:
     for mine, theirs in zip(got, wanted, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_values_are_checked_under_vmap() -> None:
+    def program(lib: Any) -> tuple[list[float], bool]:
+        normal = lib.distributions.Independent(
+            lib.distributions.Normal(lib.zeros(2), lib.ones(2)), 1
+        )
+        values = lib.tensor([[0.0, 1.0], [2.0, 3.0]])
+        found = lib.func.vmap(lib.func.grad(lambda x: normal.log_prob(x)))(values)
+        try:
+            lib.func.vmap(lambda x: lib.distributions.Exponential(1.0).log_prob(x))(-values)
+        except ValueError:
+            return found.flatten().tolist(), True
+        return found.flatten().tolist(), False
+
+    assert program(webtorch) == program(torch)

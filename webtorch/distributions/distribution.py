@@ -9,6 +9,7 @@ import webtorch
 from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.utils import lazy_property
+from webtorch.ops.primitive import shown
 from webtorch.tensors.host import tracing
 
 __all__ = ["Distribution"]
@@ -68,7 +69,7 @@ class Distribution:
         if _all_true([valid for *_, valid in checked]):
             return
         for name, constraint, value, valid in checked:
-            if not bool(valid.all()):
+            if not _all_true([valid]):
                 raise ValueError(
                     f"Expected parameter {name} ({type(value).__name__} of shape {tuple(value.shape)}) "
                     f"of distribution {self!r} to satisfy the constraint {constraint!r}, "
@@ -214,7 +215,7 @@ class Distribution:
                 stacklevel=3,
             )
             return
-        if not bool(support.check(value).all()):
+        if not _all_true([support.check(value)]):
             raise ValueError(
                 f"Expected value argument ({type(value).__name__} of shape {tuple(value.shape)}) "
                 f"to be within the support ({support!r}) of the distribution {self!r}, "
@@ -237,6 +238,8 @@ class Distribution:
 
 def _all_true(checks: list[Tensor]) -> bool:
     """Whether all elements are true; the tensors of one device are read at once."""
+    # All examples of a vmap are looked at together.
+    checks = [shown(check) for check in checks]
     if len({check.device for check in checks}) > 1:
         return all(bool(check.all()) for check in checks)
     whole = [check.all() for check in checks]

@@ -125,8 +125,10 @@ class Function:
         ctx = FunctionCtx(tuple(isinstance(a, Tensor) and a.requires_grad for a in args))
         separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
         edges = [gradient_edge(t) if t.requires_grad else None for t in tensors] if recorded else []
+        # Tangents belong to storages: where there are any, forward sees tensors without.
+        apart = bool(forward.levels and mode.forward)
         with unrecorded():
-            inputs = [a.detach() if isinstance(a, Tensor) else a for a in args]
+            inputs = [a.detach() if apart and isinstance(a, Tensor) else a for a in args]
             back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
             result = (
                 cls.forward(*inputs, **kwargs) if separate else cls.forward(ctx, *inputs, **kwargs)
@@ -134,9 +136,11 @@ class Function:
             if separate:
                 cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
         outputs = result if isinstance(result, tuple) else (result,)
+        if not apart:
+            outputs = _stand_in(ctx, outputs, back)
         # What forward returns of its own inputs is a new tensor to the graph.
         outputs = tuple(
-            o.view_as(o)
+            _alone(o).view_as(o)
             if isinstance(o, Tensor) and id(o) in back and not any(o is d for d in ctx._dirty)
             else o
             for o in outputs
@@ -153,6 +157,28 @@ class Function:
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
+
+
+def _stand_in(
+    ctx: FunctionCtx, outputs: tuple[Any, ...], back: dict[int, Tensor]
+) -> tuple[Any, ...]:
+    """Put another tensor in the place of each input that was changed in place, and note it in `back`:
+    the input gets its new history from it. Views of inputs stand for themselves.
+    """
+    other = {id(d): d.detach() for d in ctx._dirty if id(d) in back}
+    back.update({id(new): back[old] for old, new in other.items()})
+    ctx._dirty = tuple([other.get(id(d), d) for d in ctx._dirty])
+    ctx._to_save = tuple([other.get(id(t), t) for t in ctx._to_save])
+    for o in outputs:
+        if isinstance(o, Tensor) and o._base is not None and id(o) not in back:
+            o._base = _alone(o._base)
+            o._base_history = o._base._history
+    return tuple([other.get(id(o), o) for o in outputs])
+
+
+def _alone(x: Tensor) -> Tensor:
+    with unrecorded():
+        return x.detach()
 
 
 class VmapInfo(NamedTuple):

@@ -405,7 +405,7 @@ class SavedTensor:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: "
-                f"[torch.{self.geometry[4].name} {list(self.geometry[0])}] is at version "
+                f"[{_type_text(self.geometry[4], storage)} {list(self.geometry[0])}] is at version "
                 f"{self.counter.version}; expected version "
                 f"{self.version} instead. Hint: use an out-of-place operation, or clone() the "
                 "tensor before it is overwritten."
@@ -429,6 +429,13 @@ class SavedTensor:
     def needs_grad_of(owner: GradFn) -> bool:
         """Whether the output of `owner` is itself differentiable (it is: the owner exists)."""
         return any(e is not None for e in owner.edges)
+
+
+def _type_text(dtype: Any, storage: Storage) -> str:
+    from webtorch.tensors.tensor import legacy_name
+
+    place = "" if storage.runtime.kind == "cpu" else f"{storage.runtime.kind}."
+    return f"torch.{place}{legacy_name(dtype)}Tensor"
 
 
 class GradientEdge(NamedTuple):
