@@ -94,6 +94,19 @@ from webtorch.nn.native import (
 from webtorch.ops.random import Generator, default_generator
 from webtorch.profiler import profile
 from webtorch.tensors.dlpack import from_dlpack, to_dlpack
+from webtorch.tensors.symbolic import (
+    SymBool,
+    SymFloat,
+    SymInt,
+    sym_float,
+    sym_int,
+    sym_ite,
+    sym_max,
+    sym_min,
+    sym_not,
+    sym_sqrt,
+    sym_sum,
+)
 from webtorch.tensors.threads import get_num_threads, set_num_threads
 from webtorch.tensors.whole import (
     broadcast_shapes,

@@ -88,6 +88,17 @@ from webtorch.tensors.limits import iinfo as iinfo
 from webtorch.tensors.printing import get_printoptions as get_printoptions
 from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.printing import set_printoptions as set_printoptions
+from webtorch.tensors.symbolic import SymBool as SymBool
+from webtorch.tensors.symbolic import SymFloat as SymFloat
+from webtorch.tensors.symbolic import SymInt as SymInt
+from webtorch.tensors.symbolic import sym_float as sym_float
+from webtorch.tensors.symbolic import sym_int as sym_int
+from webtorch.tensors.symbolic import sym_ite as sym_ite
+from webtorch.tensors.symbolic import sym_max as sym_max
+from webtorch.tensors.symbolic import sym_min as sym_min
+from webtorch.tensors.symbolic import sym_not as sym_not
+from webtorch.tensors.symbolic import sym_sqrt as sym_sqrt
+from webtorch.tensors.symbolic import sym_sum as sym_sum
 from webtorch.tensors.tape import enable_grad as enable_grad
 from webtorch.tensors.tape import inference_mode as inference_mode
 from webtorch.tensors.tape import is_grad_enabled as is_grad_enabled

@@ -51,6 +51,11 @@ ABSENT: dict[str, tuple[str, str]] = {
         "BackwardPrefetch CPUOffload FullOptimStateDictConfig FullStateDictConfig FullyShardedDataParallel "
         "MixedPrecision ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictType",
     ),
+    "torch.distributed.optim": (
+        _PROCESSES,
+        "DistributedOptimizer PostLocalSGDOptimizer ZeroRedundancyOptimizer",
+    ),
+    "torch.futures": (_PROCESSES, "Future collect_all wait_all"),
     "torch.fx.experimental": (_TRACER, ""),
     "torch.fx.graph_module": (
         _TRACER,

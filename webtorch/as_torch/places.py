@@ -58,6 +58,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("webtorch",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
     "torch.torch_version": ("webtorch.version",),
+    "torch.__config__": ("webtorch.as_torch.names.config",),
     "torch._custom_ops": ("webtorch.as_torch.names.library",),
     "torch._dynamo.utils": ("webtorch.as_torch.names.compiler_parts",),
     "torch._dynamo._trace_wrapped_higher_order_op": ("webtorch.as_torch.names.compiler_parts",),

@@ -36,8 +36,10 @@ class Room(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return [n for n in dir(self) if not n.startswith("_")]
-        if name.startswith("__") and name != "__version__":
+            # What `import *` takes: what the sources list, where they do.
+            listed = [n for m in self._modules() for n in getattr(m, "__all__", None) or dir(m)]
+            return sorted({n for n in listed if not n.startswith("_") and n not in _OURS})
+        if name.startswith("__") and name not in ("__version__", "__config__"):
             raise AttributeError(name)
         if name == "torch" and self.__name__ == "torch":
             # PyTorch's module imports itself, and programs write torch.torch by mistake.
@@ -88,6 +90,10 @@ class Room(ModuleType):
         if self.__name__ in ABSENT:
             names |= set(ABSENT[self.__name__][1].split())
         return sorted(n for n in names if n != "annotations")
+
+
+# Names that modules of ours import for themselves.
+_OURS = frozenset(("webtorch", "annotations"))
 
 
 def _is_constant(room: str, name: str) -> bool:

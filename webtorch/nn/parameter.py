@@ -57,9 +57,6 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
 
     __torch_function__ = disabled  # type: ignore[assignment]
 
-    def __init__(self, data: Tensor | None = None, requires_grad: bool = True) -> None:
-        """Do nothing: the tensor was complete when `__new__` returned it."""
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         """Return a parameter with its own copy of the data, once per `memo`."""
         known = memo.get(id(self))

@@ -30,7 +30,7 @@ from webtorch.ops.elementwise import (
     sqrt,
     xlogy,
 )
-from webtorch.ops.primitive import fill, take
+from webtorch.ops.primitive import fill, in_memory, take
 from webtorch.ops.record import (
     BOOL,
     FP32,
@@ -506,8 +506,12 @@ def _negative_log_likelihood(
     reduction: str,
     smoothing: float,
     dim: int,
+    gathered: bool = False,
 ) -> Any:
-    """Return the loss of log-probabilities x for class numbers, with label smoothing."""
+    """Return the loss of log-probabilities x for class numbers, with label smoothing.
+
+    The comparison with every class fuses with what computes x; `gathered` reads one class of each row.
+    """
     classes = x.shape[dim]
     counted = ne(target, ignore_index)
     # Also without weights the class number is looked up in them: that is where it is checked.
@@ -517,8 +521,12 @@ def _negative_log_likelihood(
     else:
         found = take(table, (_where(counted, target, 0),), name, dims=(dim,))
         weights = _where(counted, found, 0.0)
-    chosen = eq(positions(x, dim), target.unsqueeze(dim))
-    loss = -(sum(_where(chosen, x, 0.0), dim) * weights)
+    if gathered and 0 not in target.shape:
+        places = _where(counted, target, 0).unsqueeze(dim)
+        loss = -(x.gather(dim, places.long()).squeeze(dim) * weights)
+    else:
+        chosen = eq(positions(x, dim), target.unsqueeze(dim))
+        loss = -(sum(_where(chosen, x, 0.0), dim) * weights)
     if smoothing:
         spread = x if weight is None else x * _along_classes(table, dim, x.ndim)
         even = _where(counted, -sum(spread, dim), 0.0)
@@ -548,8 +556,9 @@ def nll_loss(
     reduction = _rule(size_average, reduce, reduction)
     dim = _check_classes("nll_loss", input, target, weight)
     loss = _negative_log_likelihood(
-        "nll_loss", widened(input), target, weight, ignore_index, reduction, 0.0, dim
-    )
+        "nll_loss", widened(input), target, weight, ignore_index, reduction, 0.0, dim,
+        gathered=in_memory(input),
+    )  # fmt: skip
     return to_type(loss, input.dtype)
 
 

@@ -178,6 +178,10 @@ differentiated = _primitive(
     "Whether what is computed from x is recorded, for backward or for its tangent.",
 )
 
+in_memory = _primitive(
+    "_in_memory", "(x)", "Whether x has been computed, so that nothing fuses with it."
+)
+
 shown = _primitive(
     "_shown", "(x)", "x with the dimensions that vmap hides as its first, outside autograd."
 )

@@ -300,7 +300,8 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     is_inference_mode_enabled is_tensor load manual_seed mark_dynamic printoptions promote_types realize
     result_type save seed set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled
     set_default_device set_default_dtype set_float32_matmul_precision set_num_threads set_printoptions
-    set_rng_state synchronize to_dlpack typename install_as_torch uninstall_as_torch export vmap
+    set_rng_state sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
+    synchronize to_dlpack typename install_as_torch uninstall_as_torch export vmap
     as_subclass item_async numpy_async tolist_async
     __init__ __new__ __init_subclass__ __getattr__ __hash__ __iter__ __await__ __copy__
     __torch_function__"""

@@ -1108,6 +1108,7 @@ for entry, function in (
     (primitive.join, join), (primitive.conjugate, conjugate),
     (primitive.each, _each),
     (primitive.differentiated, lambda x: needs_grad((x,))),
+    (primitive.in_memory, lambda x: x._storage.node.kind == "buffer"),
     (primitive.shown, lambda x: physical(x, levels_of((x,))) if x._levels else x),
 ):  # fmt: skip
     entry.function = function

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
@@ -19,7 +19,19 @@ from webtorch.tensors.function import Function
 from webtorch.tensors.tape import enable_grad, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["CheckpointError", "checkpoint", "checkpoint_sequential", "noop_context_fn"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointFunction",
+    "check_backward_validity",
+    "checkpoint",
+    "checkpoint_sequential",
+    "detach_variable",
+    "get_device_states",
+    "noop_context_fn",
+    "set_checkpoint_debug_enabled",
+    "set_checkpoint_early_stop",
+    "set_device_states",
+]
 
 ContextPair = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
 
@@ -69,6 +81,7 @@ def checkpoint(
             f"determinism_check should be one of ['default', 'none'], but got {determinism_check}"
         )
     if not use_reentrant:
+        early_stop = early_stop and _early_stop[-1]
         frame = _Frame(function, args, kwargs, preserve, determinism_check, early_stop, context_fn)
         return frame.forward()
     if kwargs:
@@ -114,6 +127,63 @@ def _chain(steps: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
         return x
 
     return run
+
+
+# Whether the second computation may stop when it has all that is needed: the innermost choice last.
+_early_stop = [True]
+
+
+@contextlib.contextmanager
+def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
+    """A block whose checkpoints stop their second computation early, or, with False, never do."""
+    _early_stop.append(enable)
+    try:
+        yield
+    finally:
+        _early_stop.pop()
+
+
+@contextlib.contextmanager
+def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
+    """A block that changes nothing: messages here always name the differing values."""
+    yield
+
+
+def check_backward_validity(inputs: Iterable[Any]) -> None:
+    """Warn if no tensor among `inputs` requires a gradient."""
+    if not any(a.requires_grad for a in inputs if isinstance(a, Tensor)):
+        warnings.warn(
+            "None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2
+        )
+
+
+def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the tensors of a tuple as leaves that require what they did, and the rest as it is."""
+    if not isinstance(inputs, tuple):
+        raise RuntimeError(
+            f"Only tuple of tensors is supported. Got Unsupported input type: {type(inputs).__name__}"
+        )
+    return tuple(
+        [a.detach().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in inputs]
+    )
+
+
+def get_device_states(*args: Any) -> tuple[list[int], list[Any]]:
+    """Return the numbers of the devices of tensors that are not on the CPU, and the states of their
+    random numbers.
+    """
+    devices = {
+        a.device.index or 0: a.device for a in args if isinstance(a, Tensor) and not a.is_cpu
+    }
+    return list(devices), [default_generator(d).get_state() for d in devices.values()]
+
+
+def set_device_states(
+    devices: Sequence[int], states: Sequence[Any], *, device_type: str | None = None
+) -> None:
+    """Put back what `get_device_states` gave."""
+    for number, state in zip(devices, states, strict=False):
+        default_generator(f"{device_type or 'webgpu'}:{number}").set_state(state)
 
 
 # ---- random numbers -------------------------------------------------------------------------------
@@ -199,6 +269,9 @@ class _Reentrant(Function):
             )
         tape.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
+
+
+CheckpointFunction = _Reentrant
 
 
 class _Frame:
