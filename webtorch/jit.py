@@ -29,6 +29,11 @@ def _say(name: str) -> None:
         )
 
 
+def _overload(func: T) -> T:
+    """Return a function that only declares types."""
+    return func
+
+
 def script(
     obj: T,
     optimize: Any = None,

@@ -332,3 +332,27 @@ def test_forward_sees_its_arguments_themselves() -> None:
 
     for ours, theirs in zip(program(webtorch), program(torch), strict=True):
         assert ours == pytest.approx(theirs)
+
+
+def test_a_gradient_of_a_broadcast_shape_is_summed() -> None:
+    def program(lib: Any) -> list[Any]:
+        class Scaled(lib.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, x: Any, s: Any) -> Any:
+                ctx.save_for_backward(x, s)
+                return x * s
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                x, s = ctx.saved_tensors
+                return g * s, g * x
+
+        x = lib.arange(6.0).reshape(2, 3).requires_grad_()
+        found = []
+        for shape in ((1, 1), (3,), (2, 1), ()):
+            s = lib.full(shape, 2.0, requires_grad=True)
+            Scaled.apply(x, s).sum().backward()
+            found.append(s.grad.tolist())
+        return found
+
+    assert program(webtorch) == program(torch)

@@ -70,6 +70,15 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
         "`Accelerator.prepare`, `backward`, `accumulate`, clipping",
         "several processes: webtorch drives one device from one process",
     ),
+    "torchdiffeq_ode": (("torchdiffeq",), "four solvers, `odeint_adjoint`", ""),
+    "geoopt_manifolds": (
+        ("geoopt",),
+        "`PoincareBall`, `Stiefel`, Riemannian Adam and SGD: tensors of subclasses",
+        "",
+    ),
+    "gpytorch_regression": (("gpytorch", "linear-operator"), "exact GP: six steps, prediction", ""),
+    "metric_learning": (("pytorch-metric-learning",), "six losses, a miner", ""),
+    "pyro_svi": (("pyro-ppl",), "SVI, conditioned traces", ""),
     "ema_rotary": (("ema-pytorch", "rotary-embedding-torch"), "`EMA`, `RotaryEmbedding`", ""),
 }
 TOLERANCE = 1e-5
@@ -122,7 +131,7 @@ def outcome(program: str) -> str:
     """Run a program twice and return what came of it, "" if all agrees."""
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder) / "weights")
-        wanted = call(program, weights)
+        wanted = call(program, weights, "-m", "tests.packages.pytorch")
         if wanted.returncode:
             return f"PyTorch itself: {wanted.stderr.strip().splitlines()[-1]}"
         found = call(program, weights, "-m", "webtorch", "run")

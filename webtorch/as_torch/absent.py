@@ -56,6 +56,7 @@ ABSENT: dict[str, tuple[str, str]] = {
         "DistributedOptimizer PostLocalSGDOptimizer ZeroRedundancyOptimizer",
     ),
     "torch.futures": (_PROCESSES, "Future collect_all wait_all"),
+    "torch.nn.parallel.scatter_gather": (_PROCESSES, "gather scatter scatter_kwargs"),
     "torch.fx.experimental": (_TRACER, ""),
     "torch.fx.graph_module": (
         _TRACER,
@@ -84,4 +85,7 @@ def stand_in(module: str, name: str) -> Any:
         refuse.__name__ = refuse.__qualname__ = name
         refuse.__doc__, refuse.__module__ = names["__doc__"], module
         return refuse
-    return type(name, (), {**names, "__init__": refuse})
+    # Annotations may say what it holds: Future[Tensor].
+    return type(
+        name, (), {**names, "__init__": refuse, "__class_getitem__": classmethod(lambda c, _: c)}
+    )

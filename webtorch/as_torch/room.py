@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import dis
 import functools
@@ -19,6 +20,10 @@ from webtorch.tensors.absent import pytorch_names
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+# A module's own dictionary, which `Room.__dict__` fills first.
+_own = vars(ModuleType)["__dict__"].__get__
+
+
 class Room(ModuleType):
     """A module such as `torch.nn.functional`; a name is looked up in its sources, in order.
 
@@ -28,11 +33,21 @@ class Room(ModuleType):
 
     def __init__(self, name: str, sources: tuple[str, ...]) -> None:
         super().__init__(name, f"{name}, as webtorch has it: {', '.join(sources)}.")
-        self.__dict__["__sources__"] = sources
-        self.__dict__["__path__"] = []
+        _own(self)["__sources__"] = sources
+        _own(self)["__path__"] = []
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """What the module has, for programs that go through it all (vars(torch.distributions))."""
+        for name in dir(self):
+            if name not in _own(self):
+                with contextlib.suppress(AttributeError, ImportError):
+                    getattr(self, name)
+        found: dict[str, Any] = _own(self)
+        return found
 
     def _modules(self) -> list[ModuleType]:
-        return [importlib.import_module(source) for source in self.__dict__["__sources__"]]
+        return [importlib.import_module(source) for source in _own(self)["__sources__"]]
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -57,11 +72,11 @@ class Room(ModuleType):
                 found = importlib.import_module(full)
             if _is_constant(self.__name__, name):
                 return found
-            self.__dict__[name] = found
+            _own(self)[name] = found
             return found
         if is_absent(self.__name__, name):
-            self.__dict__[name] = stand_in(self.__name__, name)
-            return self.__dict__[name]
+            _own(self)[name] = stand_in(self.__name__, name)
+            return _own(self)[name]
         full = f"{self.__name__}.{name}"
         if importlib.util.find_spec(full) is not None:
             return importlib.import_module(full)
@@ -75,7 +90,7 @@ class Room(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        sources = self.__dict__.get("__sources__", ())
+        sources = _own(self).get("__sources__", ())
         # A switch (torch.backends.cudnn.benchmark): its functions read it where they are. What the import
         # system sets (__spec__, the room of a submodule) is the room's own.
         if len(sources) != 1 or name.startswith("__") or isinstance(value, ModuleType):
@@ -84,7 +99,7 @@ class Room(ModuleType):
             setattr(self._modules()[0], name, value)
 
     def __dir__(self) -> list[str]:
-        names = set(self.__dict__)
+        names = set(_own(self))
         for module in self._modules():
             names |= {n for n in dir(module) if not n.startswith("_")}
         if self.__name__ in ABSENT:

@@ -60,7 +60,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[Any], Any]:
     The most specific pair wins; where two are as specific, registering the pair itself decides.
     """
     for name, kind in (("type_p", type_p), ("type_q", type_q)):
-        if not issubclass(kind, Distribution):
+        # As PyTorch, any class: packages register bases of their own beside these.
+        if not isinstance(kind, type):
             raise TypeError(f"Expected {name} to be a Distribution subclass but got {kind}")
 
     def decorator(fun: Any) -> Any:

@@ -176,6 +176,12 @@ def _stand_in(
     return tuple([other.get(id(o), o) for o in outputs])
 
 
+def _expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether a tensor of one shape broadcasts to another: a gradient of that shape is summed."""
+    tail = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
+
+
 def _alone(x: Tensor) -> Tensor:
     with unrecorded():
         return x.detach()
@@ -341,6 +347,11 @@ def _record(
         grads = [found[p] for p in positions]
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
             if g is not None and g._shape != t:
+                if _expands(t, g._shape):
+                    from webtorch.tensors.calls import sum_to
+
+                    grads[i] = sum_to(g, t)
+                    continue
                 raise RuntimeError(
                     f"Function {cls.__name__}Backward returned an invalid gradient at index {i} - "
                     f"got {list(g._shape)} but expected shape "

@@ -32,8 +32,9 @@ def show_tensor(x: Tensor) -> str:
         fetch, x._shape, x.dtype.name, device=str(x.device), requires_grad=x.requires_grad, grad_fn=name,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip
-    # A parameter of a subclass: one that Parameter(x) made of such an x.
-    return f"Parameter({text})" if x.__dict__.get("_is_param") else text
+    # A parameter of a subclass, also one that Parameter(x) made of an x of a class of tensors.
+    below = kind != "Parameter" and any(c.__name__ == "Parameter" for c in type(x).__mro__)
+    return f"Parameter({text})" if below or x.__dict__.get("_is_param") else text
 
 
 def _show_batched(x: Tensor) -> str:

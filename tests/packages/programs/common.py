@@ -6,17 +6,6 @@ import sys
 
 import torch
 
-if "webtorch" not in str(torch):
-    # torchvision's compiled operators may be built for another PyTorch: what is of Python works without
-    # them, once the one that it gives a shape rule has a name.
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):
-        for name in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        LIBRARY = torch.library.Library("torchvision", "DEF")
-        LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 
 def settle(model):
     """Save the weights of a model to the file named on the command line, or load them from it.

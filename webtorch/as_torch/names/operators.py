@@ -5,7 +5,34 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
+import webtorch
 from webtorch.as_torch.names.library import _OPERATORS
+
+
+class _Aten:
+    """An operator of PyTorch's own: a name to compare with, which calls the public function of that name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self._qualified_op_name = f"aten::{name}"
+
+    def __repr__(self) -> str:
+        return f"<OpOverloadPacket(op='aten.{self.__name__}')>"
+
+    def __getattr__(self, overload: str) -> _Aten:
+        # Its overloads (default, Tensor, out, ...) are one here: the function looks at its arguments.
+        if overload.startswith("_"):
+            raise AttributeError(overload)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for place in (webtorch, webtorch.nn.functional, webtorch.Tensor):
+            found = getattr(place, self.__name__, None)
+            if found is not None:
+                return found(*args, **kwargs)
+        raise NotImplementedError(
+            f"torch.ops.aten.{self.__name__}: webtorch has no public function of this name"
+        )
 
 
 class _Namespace:
@@ -14,6 +41,8 @@ class _Namespace:
 
     def __getattr__(self, name: str) -> Any:
         found = _OPERATORS.get(f"{self._name}::{name}")
+        if found is None and self._name == "aten" and not name.startswith("__"):
+            return self.__dict__.setdefault(name, _Aten(name))
         if found is None:
             raise AttributeError(
                 f"'_OpNamespace' '{self._name}' object has no attribute '{name}': webtorch knows the operators that "

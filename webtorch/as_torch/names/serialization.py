@@ -12,8 +12,4 @@ __all__ = ["MAP_LOCATION", "add_safe_globals", "load", "save"]
 
 
 def add_safe_globals(safe_globals: list[Any]) -> None:
-    """Raise: webtorch makes no objects of other classes from files."""
-    raise NotImplementedError(
-        "torch.serialization.add_safe_globals: webtorch.load reads tensors, numbers, text and containers "
-        "of them only; save the state_dict() of other objects"
-    )
+    """Do nothing: webtorch.load makes no objects of other classes, and says so where a file has some."""

@@ -69,6 +69,14 @@ class memory_format:
     """The class of memory formats, for annotations."""
 
 
+class Future:
+    """The class of results to come, to check for: nothing here is computed by others."""
+
+    def __class_getitem__(cls, _: Any) -> type[Future]:
+        """Return the class: Future[Tensor]."""
+        return cls
+
+
 sparse_coo = sparse_csr = sparse_csc = layout()
 jagged = layout()
 _deterministic = [False, False]
