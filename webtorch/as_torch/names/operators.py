@@ -7,6 +7,14 @@ from typing import Any, NoReturn
 
 import webtorch
 from webtorch.as_torch.names.library import _OPERATORS
+from webtorch.tensors.absent import pytorch_names
+
+
+def _is_known(name: str) -> bool:
+    """Whether PyTorch may have an operator of this name: a public function, a method, or a part of one."""
+    if name.startswith("_"):
+        return not name.startswith("__")
+    return any(name in pytorch_names().get(place, ()) for place in ("", "Tensor", "nn.functional"))
 
 
 class _Aten:
@@ -41,7 +49,7 @@ class _Namespace:
 
     def __getattr__(self, name: str) -> Any:
         found = _OPERATORS.get(f"{self._name}::{name}")
-        if found is None and self._name == "aten" and not name.startswith("__"):
+        if found is None and self._name == "aten" and _is_known(name):
             return self.__dict__.setdefault(name, _Aten(name))
         if found is None:
             raise AttributeError(
