@@ -114,6 +114,26 @@ exists. This page is written by
 """
 
 
+# Operations that exist and give something else than PyTorch, by choice. What the database's samples show
+# beyond these stands in docs/conformance.md.
+BEHAVIOUR = """
+## Other results than PyTorch's
+
+- Integers divided by a tensor that holds 0 (`//`, `%`, `fmod`, `div` with a rounding mode) give 0; PyTorch raises
+  on the CPU, and says nothing on accelerators. A Python number 0 as divisor is refused here too.
+- 16-bit floats are taken wherever floats are, also where PyTorch has no such kernel (they compute in float32).
+- `quantile` of infinities is the infinity where the position is exact; PyTorch gives NaN (0 times infinity).
+- `linalg.lstsq`, `eig` and singular vectors have LAPACK's signs and phases, which may not be those of PyTorch's build.
+- `matrix_exp` of float16 is infinite where the exponential is; PyTorch's steps in 16 bits give NaN.
+- `as_strided_scatter` gives the input no gradient where it was replaced; PyTorch does.
+- Second derivatives of products in which several zeros meet (`index_reduce`, `scatter_reduce`) are 0.
+- Functions take `out=` wherever their result is a tensor; PyTorch has it for some.
+- `flip`, `logsumexp` of integers over no dimension, `clamp_min` of bools with a number, `interpolate` and pooling of
+  complex numbers, `round` of integers with `decimals=0`, `scatter_reduce` and `lerp` with `out=` of a wider float:
+  taken here, refused by PyTorch.
+- `heaviside`, `floor_divide`, `unique`: the result requires no gradient; PyTorch's does, and its backward raises.
+- Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
+"""
 # The modules of PyTorch's documentation.
 _MODULES = """accelerator amp ao autograd backends compiler cpu cuda distributed distributions export fft func
     futures fx hub jit library linalg masked monitor mps mtia multiprocessing nested nn onnx optim overrides
@@ -191,7 +211,7 @@ def page() -> str:
             text += (
                 f"- `torch{'.' + place if place else ''}`: {', '.join(f'`{n}`' for n in names)}\n"
             )
-    return text
+    return text + BEHAVIOUR
 
 
 def main() -> int:

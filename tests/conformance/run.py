@@ -39,7 +39,7 @@ def read(device: str, dtype: str) -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str:
-    """Return the short name of the commit that is measured, with a + where files differ from it."""
+    """Return the short name of the commit that is measured, with a + where webtorch differs from it."""
 
     def git(*words: str) -> str:
         found = subprocess.run(
@@ -47,7 +47,7 @@ def commit() -> str:
         )
         return found.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "webtorch", "tests/conformance")
+    changed = git("status", "--porcelain", "--untracked-files=no", "webtorch")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 

@@ -1,14 +1,58 @@
-"""A fixed draw of the random calls: `python -m tests.conformance.differential` makes as many as it has time for."""
+"""A fixed draw of the random calls, and the calls that such draws found wrong."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from tests.conformance import differential
 
-# Seeds of one call of each kind, and of what was once wrong.
-SEEDS = [*range(1000, 1060), 157, 287, 598, 3016, 5722, 4518]
-# Where the two differ by choice, with the reason: docs/differences.md.
+# `python -m tests.conformance.differential` makes as many as it has time for.
+SEEDS = range(1000, 1050)
+
+x, line, mask = (
+    torch.arange(6.0).reshape(2, 3),
+    torch.tensor([2, 0, 1, 1]),
+    torch.tensor([True, False]),
+)
+whole = torch.tensor([5, -3, 7])
+near = torch.tensor([-0.99 + 0.01j, 0.5 - 2j, -1 + 1e-3j])
+CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("scatter", (torch.zeros(4), 0, line, 7), {}),
+    ("scatter", (torch.zeros(4), 0, line, torch.tensor(7.0)), {}),
+    ("scatter", (torch.zeros(4, 2), 0, torch.tensor([[0, 1]]), torch.tensor(2.0)), {}),
+    ("scatter_reduce", (torch.ones(4), 0, line, torch.arange(4.0), "mean"), {"include_self": False}),
+    ("scatter_reduce", (torch.ones(4), 0, line, torch.arange(4.0), "amax"), {"include_self": False}),
+    ("index_reduce", (torch.ones(4), 0, line, torch.arange(4.0), "prod"), {"include_self": False}),
+    ("index_fill", (torch.zeros(4), 0, line, 7), {}),
+    ("movedim", (torch.tensor(3), 0, -1), {}),
+    ("unflatten", (torch.tensor(3.0), -1, (1, -1)), {}),
+    ("clamp_min", (mask, mask.flip(0)), {}),
+    ("clamp_max", (mask, mask.flip(0)), {}),
+    ("square", (mask,), {}),
+    ("addr", (mask, mask, mask), {"beta": 3, "alpha": 2}),
+    ("meshgrid", (x[0], whole), {"indexing": "ij"}),
+    ("sub", (whole, False), {}),
+    ("Tensor.__sub__", (whole, True), {}),
+    ("Tensor.__rsub__", (mask, 1.5), {}),
+    ("Tensor.__sub__", (mask, x[0, :2]), {}),
+    ("Tensor.__floordiv__", (whole, 0), {}),
+    ("Tensor.__mod__", (whole, 0), {}),
+    ("fmod", (whole, 0), {}),
+    ("div", (whole, 0), {"rounding_mode": "floor"}),
+    ("div", (whole, 0), {}),
+    ("masked_fill", (whole, whole > 0, float("nan")), {}),
+    ("full", ((2,), -1.5), {"dtype": torch.uint8}),
+    ("full", ((2,), -1), {"dtype": torch.uint8}),
+    ("lerp", (whole, whole, 0.5), {}),
+    ("isin", (whole, mask), {}),
+    ("Tensor.copy_", (x.clone(), 3), {}),
+    ("atanh", (near,), {}),
+    ("dist", (x, 1.0), {}),
+    ("nn.functional.local_response_norm", (torch.arange(24).reshape(2, 4, 3), 2), {}),
+)  # fmt: skip
 
 
 @pytest.mark.covers("Q1")
@@ -19,3 +63,20 @@ def test_random_calls_give_pytorchs_results() -> None:
         if found:
             failures.append(f"{seed}: {text}\n    {found}")
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(
+    "number", range(len(CALLS)), ids=[f"{i}-{c[0]}" for i, c in enumerate(CALLS)]
+)
+def test_calls_that_once_differed(number: int) -> None:
+    name, args, kwargs = CALLS[number]
+    call = differential.Call(name, *args, **kwargs)
+    found = differential.disagreement(call, "plain", None, "cpu")
+    assert found is None, f"{call}: {found}"
+
+
+def test_full_takes_the_type_of_out() -> None:
+    call = differential.Call("full", (2,), True)
+    assert differential.disagreement(call, "out", torch.float32, "cpu") is None
+    call = differential.Call("any", x)
+    assert differential.disagreement(call, "out", torch.float32, "cpu") is None

@@ -1,7 +1,8 @@
-"""PyTorch's own samples of its modules (module_db): outputs, gradients, state both ways, printed form.
+"""PyTorch's own samples of its modules (module_db): outputs, gradients, state both ways, printed form, and
+what they refuse.
 
 `make test` runs the first samples of every module; WEBTORCH_CONFORMANCE=full runs all of them, in training
-and evaluation mode.
+and evaluation mode, and in float64, float16 and bfloat16 where PyTorch has the kernels.
 """
 
 from __future__ import annotations
@@ -11,25 +12,30 @@ import traceback
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import webtorch
-from tests.nn.oracle import assert_same
+from tests.conformance import bridge
 from webtorch import nn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from torch.testing._internal.common_modules import module_db
+    from torch.testing._internal.common_modules import ModuleErrorEnum, module_db
 
 FULL = os.environ.get("WEBTORCH_CONFORMANCE") == "full"
 # Samples of each module and mode in the quick run.
 QUICK = 2
 INFOS = {info.name.removeprefix("nn."): info for info in module_db}
 
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16) if FULL else (torch.float32,)
 # The samples of these bring random numbers of float64.
-DTYPES = dict.fromkeys(("FractionalMaxPool2d", "FractionalMaxPool3d"), torch.float64)
+ONLY_DOUBLE = ("FractionalMaxPool2d", "FractionalMaxPool3d")
+# Relative and absolute tolerance of outputs; of 16-bit floats, relative to the largest output. Gradients
+# are compared ten times as loosely: they are sums of many terms.
+TOLERANCE = {
+    torch.float32: (1e-4, 1e-5), torch.float64: (1e-7, 1e-8), torch.float16: (4e-3, 4e-3), torch.bfloat16: (3e-2, 3e-2),
+}  # fmt: skip
 
 
 def to_ours(value: Any, seen: dict[int, Any] | None = None) -> Any:
@@ -53,9 +59,24 @@ def to_ours(value: Any, seen: dict[int, Any] | None = None) -> Any:
 
 def _tensor(value: torch.Tensor) -> Any:
     """Return a tensor of PyTorch as a leaf of webtorch."""
-    dtype = getattr(webtorch, str(value.dtype).rpartition(".")[2])
-    ours = webtorch.tensor(value.detach().numpy(), dtype=dtype)
-    return ours.requires_grad_(value.requires_grad) if value.is_floating_point() else ours
+    return bridge.tensor(value, "cpu")
+
+
+def same(actual: Any, expected: Any, loose: float = 1.0) -> None:
+    """Raise unless both hold the same values, wherever they are; shapes and dtypes included."""
+    mine, theirs = leaves(actual), leaves(expected)
+    assert len(mine) == len(theirs)
+    for one, want in zip(mine, theirs, strict=True):
+        got, want = bridge.back(one), want.detach()
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
+        if want.dtype.itemsize == 2 and want.numel():
+            atol *= max(1.0, float(want.abs().max().nan_to_num(0.0)))
+        near = torch.isclose(
+            got.double(), want.double(), rtol=loose * rtol, atol=loose * atol, equal_nan=True
+        )
+        assert near.all(), f"{int((~near).sum())} of {near.numel()} differ"
 
 
 def copied(reference: torch.nn.Module) -> Any:
@@ -90,7 +111,7 @@ def leaves(value: Any) -> list[Any]:
     return []
 
 
-def samples(name: str, training: bool) -> list[Any]:
+def samples(name: str, training: bool, dtype: torch.dtype) -> list[Any]:
     """Return PyTorch's samples of the module."""
     info = INFOS[name]
     torch.manual_seed(0)
@@ -100,15 +121,15 @@ def samples(name: str, training: bool) -> list[Any]:
             info.module_inputs_func(
                 info,
                 device="cpu",
-                dtype=DTYPES.get(name, torch.float32),
+                dtype=dtype,
                 requires_grad=True,
                 training=training,
             )
         )
 
 
-def compare(name: str, sample: Any, training: bool) -> None:
-    """Raise unless both libraries do the same with one sample."""
+def compare(name: str, sample: Any, training: bool, dtype: torch.dtype) -> None:
+    """Raise unless both libraries do the same with one sample; nothing where PyTorch has no kernel."""
     info = INFOS[name]
     made, called = sample.constructor_input, sample.forward_input
     torch.manual_seed(1)
@@ -120,6 +141,9 @@ def compare(name: str, sample: Any, training: bool) -> None:
     assert repr(module) == repr(reference)
     if called is None:
         return
+    if dtype is not torch.float32 and name not in ONLY_DOUBLE:
+        reference.to(dtype)
+        module.to(to_ours(dtype))
     args, kwargs = tuple(called.args), dict(called.kwargs)
     seen: dict[int, Any] = {}
     ours = to_ours(args, seen), to_ours(kwargs, seen)
@@ -134,52 +158,63 @@ def compare(name: str, sample: Any, training: bool) -> None:
     state = {key: to_ours(value) for key, value in reference.state_dict().items()}
     assert list(module.state_dict()) == list(state)
     module.load_state_dict(state)
-    expected = reference(*args, **kwargs)
+    try:
+        expected = reference(*args, **kwargs)
+    except RuntimeError:
+        if dtype.itemsize > 2:
+            raise
+        return
     actual = module(*ours[0], **ours[1])
-    tolerance: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
-    assert_same(leaves(actual), leaves(expected), **tolerance)
+    same(actual, expected)
     loss: Any = None
     wanted: Any = None
     for got, want in zip(leaves(actual), leaves(expected), strict=True):
         assert got.requires_grad == want.requires_grad
         if not want.requires_grad:
             continue
-        weight = torch.randn(want.shape)
+        weight = torch.randn(want.shape).to(want.dtype)
         loss = (got * to_ours(weight)).sum() + (0 if loss is None else loss)
         wanted = (want * weight).sum() + (0 if wanted is None else wanted)
     if wanted is not None:
+        try:
+            wanted.backward()
+        except RuntimeError:
+            if dtype.itemsize > 2:
+                raise
+            return
         loss.backward()
-        wanted.backward()
         pairs = zip(leaves([*ours[0], ours[1]]), leaves([*args, kwargs]), strict=True)
         both = [*pairs, *zip(module.parameters(), reference.parameters(), strict=True)]
         for got, want in both:
             if want.grad is None:
                 assert got.grad is None
             else:
-                assert_same(got.grad, want.grad, rtol=1e-3, atol=1e-4)
-    assert_same(dict(module.named_buffers()), dict(reference.named_buffers()), **tolerance)
+                same(got.grad, want.grad, 10.0)
+    same(dict(module.named_buffers()), dict(reference.named_buffers()))
     # And back: PyTorch takes our state dict.
-    back = {
-        key: torch.from_numpy(np.array(v.cpu().numpy())) for key, v in module.state_dict().items()
-    }
+    back = {key: bridge.back(v) for key, v in module.state_dict().items()}
     assert not any(reference.load_state_dict(back))
 
 
 def report(name: str, limit: int | None) -> list[str]:
     """Return the failures of a module's samples."""
     failures = []
-    for training in (True, False) if INFOS[name].train_and_eval_differ or FULL else (True,):
-        for number, sample in enumerate(samples(name, training)[:limit]):
-            try:
-                compare(name, sample, training)
-            except Exception as error:
-                frames = traceback.extract_tb(error.__traceback__)
-                line = next(f.lineno for f in reversed(frames) if f.filename == __file__)
-                text = " ".join(str(error).split())
-                failures.append(
-                    f"#{number} {sample.desc} training={training}, line {line}: "
-                    f"{type(error).__name__}: {text[:300]}"
-                )
+    modes = (True, False) if INFOS[name].train_and_eval_differ or FULL else (True,)
+    # Lazy modules take the type of their first input.
+    dtypes = DTYPES[:1] if name.startswith("Lazy") else DTYPES
+    for dtype in (torch.float64,) if name in ONLY_DOUBLE else dtypes:
+        for training in modes:
+            for number, sample in enumerate(samples(name, training, dtype)[:limit]):
+                try:
+                    compare(name, sample, training, dtype)
+                except Exception as error:
+                    frames = traceback.extract_tb(error.__traceback__)
+                    line = next(f.lineno for f in reversed(frames) if f.filename == __file__)
+                    text = " ".join(str(error).split())
+                    failures.append(
+                        f"#{number} {sample.desc} {dtype} training={training}, line {line}: "
+                        f"{type(error).__name__}: {text[:300]}"
+                    )
     return failures
 
 
@@ -187,4 +222,40 @@ def report(name: str, limit: int | None) -> list[str]:
 @pytest.mark.parametrize("name", sorted(INFOS))
 def test_samples_of_pytorch_give_pytorch_results(name: str) -> None:
     failures = report(name, None if FULL else QUICK)
+    assert not failures, "\n".join(failures)
+
+
+def raised(make: Any, case: Any, carry: Any) -> Exception | None:
+    """Return the error of constructing a module, or of calling it."""
+    made, called = (
+        case.module_error_input.constructor_input,
+        case.module_error_input.forward_input,
+    )
+    try:
+        module = make(*carry(tuple(made.args)), **carry(dict(made.kwargs)))
+        if case.error_on == ModuleErrorEnum.FORWARD_ERROR:
+            found = module(*carry(tuple(called.args)), **carry(dict(called.kwargs)))
+            # What is only seen on the device is told when the result is read.
+            for leaf in leaves(found):
+                leaf.tolist()
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_pytorchs_modules_refuse_is_refused_with_its_type_of_error() -> None:
+    failures, count = [], 0
+    for name, info in INFOS.items():
+        if info.module_error_inputs_func is None:
+            continue
+        given = {"device": "cpu", "dtype": torch.float32, "requires_grad": False, "training": False}
+        torch.manual_seed(0)
+        for case in info.module_error_inputs_func(info, **given):
+            count += 1
+            wanted = raised(info.module_cls, case, lambda v: v)
+            found = raised(getattr(nn, name), case, to_ours)
+            if wanted is not None and not isinstance(found, type(wanted)):
+                failures.append(f"{name}: {found!r}; PyTorch: {wanted!r}")
+    assert count > 80
     assert not failures, "\n".join(failures)

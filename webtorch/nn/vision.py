@@ -259,6 +259,8 @@ class _Pad(Module):
 
     _rank: int
     _mode: str
+    # Whether PyTorch's module looks at the rank itself.
+    _strict = False
 
     def __init__(self, padding: Any) -> None:
         """Take one size for all sides, or (before, after) pairs, last dimension first."""
@@ -267,6 +269,9 @@ class _Pad(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the padded input."""
+        low = self._rank + 1
+        if self._strict and input.dim() not in (low, low + 1):
+            raise ValueError(f"expected {low}D or {low + 1}D input (got {input.dim()}D input)")
         return F.pad(input, self.padding, self._mode)
 
     def extra_repr(self) -> str:
@@ -309,19 +314,19 @@ class _ZeroPad(_ConstantPad):
 class CircularPad1d(_Pad):
     """Pad (N, C, L) as if it went round."""
 
-    _rank, _mode = 1, "circular"
+    _rank, _mode, _strict = 1, "circular", True
 
 
 class CircularPad2d(_Pad):
     """Pad (N, C, H, W) as if it went round."""
 
-    _rank, _mode = 2, "circular"
+    _rank, _mode, _strict = 2, "circular", True
 
 
 class CircularPad3d(_Pad):
     """Pad (N, C, D, H, W) as if it went round."""
 
-    _rank, _mode = 3, "circular"
+    _rank, _mode, _strict = 3, "circular", True
 
 
 class ReflectionPad1d(_Pad):

@@ -555,6 +555,10 @@ def nll_loss(
     """Return -weight[target] * input[target] of log-probabilities (C), (N, C) or (N, C, ...); a weighted mean."""
     reduction = _rule(size_average, reduce, reduction)
     dim = _check_classes("nll_loss", input, target, weight)
+    if weight is not None and weight.dtype is not input.dtype:
+        raise RuntimeError(
+            f"nll_loss: expected weight of type {input.dtype} but found {weight.dtype}. Convert it with .to()."
+        )
     loss = _negative_log_likelihood(
         "nll_loss", widened(input), target, weight, ignore_index, reduction, 0.0, dim,
         gathered=in_memory(input),

@@ -248,6 +248,8 @@ def batch_norm(
     )  # fmt: skip
     x = widened(input)
     if training:
+        if eps <= 0:
+            raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         dims = (0, *range(2, rank))
         if count_of(input.shape, dims) == 1:
             raise ValueError(

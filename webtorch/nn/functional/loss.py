@@ -215,6 +215,10 @@ def linear_cross_entropy(
             f"input with shape {tuple(input.shape)}"
         )
     shape = (*input.shape[:-1], *rows)
+    if input.dim() == 2 and target.dim() and target.shape[0] != input.shape[0]:
+        raise ValueError(
+            f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]})."
+        )
     if tuple(target.shape) == shape and ignore_index is not None:
         raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
     flat = None if linear_bias is None else linear_bias.reshape(-1)
