@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.conformance import database
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / ".cache" / "conformance"
+PAGE = ROOT / "docs" / "conformance.md"
 LIST = Path(__file__).with_name("must_pass.txt")
 KINDS = (
     "forward", "gradient", "second gradient", "method", "inplace", "operator", "alias", "out", "error",
@@ -42,6 +45,8 @@ REASONS = {
     "normal (number_mean)": "out= of other types: cast here",
     "baddbmm": "16-bit products are rounded once before the addition",
     "addr": "16-bit products are rounded once before the addition",
+    "short": "WebGPU has no 16-bit integers",
+    "cdouble": "WebGPU has no float64",
 }
 
 HEAD = """# Conformance: PyTorch's own test database
@@ -69,8 +74,35 @@ PyTorch's type of error, and types that PyTorch refuses ("refused").
 - PyTorch's samples of its modules (`module_db`) and optimizers (`optim_db`, 20 steps with every option) are
   tests of their own: `WEBTORCH_CONFORMANCE=full python -m pytest tests/conformance/test_modules.py
   tests/conformance/test_optimizers.py`.
-- {sampling}
+- Samples are spread evenly over those of the database (`--limit`; 0 for all). On WebGPU, one sample of each
+  operation is compared in result and gradient alone when the limit is 1. Each row says at which commit it was
+  measured; what a run has not reached keeps its place from the page before.
 """
+
+
+@dataclass
+class Column:
+    """What the page says of one device and dtype."""
+
+    # The rows of the totals: those of `TOTALS` after device and dtype.
+    totals: list[list[str]] = field(default_factory=list)
+    # Operation -> what failed: where, how many, reason.
+    failures: dict[str, list[list[str]]] = field(default_factory=dict)
+    # Operation -> cell of the last table.
+    cells: dict[str, str] = field(default_factory=dict)
+
+
+Key = tuple[str, str]
+TOTALS = (
+    "operations run",
+    "samples of each",
+    "check",
+    "pass",
+    "fail",
+    "missing",
+    "share",
+    "measured at",
+)
 
 
 def read() -> Results:
@@ -83,8 +115,7 @@ def read() -> Results:
         for dtype in database.DTYPES:
             taken = {k for k, op in operations.items() if database.takes(op, dtype)}
             kept = {k: v for k, v in run.read(device, dtype).items() if k in taken}
-            # A run that has hardly begun says nothing yet.
-            if 2 * len(kept) > len(taken):
+            if kept:
                 found[device, dtype] = kept
     return found
 
@@ -103,24 +134,108 @@ def share(passed: int, failed: int, missing: int) -> str:
     return f"{passed * 1000 // total / 10:.1f} %" if total else ""
 
 
-def _totals(results: Results) -> list[str]:
-    lines = [
-        "## Totals",
-        "",
-        "| device | dtype | operations run | check | pass | fail | missing | share |",
-    ]
-    lines.append("|---|---|---|---|--:|--:|--:|--:|")
-    operations = database.operations()
-    for (device, dtype), kept in results.items():
-        taken = sum(database.takes(op, dtype) for op in operations.values())
-        for kind in KINDS:
-            total = [sum(c) for c in zip(*(counts(r, kind) for r in kept.values()), strict=True)]
-            if sum(total):
-                p, f, m = total
-                lines.append(
-                    f"| {device} | {dtype} | {len(kept)} of {taken} | {kind} | {p} | {f} | {m} | {share(p, f, m)} |"
-                )
-    return lines
+def _heading(key: Key) -> str:
+    """Return the name of a column: cpu f32."""
+    short = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
+    name = key[1].rstrip("0123456789")
+    return f"{key[0]} {short.get(name, name)}{key[1][len(name) :]}"
+
+
+def _taken(dtype: str) -> int:
+    return sum(database.takes(op, dtype) for op in database.operations().values())
+
+
+def _commits(kept: dict[str, dict[str, Any]]) -> str:
+    return ", ".join(sorted({r.get("commit", "earlier") for r in kept.values()}))
+
+
+def _samples(kept: dict[str, dict[str, Any]]) -> str:
+    most = max((r.get("limit", 0) for r in kept.values()), default=0)
+    return f"at most {most}" if all(r.get("limit") for r in kept.values()) else "all"
+
+
+def _measured(key: Key, kept: dict[str, dict[str, Any]]) -> Column:
+    """Return the column of kept results."""
+    column = Column()
+    run = f"{len(kept)} of {_taken(key[1])}"
+    for kind in KINDS:
+        p, f, m = (sum(c) for c in zip(*(counts(r, kind) for r in kept.values()), strict=True))
+        if p + f + m:
+            numbers = [str(p), str(f), str(m), share(p, f, m)]
+            column.totals.append([run, _samples(kept), kind, *numbers, _commits(kept)])
+    for name, result in kept.items():
+        column.cells[name] = _cell(result)
+        rows = _failed(name, key, result)
+        if rows:
+            column.failures[name] = rows
+    return column
+
+
+def _merged(key: Key, before: Column, kept: dict[str, dict[str, Any]]) -> Column:
+    """Return the column of the page before, with what was run since in place of the same operations."""
+    if not kept:
+        return before
+    new = _measured(key, kept)
+    cells = {**before.cells, **new.cells}
+    failures = {k: v for k, v in before.failures.items() if k not in kept} | new.failures
+    passed = failed = run = 0
+    for cell in cells.values():
+        numbers = [int(n) for n in re.findall(r"\d+", cell)]
+        passed += numbers[0] if numbers else 0
+        failed += numbers[1] if len(numbers) > 1 else 0
+        run += bool(numbers)
+    old = before.totals[0] if before.totals else ["", "", "", "", "", "", "", ""]
+    when = f"{old[-1]}; {len(kept)} of them again at {_commits(kept)}"
+    samples = f"{old[1]}; again {_samples(kept)}"
+    numbers = [str(passed), str(failed), "0", share(passed, failed, 0)]
+    row = [f"{run} of {_taken(key[1])}", samples, "all checks", *numbers, when]
+    return Column([row], failures, cells)
+
+
+def _page_before() -> dict[Key, Column]:
+    """Return the columns that the page has now: what has not been run since keeps its place."""
+    found: dict[Key, Column] = {}
+    if not PAGE.exists():
+        return found
+    text = PAGE.read_text(encoding="utf-8")
+
+    def rows(title: str) -> list[list[str]]:
+        part = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+        table = [line for line in part.splitlines() if line.startswith("| ")]
+        return [[c.strip() for c in line.strip("|").split("|")] for line in table]
+
+    for device, dtype, *rest in rows("Totals")[1:]:
+        if len(rest) < len(TOTALS):
+            said = re.search(rf"{device} {dtype} (all|at most \d+)", text)
+            rest = [rest[0], said[1] if said else "", *rest[1:], "earlier"]
+        found.setdefault((device, dtype), Column()).totals.append(rest)
+    names = {_heading(key): key for key in found}
+    for name, where, failed, *reason in rows("What fails, and why")[1:]:
+        device, dtype, _ = where.split(" ", 2)
+        if (device, dtype) in found:
+            column = found[device, dtype]
+            column.failures.setdefault(name, []).append([where, failed, "/".join(reason)])
+    table = rows("Operations")
+    for name, *cells in table[1:]:
+        for heading, cell in zip(table[0][1:], cells, strict=True):
+            if cell and heading in names:
+                found[names[heading]].cells[name] = cell
+    return found
+
+
+def columns() -> dict[Key, Column]:
+    """Return what the page is to say: what was run, and else what it says now."""
+    results, before = read(), _page_before()
+    found: dict[Key, Column] = {}
+    for device in database.DEVICES:
+        for dtype in database.DTYPES:
+            key, kept = (device, dtype), results.get((device, dtype), {})
+            whole = len(kept) >= 0.97 * _taken(dtype)
+            if kept and (whole or key not in before):
+                found[key] = _measured(key, kept)
+            elif key in before:
+                found[key] = _merged(key, before[key], kept)
+    return found
 
 
 def _cell(result: dict[str, Any] | None) -> str:
@@ -136,60 +251,61 @@ def _cell(result: dict[str, Any] | None) -> str:
     return f"**{passed}/{failed + missing}**" if failed or missing else str(passed)
 
 
-def _reasons(results: Results) -> list[str]:
-    """Return what failed, each with the reason or the first note."""
-    lines = [
-        "## What fails, and why", "",
+def _failed(name: str, key: Key, result: dict[str, Any]) -> list[list[str]]:
+    """Return what failed of an operation, with the reason or the first note."""
+    rows = []
+    for kind in KINDS:
+        passed, failed, missing = counts(result, kind)
+        if not failed + missing:
+            continue
+        notes = (result.get(kind) or {}).get("notes") or [result.get("died", "")]
+        first = notes[0].partition(" <- ")[0].replace("|", "/").replace("\n", " ")[:160]
+        why = REASONS.get(name, f"`{first}`")
+        if kind == "refused":
+            why = f"taken here, or refused otherwise: `{first}`"
+        total = passed + failed + missing
+        rows.append([f"{' '.join(key)} {kind}", f"{failed + missing} of {total}", why])
+    return rows
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _text(found: dict[Key, Column]) -> str:
+    """Return the page."""
+    version, names = torch.__version__.split("+")[0], database.operations()
+    lines = ["## Totals", "", _line("device", "dtype", *TOTALS)]
+    lines += ["|---|---|---|---|---|--:|--:|--:|--:|---|"]
+    lines += [_line(*key, *row) for key, column in found.items() for row in column.totals]
+    lines += [
+        "", "## What fails, and why", "",
         "Without a reason: the first message.", "", "| operation | where | failed | reason |", "|---|---|--:|---|",
     ]  # fmt: skip
-    for name in database.operations():
-        for (device, dtype), kept in results.items():
-            result = kept.get(name, {})
-            for kind in KINDS:
-                passed, failed, missing = counts(result, kind)
-                if not failed + missing:
-                    continue
-                notes = (result.get(kind) or {}).get("notes") or [result.get("died", "")]
-                first = notes[0].partition(" <- ")[0].replace("|", "/").replace("\n", " ")[:160]
-                why = REASONS.get(name, f"`{first}`")
-                if kind == "refused":
-                    why = f"taken here, or refused otherwise: `{first}`"
-                total = passed + failed + missing
-                lines.append(
-                    f"| {name} | {device} {dtype} {kind} | {failed + missing} of {total} | {why} |"
-                )
-    return lines
-
-
-def _table(results: Results) -> list[str]:
-    short = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
-
-    def heading(device: str, dtype: str) -> str:
-        name = dtype.rstrip("0123456789")
-        return f"{device} {short.get(name, name)}{dtype[len(name) :]}"
-
-    lines = [
-        "## Operations", "",
+    for name in names:
+        lines += [_line(name, *row) for c in found.values() for row in c.failures.get(name, ())]
+    lines += [
+        "", "## Operations", "",
         "Samples that passed; in bold, passed/failed.", "",
-        "| operation | " + " | ".join(heading(*key) for key in results) + " |",
-        "|---|" + "--:|" * len(results),
+        _line("operation", *(_heading(key) for key in found)),
+        "|---|" + "--:|" * len(found),
     ]  # fmt: skip
-    for name in database.operations():
-        cells = [_cell(kept.get(name)) for kept in results.values()]
+    for name in names:
+        cells = [column.cells.get(name, "") for column in found.values()]
         if any(cells):
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return lines
+            lines.append(_line(name, *cells))
+    return HEAD.format(version=version, count=len(names)) + "\n" + "\n".join(lines) + "\n"
 
 
-def in_full(results: Results) -> list[str]:
-    """Return the operations that passed every check of every run."""
-    found = []
+def in_full(found: dict[Key, Column]) -> list[str]:
+    """Return the operations that passed every check of every column."""
+    passed = []
     for name in database.operations():
-        runs = [kept[name] for kept in results.values() if name in kept]
-        sums = [counts(r, k) for r in runs for k in KINDS if k != "refused"]
-        if runs and sum(s[0] for s in sums) and not any(s[1] or s[2] for s in sums):
-            found.append(name)
-    return found
+        ran = any(re.search(r"\d", column.cells.get(name, "")) for column in found.values())
+        rows = [row for column in found.values() for row in column.failures.get(name, ())]
+        if ran and all(row[0].endswith(" refused") for row in rows):
+            passed.append(name)
+    return passed
 
 
 def must_pass() -> list[str]:
@@ -199,31 +315,16 @@ def must_pass() -> list[str]:
 
 def accept() -> None:
     """Make the operations that pass in full the committed list."""
-    LIST.write_text("\n".join(in_full(read())) + "\n", encoding="utf-8")
+    LIST.write_text("\n".join(in_full(columns())) + "\n", encoding="utf-8")
 
 
 def write() -> list[str]:
     """Write the report. Return the operations of the committed list that did not pass."""
-    results = read()
-    most = ", ".join(
-        f"{device} {dtype} {'all' if limit == 0 else f'at most {limit}'}"
-        for (device, dtype), kept in results.items()
-        for limit in [max((r.get("limit", 0) for r in kept.values()), default=0)]
-    )
-    every = [result for kept in results.values() for result in kept.values()]
-    commits = sorted({result.get("commit", "unknown") for result in every})
-    measured = f"Measured at commit {', '.join(commits)}."
-    spread = "Samples of each operation, evenly spread"
-    sampling = f"{measured} {spread}: {most} (`--limit`; 0 for all)."
-    text = HEAD.format(
-        version=torch.__version__.split("+")[0], count=len(database.operations()), sampling=sampling
-    )
-    lines = [*_totals(results), "", *_reasons(results), "", *_table(results), ""]
-    path = ROOT / "docs" / "conformance.md"
-    path.write_text(text + "\n" + "\n".join(lines), encoding="utf-8")
-    twin = {f"{device} {dtype}": kept for (device, dtype), kept in results.items()}
+    found = columns()
+    PAGE.write_text(_text(found), encoding="utf-8")
+    twin = {" ".join(key): kept for key, kept in read().items()}
     CACHE.mkdir(parents=True, exist_ok=True)
     (CACHE / "conformance.json").write_text(json.dumps(twin, indent=1), encoding="utf-8")
-    passed = set(in_full(results))
-    ran = {name for kept in results.values() for name in kept}
+    passed = set(in_full(found))
+    ran = {name for column in found.values() for name in column.cells}
     return [name for name in must_pass() if name in ran and name not in passed]
