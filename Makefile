@@ -75,6 +75,7 @@ conformance: $(VENV)/.full system
 testpage: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/webtorch testpage "$(CACHE)/testpage" --run
+
 conformance-torch: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.pytorch.databases.run $(CONFORMANCE_ARGS)
