@@ -113,6 +113,7 @@ def test_dcgan_learns_how_bright_its_pictures_are() -> None:
     assert sum(gaps[-3:]) < 0.8 * sum(gaps[:3])
 
 
+@pytest.mark.covers("T6")
 def test_the_pole_stands_longer_and_longer() -> None:
     dqn = program("dqn", "webtorch")
     dqn.LONGEST = 60

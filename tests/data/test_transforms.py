@@ -17,6 +17,7 @@ def image() -> webtorch.Tensor:
     return webtorch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 9, 7), dtype=np.uint8))
 
 
+@pytest.mark.covers("F16")
 def test_a_pipeline_as_programs_write_it(image: webtorch.Tensor) -> None:
     pixels = Image.fromarray(image.permute(1, 2, 0).numpy())
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -48,6 +49,7 @@ def test_windows_and_borders(image: webtorch.Tensor) -> None:
     )
 
 
+@pytest.mark.covers("F16")
 def test_colours(image: webtorch.Tensor) -> None:
     x = T.convert_image_dtype(image)
     hsv = T.rgb_to_hsv(x)

@@ -113,6 +113,7 @@ def test_packed_sequences_are_pytorch(
     compare(module, reference, [ours, *leaves(state)], [x, *leaves(hx)])
 
 
+@pytest.mark.covers("I25")
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
 def test_second_derivatives_are_pytorch(name: str) -> None:
     module, reference = layers(name, {"bidirectional": True}, "cpu")
@@ -165,6 +166,7 @@ def test_another_length_compiles_no_step(device: str) -> None:
     assert run(41) < 20
 
 
+@pytest.mark.covers("I25")
 def test_dropout_acts_between_layers_in_training() -> None:
     webtorch.manual_seed(0)
     module = nn.LSTM(3, 4, num_layers=2, dropout=0.5)

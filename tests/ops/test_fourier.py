@@ -69,6 +69,7 @@ def test_several_dims_sizes_and_norms(kind: str, norm: str) -> None:
     _check(kind, (3, 4, 5), "cpu", n=7, dim=1, norm=norm)
 
 
+@pytest.mark.covers("F15")
 def test_second_derivatives_and_double_precision() -> None:
     x = webtorch.randn(5, dtype=webtorch.complex128, requires_grad=True)
     assert webtorch.autograd.gradcheck(lambda z: webtorch.fft.fft(z) ** 2, (x,))
@@ -130,6 +131,7 @@ def test_short_time_transforms_and_back(options: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.covers("F15")
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 def test_a_spectrogram_is_differentiated(device: str) -> None:
     need_device(device)

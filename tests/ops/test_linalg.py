@@ -15,6 +15,7 @@ def _matrix(n: int) -> torch.Tensor:
     return x @ x.mT + torch.eye(n, dtype=torch.float64)
 
 
+@pytest.mark.covers("E13")
 def test_a_compiled_function_solves_and_differentiates() -> None:
     theirs = _matrix(5)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +233,32 @@ def test_training_steps_settings_and_state(tmp_path: Any, page: Page, serve: Any
     assert memoryview(state["model.1.num_batches_tracked"].data).cast("q").tolist() == [7]
     assert "no value was given" in found["wrong"]
     assert page.problems == []
+
+
+NODE = """
+import { readFileSync } from "node:fs";
+import { openCpu, readSafetensors } from "./runtime.mjs";
+import * as library from "./cpu.mjs";
+const bytes = (name) => new Uint8Array(readFileSync(name)).buffer;
+const program = JSON.parse(readFileSync("program.json", "utf-8"));
+const files = { code: bytes("cpu.wasm"), constants: bytes("cpu.bin") };
+const m = await openCpu(program, readSafetensors(bytes("weights.safetensors")), files, { library });
+const { out } = await m.functions.double.call({ x: [1, 2, 3] });
+console.log(JSON.stringify([Array.from(out.data), m.deviceName]));
+"""
+
+
+@pytest.mark.covers("R2")
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_an_export_runs_in_node(tmp_path: Path) -> None:
+    torch.export(lambda x: x * 2, tmp_path, (torch.ones(3),), name="double", cpu=True)
+    for name in ("runtime", "cpu"):
+        (tmp_path / f"{name}.js").rename(tmp_path / f"{name}.mjs")
+    (tmp_path / "run.mjs").write_text(NODE, encoding="utf-8")
+    command = [str(shutil.which("node")), "run.mjs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[2, 4, 6], "the processor (1 thread)"]
 
 
 def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:
