@@ -21,6 +21,7 @@ from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, 
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
 from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.cpu import direct, gemm, jit
@@ -432,6 +433,10 @@ class _LayOut(Target):
 
     def attention(self, r: Attention, at: Sequence[int], args: Sequence[int]) -> None:
         """Add attention or a part of its gradients."""
+        if r.part == "backward":
+            for one, numbers in split_backward(r):
+                self.attention(one, [at[n] for n in numbers], args)
+            return
         key = r.part == "key"
         units = r.batch * (r.shared * r.source if key else r.heads * r.length)
         each = (r.length * r.heads // r.shared if key else r.source) * (r.size + r.width)
