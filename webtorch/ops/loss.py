@@ -523,10 +523,11 @@ def _negative_log_likelihood(
         weights = _where(counted, found, 0.0)
     if gathered and 0 not in target.shape:
         places = _where(counted, target, 0).unsqueeze(dim)
-        loss = -(x.gather(dim, places.long()).squeeze(dim) * weights)
+        chosen = x.gather(dim, places.long()).squeeze(dim)
     else:
-        chosen = eq(positions(x, dim), target.unsqueeze(dim))
-        loss = -(sum(_where(chosen, x, 0.0), dim) * weights)
+        chosen = sum(_where(eq(positions(x, dim), target.unsqueeze(dim)), x, 0.0), dim)
+    # Not times the weight 0, which makes NaN of an infinity.
+    loss = _where(counted, -(chosen * weights), 0.0)
     if smoothing:
         spread = x if weight is None else x * _along_classes(table, dim, x.ndim)
         even = _where(counted, -sum(spread, dim), 0.0)
