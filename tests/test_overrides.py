@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -244,6 +248,65 @@ def test_a_subclass_survives_copies() -> None:
     for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
         assert type(y) is Kept
         assert y.tolist() == [1.0, 2.0]
+
+
+FIRST_MEETINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "x[object]": lambda lib, x, o: x[o],
+    "x[object] = 1": lambda lib, x, o: operator.setitem(x, o, 1),
+    "x[0] = object": lambda lib, x, o: operator.setitem(x, 0, o),
+    "x += object": lambda lib, x, o: operator.iadd(x, o),
+    "object + x": lambda lib, x, o: o + x,
+    "x.clamp_(object)": lambda lib, x, o: x.clamp_(o),
+    "x.masked_fill_(object, 1)": lambda lib, x, o: x.masked_fill_(o, 1),
+    "torch.matmul(x, object)": lambda lib, x, o: lib.matmul(x, o),
+    "torch.lerp(x, x, object)": lambda lib, x, o: lib.lerp(x, x, o),
+    "conv1d(x, object)": lambda lib, x, o: lib.nn.functional.conv1d(x, o),
+}
+
+
+def meet(lib: Any, name: str) -> tuple[Any, Any]:
+    """Do one thing with an object that accepts, and with one that does not."""
+    log: list[str] = []
+
+    class Object:
+        accepts = True
+
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            log.append(func.__name__)
+            return 7 if cls.accepts else NotImplemented
+
+    class Refusing(Object):
+        accepts = False
+
+    found = FIRST_MEETINGS[name](lib, lib.ones(2), Object())
+    try:
+        refused = FIRST_MEETINGS[name](lib, lib.ones(2), Refusing())
+    except TypeError:
+        refused = "TypeError"
+    return log, (found, refused)
+
+
+def print_first_meetings() -> None:
+    """Print what each gives in a process of its own, in which nobody asks yet."""
+    assert not webtorch.tensors.override._armed.is_set()
+    for name in FIRST_MEETINGS:
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            print(name, meet(webtorch, name), flush=True)  # noqa: T201
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that continue this one")
+def test_the_first_object_that_is_met_is_asked() -> None:
+    code = "from tests.test_overrides import print_first_meetings as show; show()"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = [f"{name} {meet(torch, name)}" for name in FIRST_MEETINGS]
+    assert told.stdout.splitlines() == expected, told.stderr
 
 
 def test_what_replaces_kernels_is_refused_in_words() -> None:

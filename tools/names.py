@@ -131,6 +131,10 @@ BEHAVIOUR = """
 - `flip`, `logsumexp` of integers over no dimension, `clamp_min` of bools with a number, `interpolate` and pooling of
   complex numbers, `round` of integers with `decimals=0`, `scatter_reduce` and `lerp` with `out=` of a wider float:
   taken here, refused by PyTorch.
+- `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
+- `heaviside` promotes its two types; PyTorch wants one. Where `acosh` is NaN (below 1), so is its gradient.
+- The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place
+  elementwise operations; methods as `x.dot(object)` ask when one of these, a tensor subclass or a mode has come before.
 - `heaviside`, `floor_divide`, `unique`: the result requires no gradient; PyTorch's does, and its backward raises.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """

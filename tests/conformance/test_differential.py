@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import webtorch
 from tests.conformance import differential
 
 # `python -m tests.conformance.differential` makes as many as it has time for.
@@ -51,6 +52,10 @@ CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("Tensor.copy_", (x.clone(), 3), {}),
     ("atanh", (near,), {}),
     ("dist", (x, 1.0), {}),
+    ("topk", (torch.tensor(3.0), 0), {}),
+    ("special.zeta", (torch.ones(3), torch.tensor([float("nan"), 2.0, -1.0])), {}),
+    ("floor_divide", (whole[:0], 0), {}),
+    ("Tensor.remainder_", (whole[:0].clone(), 0), {}),
     ("nn.functional.local_response_norm", (torch.arange(24).reshape(2, 4, 3), 2), {}),
 )  # fmt: skip
 
@@ -65,6 +70,7 @@ def test_random_calls_give_pytorchs_results() -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "number", range(len(CALLS)), ids=[f"{i}-{c[0]}" for i, c in enumerate(CALLS)]
 )
@@ -73,6 +79,31 @@ def test_calls_that_once_differed(number: int) -> None:
     call = differential.Call(name, *args, **kwargs)
     found = differential.disagreement(call, "plain", None, "cpu")
     assert found is None, f"{call}: {found}"
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_ignored_rows_count_nothing_whatever_they_hold(ignored: int) -> None:
+    found = []
+    for lib in (webtorch, torch):
+        lowest = float("-inf")
+        x = lib.tensor([[lowest, lowest], [-0.5, -0.6]], requires_grad=True)
+        target = lib.tensor([ignored, 0])
+        for scaled in (False, True):
+            for reduction in ("none", "sum", "mean"):
+                loss = lib.nn.functional.nll_loss(
+                    x * 1 if scaled else x, target, ignore_index=ignored, reduction=reduction
+                )
+                loss.sum().backward()
+                found.append((lib, loss.tolist(), x.grad.tolist()))
+    ours, theirs = ([f[1:] for f in found if f[0] is lib] for lib in (webtorch, torch))
+    assert ours == theirs
+
+
+def test_the_angle_of_nan_has_no_gradient() -> None:
+    for lib in (webtorch, torch):
+        x = lib.tensor([float("nan"), -1.0, 0.0], requires_grad=True)
+        lib.angle(x).sum().backward()
+        assert x.grad.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_full_takes_the_type_of_out() -> None:

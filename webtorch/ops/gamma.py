@@ -47,8 +47,8 @@ def _zeta_formula(x: Expr, q: Expr) -> Expr:
     whole = ex.eq(ex.floor(q), q)
     pole = ex.where(whole, inf, ex.where(ex.eq(ex.floor(x), x), total, nan))
     value = ex.where(q <= 0, pole, total)
-    value = ex.where(ex.eq(x, 1), inf, ex.where(x < 1, nan, value))
-    return ex.where(ex.isnan(x) | ex.isnan(q), nan, value)
+    value = ex.where((x < 1) | ex.isnan(x) | ex.isnan(q), nan, value)
+    return ex.where(ex.eq(x, 1), inf, value)
 
 
 _zeta: Elementwise = elementwise(

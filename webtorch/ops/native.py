@@ -246,7 +246,9 @@ def frexp(input: Any) -> Any:
 angle = elementwise(
     "angle",
     lambda x: ex.where(
-        ex.isnan(x), x, ex.where(x < 0, ex.const(math.pi, x.dtype), ex.const(0.0, x.dtype))
+        ex.isnan(x),
+        ex.const(math.nan, x.dtype),
+        ex.where(x < 0, ex.const(math.pi, x.dtype), ex.const(0.0, x.dtype)),
     ),
     tensors=("input",),
     promotion="float",

@@ -75,9 +75,8 @@ def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool =
         normalize_dim(dim, 0)
         if not 0 <= k <= 1:
             raise RuntimeError("selected index k out of range")
-        shape = () if k else (0,)
-        values = movement.narrow(movement.reshape(input, (1,)), 0, 0, k)
-        return Topk(copy(movement.reshape(values, shape)), fill(shape, 0, int64, input.device))
+        # As in PyTorch, also of k = 0.
+        return Topk(copy(input), fill((), 0, int64, input.device))
     dim = normalize_dim(dim, len(input._shape))
     if not 0 <= k <= input._shape[dim]:
         raise RuntimeError(

@@ -252,6 +252,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
                 and compute.kind != "float"
                 and op.name in _DIVIDING
                 and len(pattern) == 2
+                and 0 not in full
             ):
                 raise RuntimeError(
                     f"ZeroDivisionError: {op.name.strip('_')} of {compute} by 0. Divide floats, or test the divisor."
@@ -775,9 +776,11 @@ def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
             return override.meet(public, args, kwargs)
         try:
             return function(*args, **kwargs)
-        except (AttributeError, override.Foreign) as error:
+        except (AttributeError, TypeError) as error:
             if override.is_foreign(args, kwargs):
                 return override.meet(public, args, kwargs)
+            if not isinstance(error, AttributeError):
+                raise
             given = dict(zip(signature.parameters, args, strict=False)) | kwargs
             for position, name in enumerate(signature.parameters, 1):
                 value = given.get(name)
@@ -909,6 +912,9 @@ def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the in-place form of a function whose first argument is the tensor to overwrite."""
 
     def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Asked here: what `function` is given has another name.
+        if args and type(args[0]) not in override.plain and override.is_foreign(args, kwargs):
+            return override.meet(inplace, (self, *args), kwargs)
         check_writable(self)
         if not mode.grad:
             return write_result(self, function(self, *args, **kwargs), name)

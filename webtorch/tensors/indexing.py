@@ -15,6 +15,7 @@ from webtorch.ir.view import numel
 from webtorch.ops import assign, creation, elementwise, indexing, movement
 from webtorch.ops.movement import pick, slice_bounds, window
 from webtorch.ops.primitive import cast_to, fill, write
+from webtorch.tensors import override
 from webtorch.tensors.tensor import Tensor
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
@@ -25,7 +26,10 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
-    view, tensors, single, names = _parse(x, index)
+    try:
+        view, tensors, single, names = _parse(x, index)
+    except override.Foreign:
+        return override.meet(getitem, (x, index), {})
     if tensors:
         return indexing.take_at(view, tensors, single, names)
     return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
@@ -34,13 +38,18 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """Do x[index] = value, in place. Raises IndexError, ShapeError or TypeError as PyTorch does."""
     mask = _as_mask(x, index)
+    if not isinstance(value, (Tensor, float, int)) and override.is_foreign((index, value), {}):
+        return override.meet(setitem, (x, index, value), {})
     given, value = value, _as_value(x, value)
     if mask is not None and value.numel() == 1:
         # No positions are needed, so nothing is read from the device.
         mask = movement.reshape(mask, mask._shape + (1,) * (x.ndim - mask.ndim))
         write(x, elementwise.where(mask, movement.reshape(value, ()), x), fresh=True)
         return
-    view, tensors, single, names = _parse(x, index)
+    try:
+        view, tensors, single, names = _parse(x, index)
+    except override.Foreign:
+        return override.meet(setitem, (x, index, given), {})
     if tensors:
         # One value is converted, and so is what 0-d tensors select like ints.
         if isinstance(given, Tensor) and given.numel() != 1 and len(tensors) > len(single):
@@ -247,4 +256,6 @@ def _convert(x: Tensor, item: Any) -> Any:
         return made
     if hasattr(item, "__index__"):
         return operator.index(item)
+    if override.is_foreign((item,), {}):
+        raise override.Foreign
     raise IndexError(_BAD_TYPE.format(type(item).__name__))

@@ -154,8 +154,8 @@ class _Asking:
         if modes or (state.classes and not self.only_modes):
             given = args if not kwargs else (*args, *kwargs.values())
             for x in given:
-                if type(x) not in _plain:
-                    relevant = [o for o in flat(given) if type(o) not in _plain and asks(type(o))]
+                if type(x) not in plain:
+                    relevant = [o for o in flat(given) if type(o) not in plain and asks(type(o))]
                     if not state.classes or self.only_modes:
                         relevant = []
                     if relevant or modes:
@@ -228,14 +228,14 @@ def arm_for(cls: Any) -> None:
             "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. "
             "Make sure your class inherits from Tensor."
         )
-    if cls in _plain:
+    if cls in plain:
         return
     if getattr(cls, "__torch_dispatch__", disabled) is not disabled:
         raise NotImplementedError(NO_DISPATCH.format(cls.__name__))
     if asks(cls):
         arm()
     else:
-        _plain.add(cls)
+        plain.add(cls)
 
 
 NO_DISPATCH = (
@@ -246,11 +246,11 @@ NO_DISPATCH = (
 
 
 # Types that are asked nothing; Tensor and Parameter join when they exist.
-_plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
+plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
 _armed = threading.Event()
 _arming = threading.Lock()
-# The functions that ask, and what `__torch_function__` is given for each.
-_names: dict[Any, Any] = {}
+# The functions that ask, by themselves and by what they wrap.
+_asking: dict[Any, Any] = {}
 
 
 def arm() -> None:
@@ -258,15 +258,14 @@ def arm() -> None:
     with _arming:
         if _armed.is_set():
             return
-        from webtorch.tensors.tensor import Tensor
-
-        _plain.add(Tensor)
         found: dict[Any, Public] = {}
         for p in public_functions():
             found.setdefault(p.function, p)
         for function, p in found.items():
-            _names[function] = p.func
             _replace(p)
+            part, _asking[function] = function, function
+            while (part := getattr(part, "__wrapped__", None)) is not None:
+                _asking.setdefault(part, function)
         _armed.set()
 
 
@@ -279,16 +278,17 @@ def is_foreign(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if not _classes_asked():
         return False
     given = (*args, *kwargs.values()) if kwargs else args
-    return any(type(x) not in _plain and asks(type(x)) for x in flat(given))
+    return any(type(x) not in plain and asks(type(x)) for x in flat(given))
 
 
 def meet(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Ask the classes of foreign arguments, and from now on ask before every call."""
     arm()
-    if function not in _names:
+    public = _asking.get(function)
+    if public is None:
         # A part of a public function, which will be asked for.
         raise Foreign(f"{function.__name__}(): expected tensors and numbers")
-    return ask(_names[function], flat((*args, *kwargs.values())), args, kwargs)
+    return public(*args, **kwargs)
 
 
 # Functions that are about no tensor, or about the class of one: nobody is asked.
@@ -312,15 +312,24 @@ _MAKING = """arange as_tensor asarray bartlett_window blackman_window empty empt
     randint randn randperm range scalar_tensor tensor tril_indices triu_indices zeros fftfreq rfftfreq"""
 FACTORIES = frozenset(_MAKING.split())
 _INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
+_ARITHMETIC = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
 # Operators that arrive as the method of another name.
 _OPERATORS = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul",
     "__truediv__": "div", "__mod__": "remainder", "__pow__": "pow", "__matmul__": "matmul",
+    "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor",
     "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
     "__neg__": "neg", "__pos__": "positive", "__abs__": "abs",
     "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_",
-    "__imod__": "remainder_",
+    "__ifloordiv__": "floor_divide_", "__imod__": "remainder_",
 }  # fmt: skip
+# Operators whose other operand may know the answer: Python asks it.
+_BINARY = frozenset(
+    [
+        *(f"__{how}{name}__" for how in ("", "r", "i") for name in _ARITHMETIC.split()),
+        *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    ]
+)
 MODULES = ("", "nn.functional", "linalg", "fft", "special")
 
 
@@ -357,6 +366,8 @@ def public_functions() -> Iterator[Public]:
             for half, func in ((value.fget, value.__get__), (value.fset, value.__set__)):
                 if isinstance(half, FunctionType):
                     yield Public(half, func, f"torch.Tensor.{name}.{func.__name__}")
+    grad = importlib.import_module("webtorch.autograd").grad
+    yield Public(grad, grad, "torch.autograd.grad")
     init = importlib.import_module("webtorch.nn.init")
     for name in _INITIALISERS:
         yield Public(getattr(init, name), getattr(init, name), f"torch.nn.init.{name}")
@@ -377,7 +388,7 @@ def _replace(public: Public) -> None:
         function.__signature__ = inspect.signature(function)
     code = function.__code__
     template = _template(code.co_freevars)
-    binary = public.name.startswith("torch.Tensor.__") and code.co_argcount == 2
+    binary = public.name.rpartition(".")[2] in _BINARY
     asking = (_AskingOperator if binary else _Asking)(public.func, body, public.only_modes)
     constants = tuple([asking if c == _PLACE else c for c in template.co_consts])
     function.__code__ = template.replace(

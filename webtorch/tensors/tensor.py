@@ -1175,4 +1175,6 @@ def _rebuild(
     return out.requires_grad_(requires_grad)
 
 
+override.plain.add(Tensor)
+
 __all__ = ["Size", "Tensor", "int64", "unsupported_text", "user_line"]
