@@ -269,3 +269,34 @@ def test_results_of_earlier_calls_stay(device: str, shape: tuple[int, ...]) -> N
     assert [float(r.sum()) for r in results] == [
         max(x, 0.0) * max(len(shape) * 3, 1) for x in given
     ]
+
+
+def test_what_is_only_copied_is_copied_at_each_call(device: str) -> None:
+    kept, first, second = (webtorch.full((3,), v, device=device) for v in (0.0, 1.0, 2.0))
+
+    @webtorch.compile
+    def copies(x: Any) -> Any:
+        return x.clone(), kept.clone(), x.detach().clone().view(3, 1)
+
+    @webtorch.compile
+    def keeps(x: Any) -> Any:
+        before = kept.clone()
+        kept.copy_(x)
+        return before
+
+    @webtorch.compile
+    def swaps() -> Any:
+        a, b = first.clone(), second.clone()
+        first.copy_(b)
+        second.copy_(a)
+        return a, b
+
+    for number in (1.0, 2.0, 3.0, 4.0):
+        x = webtorch.full((3,), number, device=device)
+        assert [t.sum().item() for t in copies(x)] == [3 * number, 3 * (number - 1), 3 * number]
+        assert keeps(x).tolist() == [number - 1] * 3
+        assert kept.tolist() == [number] * 3
+        x.fill_(-1)
+        assert kept.tolist() == [number] * 3
+        assert [t.tolist()[0] for t in swaps()] == ([1, 2] if number % 2 else [2, 1])
+    assert (first.tolist()[0], second.tolist()[0]) == (1, 2)

@@ -106,8 +106,9 @@ class Storage:
     def share(self) -> Node:
         """Return the value for a second storage to hold; the memory stays until one is written."""
         node = self.node
-        if node.host is not None and is_seen(node):
-            # What NumPy writes must not reach the second.
+        seen = node.host is not None and is_seen(node)
+        # What NumPy writes must not reach the second, and each run of a program has values of its own.
+        if seen or (node.kind == "buffer" and self.runtime.capturing):
             return Node(
                 "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
             )
