@@ -187,6 +187,55 @@ def test_threads_share_the_work_of_an_isolated_page(site: Any, page: Page) -> No
     compare(found, expected)
 
 
+WITHOUT = """async (names) => {
+  Object.defineProperty(navigator, "gpu", { value: undefined });
+  Object.defineProperty(crypto, "subtle", { value: undefined });
+  const { load } = await import("./runtime.js");
+  const m = await load("./", { worker: false, threads: 3 });
+  const x = new Float32Array(600000).fill(0.5);
+  const sums = [];
+  for (let i = 0; i < 50; i++) sums.push((await m.long_sum({ x })).out.data[0]);
+  const { device, deviceName, reason } = m;
+  await m.destroy();
+  const after = await m.run("lone");
+  return { device, deviceName, reason, sums, after: after.error.message };
+}"""
+
+
+def test_the_page_own_thread_without_webgpu_and_without_https(site: Any, page: Page) -> None:
+    with server(site[0]) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        page.page.goto(f"http://127.0.0.1:{running.server_address[1]}/runtime.d.ts")
+        found = page.run(WITHOUT)
+        running.shutdown()
+    assert found["device"] == "cpu" and found["deviceName"] == "the processor (3 threads)"
+    assert found["reason"].startswith("WebGPU is not available: ")
+    assert found["sums"] == [300_000] * 50
+    assert found["after"] == "The model was destroyed."
+
+
+LATEST = """async (x) => {
+  const { load } = await import("./runtime.js");
+  const m = await load("./", { device: "cpu" });
+  const calls = Array.from({ length: 12 }, () => m.run("softmax", { x }, { latest: true }));
+  const ended = (await Promise.all(calls)).map((r) => r.status);
+  const stop = new AbortController();
+  const queued = Array.from({ length: 6 }, () => m.run("softmax", { x }));
+  const stopped = m.run("softmax", { x }, { signal: stop.signal });
+  stop.abort();
+  await Promise.all(queued);
+  await m.destroy();
+  return { ended, stopped: (await stopped).status };
+}"""
+
+
+def test_newer_calls_overtake_on_the_processor_too(site: Any, page: Page, serve: Any) -> None:
+    page.page.goto(serve(site[0]) + "blank")
+    found = page.run(LATEST, torch.zeros(40, 33).tolist())
+    assert found["ended"][-1] == "completed" and found["ended"].count("aborted") >= 6
+    assert found["stopped"] == "aborted"
+
+
 TRAIN = """async (batch) => {
   const { load } = await import("./runtime.js");
   const m = await load("./", { device: "cpu" });
@@ -220,13 +269,19 @@ def test_training_steps_settings_and_state(tmp_path: Any, page: Page, serve: Any
     torch.export(train, tmp_path, (x, y), cpu=True)
     page.page.goto(serve(tmp_path) + "blank")
     found = page.run(TRAIN, {"x": x.tolist(), "y": y.tolist()})
+    page.page.goto(serve(tmp_path) + "?device=cpu")
+    page.until("document.getElementById('status').dataset.ready")
+    page.page.click("#inside summary")
+    page.page.click("#profile")
+    page.until("document.querySelector('#program tr:last-child td:last-child').textContent")
+    listed = page.page.locator("#program tr").count()
     losses = []
     for i in range(7):
         if i == 3:
             optimizer.param_groups[0]["lr"] = 0.02
         losses.append(train(x, y)["loss"].item())
     assert found["losses"] == pytest.approx(losses[:6], rel=1e-4)
-    assert found["kernels"] > 10
+    assert listed == found["kernels"] > 10
     state = loads(bytes(found["state"]))
     weight = memoryview(state["model.4.weight"].data).cast("f").tolist()
     assert weight == pytest.approx(model[4].weight.flatten().tolist(), rel=1e-3, abs=1e-4)
@@ -248,17 +303,67 @@ console.log(JSON.stringify([Array.from(out.data), m.deviceName]));
 """
 
 
+def node(folder: Path, script: str) -> Any:
+    """Run a script beside the files of an export and return what it prints, from JSON."""
+    for name in ("runtime", "cpu"):
+        (folder / f"{name}.js").rename(folder / f"{name}.mjs")
+    (folder / "run.mjs").write_text(script, encoding="utf-8")
+    command = [str(shutil.which("node")), "run.mjs"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.covers("R2")
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_an_export_runs_in_node(tmp_path: Path) -> None:
     torch.export(lambda x: x * 2, tmp_path, (torch.ones(3),), name="double", cpu=True)
-    for name in ("runtime", "cpu"):
-        (tmp_path / f"{name}.js").rename(tmp_path / f"{name}.mjs")
-    (tmp_path / "run.mjs").write_text(NODE, encoding="utf-8")
-    command = [str(shutil.which("node")), "run.mjs"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[2, 4, 6], "the processor (1 thread)"]
+    assert node(tmp_path, NODE) == [[2, 4, 6], "the processor (1 thread)"]
+
+
+NAMED = """
+import { readFileSync } from "node:fs";
+import { openCpu, readSafetensors } from "./runtime.mjs";
+import * as library from "./cpu.mjs";
+const bytes = (name) => new Uint8Array(readFileSync(name)).buffer;
+const program = JSON.parse(readFileSync("program.json", "utf-8"));
+const weights = () => readSafetensors(bytes("weights.safetensors"));
+const files = { code: bytes("cpu.wasm"), constants: bytes("cpu.bin") };
+const m = await openCpu(program, weights(), files, { library });
+const { step, check, write } = m.functions;
+const said = (promise) => promise.then(() => "", (e) => e.message);
+const numbers = ({ out }) => Array.from(out.data);
+console.log(JSON.stringify([
+  numbers(await step.call({ x: [1, 2, 3] })), numbers(await step.call({ x: [1, 1, 1] })),
+  numbers(await check.call({ i: [3, 4] })), await said(check.call({ i: [0, 5] })),
+  numbers(await write.call({ x: [3, -4] })), await said(write.call({ x: [3, 70000] })),
+  await said(openCpu(program, weights(), { ...files, constants: files.constants.slice(8) }, { library })),
+]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_functions_of_any_name_and_numbers_beyond_32_bits(tmp_path: Path) -> None:
+    kept = torch.zeros(3)
+
+    def step(x: Any) -> Any:
+        before = kept.clone()
+        kept.add_(x)
+        return before
+
+    def check(i: Any) -> Any:
+        return torch.arange(5)[i]
+
+    def write(x: Any) -> Any:
+        return x * x
+
+    examples = {"step": torch.ones(3), "check": torch.tensor([0, 1]), "write": torch.tensor([1, 2])}
+    torch.export({"step": step, "check": check, "write": write}, tmp_path, examples, cpu=True)
+    first, second, taken, index, squares, large, other = node(tmp_path, NAMED)
+    assert (first, second, taken, squares) == ([0, 0, 0], [1, 2, 3], [3, 4], [9, 16])
+    assert "index 5 is out of bounds for dimension 0 with size 5" in index
+    assert "output out: element 1 is 4900000000, beyond the 32 bits" in large
+    assert "cpu.bin: it has" in other and "one of another export" in other
 
 
 def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:

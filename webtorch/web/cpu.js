@@ -42,6 +42,7 @@ function work(functions, words) {
 
 function thread({ module, memory, stack }) {
   const functions = functionsOf(new WebAssembly.Instance(module, imports(memory)), stack);
+  globalThis.postMessage("ready");
   const words = new Int32Array(memory.buffer);
   let seen = 0;
   for (;;) {
@@ -58,10 +59,7 @@ function thread({ module, memory, stack }) {
 }
 
 if (globalThis.name === THREAD) {
-  globalThis.onmessage = ({ data }) => {
-    globalThis.postMessage("ready");
-    thread(data);
-  };
+  globalThis.onmessage = ({ data }) => thread(data);
 }
 
 // --- the engine -------------------------------------------------------------------------------------------------------
@@ -77,6 +75,8 @@ export class CpuEngine {
     this.failure = null;
     this.functions = {};
     this.threads = [];
+    // A call keeps this thread: one at a time, so that newer ones can take the place of those that wait.
+    this.ahead = 1;
     // What callers of the other engine wait for; here a call is done when it returns.
     this.device = { queue: { onSubmittedWorkDone: async () => {} }, destroy: () => this.close() };
   }
@@ -96,13 +96,15 @@ export class CpuEngine {
       this.code = functionsOf(await WebAssembly.instantiate(module, imports(this.memory)), cpu.memory + STACK);
       if (count > 1) await Promise.all(Array.from({ length: count - 1 }, (_, n) => this.start(module, script, cpu.memory + (n + 2) * STACK)));
     } catch (error) {
-      const many = error instanceof RangeError ? `There is not enough memory for the program, which needs ${(pages * PAGE) >> 20} MB` : "The program for the processor could not be started";
+      const many = error instanceof RangeError ? `There is not enough memory for the program, which needs ${Math.ceil(pages / 16)} MB` : "The program for the processor could not be started";
       throw new this.tools.WebtorchError(`${many}: ${error.message}`, { cause: error });
     }
     this.bytes = new Uint8Array(this.memory.buffer);
     this.view = new DataView(this.memory.buffer);
     this.words = new Int32Array(this.memory.buffer);
     this.deviceName = `the processor (${count === 1 ? "1 thread" : `${count} threads`})`;
+    const expected = cpu.constants.reduce((sum, n, i) => sum + (i % 2 ? n : 0), 0);
+    if (constants.byteLength !== expected) throw new this.tools.WebtorchError(`cpu.bin: it has ${constants.byteLength} bytes, program.json expects ${expected}: the file is damaged, or one of another export`);
     let at = 0;
     for (let i = 0; i < cpu.constants.length; i += 2) {
       const [address, length] = cpu.constants.slice(i, i + 2);
@@ -112,7 +114,8 @@ export class CpuEngine {
     this.write(weights, "weights.safetensors");
     for (const [name, description] of Object.entries(this.program.functions)) {
       this.functions[name] = { call: (inputs, options) => this.call(name, description, inputs, options), profile: (inputs) => this.profile(name, description, inputs) };
-      this[name] = async (inputs, options) => this.functions[name].call(inputs, options);
+      // A function called step must not take the place of ours.
+      this[name] ??= async (inputs, options) => this.functions[name].call(inputs, options);
     }
     return this;
   }
@@ -173,11 +176,15 @@ export class CpuEngine {
       return;
     }
     const [units, chunk, block] = [calls[i + 1], calls[i + 2], calls[i + 3]];
+    const { words } = this;
     if (chunk >= units || !this.threads.length) {
-      this.code[number](0, units, block);
+      try {
+        this.code[number](0, units, block);
+      } catch (error) {
+        this.failed(error.message);
+      }
       return;
     }
-    const { words } = this;
     words[FUNCTION] = number;
     words[UNITS] = units;
     words[CHUNK] = chunk;
@@ -186,29 +193,38 @@ export class CpuEngine {
     Atomics.store(words, BUSY, this.threads.length);
     Atomics.add(words, NUMBER, 1);
     Atomics.notify(words, NUMBER);
-    work(this.code, words);
+    try {
+      work(this.code, words);
+    } catch {
+      words[FAILED] = 1;
+    }
     for (let turn = 0; Atomics.load(words, BUSY) > 0; turn++) {
-      const busy = turn > PATIENCE ? Atomics.load(words, BUSY) : 0;
+      // The page's own thread may not sleep.
+      const busy = turn > PATIENCE && !globalThis.document ? Atomics.load(words, BUSY) : 0;
       if (busy > 0) Atomics.wait(words, BUSY, busy, 1);
     }
-    if (words[FAILED]) throw (this.failure = new this.tools.WebtorchError("A thread of the processor's program failed: open the model again."));
+    if (words[FAILED]) this.failed("a thread stopped");
+  }
+
+  failed(why) {
+    throw (this.failure = new this.tools.WebtorchError(`The program failed on the processor (${why}).`));
   }
 
   finish(description, read) {
     const { tools } = this;
-    const { returns, status } = description.cpu;
+    const { returns, sites, status } = description.cpu;
     this.random = BigInt.asUintN(64, this.random + BigInt(description.draws));
     if (status) {
       const site = this.view.getInt32(status, true);
       const value = this.view.getBigInt64(status + 8, true);
       this.view.setInt32(status, 0, true);
-      if (site > 0) throw tools.indexError(description.sites, site, value);
+      if (site > 0) throw tools.indexError(sites, site, value);
     }
     const out = { ...description.constants };
     if (!read) return {};
     description.returns.forEach((entry, i) => {
       const { dtype, bytes } = entry;
-      out[entry.name] = { data: tools.decode(this.get(returns[i], bytes, dtype), 0, entry), shape: entry.shape, dtype };
+      out[entry.name] = { data: tools.decode(this.narrow(returns[i], bytes, dtype, entry.name), 0, entry), shape: entry.shape, dtype };
     });
     return out;
   }
@@ -225,9 +241,11 @@ export class CpuEngine {
     for (let i = 0; i < narrow.length; i++) wide[i] = BigInt(narrow[i]);
   }
 
-  get(address, nbytes, dtype) {
+  narrow(address, nbytes, dtype, name) {
     if (dtype !== "int64") return this.bytes.slice(address, address + nbytes).buffer;
     const wide = new BigInt64Array(this.memory.buffer, address, nbytes >> 2);
+    const i = wide.findIndex((value) => BigInt.asIntN(32, value) !== value);
+    if (i >= 0) throw new this.tools.WebtorchError(`output ${name}: element ${i} is ${wide[i]}, beyond the 32 bits that integers have in a page`);
     return Int32Array.from(wide, Number).buffer;
   }
 
@@ -245,9 +263,9 @@ export class CpuEngine {
     const { tools } = this;
     const { cpu, states } = this.program;
     const tensors = {};
-    states.forEach(({ name, dtype, shape, bytes }, i) => {
-      const held = new Uint8Array(this.get(cpu.states[i], bytes, dtype));
-      tensors[name] = { dtype, shape, bytes: tools.toFile(held, dtype, tools.elementsOf(shape)) };
+    states.forEach(({ name, dtype, shape }, i) => {
+      const from = cpu.states[i];
+      tensors[name] = { dtype, shape, bytes: this.bytes.slice(from, from + tools.nbytesOf(dtype, shape)) };
     });
     return tools.writeSafetensors(tensors);
   }
@@ -260,6 +278,10 @@ export class CpuEngine {
 
   set(name, value) {
     for (const key of this.tools.settingsNamed(this.settings, name, value)) this.settings[key] = value;
+  }
+
+  get(name) {
+    return this.tools.settingOf(this.settings, name);
   }
 
   close() {

@@ -62,7 +62,7 @@ VERSION = 2
 _RESERVED = frozenset(
     (
         "set", "get", "state", "loadState", "save", "resume", "forget", "profile", "run", "destroy", "title",
-        "program", "deviceName", "functions", "settings", "resumed", "constructor", "then", "post",
+        "program", "device", "deviceName", "reason", "functions", "settings", "resumed", "constructor", "then", "post",
         "ask", "begin", "fail", "answered", "port", "close", "waiting", "next", "gone",
     )
 )  # fmt: skip
@@ -536,7 +536,7 @@ class _Export:
             "updates": [[number, entry] for number, entry in updates.items()],
             "returns": returns,
             "constants": constants,
-            "sites": [[s.op, s.dim, s.size, short_line(s.line)] for s in self.program.sites],
+            "sites": _sites(self.program),
             "status": layout.has_status,
             "draws": str(self.captured.random_count),
             # Whether a call changes the state.
@@ -641,6 +641,8 @@ class _Export:
             "patches": function.patches,
             "names": function.names,
             "status": function.status,
+            # Kernels of its own number them.
+            "sites": _sites(program),
             "returns": returns,
         }
 
@@ -755,6 +757,11 @@ class _Export:
         entry = self._own(0)
         self.memory[entry] = {"state": number}
         return entry, node.dtype, elements
+
+
+def _sites(program: Program) -> list[Json]:
+    """Return what an index out of range says, by the number that a kernel reports."""
+    return [[s.op, s.dim, s.size, short_line(s.line)] for s in program.sites]
 
 
 def _number(value: float) -> float | int | str:

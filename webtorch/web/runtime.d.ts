@@ -64,7 +64,10 @@ export interface Timed {
 
 export class Model {
   readonly title: string;
+  readonly device: "webgpu" | "cpu";
   readonly deviceName: string;
+  /** Why the processor was taken where WebGPU might have been; else "". */
+  readonly reason: string;
   readonly functions: Record<string, Description>;
   /** The settings and their values: {lr: 0.001}. */
   readonly settings: Record<string, number>;
@@ -87,7 +90,7 @@ export class Model {
   [name: string]: any;
 }
 
-/** The same in the thread that opened it, on a device of one's own. */
+/** The same in the thread that opened it, on a device of one's own. `functions[name].call(inputs, options)` calls a function of any name. */
 export class Engine {
   readonly device: GPUDevice;
   readonly deviceName: string;
@@ -117,7 +120,7 @@ export interface LoadOptions {
   threads?: number | null;
 }
 
-export function load(folder?: string | URL | { program: string | object; weights: ArrayBuffer }, options?: LoadOptions): Promise<Model>;
+export function load(folder?: string | URL | { program: string | object; weights: ArrayBuffer; cpu?: [ArrayBuffer, ArrayBuffer] | null; cpuScript?: string | null }, options?: LoadOptions): Promise<Model>;
 export function open(program: object, weights?: Record<string, FileTensor>, options?: { device?: GPUDevice | null }): Promise<Engine>;
 export function openCpu(
   program: object,

@@ -89,6 +89,7 @@ const TYPES = {
 };
 
 const elementsOf = (shape) => shape.reduce((n, size) => n * size, 1);
+const nbytesOf = (dtype, shape) => elementsOf(shape) * TYPES[dtype].file;
 const words = (bytes) => (bytes + 3) & ~3;
 const shown = (shape) => `[${shape.join(", ")}]`;
 
@@ -228,7 +229,7 @@ export function readSafetensors(file, what = "weights") {
     const dtype = names[entry?.dtype];
     const [begin, end] = entry?.data_offsets ?? [];
     if (!dtype || !Array.isArray(entry.shape) || !Number.isInteger(begin) || !Number.isInteger(end)) throw damaged(`the entry of ${name} is not valid`);
-    const nbytes = elementsOf(entry.shape) * TYPES[dtype].file;
+    const nbytes = nbytesOf(dtype, entry.shape);
     if (begin < 0 || end - begin !== nbytes || 8 + length + end > file.byteLength) {
       throw damaged(`${name} should have ${nbytes} bytes at ${begin}, the file ends at ${file.byteLength - 8 - length}`);
     }
@@ -684,6 +685,7 @@ export class Engine {
   constructor(device, program, shared = false) {
     this.device = device;
     this.shared = shared;
+    this.ahead = AHEAD;
     this.deviceName = device.webtorchName ?? nameOf(device.adapterInfo ?? {});
     this.program = program;
     this.title = program.title;
@@ -717,7 +719,7 @@ export class Engine {
       const callable = (this.functions[name] = new Program(this, name, description));
       callable.allocate();
       for (const buffer of callable.own.values()) number(buffer);
-      this[name] = async (inputs, options) => callable.call(inputs, options);
+      this[name] ??= async (inputs, options) => callable.call(inputs, options);
     }
     const short = await device.popErrorScope();
     if (short) throw new WebtorchError(`There is not enough graphics memory for the program: ${short.message}`);
@@ -757,7 +759,7 @@ export class Engine {
 
   /** Return the value of a setting. */
   get(name) {
-    return this.settings[name] ?? this.settings[Object.keys(this.settings).find((key) => key.endsWith(`.${name}`))];
+    return settingOf(this.settings, name);
   }
 
   /** Return parameters and optimizer state, as they are now, as a safetensors file. */
@@ -825,7 +827,7 @@ export async function open(program, weights = {}, { device = null } = {}) {
  * cpu.js, `script` its address for threads, of which there are as many as `threads` says or the processor has.
  */
 export async function openCpu(program, weights, files, { library, script = null, threads = null }) {
-  const tools = { WebtorchError, encodeInputs, argumentValues, indexError, stateContents, decode, toFile, elementsOf, readSafetensors, writeSafetensors, settingsNamed };
+  const tools = { WebtorchError, encodeInputs, argumentValues, indexError, stateContents, decode, nbytesOf, readSafetensors, writeSafetensors, settingsNamed, settingOf };
   return new library.CpuEngine(tools, checked(program)).open(weights, { ...files, threads, script });
 }
 
@@ -870,6 +872,14 @@ function stored(mode, request) {
 
 // --- the worker's side ------------------------------------------------------------------------------------------------
 
+/** Wait until the messages that have come were taken. */
+const nextTurn = () =>
+  new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => (port1.close(), resolve());
+    port2.postMessage(0);
+  });
+
 /** Owns the engine: takes messages in order, answers each, keeps the state for when the device is lost. */
 class Host {
   constructor(port) {
@@ -905,7 +915,7 @@ class Host {
     while (this.jobs.length) {
       const job = this.jobs[0];
       // Calls follow each other closely; everything else waits until they are done.
-      if (job.op === "call" ? this.running >= AHEAD || (this.engine?.failure && this.running > 0) : this.running > 0 && job.op !== "set") break;
+      if (job.op === "call" ? this.running >= (this.engine?.ahead ?? AHEAD) || (this.engine?.failure && this.running > 0) : this.running > 0 && job.op !== "set") break;
       this.jobs.shift();
       const work = this.start(job);
       if (job.op !== "call") await work;
@@ -935,7 +945,7 @@ class Host {
   /** Open the model again with the state that was kept last, and say so. */
   async recover() {
     if (this.gone) return "";
-    const { program, kept, settings } = this;
+    const { device, kept, settings } = this;
     const behind = this.calls - kept.calls;
     this.engine.device.destroy();
     for (let wait = 100; ; wait *= 3) {
@@ -950,11 +960,12 @@ class Host {
     this.engine.settings = settings;
     this.engine.random = kept.random;
     this.calls = kept.calls;
-    return `The model was opened again with the state of ${behind === 1 ? "1 call" : `${behind} calls`} before.`;
+    const where = this.device === device ? "" : ` on ${this.engine.deviceName}`;
+    return `The model was opened again${where} with the state of ${behind === 1 ? "1 call" : `${behind} calls`} before.`;
   }
 
   async open({ source, options }) {
-    const { program, software, weights } = await contents(source, await softwareHere());
+    const { program, software, weights } = await contents(source, options.device !== "cpu" && source.base && (await softwareHere()));
     // What runs, what would run on WebGPU and what on the processor.
     Object.assign(this, { program, forGpu: software ?? program, forCpu: program, source, options });
     this.engine = await this.make(readSafetensors(weights, "weights.safetensors"));
@@ -972,7 +983,7 @@ class Host {
         resumed = { error: error.message };
       }
     }
-    return { program: { ...this.program, kernels: this.program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, deviceName: this.engine.deviceName, settings: this.settings, resumed };
+    return { program: { ...this.program, kernels: this.program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, device: this.device, deviceName: this.engine.deviceName, reason: this.reason, settings: this.settings, resumed };
   }
 
   /** Open the program on the device that was asked for: by default WebGPU, and the processor where there is none. */
@@ -980,18 +991,22 @@ class Host {
     const { forGpu, forCpu: program, source } = this;
     const { device = "auto", threads = null } = this.options;
     if (!["auto", "webgpu", "cpu"].includes(device)) throw new WebtorchError(`load: device is "auto", "webgpu" or "cpu", got ${device}`);
-    const cpu = typeof program.cpu === "object" && program.cpu !== null;
-    if (device === "cpu" && !cpu) throw new WebtorchError(`This export has no program for the processor: ${program.cpu ?? "it was exported without one"}.`);
+    const absent = typeof program.cpu === "string" ? program.cpu : !program.cpu ? "it was exported without one" : source.base || source.cpu ? "" : "its files were not given";
+    const without = `This export has no program for the processor: ${absent}.`;
+    if (device === "cpu" && absent) throw new WebtorchError(without);
+    this.reason = "";
     if (device !== "cpu") {
       try {
         const engine = await open(forGpu, tensors);
-        this.program = forGpu;
+        Object.assign(this, { program: forGpu, device: "webgpu" });
         return engine;
       } catch (error) {
-        if (device === "webgpu" || !cpu || !error.noDevice) throw error;
+        if (device === "webgpu" || !error.noDevice) throw error;
+        if (absent) throw new WebtorchError(`${error.message} ${without}`, { cause: error });
+        this.reason = error.message;
       }
     }
-    this.program = program;
+    Object.assign(this, { program, device: "cpu" });
     this.files ??= source.cpu ?? (await Promise.all(["cpu.wasm", "cpu.bin"].map((name) => fetchFile(source.base, name))));
     const [code, constants] = this.files;
     const script = source.cpuScript ?? new URL("cpu.js", source.base).href;
@@ -1006,6 +1021,8 @@ class Host {
 
   async call({ name, inputs, options }) {
     const { engine } = this;
+    // Messages that are here go first: some take the place of what waits.
+    if (engine.ahead === 1) await nextTurn();
     const running = engine.functions[name].call(inputs, options);
     if (options.read === false) await engine.device.queue.onSubmittedWorkDone();
     const outputs = await running;
@@ -1082,6 +1099,8 @@ class Host {
 
 async function digest(program) {
   const text = JSON.stringify(program.states);
+  // Pages that are served without https, which the processor serves too, have no hashes.
+  if (!globalThis.crypto?.subtle) return text;
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text)));
   return Array.from(hash.slice(0, 8), (b) => b.toString(16).padStart(2, "0")).join("");
 }
@@ -1149,8 +1168,9 @@ export class Model {
 
   /** @internal */
   async begin(source, options) {
-    const { program, deviceName, settings, resumed } = await this.ask({ op: "open", source, options });
-    Object.assign(this, { program, deviceName, settings, resumed, title: program.title, functions: program.functions });
+    const opened = await this.ask({ op: "open", source, options });
+    const { program } = opened;
+    Object.assign(this, opened, { title: program.title, functions: program.functions });
     for (const name of Object.keys(program.functions)) {
       this[name] = async (inputs, given) => {
         const result = await this.run(name, inputs, given);
@@ -1186,7 +1206,7 @@ export class Model {
 
   /** Return the value of a setting. */
   get(name) {
-    return this.settings[name] ?? this.settings[Object.keys(this.settings).find((key) => key.endsWith(`.${name}`))];
+    return settingOf(this.settings, name);
   }
 
   /** Return parameters and optimizer state, as they are after the calls so far, as a safetensors file. */
@@ -1236,6 +1256,9 @@ export class Model {
     for (const id of [...this.waiting.keys()]) this.answered({ id, status: "failed", message });
   }
 }
+
+/** Return the value of a setting: the first of several parameter groups. */
+const settingOf = (settings, name) => settings[name] ?? settings[Object.keys(settings).find((key) => key.endsWith(`.${name}`))];
 
 /** Return the full names of a setting. Throws where there is none, or the value is no number. */
 function settingsNamed(settings, name, value) {

@@ -172,16 +172,18 @@ function addSettings() {
 }
 
 function describe() {
-  const rows = Object.entries(model.functions).flatMap(([name, { steps }]) =>
-    steps.map((s, i) => {
-      const cells = s.copy ? ["copy", `${s.copy[2]} bytes`, "", ""] : [model.program.kernels[s.kernel].name, s.grid.join(" × "), s.line ?? "", ""];
+  const shown = (s) => (s.copy ? ["copy", `${s.copy[2]} bytes`, "", ""] : [model.program.kernels[s.kernel].name, s.grid.join(" × "), s.line ?? "", ""]);
+  const onCpu = ({ calls, names }) => names.map((name, i) => [name, calls[4 * i] < 0 ? `${calls[4 * i + 3]} bytes` : String(calls[4 * i + 1]), "", ""]);
+  const parts = ({ steps, cpu }) => (model.device === "cpu" ? onCpu(cpu) : steps.map(shown));
+  const rows = Object.entries(model.functions).flatMap(([name, description]) =>
+    parts(description).map((cells, i) => {
       const row = make("tr", {}, ...cells.map((cell) => make("td", { textContent: cell })));
       row.dataset.step = `${name}.${i}`;
       return row;
     }),
   );
   $("program").replaceChildren(...rows);
-  $("summary").textContent = Object.entries(model.functions).map(([name, f]) => `${name}: ${f.steps.length} dispatches`).join(", ");
+  $("summary").textContent = Object.entries(model.functions).map(([name, f]) => `${name}: ${parts(f).length} ${model.device === "cpu" ? "calls" : "dispatches"}`).join(", ");
   const size = bytesText(model.program.states.reduce((sum, s) => sum + s.bytes, 0));
   $("size").textContent = size;
 }
@@ -564,7 +566,7 @@ async function start() {
   roles();
   batches = await examples();
   describe();
-  say(`Ready on ${model.deviceName}.`);
+  say([`Ready on ${model.deviceName}.`, model.reason].filter(Boolean).join(" "));
   if (training) {
     $("training").hidden = false;
     resultName = model.functions[training].returns.find(isOne)?.name ?? null;
