@@ -759,7 +759,7 @@ class _Export:
         return entry, node.dtype, elements
 
 
-def _sites(program: Program) -> list[Json]:
+def _sites(program: Program) -> list[list[Any]]:
     """Return what an index out of range says, by the number that a kernel reports."""
     return [[s.op, s.dim, s.size, short_line(s.line)] for s in program.sites]
 
