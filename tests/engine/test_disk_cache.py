@@ -114,6 +114,40 @@ def test_an_error_names_the_line_of_now(device: str, compiled: list[int]) -> Non
     assert len(compiled) == 1
 
 
+def test_checks_of_one_line_share_a_kernel_and_those_of_two_lines_do_not(
+    device: str, compiled: list[int]
+) -> None:
+    table = webtorch.ones(5, 3, device=device)
+    good, bad = (webtorch.tensor([1, i], device=device) for i in (2, 7))
+    webtorch.realize(table, good, bad)
+
+    def one_line(picks: list[Any]) -> list[Any]:
+        return [table[i].cumsum(0) for i in picks]
+
+    def two_lines(picks: list[Any]) -> list[Any]:
+        a = table[picks[0]].cumsum(0)
+        b = table[picks[1]].cumsum(0)
+        return [a, b]
+
+    def steps(function: Any, picks: list[Any]) -> Any:
+        f = webtorch.compile(lambda: webtorch.cat(function(picks)).cumsum(0).sin().cumsum(0))
+        f().tolist()
+        return f.program()
+
+    alone = steps(one_line, [good, good.clone()])
+    apart = steps(two_lines, [good, good.clone()])
+    assert len(alone.sites) == 1 and len(apart.sites) == 2
+    assert len(alone.routines) < len(apart.routines)
+    assert len(compiled) == 2
+    for picks, line in (([bad, good.clone()], 1), ([good.clone(), bad], 2)):
+        _forget(device)
+        with pytest.raises(IndexOutOfRangeError) as caught:
+            steps(two_lines, picks)
+        first = two_lines.__code__.co_firstlineno
+        assert f"test_disk_cache.py:{first + line})" in str(caught.value)
+    assert len(compiled) == 2
+
+
 @pytest.mark.parametrize("how", ["cut", "changed", "another"])
 def test_a_damaged_file_is_compiled_anew_with_one_warning(
     compiled: list[int], device: str, how: str

@@ -69,6 +69,32 @@ def test_a_bad_index_in_a_scatter_write_is_reported(device: str) -> None:
     assert (y + 1).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("first", ["index", "embedding"])
+def test_an_index_that_may_be_negative_in_one_place_only(first: str, device: str) -> None:
+    table = webtorch.arange(12.0, device=device).view(4, 3)
+    at = _ints([-1, 2], device)
+    reads = [table[at], webtorch.nn.functional.embedding(at, table)]
+    both = reads[0] + reads[1] if first == "index" else reads[1] + reads[0]
+    with pytest.raises(IndexOutOfRangeError, match="embedding: index -1 is out of bounds"):
+        both.tolist()
+
+
+def test_the_same_work_at_another_line_names_that_line(device: str) -> None:
+    x = webtorch.arange(5.0, device=device)
+    at = _ints([1, 7], device)
+
+    def one() -> Any:
+        return x[at]
+
+    def other() -> Any:
+        return x[at]
+
+    for read in (one, other, one):
+        with pytest.raises(IndexOutOfRangeError) as caught:
+            read().tolist()
+        assert f"test_index.py:{read.__code__.co_firstlineno + 1})" in str(caught.value)
+
+
 def test_synchronize_and_awaiting_report_it_too(device: str) -> None:
     x = webtorch.arange(5.0, device=device)
     bad = x[_ints([11], device)]

@@ -128,7 +128,8 @@ class Body:
     slots: dict[int, int] = field(default_factory=dict)
     args: dict[int, int] = field(default_factory=dict)
     arg_dtypes: list[DType] = field(default_factory=list)
-    checks: dict[tuple[Expr, int], Check] = field(default_factory=dict)
+    # By what is checked, the size, and whether negative indices count from the end.
+    checks: dict[tuple[Expr, int, bool], Check] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     # Every position that was computed, so that loops can be split where quotients remain.
     positions: set[Index] = field(default_factory=set)
@@ -379,7 +380,7 @@ class Body:
         node: GraphNode,
     ) -> None:
         checked = raw if valid is None else ex.where(valid, raw, 0)
-        key = (checked, size)
+        key = (checked, size, wrap)
         if key not in self.checks:
             inner = any(
                 e.op == "index" and e.value[0] >= len(self.loops.outer) for e in ex.walk(checked)

@@ -67,6 +67,7 @@ def key_of(graph: Graph, backend: Backend) -> str | None:
             lines.append(f"{n.kind} {n.srcs} {attrs} {n.args} {n.shape} {n.dtype.name}")
         lines.append(repr([(o.node, o.donor) for o in graph.outputs]))
         lines.append(repr([d.name for d in graph.arg_dtypes]))
+        lines.append(repr(_marks(graph)))
     except _NoKey:
         return None
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
@@ -124,11 +125,26 @@ def _stamp() -> str | None:
 
 def numbered(graph: Graph) -> Graph:
     """Return the graph with the numbers of its nodes in place of the user's lines."""
+    marks = _marks(graph)
     nodes = [
-        GraphNode(n.kind, n.srcs, n.attrs, n.args, n.shape, n.dtype, f"@{i}" if n.line else None)
+        GraphNode(
+            n.kind, n.srcs, n.attrs, n.args, n.shape, n.dtype, f"@{marks.get(i, i)}" if n.line else None
+        )
         for i, n in enumerate(graph.nodes)
-    ]
+    ]  # fmt: skip
     return graph.with_nodes(nodes)
+
+
+def _marks(graph: Graph) -> dict[int, int]:
+    """Return, for each node whose indices are checked, the first such node of its line: kernels of
+    one line, as those of a loop, share their checks.
+    """
+    first: dict[str, int] = {}
+    return {
+        i: first.setdefault(line_text(n.line), i)
+        for i, n in enumerate(graph.nodes)
+        if n.kind in ("take", "scatter") and n.line
+    }
 
 
 def with_lines(program: Program, graph: Graph) -> Program:

@@ -155,6 +155,10 @@ def freeze(owners: list[Owner]) -> Frozen:
                             if argument is not None and first is not None:
                                 equal[argument] = first
                         equal[len(args)] = first
+                elif node.kind in ("take", "scatter") and node.line is not None:
+                    # A bad index is reported with the user's line.
+                    code, instruction = node.line
+                    parts.append((code.co_filename, code.co_firstlineno, instruction))
                 args.extend(scalars)
                 parts.append(
                     (
