@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -190,6 +191,56 @@ def results_that_cannot_be_made_anew(w: World) -> Iterator[Any]:
         yield from several(w.numbers(3))
 
 
+def records_with_slots(w: World) -> Iterator[Any]:
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Pair:
+        x: Any
+        times: int
+
+    class Plain:
+        __slots__ = ("value",)
+
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    twice = w.compile(lambda p: Pair(p.x * p.times, p.times + 1))
+    plain = w.compile(lambda x: Plain(x * 2))
+    found = [(twice(Pair(w.numbers(3), n)), plain(w.numbers(3))) for n in (2, 3, 2, 2, 2)]
+    for pair, other in found:
+        assert type(pair) is Pair and type(other) is Plain
+        yield from (pair.x, other.value)
+    yield w.t.tensor([float(pair.times) for pair, _ in found])
+
+
+def values_that_come_one_by_one(w: World) -> Iterator[Any]:
+    count, factors = itertools.count(1), {2.0}
+    generator, drawn = random.Random(0), np.random.default_rng(0)
+
+    @w.compile
+    def step(x: Any, following: Any) -> Any:
+        return x * next(count) + next(following)
+
+    @w.compile
+    def scaled(x: Any) -> Any:
+        return x * sum(factors)
+
+    @w.compile
+    def noisy(x: Any) -> Any:
+        return x * generator.random()
+
+    @w.compile
+    def noisy_too(x: Any) -> Any:
+        return x * float(drawn.random())
+
+    following = iter(range(10))
+    for i in range(4):
+        factors.add(float(i))
+        yield step(w.numbers(3), following)
+        yield scaled(w.numbers(3))
+        yield noisy(w.numbers(3))
+        yield noisy_too(w.numbers(3))
+
+
 def scaler_with_dampening(w: World) -> Iterator[Any]:
     model = w.mlp(5, 3)
     optimizer = w.t.optim.SGD(model.parameters(), 0.1, momentum=0.9, dampening=0.3)
@@ -239,7 +290,7 @@ def adversaries(w: World) -> Iterator[Any]:
 PROGRAMS: list[Program] = [
     functional, buffer_that_is_bound_anew, hooks_that_come_later, methods, records,
     arguments_that_are_changed, objects_with_state, results_that_cannot_be_made_anew,
-    scaler_with_dampening, adversaries,
+    scaler_with_dampening, adversaries, records_with_slots, values_that_come_one_by_one,
 ]  # fmt: skip
 
 

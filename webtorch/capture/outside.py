@@ -13,10 +13,12 @@ import copy
 import dataclasses
 import dis
 import functools
+import io
+import pickle
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
@@ -120,7 +122,7 @@ class Option:
 class Length:
     """How many items a container has."""
 
-    __slots__ = ("container", "count", "items", "name")
+    __slots__ = ("container", "count", "name")
 
     def __init__(self, container: Any, name: str) -> None:
         self.container, self.name = container, name
@@ -131,9 +133,35 @@ class Length:
         return len(self.container) == self.count
 
 
+class Members(Length):
+    """What a set holds."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, container: Any, name: str) -> None:
+        super().__init__(container, name)
+        self.members = set(container)
+
+    def holds(self) -> bool:
+        """Whether it holds what it held before."""
+        return bool(self.container == self.members)
+
+
 def is_record(x: Any) -> bool:
     """Whether a value is an instance of a dataclass, whose fields are taken apart like a dict's."""
-    return dataclasses.is_dataclass(x) and not isinstance(x, type) and hasattr(x, "__dict__")
+    return dataclasses.is_dataclass(x) and not isinstance(x, type)
+
+
+def attributes(x: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
+    own = getattr(x, "__dict__", None)
+    found = dict(own) if isinstance(own, dict) else {}
+    for kind in type(x).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__") and hasattr(x, slot):
+                found.setdefault(slot, getattr(x, slot))
+    return found
 
 
 def rebuilt(x: Any, part: Callable[[Any], Any]) -> Any:
@@ -152,7 +180,7 @@ def rebuilt(x: Any, part: Callable[[Any], Any]) -> Any:
         return type(x)([part(v) for v in x])
     if is_record(x):
         made = copy.copy(x)
-        for key, value in vars(x).items():
+        for key, value in attributes(x).items():
             object.__setattr__(made, key, part(value))
         return made
     return x
@@ -164,7 +192,7 @@ def parts_of(x: Any) -> list[Any] | None:
         return list(x.values())
     if isinstance(x, (list, tuple)):
         return list(x)
-    return list(vars(x).values()) if is_record(x) else None
+    return list(attributes(x).values()) if is_record(x) else None
 
 
 def same(a: Any, b: Any) -> bool:
@@ -192,6 +220,13 @@ class Survey:
         # Keeps what was walked alive, so that ids stay their own.
         self._alive: list[Any] = []
         self._waiting: deque[tuple[Any, str]] = deque()
+        # Names of what gives another value each time it is asked.
+        self.iterators: list[str] = []
+        # Random numbers that are not ours: by name, what draws them and its state.
+        self.draws: dict[str, tuple[Any, bytes]] = {}
+        for module in ("random", "numpy.random"):
+            if module in sys.modules:
+                self._draw(sys.modules[module], module)
         self._visit(function, "")
         for thing in objects:
             self._visit(thing, type(thing).__name__)
@@ -205,6 +240,14 @@ class Survey:
             for name, part in module.named_modules():
                 found.setdefault(id(part), name)
         return found
+
+    def drawn(self) -> str:
+        """Return the name of what has drawn random numbers since; "" for nothing."""
+        changed = (n for n, (source, state) in self.draws.items() if _state(source) != state)
+        return next(changed, "")
+
+    def _draw(self, source: Any, name: str) -> None:
+        self.draws[name] = source, _state(source)
 
     def _visit(self, value: Any, name: str) -> None:
         """Walk `value` later, once."""
@@ -247,12 +290,21 @@ class Survey:
             case list() | deque():
                 self._items(value, name, range(len(value)))
             case tuple() | set() | frozenset():
+                if isinstance(value, set):
+                    kind = Members if len(value) <= _MAX_ITEMS else Length
+                    self.lengths.append(kind(value, name))
                 for i, item in enumerate(value):
                     self._visit(item, f"{name}[{i}]")
             case type():
                 if _is_users(value.__module__):
                     self._class(value, name, values=True)
+            case Iterator() if not isinstance(value, io.IOBase) and not _is_users(
+                type(value).__module__
+            ):
+                self.iterators.append(name)
             case _:
+                if _state(value):
+                    self._draw(value, name)
                 self._object(value, name)
 
     def _items(self, container: Any, name: str, keys: Any) -> None:
@@ -375,6 +427,18 @@ class Survey:
                     self._place(group, key, "item", shown)
                 else:
                     self.options.append(Option(group, key, shown))
+
+
+def _state(source: Any) -> bytes:
+    """Return the state of Python's or NumPy's random numbers; b"" for anything else."""
+    name = getattr(source, "__name__", type(source).__module__)
+    if not isinstance(name, str) or name.split(".", maxsplit=1)[0] not in ("random", "numpy"):
+        return b""
+    read = getattr(source, "getstate", None) or getattr(source, "get_state", None)
+    if read is not None:
+        return pickle.dumps(read())
+    generator = getattr(source, "bit_generator", None)
+    return b"" if generator is None else pickle.dumps(generator.state)
 
 
 def _is_mathematics(value: Any) -> bool:
@@ -513,6 +577,8 @@ def holds_tensor(value: Any, found: Callable[[Tensor], bool], depth: int = 4) ->
 def new_items(length: Length) -> list[Any]:
     """Return what a container has got since its length was noted; all of it if that is unclear."""
     container = length.container
+    if isinstance(length, Members):
+        return list(container - length.members)
     if isinstance(container, MutableMapping):
         return list(container.values())[length.count :]
     return list(container)[length.count :]
@@ -524,6 +590,7 @@ __all__ = [
     "Option",
     "Place",
     "Survey",
+    "attributes",
     "holds_tensor",
     "is_record",
     "new_items",

@@ -24,7 +24,7 @@ from webtorch.capture.dynamic import (
 from webtorch.capture.kernels import COMMON_GPU, KernelText, kernel_texts
 from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
 from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
-from webtorch.capture.outside import is_record, parts_of, rebuilt
+from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
 from webtorch.capture.progress import told
 from webtorch.capture.trace import (
     Capture,
@@ -392,7 +392,7 @@ class CompiledFunction:
         if isinstance(x, (list, tuple)):
             return (type(x), *[self._flatten(v, tensors, numbers, sizes) for v in x])
         if isinstance(x, dict) or is_record(x):
-            items = x.items() if isinstance(x, dict) else vars(x).items()
+            items = x.items() if isinstance(x, dict) else attributes(x).items()
             return (type(x), *[(k, self._flatten(v, tensors, numbers, sizes)) for k, v in items])
         hashed: Any = type(x).__hash__
         if hashed is object.__hash__:

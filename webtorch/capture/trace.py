@@ -25,6 +25,7 @@ from webtorch.capture.outside import (
     Option,
     Place,
     Survey,
+    attributes,
     holds_tensor,
     is_record,
     new_items,
@@ -584,7 +585,10 @@ def _effects(
     for optimizer in survey.optimizers:
         if _began(optimizer, fresh):
             reason = "the optimizer's state began with what was computed"
-    return reason
+    if survey.iterators:
+        reason = f"it may ask {survey.iterators[0]}, an iterator, for the next value"
+    source = survey.drawn()
+    return f"it draws random numbers from {source}" if source else reason
 
 
 def _began(optimizer: Optimizer, fresh: Callable[[Tensor], bool]) -> bool:
@@ -596,9 +600,8 @@ def _unknown(result: Any) -> str | None:
     for x in _leaves(result):
         if isinstance(x, (GeneratorType, CoroutineType)):
             return f"it returns a {type(x).__name__}"
-        own = getattr(x, "__dict__", None)
-        if not isinstance(x, (Tensor, type, Module)) and isinstance(own, dict):
-            inside = holds_tensor(own, lambda t: t._storage.node.kind != "buffer")
+        if not isinstance(x, (Tensor, type, Module)):
+            inside = holds_tensor(attributes(x), lambda t: t._storage.node.kind != "buffer")
             if inside:
                 return f"it returns a {type(x).__name__}, which holds what it computed"
     return None
@@ -710,7 +713,7 @@ def _leaves(x: Any) -> Iterator[Any]:
     if isinstance(x, dict):
         x = x.values()
     elif is_record(x):
-        x = vars(x).values()
+        x = attributes(x).values()
     elif not isinstance(x, (list, tuple)):
         yield x
         return
