@@ -232,6 +232,12 @@ def values_that_come_one_by_one(w: World) -> Iterator[Any]:
     def noisy_too(x: Any) -> Any:
         return x * float(drawn.random())
 
+    @w.compile
+    def noisy_by_name(x: Any) -> Any:
+        return x * (random.random() + float(np.random.rand()))
+
+    random.seed(0)
+    np.random.seed(0)
     following = iter(range(10))
     for i in range(4):
         factors.add(float(i))
@@ -239,6 +245,7 @@ def values_that_come_one_by_one(w: World) -> Iterator[Any]:
         yield scaled(w.numbers(3))
         yield noisy(w.numbers(3))
         yield noisy_too(w.numbers(3))
+        yield noisy_by_name(w.numbers(3))
 
 
 def scaler_with_dampening(w: World) -> Iterator[Any]:

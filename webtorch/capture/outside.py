@@ -224,9 +224,6 @@ class Survey:
         self.iterators: list[str] = []
         # Random numbers that are not ours: by name, what draws them and its state.
         self.draws: dict[str, tuple[Any, bytes]] = {}
-        for module in ("random", "numpy.random"):
-            if module in sys.modules:
-                self._draw(sys.modules[module], module)
         self._visit(function, "")
         for thing in objects:
             self._visit(thing, type(thing).__name__)
@@ -247,7 +244,12 @@ class Survey:
         return next(changed, "")
 
     def _draw(self, source: Any, name: str) -> None:
-        self.draws[name] = source, _state(source)
+        """Watch what draws random numbers, and nothing else. (Other threads draw from the same as
+        the function does only where it names it.)
+        """
+        state = _state(source)
+        if state:
+            self.draws[name] = source, state
 
     def _visit(self, value: Any, name: str) -> None:
         """Walk `value` later, once."""
@@ -303,8 +305,7 @@ class Survey:
             ):
                 self.iterators.append(name)
             case _:
-                if _state(value):
-                    self._draw(value, name)
+                self._draw(value, name)
                 self._object(value, name)
 
     def _items(self, container: Any, name: str, keys: Any) -> None:
@@ -347,7 +348,10 @@ class Survey:
             if value is MISSING:
                 continue
             self.calculates |= _is_mathematics(value)
+            # `random`, `random.random` by its name, `numpy`.
+            self._draw(getattr(value, "__self__", value), global_name)
             if isinstance(value, ModuleType):
+                self._draw(sys.modules.get(f"{value.__name__}.random"), f"{global_name}.random")
                 if _is_users(value.__name__) and getattr(value, "__file__", None):
                     for attribute in code.co_names:
                         if attribute in vars(value):
