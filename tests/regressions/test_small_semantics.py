@@ -39,7 +39,9 @@ EXPRESSIONS = [
     *(f"repr(torch.iinfo(torch.{t}))" for t in ("int64", "int32", "int8", "uint8")),
     "torch.finfo(torch.int32)", "torch.iinfo(torch.float32)", "torch.finfo().bits",
     "torch.broadcast_shapes((2, 1), (3,), 1)", "torch.broadcast_shapes((2,), (3,))",
-    "torch.is_floating_point(torch.zeros(2))", "torch.LongTensor([1, 2])", "torch.FloatTensor(2, 3).shape",
+    "torch.is_floating_point(torch.zeros(2))", "torch.LongTensor([1, 2])",
+    "torch.Tensor(torch.Size([2, 3])).shape", "torch.FloatTensor(torch.Size([2, 3])).shape", "torch.Tensor(2.5)",
+    "torch.Tensor((2, 3))", "torch.FloatTensor(2, 3).shape",
     "torch.BoolTensor([True])", "isinstance(torch.zeros(2), torch.FloatTensor)",
     "isinstance(torch.zeros(2), torch.LongTensor)", "torch.typename(torch.zeros(2))",
     *(f"torch.{call}.tolist()" for call in (

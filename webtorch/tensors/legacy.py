@@ -8,7 +8,7 @@ from typing import Any
 
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Size, Tensor
 
 # PyTorch's name of each element type, as in torch.FloatTensor.
 TYPE_NAMES: dict[DType, str] = {
@@ -26,7 +26,7 @@ class _Typed(type):
     def __call__(cls, *args: Any, device: Any = None) -> Tensor:
         from webtorch.ops import creation
 
-        if len(args) == 1 and not isinstance(args[0], int):
+        if len(args) == 1 and not isinstance(args[0], (int, Size)):
             data = args[0]
             if isinstance(data, Tensor) and data.dtype is not cls.dtype:
                 raise TypeError(

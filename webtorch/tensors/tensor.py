@@ -135,11 +135,17 @@ class Tensor(TensorMethods):
     _levels: tuple[tuple[int, int, int], ...] = ()
 
     def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
-        """Make a tensor: Tensor(2, 3) is uninitialised, Tensor([..]) holds data."""
+        """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
         from webtorch.ops import creation
 
-        if isinstance(data, int) and not isinstance(data, bool):
+        if isinstance(data, (bool, float)):
+            raise TypeError(f"new(): data must be a sequence (got {type(data).__name__})")
+        if isinstance(data, (int, Size)):
             made = creation.empty(data, *sizes, device=device)
+        elif sizes:
+            raise TypeError(
+                f"Tensor(): takes sizes or one sequence, not {type(data).__name__} and {len(sizes)} more"
+            )
         elif data is None:
             made = creation.empty(0, device=device)
         elif isinstance(data, Tensor):
