@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from webtorch.errors import DTypeError
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
-from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
@@ -85,7 +84,7 @@ def runtime() -> Runtime:
         # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
         torch.autograd.set_multithreading_enabled(False)
         register_optimizer_step_post_hook(_after_step)
-        profiler.install(_open.runtime.flush)
+        profiler.install(_flush)
         generator()
     return _open.runtime
 
@@ -94,10 +93,15 @@ def _in_child() -> None:
     _open.forked = True
 
 
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
+def _flush() -> None:
+    """Compute what is pending. In a forked child, which must not touch the device, do nothing."""
     if _open.runtime is not None and not _open.forked:
         _open.runtime.flush()
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
+    _flush()
 
 
 def is_open() -> bool:
@@ -157,9 +161,13 @@ class Memory:
         storage = self.storage
         if storage is not None and storage.dtype is dtype:
             return storage
-        count = self.nbytes // dtype.itemsize
+        # Bytes that do not fill an element are kept too: another type will read them.
+        count = -(-self.nbytes // dtype.itemsize)
         if storage is not None or self.raw is not None:
             contents = self.contents()
+            missing = count * dtype.itemsize - self.nbytes
+            if missing:
+                contents = bytes(contents) + bytes(missing)
             storage = from_contents(contents, (count,), dtype, runtime())._storage
         else:
             storage = primitive.empty((count,), dtype, device_of(runtime()))._storage
@@ -172,7 +180,7 @@ class Memory:
             return self.raw
         if self.storage is None or not self.nbytes:
             return bytes(self.nbytes)
-        return flat(self.storage)._contents()
+        return memoryview(flat(self.storage)._contents()).cast("B")[: self.nbytes]
 
     @property
     def is_new(self) -> bool:
@@ -250,7 +258,11 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
         kind = webtorch_dtype(dtype)
     count = 1
     for n, step in zip(size, stride):
-        if n == 0:
+        if n < 1:
+            if n:
+                raise RuntimeError(
+                    f"Trying to create tensor with negative dimension {n}: {list(size)}"
+                )
             count = 0
             break
         count += (n - 1) * step
@@ -445,7 +457,8 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
             store(dst, wrap(src), fresh=False)
             return dst
         if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
-            target.raw, target.storage = bytes(host_bytes(src.contiguous())), None
+            values = src.contiguous()
+            target.raw, target.storage = bytes(host_bytes(values)), None
             return dst
         if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:
             src = src.to(dst.dtype)
@@ -480,8 +493,7 @@ def to_copy(
     if memory_format in (None, torch.preserve_format):
         strides = strides if dense else contiguous_strides(tuple(x.shape))
     else:
-        like = torch.empty(x.shape, device="meta", memory_format=memory_format)
-        strides = like.stride()
+        strides = _strides(tuple(x.shape), memory_format)
     if device is not None and device.type != "webgpu":
         return torch.empty_strided(x.shape, strides, dtype=dtype, device=device).copy_(x)
     check_device(device)
@@ -513,19 +525,20 @@ def empty(
     """`aten::empty.memory_format`."""
     check_device(device)
     _check_layout(layout)
-    dtype = dtype or torch.get_default_dtype()
-    if memory_format in (torch.channels_last, torch.channels_last_3d):
-        rank = 4 if memory_format is torch.channels_last else 5
-        if len(size) != rank:
-            raise RuntimeError(
-                f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format"
-            )
-        order = (0, *range(2, rank), 1)
-        strides = [0] * rank
-        for d, step in zip(order, contiguous_strides(tuple([size[d] for d in order]))):
-            strides[d] = step
-        return allocate(size, strides, dtype)
-    return allocate(size, contiguous_strides(tuple(size)), dtype)
+    return allocate(size, _strides(tuple(size), memory_format), dtype or torch.get_default_dtype())
+
+
+def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
+    """Return the strides of a tensor without gaps in a memory format; None is row-major order."""
+    if memory_format not in (torch.channels_last, torch.channels_last_3d):
+        return contiguous_strides(size)
+    rank = 4 if memory_format is torch.channels_last else 5
+    if len(size) != rank:
+        raise RuntimeError(
+            f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format"
+        )
+    batch, *image, channels = contiguous_strides((size[0], *size[2:], size[1]))
+    return (batch, channels, *image)
 
 
 def empty_strided(
@@ -546,7 +559,11 @@ def _check_layout(layout: Any) -> None:
 
 def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
     """`aten::resize_`. Memory that must grow is made anew: other views of the tensor keep the old one."""
-    strides = contiguous_strides(tuple(size))
+    if memory_format is torch.preserve_format:
+        raise RuntimeError(f"Unsupported memory format {memory_format}")
+    if memory_format is None and tuple(x.shape) == tuple(size):
+        return x
+    strides = _strides(tuple(size), memory_format)
     need = (x.storage_offset() + numel(tuple(size))) * x.element_size()
     if need <= x.untyped_storage().nbytes():
         _set(CPU, x, x.untyped_storage(), x.storage_offset(), size, strides)
@@ -581,19 +598,3 @@ def set_to_nothing(x: torch.Tensor) -> torch.Tensor:
     """`aten::set_`: an empty tensor."""
     _set(CPU, x, new_storage(0, HELD[x.dtype])[0], 0, (0,), (1,))
     return x
-
-
-def constant(value: bool | int | float, like: Tensor) -> Tensor:
-    """Return a 0-d tensor of a Python number, of the type that PyTorch gives it."""
-    kind = (
-        dtypes.bool_
-        if isinstance(value, bool)
-        else dtypes.int64
-        if isinstance(value, int)
-        else dtypes.float32
-    )
-    node_shape: tuple[int, ...] = ()
-    return primitive.fill(node_shape, value, kind, like.device)
-
-
-__all__ = ["Memory", "Node", "allocate", "copy_from", "new_tensor", "runtime", "store", "wrap"]
