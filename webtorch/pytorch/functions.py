@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import bool_, float32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops import indexing
@@ -328,16 +329,22 @@ def _index_put(
     return out
 
 
-def _whole(index: Any) -> Any:
-    """Return an index of narrow integers, which PyTorch takes as well, as int64."""
-    return cast_to(index, int64) if index.dtype.is_integral and index.dtype.itemsize < 4 else index
+@aten("where")
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    # PyTorch still takes conditions of bytes.
+    return op.where(cast_to(condition, bool_) if condition.dtype is uint8 else condition, x, y)
 
 
 @aten("gather")
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     if not index.numel():
         return fill(index._shape, 0, x.dtype, x.device)
-    return op.gather(x, dim, _whole(index))
+    return op.gather(x, dim, index)
+
+
+def _whole(index: Any) -> Any:
+    """Return an index of narrow integers, which PyTorch takes as well, as int64."""
+    return cast_to(index, int64) if index.dtype.is_integral and index.dtype.itemsize < 4 else index
 
 
 @aten("scatter_add")
@@ -650,34 +657,39 @@ def _constant_pad_nd(x: Any, pad: Any, value: float = 0) -> Any:
     return op.pad(x, tuple(pad), "constant", value)
 
 
-# PyTorch's operator -> interpolate's mode, and whether it takes align_corners.
-RESIZES: dict[str, tuple[str, bool]] = {
-    **{f"upsample_nearest{r}d": ("nearest", False) for r in (1, 2, 3)},
-    **{f"_upsample_nearest_exact{r}d": ("nearest-exact", False) for r in (1, 2, 3)},
-    "upsample_linear1d": ("linear", True),
-    "upsample_bilinear2d": ("bilinear", True),
-    "upsample_bicubic2d": ("bicubic", True),
-    "upsample_trilinear3d": ("trilinear", True),
+# PyTorch's operator -> interpolate's mode, whether it takes align_corners, and whether it widens the filter.
+RESIZES: dict[str, tuple[str, bool, bool]] = {
+    **{f"upsample_nearest{r}d": ("nearest", False, False) for r in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{r}d": ("nearest-exact", False, False) for r in (1, 2, 3)},
+    "upsample_linear1d": ("linear", True, False),
+    "upsample_bilinear2d": ("bilinear", True, False),
+    "upsample_bicubic2d": ("bicubic", True, False),
+    "upsample_trilinear3d": ("trilinear", True, False),
+    **{f"_upsample_{m}2d_aa": (m, True, True) for m in ("bilinear", "bicubic", "lanczos")},
 }
 
 
-def resize(mode: str, has_corners: bool) -> Function:
+def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
 
     def run(x: Any, output_size: Any, *rest: Any) -> Any:
         corners, scales = (rest[0], rest[1:]) if has_corners else (None, rest)
         if scales and all(s is not None for s in scales):
             # The scale asked for, not the quotient of the sizes, places the samples.
-            out = op.interpolate(x, scale_factor=tuple(scales), mode=mode, align_corners=corners)
+            out = op.interpolate(
+                x, None, tuple(scales), mode, align_corners=corners, antialias=antialias
+            )
             if tuple(out.shape[2:]) == tuple(output_size):
                 return out
-        return op.interpolate(x, size=tuple(output_size), mode=mode, align_corners=corners)
+        return op.interpolate(
+            x, tuple(output_size), None, mode, align_corners=corners, antialias=antialias
+        )
 
     return run
 
 
-for _name, (_mode, _has_corners) in RESIZES.items():
-    FUNCTIONS[_name] = resize(_mode, _has_corners)
+for _name, _how in RESIZES.items():
+    FUNCTIONS[_name] = resize(*_how)
 
 
 # ---- normalisations: PyTorch's operators also return the statistics -----------------------------
@@ -843,6 +855,16 @@ def _batch_norm_with_update(
 def class_weights(x: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any]:
     """Return the class numbers, ignored ones as 0, and each one's weight (0 where ignored), looked up with a check."""
     classes = x._shape[1 if x.ndim > 1 else 0]
+    if target.dtype not in (int64, uint8):
+        raise DTypeError(
+            f"nll_loss: expected target dtype to be Long or Byte, but got {target.dtype}: use target.long()"
+        )
+    if weight is not None and weight._shape != (classes,):
+        raise ShapeError(
+            f"nll_loss: weight tensor should be defined either for all {classes} classes or no classes but got "
+            f"weight tensor of shape: {list(weight._shape)}"
+        )
+    target = cast_to(target, int64)
     counted = op.ne(target, ignore_index)
     safe = op.where(counted, target, 0)
     table = fill((classes,), 1, x.dtype, x.device) if weight is None else weight

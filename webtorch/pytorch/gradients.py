@@ -12,7 +12,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import numel
-from webtorch.ops.primitive import cast_to, copy, fill, scatter
+from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.ops.reduce import widened
 from webtorch.pytorch import functions as f
@@ -85,12 +85,12 @@ FUNCTIONS["softplus_backward"] = _plain("softplus")
 
 @aten("softshrink_backward")
 def _softshrink(g: Any, x: Any, lambd: float) -> Any:
-    return op.where(op.gt(op.abs(x), lambd), g, 0.0)
+    return op.where(op.le(op.abs(x), lambd), 0.0, g)
 
 
 @aten("hardtanh_backward")
 def _hardtanh(g: Any, x: Any, low: float, high: float) -> Any:
-    return op.where(op.logical_and(op.gt(x, low), op.lt(x, high)), g, 0.0)
+    return op.where(op.logical_or(op.le(x, low), op.ge(x, high)), 0.0, g)
 
 
 @aten("leaky_relu_backward")
@@ -115,12 +115,12 @@ def _prelu(g: Any, x: Any, weight: Any) -> Any:
 
 @aten("tanh_backward")
 def _tanh(g: Any, out: Any) -> Any:
-    return op.tanh_backward(g, out)
+    return op.tanh_backward(g, conjugate(out))
 
 
 @aten("sigmoid_backward")
 def _sigmoid(g: Any, out: Any) -> Any:
-    return op.sigmoid_backward(g, out)
+    return op.sigmoid_backward(g, conjugate(out))
 
 
 @aten("threshold_backward")
@@ -389,8 +389,8 @@ for _rank in (1, 2, 3):
     FUNCTIONS[f"replication_pad{_rank}d_backward"] = _padding("replicate")
 
 
-def _resize(mode: str, has_corners: bool) -> Function:
-    forward = f.resize(mode, has_corners)
+def _resize(name: str) -> Function:
+    forward = FUNCTIONS[name]
 
     def run(g: Any, output_size: Any, input_size: Any, *rest: Any) -> Any:
         # Resizing is linear: its gradient does not depend on where it is taken.
@@ -400,8 +400,8 @@ def _resize(mode: str, has_corners: bool) -> Function:
     return run
 
 
-for _name, (_mode, _has_corners) in f.RESIZES.items():
-    FUNCTIONS[f"{_name}_backward"] = _resize(_mode, _has_corners)
+for _name in f.RESIZES:
+    FUNCTIONS[f"{_name}_backward"] = _resize(_name)
 
 
 # ---- indexing, dropout --------------------------------------------------------------------------

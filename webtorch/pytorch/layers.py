@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.ir.dtype import float32, int64
+from webtorch.ir.view import numel
 from webtorch.nn import functional as F
 from webtorch.ops import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
@@ -179,8 +180,10 @@ def _fractional(rank: int) -> tuple[Function, Function]:
         return tuple(pool(x, tuple(kernel), tuple(output_size), None, True, samples))
 
     def backward(g: Any, x: Any, kernel: Any, output_size: Any, indices: Any) -> Any:
+        if not g.numel():
+            return fill(x._shape, 0, g.dtype, g.device)
         lead = x._shape[:-rank]
-        zeros = fill((*lead, x[(0,) * len(lead)].numel()), 0, g.dtype, g.device)
+        zeros = fill((*lead, numel(x._shape[-rank:])), 0, g.dtype, g.device)
         spread = op.scatter_add(
             zeros, len(lead), indices.reshape((*lead, -1)), g.reshape((*lead, -1))
         )
@@ -213,27 +216,6 @@ def _grid_sampler_backward(
 
     gx, gg = pullback(run, (x, grid), g, mask)
     return gx, (fill(grid._shape, 0, grid.dtype, grid.device) if gg is None and mask[1] else gg)
-
-
-def _antialiased(mode: str) -> tuple[Function, Function]:
-    def forward(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> Any:
-        return op.interpolate(
-            x, size=tuple(output_size), mode=mode, align_corners=align_corners, antialias=True
-        )
-
-    def backward(
-        g: Any, output_size: Any, input_size: Any, align_corners: bool, *scales: Any
-    ) -> Any:
-        x = fill(tuple(input_size), 0, g.dtype, g.device)
-        return pullback(lambda y: forward(y, output_size, align_corners), (x,), g)[0]
-
-    return forward, backward
-
-
-for _mode in ("bilinear", "bicubic"):
-    _forward, _backward = _antialiased(_mode)
-    FUNCTIONS[f"_upsample_{_mode}2d_aa"] = _forward
-    FUNCTIONS[f"_upsample_{_mode}2d_aa_backward"] = _backward
 
 
 # ---- losses -------------------------------------------------------------------------------------
