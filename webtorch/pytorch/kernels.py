@@ -8,17 +8,21 @@ meaning, and stores what it returns: nothing is computed yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import webtorch_autoload as autoload
+from webtorch.ops.primitive import fill, iota
 from webtorch.pytorch import device, fallback
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
+    TO_TORCH,
     TO_WEBTORCH,
+    UNSUPPORTED,
     check_device,
     copy_from,
     empty,
@@ -145,12 +149,15 @@ _CPU_INDICES = {"index", "_index_put_impl_"}
 
 
 def operand(value: Any, name: str) -> Any:
-    """Return a kernel's argument as the engine takes it: tensors wrapped, 0-d CPU tensors as numbers."""
+    """Return a kernel's argument as the engine takes it: tensors wrapped, 0-d CPU tensors copied."""
     if isinstance(value, torch.Tensor):
         if value.device.type == "webgpu":
             return wrap(value)
         if value.dim() == 0:
-            return value.item()
+            kind = TO_WEBTORCH.get(value.dtype)
+            # A tensor, not a number: its type takes part in the promotion. float64, which is not there, cannot.
+            known = kind is not None and kind not in UNSUPPORTED
+            return fill((), value.item(), kind, _where()) if known else value.item()
         if name.partition(".")[0] in _CPU_INDICES and not value.dtype.is_floating_point:
             return upload(value, TO_WEBTORCH[value.dtype])
         raise RuntimeError(
@@ -244,6 +251,11 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             values = [operand(a, name) for a in args]
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
             result = function(*values, **options)
+            kind = TO_TORCH[result.dtype]
+            if kind is not out.dtype and not torch.can_cast(kind, out.dtype):
+                raise RuntimeError(
+                    f"{name}: result type {kind} can't be cast to the desired output type {out.dtype}"
+                )
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape)
             store(out, result, _is_fresh(result, values))
@@ -309,12 +321,22 @@ def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.
 
 
 def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
-    return _arange(
-        start,
-        end + (1e-9 if isinstance(step, float) else 1) * (1 if step > 0 else -1),
-        step,
-        out=out,
-    )
+    if step == 0:
+        raise RuntimeError("range: step must be nonzero")
+    if not (math.isfinite(start) and math.isfinite(end)):
+        raise RuntimeError(f"range: unsupported range: {start} -> {end}")
+    if (end - start) * step < 0:
+        raise RuntimeError(
+            f"range({start}, {end}, {step}): upper bound and lower bound inconsistent with step sign"
+        )
+    count = math.floor((end - start) / step) + 1
+    kind = webtorch_dtype(out.dtype)
+    if kind.is_integral:
+        start, step = int(start), int(step)
+    result = iota(count, start, step, kind, _where())
+    resize_to(out, result._shape)
+    store(out, result, fresh=True)
+    return out
 
 
 def _linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
@@ -391,8 +413,6 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
 
 
 def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
-    from webtorch.ops.primitive import fill
-
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
     return new_tensor(fill(tuple(size), 0, kind, _where()), fresh=True)
 
