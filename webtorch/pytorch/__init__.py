@@ -6,10 +6,14 @@ machines where autoloading is switched off.
 
 interrupt  Ctrl-C that cannot abort the process
 device     PyTorch storages that carry webtorch's, allocation, copies, views
-functions  what each aten operator means, in calls of the op table
-kernels    those functions as PyTorch kernels
+functions  what each aten operator means, in calls of the op table; so do the next four
+gradients  PyTorch's backward operators
+algebra    complex numbers, Fourier transforms, linear algebra, and what LAPACK computes on the CPU
+layers     rarer layers and losses
 random     PyTorch's in-place random operators, from webtorch's generators
+kernels    those meanings as PyTorch kernels, and kernels with a form of their own
 fallback   operators without a kernel: an error, or the CPU when the user asks for it
+profiler   kernels as events of `torch.profiler`
 dynamo     `torch.compile`: forward and backward graphs as programs
 """
 

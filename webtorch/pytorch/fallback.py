@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import collections
 import os
+import threading
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def unsupported(op: Any) -> NotImplementedError:
     )
 
 
-def check_one_device(op: Any, args: Sequence[Any]) -> None:
+def check_one_device(op: Any, *args: Any) -> None:
     """Raise RuntimeError if tensors on the CPU are mixed with those on the device."""
     tensors = [a for a in torch.utils._pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
     other = next((t for t in tensors if t.device.type != "webgpu" and t.dim()), None)
@@ -56,14 +56,21 @@ def on_cpu(op: Any) -> Any:
     name = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        check_one_device(op, args, kwargs)
         host_counts[name] += 1
         return run_on_cpu(op, args, kwargs)
 
     return kernel
 
 
-# Operators whose decomposition runs: one that leads to itself again has none.
-_within: set[Any] = set()
+class _Within(threading.local):
+    """The operators whose decomposition runs in a thread: one that leads to itself again has none."""
+
+    def __init__(self) -> None:
+        self.operators: set[Any] = set()
+
+
+_within = _Within()
 
 
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,13 +79,13 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     Raises NotImplementedError if neither can be.
     """
     composed = decomposition_table.get(op)
-    if composed is not None and op not in _within:
-        _within.add(op)
+    if composed is not None and op not in _within.operators:
+        _within.operators.add(op)
         try:
             return composed(*args, **kwargs)
         finally:
-            _within.discard(op)
-    check_one_device(op, args)
+            _within.operators.discard(op)
+    check_one_device(op, args, kwargs)
     how = mode()
     if how == "error":
         raise unsupported(op)
@@ -112,7 +119,8 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(value, torch.device) and value.type == "webgpu":
             return torch.device("cpu")
         # Numbers come as Python numbers where the schema says Tensor.
-        return torch.tensor(value) if is_tensor and isinstance(value, (bool, int, float)) else value
+        is_number = isinstance(value, (bool, int, float, complex))
+        return torch.tensor(value) if is_tensor and is_number else value
 
     def prepare(argument: Any, value: Any) -> Any:
         is_write = argument.alias_info is not None and argument.alias_info.is_write

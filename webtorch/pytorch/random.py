@@ -1,8 +1,8 @@
 """PyTorch's random operators, from webtorch's counter-based generators. Floor 6.
 
 Numbers come from the device's generator (`torch.manual_seed`), or, where the call names a
-`torch.Generator` (of the CPU: PyTorch cannot make one for an outside device), from a stream that
-starts at a number drawn from it.
+`torch.Generator` (a CPU generator, whichever device it was made for), from a stream that starts
+at a number drawn from it.
 """
 
 from __future__ import annotations
@@ -61,16 +61,17 @@ def _normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
     )
 
 
-@aten("random_", "random_.from", "random_.to")
-def _random_(
-    x: Any, low: int | None = None, high: int | None = None, *, generator: Any = None
-) -> Any:
-    if low is not None and high is None:
-        low, high = 0, low
-    if low is None or high is None:
+@aten("random_.to")
+def _random_to(x: Any, high: int, *, generator: Any = None) -> Any:
+    return _random_(x, 0, high, generator=generator)
+
+
+@aten("random_", "random_.from")
+def _random_(x: Any, low: int = 0, high: int | None = None, *, generator: Any = None) -> Any:
+    if high is None:
         # Over all numbers that the type holds exactly; int64 has 32 bits on the device.
         exact = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8, "bool": 2}.get(x.dtype.name)
-        low, high = 0, exact or min(integer_limits(x.dtype)[1], 2**31 - 1)
+        high = exact or min(integer_limits(x.dtype)[1], 2**31 - 1)
     draw = op.randint(
         low, high, x._shape, dtype=int64, device=x.device, generator=source(generator, x.device)
     )
