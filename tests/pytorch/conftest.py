@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import webtorch.pytorch  # noqa: F401  (where PyTorch's autoloading is off)
 from tests.conftest import need_device
 
 

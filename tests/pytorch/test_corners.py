@@ -1,0 +1,137 @@
+"""Corners of PyTorch's operators on "webgpu", compared with PyTorch on the CPU: types, strides, refusals, NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+
+def both(webgpu: str, run: Callable[[str], Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `run` makes on the device and on the CPU, after checking type and strides."""
+    ours, theirs = run(webgpu), run("cpu")
+    assert ours.is_webgpu and ours.dtype is theirs.dtype and ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-4)
+    return ours, theirs
+
+
+@pytest.mark.parametrize(
+    ("operator", "left", "right"),
+    [
+        (torch.add, torch.tensor(1, dtype=torch.int32), torch.tensor(2)),
+        (torch.mul, torch.tensor([1, 2]), torch.tensor(2.5, dtype=torch.float16)),
+        (torch.maximum, torch.tensor([1, 2]), torch.tensor(2, dtype=torch.int32)),
+        (torch.atan2, torch.tensor([1.0, 2.0]), torch.tensor(2.0)),
+        (torch.logical_and, torch.tensor([True, False]), torch.tensor(True)),
+    ],
+)
+def test_scalars_on_the_cpu_keep_their_type(
+    webgpu: str, operator: Callable[..., Any], left: torch.Tensor, right: torch.Tensor
+) -> None:
+    both(webgpu, lambda device: operator(left.to(device), right))
+
+
+@pytest.mark.parametrize(
+    "ends", [(0.5, 2.7, 1), (1e8, 1e8 + 32, 8.0), (0, 3e-10, 1e-10), (3, 0, -1), (0, 3)]
+)
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+def test_ranges_with_their_end(webgpu: str, ends: tuple[float, ...]) -> None:
+    both(webgpu, lambda device: torch.range(*ends, device=device))
+
+
+def test_bytes_copied_from_a_view_and_read_as_another_type(webgpu: str) -> None:
+    bytes_of = torch.arange(64, dtype=torch.int64).to(torch.uint8)[::2]
+
+    def copied(device: str) -> torch.Tensor:
+        x = torch.zeros(8, device=device)
+        x.view(torch.uint8).copy_(bytes_of)
+        return x.view(torch.uint8)
+
+    def with_a_tail(device: str) -> torch.Tensor:
+        x = torch.arange(6, dtype=torch.uint8, device=device)
+        x[:4].view(torch.int32).add_(1)
+        return x
+
+    both(webgpu, copied)
+    both(webgpu, with_a_tail)
+
+
+def test_resize_keeps_the_strides_of_the_same_shape(webgpu: str) -> None:
+    def transposed(device: str) -> torch.Tensor:
+        return torch.arange(6.0, device=device).reshape(2, 3).t().resize_(3, 2)
+
+    def images(device: str) -> torch.Tensor:
+        x = torch.arange(24.0, device=device)
+        return x.resize_(1, 4, 3, 2, memory_format=torch.channels_last)
+
+    both(webgpu, transposed)
+    both(webgpu, images)
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        torch.empty(2, -1, device=webgpu)
+
+
+def _slope(device: str, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Any:
+    leaf = x.to(device).detach().requires_grad_()
+    return torch.autograd.grad(run(leaf).abs().sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("run", [torch.tanh, torch.sigmoid])
+def test_gradients_of_complex_activations(
+    webgpu: str, run: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    both(webgpu, lambda device: _slope(device, run, torch.tensor([0.3 + 0.5j, -0.7 + 0.2j])))
+
+
+@pytest.mark.parametrize("run", [F.softshrink, F.hardtanh, F.relu6])
+def test_gradients_where_the_input_is_not_a_number(
+    webgpu: str, run: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x, g = torch.tensor([float("nan"), 0.6]), torch.ones(2)
+
+    def slope(device: str) -> Any:
+        leaf = x.to(device).requires_grad_()
+        return torch.autograd.grad(run(leaf), leaf, g.to(device))[0]
+
+    both(webgpu, slope)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "lanczos"])
+def test_antialiased_resizing_by_a_factor(webgpu: str, mode: str) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=0.6, mode=mode, antialias=True)
+
+    x = torch.randn(1, 1, 7, 7)
+    both(webgpu, lambda device: run(x.to(device)))
+    both(webgpu, lambda device: _slope(device, run, x))
+
+
+def test_empty_batches_of_fractional_pooling(webgpu: str) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.fractional_max_pool2d(x, 2, output_size=3)
+
+    both(webgpu, lambda device: _slope(device, run, torch.ones(0, 2, 5, 5)))
+
+
+def test_targets_and_weights_of_nll_loss(webgpu: str) -> None:
+    x = torch.arange(8.0).reshape(2, 4)
+    target = torch.tensor([0, 1], dtype=torch.uint8)
+    both(webgpu, lambda device: F.nll_loss(x.to(device), target.to(device)))
+    with pytest.raises(RuntimeError, match="all 4 classes"):
+        F.nll_loss(x.to(webgpu), target.long().to(webgpu), torch.ones(3, device=webgpu))
+    with pytest.raises((RuntimeError, TypeError), match="Long or Byte"):
+        F.nll_loss(x.to(webgpu), target.float().to(webgpu))
+
+
+def test_results_that_out_cannot_hold(webgpu: str) -> None:
+    out = torch.zeros(2, dtype=torch.int32, device=webgpu)
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
+        torch.add(torch.ones(2, device=webgpu), 1, out=out)
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.linalg.solve_triangular(torch.eye(2, device=webgpu), torch.ones(2, 2), upper=True)
+
+
+def test_random_integers_from_a_number_on(webgpu: str) -> None:
+    assert torch.zeros(64, device=webgpu).random_(1000, None).min() >= 1000
