@@ -119,6 +119,12 @@ def test_targets_and_weights_of_nll_loss(webgpu: str) -> None:
     x = torch.arange(8.0).reshape(2, 4)
     target = torch.tensor([0, 1], dtype=torch.uint8)
     both(webgpu, lambda device: F.nll_loss(x.to(device), target.to(device)))
+    infinite = torch.full((2, 4), float("-inf")).index_fill(0, torch.tensor(0), -1.0)
+    ignored = torch.tensor([1, -100])
+    both(webgpu, lambda device: F.nll_loss(infinite.to(device), ignored.to(device)))
+    both(
+        webgpu, lambda device: F.nll_loss(infinite.to(device), ignored.to(device), reduction="none")
+    )
     with pytest.raises(RuntimeError, match="all 4 classes"):
         F.nll_loss(x.to(webgpu), target.long().to(webgpu), torch.ones(3, device=webgpu))
     with pytest.raises((RuntimeError, TypeError), match="Long or Byte"):

@@ -884,7 +884,8 @@ def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: in
         picked = op.gather(x, dim, safe.unsqueeze(dim)).squeeze(dim)
     else:
         picked = op.gather(x, 0, safe)
-    loss = -(picked * weights)
+    # An ignored row counts nothing, also where it holds infinities.
+    loss = op.where(op.ne(target, ignore_index), -(picked * weights), 0.0)
     if reduction == 0:
         return loss, fill((), 0, x.dtype, x.device)
     total = op.sum(weights)
