@@ -217,7 +217,8 @@ def _generators(torch: ModuleType) -> None:
         def device(self) -> Any:
             return torch.device(NAME, 0)
 
-    Generator.__module__ = "torch"
+    # Pickle looks the class up by these.
+    Generator.__module__, Generator.__qualname__ = "torch", "Generator"
     setattr(torch, "Generator", Generator)  # noqa: B010
 
 

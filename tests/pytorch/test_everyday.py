@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -115,6 +116,9 @@ def test_seeds_states_and_generators(webgpu: str) -> None:
     )
     with pytest.raises(RuntimeError, match="webgpu:3"):
         torch.Generator("webgpu:3")
+    # The class takes the place of PyTorch's own, and must be found by its name.
+    seeded = torch.Generator().manual_seed(3)
+    assert pickle.loads(pickle.dumps(seeded)).initial_seed() == 3
 
 
 def test_copies_that_do_not_block_and_pinned_loaders(webgpu: str) -> None:
