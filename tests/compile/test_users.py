@@ -358,3 +358,20 @@ def test_what_is_only_copied_is_copied_at_each_call(device: str) -> None:
         assert kept.tolist() == [number] * 3
         assert [t.tolist()[0] for t in swaps()] == ([1, 2] if number % 2 else [2, 1])
     assert (first.tolist()[0], second.tolist()[0]) == (1, 2)
+
+
+def test_states_that_get_one_value_part_again(device: str) -> None:
+    def states() -> tuple[Any, Any]:
+        first, second, third = (webtorch.full((3,), v, device=device) for v in (1.0, 3.0, 0.0))
+
+        def rotate() -> Any:
+            one, two = first.clone(), second * 3
+            first.copy_(two)
+            second.copy_(one + 1)
+            third.copy_(second)
+            return third
+
+        return rotate, webtorch.compile(rotate)
+
+    (plain, _), (_, compiled) = states(), states()
+    assert [compiled().tolist() for _ in range(6)] == [plain().tolist() for _ in range(6)]

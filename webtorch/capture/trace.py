@@ -94,6 +94,8 @@ class Capture:
     template: Any = None
     backward: Backward | None = None
     epoch: int = 0
+    # Whether several targets get one value, known from the first run on.
+    one_value_twice: bool | None = None
     # Numbers that are read anew, each with the arguments that it is.
     reads: list[tuple[Any, list[int]]] = field(init=False)
 
@@ -774,6 +776,11 @@ def replay(
             if target.node.buffer is not buffer:
                 target.settle(target.node, _computed(shape, buffer))
             target.version += 1
+    if captured.one_value_twice is None:
+        values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
+        captured.one_value_twice = len(set(values)) < len(values)
+    if captured.one_value_twice:
+        _share_values(captured, buffers, fresh, moved)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     for gradient, owner in gradients:
         if gradient.after is not KEPT:
@@ -787,6 +794,21 @@ def replay(
     if backward is not None:
         backward.attach(rebuild.made, given, held, buffers[len(captured.targets) :], args)
     return result, named
+
+
+def _share_values(
+    captured: Capture, buffers: list[Any], fresh: dict[int, Storage], moved: dict[Any, Storage]
+) -> None:
+    """Let storages that got one value hold it together, until one of them is written."""
+    holders: dict[int, Storage] = {}
+    for target, buffer in zip(captured.targets, buffers, strict=False):
+        storage = fresh[target] if isinstance(target, int) else moved.get(target, target)
+        first = holders.setdefault(id(buffer), storage)
+        if first is not storage:
+            node = first.share()
+            storage.settle(storage.node, node)
+            if node.kind != "buffer":
+                captured.runtime.add(storage)
 
 
 def _computed(shape: tuple[int, ...], buffer: Any) -> Node:
