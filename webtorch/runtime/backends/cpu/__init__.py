@@ -7,44 +7,29 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from webtorch.errors import IndexOutOfRangeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Kernel, Routine
 from webtorch.ir.program import Program
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import python_source
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
 from webtorch.runtime.backends.cpu.memory import MEMORY, Array, ArrayBuffer, CpuBuffer, lend
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
+from webtorch.runtime.backends.on_processor import ProcessorBackend
 
 __all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
 
 
-class CpuBackend:
+class CpuBackend(ProcessorBackend):
     """The processor, as a device. Work is done when `run` returns, so nothing ever waits."""
 
-    name = "cpu"
-    unsupported: frozenset[DType] = frozenset()
-
     def __init__(self, index: int) -> None:
-        self.index = index
-        self.limits = Limits(
-            max_binding_bytes=(1 << 31) - 1,
-            max_buffers_per_kernel=32,
-            max_workgroup_invocations=1,
-            max_workgroups_per_dim=(1 << 31) - 1,
-            workgroup_memory_bytes=0,
-            has_f16=False,
-            is_gpu=False,
-        )
-        self.failure: IndexOutOfRangeError | None = None
+        super().__init__(index, MEMORY)
 
     def description(self) -> str:
         """Return the processor's name and the number of threads."""
@@ -64,15 +49,9 @@ class CpuBackend:
         return buffer
 
     def download(self, buffer: CpuBuffer) -> memoryview:
-        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last
-        read met a bad index.
-        """
+        """Return a copy of the contents. Raises what `synchronize` raises."""
         self.synchronize()
         return memoryview(buffer.array.view(np.uint8).copy().data)
-
-    async def download_async(self, buffer: CpuBuffer) -> memoryview:
-        """Return what `download` returns."""
-        return self.download(buffer)
 
     def adopt(self, array: Array, dtype: DType) -> ArrayBuffer:
         """Return the memory of a NumPy array as a buffer."""
@@ -90,7 +69,7 @@ class CpuBackend:
 
     def compile(self, program: Program, varying: bool = False) -> CpuExecutable:
         """Make a program ready."""
-        return CpuExecutable(program, self._failed, varying)
+        return CpuExecutable(program, self.failed, varying)
 
     def foresee(self, program: Program) -> None:
         """Note the texts of a varying program's kernels."""
@@ -107,42 +86,13 @@ class CpuBackend:
         """Return what programs depend on besides `limits`."""
         return "cpu"
 
-    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
-        """Return nothing: machine code has files of its own."""
-        return ()
-
-    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
-        """Do nothing."""
-
     def caches(self) -> dict[str, dict[str, int]]:
         """Return the counters of the caches of compiled work, by name."""
         return {"kernels": jit.counts()}
 
-    def synchronize(self) -> None:
-        """Raise what kernels reported since the last read."""
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
-
-    def memory_allocated(self) -> int:
-        """Return the bytes held by live buffers."""
-        return MEMORY.live
-
-    def max_memory_allocated(self) -> int:
-        """Return the largest `memory_allocated` since the start or the last reset."""
-        return MEMORY.peak
-
-    def reset_peak_memory(self) -> None:
-        """Start the peak count anew."""
-        MEMORY.peak = MEMORY.live
-
     def empty_cache(self) -> None:
         """Give pooled, unused memory back to the system."""
         MEMORY.release()
-
-    def _failed(self, program: Program, number: int, value: int) -> None:
-        if self.failure is None:
-            self.failure = IndexOutOfRangeError(program.sites[number].message(value))
 
 
 def _processor() -> str:

@@ -115,7 +115,7 @@ class KernelRunner(Runner):
         self.work = each * self.points
         self.spent = 0
         self.step = each * (self.points + _CALL_COST)
-        self.parallel = self.work >= _PARALLEL_WORK and self.count > 1 and not _in_order(kernel)
+        self.parallel = self.work >= _PARALLEL_WORK and self.count > 1 and not in_order(kernel)
         # Threads get whole cache lines where outer points are single elements.
         self.multiple = 64 if not kernel.inner else 16 if self.count >= 256 else 1
 
@@ -216,7 +216,7 @@ class KernelRunner(Runner):
                 kernel(begin, min(begin + self.block, self.rows), *arrays, *values, status)
 
 
-def _in_order(kernel: Kernel) -> bool:
+def in_order(kernel: Kernel) -> bool:
     """Whether outer points must follow each other: scatters, whose positions may repeat."""
     return any(
         s.combine != "set" or any(n.op == "load" for n in walk(s.position)) for s in kernel.stores

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.errors import DeviceError, IndexOutOfRangeError, OutOfMemoryError
+from webtorch.errors import DeviceError, OutOfMemoryError
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import (
     Attention,
@@ -26,7 +26,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.program import Copy, Program
 from webtorch.lower.plainsource import plain_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
-from webtorch.runtime.backend import Limits
+from webtorch.runtime.backends.on_processor import ProcessorBackend
 from webtorch.runtime.backends.plain import templates
 from webtorch.runtime.backends.plain.arithmetic import NAMESPACE, f32
 
@@ -39,6 +39,9 @@ class _Memory:
 
     live = 0
     peak = 0
+
+
+_MEMORY = _Memory()
 
 
 class PlainBuffer:
@@ -57,11 +60,11 @@ class PlainBuffer:
         self.nbytes = len(self.data)
         code: Any = _CODES.get(dtype.name, dtype.code)
         self.view: Any = memoryview(self.data).cast(code)
-        _Memory.live += self.nbytes
-        _Memory.peak = max(_Memory.peak, _Memory.live)
+        _MEMORY.live += self.nbytes
+        _MEMORY.peak = max(_MEMORY.peak, _MEMORY.live)
 
     def __del__(self) -> None:
-        _Memory.live -= self.nbytes
+        _MEMORY.live -= self.nbytes
 
 
 def _generic(routine: Routine) -> Kernel | None:
@@ -138,24 +141,11 @@ class PlainExecutable:
         return [buffers[number] for number in program.outputs]
 
 
-class PlainBackend:
+class PlainBackend(ProcessorBackend):
     """The processor through plain Python, as device "cpu"."""
 
-    name = "cpu"
-    unsupported: frozenset[DType] = frozenset()
-
     def __init__(self, index: int) -> None:
-        self.index = index
-        self.limits = Limits(
-            max_binding_bytes=(1 << 31) - 1,
-            max_buffers_per_kernel=32,
-            max_workgroup_invocations=1,
-            max_workgroups_per_dim=(1 << 31) - 1,
-            workgroup_memory_bytes=0,
-            has_f16=False,
-            is_gpu=False,
-        )
-        self.failure: IndexOutOfRangeError | None = None
+        super().__init__(index, _MEMORY)
 
     def description(self) -> str:
         """Return what runs the kernels."""
@@ -174,13 +164,9 @@ class PlainBackend:
         return buffer
 
     def download(self, buffer: PlainBuffer) -> memoryview:
-        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel met a bad index."""
+        """Return a copy of the contents. Raises what `synchronize` raises."""
         self.synchronize()
         return memoryview(bytes(buffer.data))
-
-    async def download_async(self, buffer: PlainBuffer) -> memoryview:
-        """Return what `download` returns."""
-        return self.download(buffer)
 
     def lend(self, buffer: PlainBuffer, before: object) -> Any:
         """Raise ImportError: only NumPy arrays see memory."""
@@ -190,7 +176,7 @@ class PlainBackend:
 
     def compile(self, program: Program, varying: bool = False) -> PlainExecutable:
         """Make a program ready."""
-        return PlainExecutable(program, self._failed)
+        return PlainExecutable(program, self.failed)
 
     def foresee(self, program: Program) -> None:
         """Do nothing: nothing is compiled."""
@@ -204,41 +190,12 @@ class PlainBackend:
         """Return what programs depend on besides `limits`."""
         return "plain"
 
-    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
-        """Return nothing."""
-        return ()
-
-    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
-        """Do nothing."""
-
     def caches(self) -> dict[str, dict[str, int]]:
         """Return nothing: there are no caches."""
         return {}
 
-    def synchronize(self) -> None:
-        """Raise what kernels reported since the last read."""
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
-
-    def memory_allocated(self) -> int:
-        """Return the bytes held by live buffers."""
-        return _Memory.live
-
-    def max_memory_allocated(self) -> int:
-        """Return the largest `memory_allocated` since the start or the last reset."""
-        return _Memory.peak
-
-    def reset_peak_memory(self) -> None:
-        """Start the peak count anew."""
-        _Memory.peak = _Memory.live
-
     def empty_cache(self) -> None:
         """Do nothing: nothing is pooled."""
-
-    def _failed(self, program: Program, number: int, value: int) -> None:
-        if self.failure is None:
-            self.failure = IndexOutOfRangeError(program.sites[number].message(value))
 
 
 def get_num_threads() -> int:

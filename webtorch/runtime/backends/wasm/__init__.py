@@ -4,6 +4,7 @@ The kernels, products and convolutions are those of the CPU backend, compiled fo
 Imports NumPy, llvmlite lazily, floors 0-2 and the CPU backend.
 """
 
-from webtorch.runtime.backends.wasm.program import COPY, LIMITS, Page, available, lay_out
+from webtorch.runtime.backends.on_processor import LIMITS
+from webtorch.runtime.backends.wasm.program import COPY, Page, available, lay_out
 
 __all__ = ["COPY", "LIMITS", "Page", "available", "lay_out"]

@@ -16,15 +16,14 @@ from typing import Any
 
 from webtorch.errors import DTypeError, KernelError
 from webtorch.ir.dtype import DType, float32, float64
-from webtorch.ir.expr import walk
 from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, Scan, Several, Sort
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.cpu import direct, gemm, jit
+from webtorch.runtime.backends.cpu.executable import in_order
 from webtorch.runtime.backends.cpu.vectorcode import Functions, Target
 from webtorch.runtime.backends.wasm import loops
 from webtorch.runtime.backends.wasm.link import LinkError, Module, link
@@ -35,15 +34,6 @@ Json = dict[str, Any]
 FIRST = 1024
 # Addresses have 32 bits; the threads' stacks come after the program's memory.
 LAST = (1 << 32) - (1 << 26)
-LIMITS = Limits(
-    max_binding_bytes=(1 << 31) - 1,
-    max_buffers_per_kernel=32,
-    max_workgroup_invocations=1,
-    max_workgroups_per_dim=(1 << 31) - 1,
-    workgroup_memory_bytes=0,
-    has_f16=False,
-    is_gpu=False,
-)
 _ALIGN = 64
 # Products of fewer multiplications, and of thin matrices, are loops: copying into panels would cost more.
 _LEAST_PRODUCT = 1 << 12
@@ -394,7 +384,7 @@ class _LayOut(Target):
     def _kernel(self, kernel: Kernel, at: Sequence[int], args: Sequence[int]) -> None:
         points = kernel.outer_count * kernel.inner_count
         work = (cost(*kernel.expressions()) + len(kernel.buffers)) * points
-        parts = 1 if _in_order(kernel) else _parts(kernel.outer_count, work)
+        parts = 1 if in_order(kernel) else _parts(kernel.outer_count, work)
         number = self.page.loop(python_source(tile(kernel)))
         given = list(zip(kernel.args, args, strict=True))
         self.call(number, kernel.outer_count, parts, at, given, (self.out.status,))
@@ -474,10 +464,3 @@ def _parts(units: int, work: int) -> int:
     if work < _PARALLEL_WORK:
         return 1
     return max(1, min(units, _PARTS, work // _CHUNK_WORK + 1))
-
-
-def _in_order(kernel: Kernel) -> bool:
-    """Whether outer points must follow each other: scatters, whose positions may repeat."""
-    return any(
-        s.combine != "set" or any(n.op == "load" for n in walk(s.position)) for s in kernel.stores
-    )

@@ -1,0 +1,85 @@
+"""What the backends on the processor share: limits, the report of bad indices, the counts of memory. Floors 0 and 3's
+protocol.
+
+A processor has done its work when `run` returns, so nothing waits and reads are copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from webtorch.errors import IndexOutOfRangeError
+from webtorch.ir.dtype import DType
+from webtorch.ir.program import Program
+from webtorch.runtime.backend import Limits
+
+LIMITS = Limits(
+    max_binding_bytes=(1 << 31) - 1,
+    max_buffers_per_kernel=32,
+    max_workgroup_invocations=1,
+    max_workgroups_per_dim=(1 << 31) - 1,
+    workgroup_memory_bytes=0,
+    has_f16=False,
+    is_gpu=False,
+)
+
+
+class Count(Protocol):
+    """Bytes that live buffers hold, now and at most."""
+
+    live: int
+    peak: int
+
+
+class ProcessorBackend:
+    """The part of a backend of device "cpu" that does not depend on what runs its kernels."""
+
+    name = "cpu"
+    unsupported: frozenset[DType] = frozenset()
+    limits = LIMITS
+
+    def __init__(self, index: int, memory: Count) -> None:
+        self.index = index
+        self.memory = memory
+        self.failure: IndexOutOfRangeError | None = None
+
+    def download(self, buffer: Any) -> memoryview:
+        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last
+        read met a bad index.
+        """
+        raise NotImplementedError
+
+    async def download_async(self, buffer: Any) -> memoryview:
+        """Return what `download` returns."""
+        return self.download(buffer)
+
+    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
+        """Return nothing: what is kept of kernels has files of its own, if any."""
+        return ()
+
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Raise what kernels reported since the last read."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def memory_allocated(self) -> int:
+        """Return the bytes held by live buffers."""
+        return self.memory.live
+
+    def max_memory_allocated(self) -> int:
+        """Return the largest `memory_allocated` since the start or the last reset."""
+        return self.memory.peak
+
+    def reset_peak_memory(self) -> None:
+        """Start the peak count anew."""
+        self.memory.peak = self.memory.live
+
+    def failed(self, program: Program, number: int, value: int) -> None:
+        """Note that check `number` of a program met a bad index; the first one is raised."""
+        if self.failure is None:
+            self.failure = IndexOutOfRangeError(program.sites[number].message(value))
