@@ -29,7 +29,7 @@ FIRST = """
 const post = (value) => fetch("report", { method: "POST", body: JSON.stringify(value) });
 const opened = performance.timeOrigin;
 const { load } = await import("./runtime.js");
-const m = await load("./");
+const m = await load("./", { device: "webgpu" });
 const ready = performance.timeOrigin + performance.now() - opened;
 const inputs = {};
 for (const a of m.functions.train.arguments) {

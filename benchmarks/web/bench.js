@@ -21,7 +21,7 @@ async function files(name) {
 // Each maker returns {infer, train}: async functions of one step; train returns the loss.
 const makers = {
   async webtorch(name) {
-    const m = await load(`./${name}/`);
+    const m = await load(`./${name}/`, { device: "webgpu" });
     const { x, y } = await files(name);
     return {
       async infer() {

@@ -28,14 +28,15 @@ def _missing(what: str) -> None:
     pytest.skip(f"no {what}")
 
 
-def _path() -> str | None:
+def browser_path() -> str | None:
+    """Return where Chromium is installed."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next(filter(None, map(shutil.which, names)), None)
 
 
 def launch(browser_type: Any) -> Any:
     """Start a browser."""
-    return browser_type.launch(executable_path=_path(), args=FLAGS)
+    return browser_type.launch(executable_path=browser_path(), args=FLAGS)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def chromium() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         _missing("playwright (pip install playwright; no browser download is needed)")
-    if _path() is None:
+    if browser_path() is None:
         _missing("Chromium (apt-get install --no-install-recommends chromium)")
     with sync_playwright() as playwright:
         browser = launch(playwright.chromium)

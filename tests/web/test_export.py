@@ -51,7 +51,7 @@ def site(tmp_path_factory):
 
 TRAIN = """async ({ data, rates }) => {
   const { load } = await import("./runtime.js");
-  const m = globalThis.m = await load("./");
+  const m = globalThis.m = await load("./", { device: "webgpu" });
   const losses = [];
   for (let i = 0; i < rates.length; i++) {
     m.set("lr", rates[i]);
@@ -93,7 +93,7 @@ def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(site, pa
     page.page.goto(serve(folder) + "blank")
     script = """async ({ data, rates }) => {
       const { load } = await import("./runtime.js");
-      const m = await load("./");
+      const m = await load("./", { device: "webgpu" });
       const pending = rates.map((rate, i) => {
         m.set("lr", rate);
         return m.train(data[(i + 2) % data.length], { read: i % 2 === 1 });
@@ -108,7 +108,7 @@ def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(site, pa
 
 def test_the_page_trains_shows_its_losses_and_breaks_no_security_rule(site, page, serve, tmp_path):
     folder, _, _, _ = site
-    page.page.goto(serve(folder))
+    page.page.goto(serve(folder) + "?device=webgpu")
     page.page.wait_for_selector("#run:not([disabled])")
     assert page.page.title() == "Five classes & a rule · webtorch"
     assert "swiftshader" in page.page.inner_text("#status").lower()
@@ -130,7 +130,7 @@ def test_weights_come_back_from_the_page(site, page, serve):
     page.page.goto(serve(folder) + "blank")
     script = """async (data) => {
       const { load } = await import("./runtime.js");
-      const m = await load("./");
+      const m = await load("./", { device: "webgpu" });
       const before = await m.state();
       const first = (await m.train(data[0])).loss.data[0];
       for (let i = 0; i < 3; i++) await m.train(data[1], { read: false });
@@ -223,7 +223,7 @@ def test_bad_input_is_answered_in_words_and_changes_nothing(site, page, serve):
     for what, (call, message) in BAD.items():
         script = f"""async (data) => {{
           const {{ load, writeSafetensors }} = await import("./runtime.js");
-          const m = globalThis.m ??= await load("./");
+          const m = globalThis.m ??= await load("./", {{ device: "webgpu" }});
           const [{{ x, y }}] = data;
           globalThis.before ??= Array.from(await m.state()).join();
           await {call};
@@ -271,10 +271,11 @@ def test_damaged_files_and_missing_devices_are_told(site, page, serve, tmp_path)
     software = json.loads((broken / "software.json").read_text())
     (broken / "software.json").write_text("{")
     assert told().startswith("software.json: the file is damaged or incomplete")
-    (broken / "software.json").write_text(
-        json.dumps({**software, "limits": {"maxBufferSize": 1 << 50}})
-    )
+    limits = {"limits": {"maxBufferSize": 1 << 50}}
+    (broken / "software.json").write_text(json.dumps({**software, **limits}))
+    (broken / "program.json").write_text(json.dumps({**whole, **limits}))
     assert "maxBufferSize: 1125899906842624 is needed, this device offers" in told()
+    (broken / "program.json").write_text(program)
     kernel = software["kernels"][0]
     kernel["code"] = kernel["code"].replace("@compute", "oops\n@compute", 1)
     (broken / "software.json").write_text(json.dumps(software))
@@ -297,7 +298,7 @@ OPEN_HERE = """async (data) => {
     return (globalThis.device = await given.apply(this, a));
   };
   globalThis.data = data;
-  globalThis.m = await load("./", { worker: false });
+  globalThis.m = await load("./", { device: "webgpu", worker: false });
 }"""
 
 
@@ -333,7 +334,7 @@ def test_a_crash_of_the_graphics_process_is_told_and_the_model_goes_on(site, chr
     page.page.goto(serve(folder) + "blank")
     opening = """async (data) => {
       const { load } = await import("./runtime.js");
-      globalThis.m = await load("./");
+      globalThis.m = await load("./", { device: "webgpu" });
       globalThis.data = data;
       await m.train(data[0]);
       globalThis.kept = Array.from(await m.state()).join();
@@ -366,6 +367,9 @@ def test_the_types_declare_what_the_runtime_exports():
     for name in ("Model", "Engine"):
         body = script[script.index(f"export class {name} ") :]
         body = body[: body.index("\n}\n")]
+        if " extends Opened " in body:
+            base = script[script.index("class Opened ") :]
+            body += base[: base.index("\n}\n")]
         methods = set(re.findall(r"^  (?:async )?(\w+)\(.*\) \{$", body, re.M))
         internal = set(re.findall(r"@internal.*\*/\n  (?:async )?(\w+)", body))
         declared = types[types.index(f"export class {name} ") :]

@@ -71,7 +71,7 @@ def test_functions_share_their_parameters_and_weights_go_back_to_python(line, si
     page.page.goto(serve(site / "site") + "blank")
     script = """async (batch) => {
       const { load } = await import("./runtime.js");
-      const m = await load("./");
+      const m = await load("./", { device: "webgpu" });
       const first = (await m.judge(batch)).loss.data[0];
       for (let i = 0; i < 29; i++) m.train(batch, { read: false });
       const last = (await m.train(batch)).loss.data[0];
@@ -101,7 +101,7 @@ def test_calls_say_how_they_ended_and_newer_ones_overtake(line, site, page, serv
     page.page.goto(serve(site / "site") + "blank")
     script = """async (batch) => {
       const { load } = await import("./runtime.js");
-      const m = await load("./");
+      const m = await load("./", { device: "webgpu" });
       const calls = Array.from({ length: 12 }, () => m.run("infer", { input: batch.x }, { latest: true }));
       const ended = (await Promise.all(calls)).map((r) => r.status);
       const stop = new AbortController();
@@ -131,7 +131,7 @@ def test_the_state_outlives_a_tab_that_is_closed_in_mid_step(line, site, chromiu
     first.page.goto(address)
     script = """async (batch) => {
       const { load } = await import("./runtime.js");
-      const m = await load("./");
+      const m = await load("./", { device: "webgpu" });
       for (let i = 0; i < 5; i++) await m.train(batch, { read: false });
       m.set("lr", 0.03);
       await m.save({ note: { seen: 40 } });
@@ -146,7 +146,7 @@ def test_the_state_outlives_a_tab_that_is_closed_in_mid_step(line, site, chromiu
     again.page.goto(address)
     script = """async () => {
       const { load } = await import("./runtime.js");
-      const m = await load("./", { resume: true });
+      const m = await load("./", { device: "webgpu", resume: true });
       const { calls, note } = m.resumed;
       return { calls, note, lr: m.get("lr"), state: Array.from(await m.state()) };
     }"""

@@ -121,7 +121,7 @@ try {
   const given = await (await fetch("check.json")).json();
   const found = {};
   for (const [name, inputs] of Object.entries(given)) {
-    const m = await load("./");
+    const m = await load("./", { device: "webgpu" });
     const typed = Object.entries(inputs).map(([k, v]) => [k, { data: v.data.map(Number), shape: v.shape }]);
     const outputs = Object.entries(await m[name](Object.fromEntries(typed))).filter(([, o]) => o?.data);
     found[name] = Object.fromEntries(outputs.map(([key, o]) => [key, Array.from(o.data, plain)]));

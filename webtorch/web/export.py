@@ -45,12 +45,13 @@ from webtorch.tensors.tape import no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.web.program_json import (
     BROWSER_LIMITS,
+    SOFTWARE_LIMITS,
     Json,
     Kernels,
     Layout,
     binding_bytes,
+    compile_for_page,
     device_bytes,
-    lay_out,
     short_line,
 )
 from webtorch.web.settings import Settings
@@ -224,8 +225,9 @@ def export_all(
     modules = {k: v for k, v in found.items() if isinstance(v, Module)}
     narrow = set(_storage_names(modules)) if half else set()
     page = _Page(captures, _storage_names(found), narrow, cpu)
+    software = SOFTWARE_LIMITS if limits is BROWSER_LIMITS else replace(limits, is_gpu=False)
     # Processors that run the invocations of a workgroup one by one want other kernels than graphics cards.
-    variants = _Variant(limits), _Variant(replace(limits, is_gpu=False))
+    variants = _Variant(limits), _Variant(software)
     for name, step in steps.items():
         tensors: list[tuple[str, tuple[int, ...]]] = []
         numbers: list[str] = []
@@ -494,8 +496,9 @@ class _Export:
         self.kept = self._kept()
         graph = replace(captured.graph, outputs=tuple(captured.graph.outputs[k] for k in self.kept))
         self.graph = graph
-        self.program: Program = compile_graph(graph, variant.limits)
-        self.layout: Layout = lay_out(self.program, variant.limits, variant.kernels)
+        self.program: Program
+        self.layout: Layout
+        self.program, self.layout = compile_for_page(graph, variant.limits, variant.kernels)
         self.memory: list[Json] = [{"own": n} for n in self.layout.memory]
 
     def _kept(self) -> list[int]:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from webtorch.errors import DTypeError, KernelError
 from webtorch.ir.dtype import DType, Scalar, int64
+from webtorch.ir.graph import Graph
 from webtorch.ir.program import Copy, Dispatch, Program
+from webtorch.lower.compiler import compile_graph
 from webtorch.lower.wgsl import WgslPass, render
 from webtorch.runtime.backend import Limits
 
 Json = dict[str, Any]
 
+# Bindings that `max_buffers_per_kernel` leaves free: scratch memory and the status words of index
+# checks take one each, in the few kernels that have them.
+_RESERVED_BINDINGS = 2
 # What every WebGPU implementation must offer (https://www.w3.org/TR/webgpu/#limits), so that a page
-# runs on any adapter. Of the 8 storage buffers, scratch memory and the status words of index checks
-# take one each.
+# runs on any adapter: 8 storage buffers.
 BROWSER_LIMITS = Limits(
     max_binding_bytes=128 << 20,
     max_buffers_per_kernel=6,
@@ -32,6 +36,9 @@ BROWSER_LIMITS = Limits(
     has_f16=False,
     is_gpu=True,
 )
+# Software adapters: SwiftShader has 10 storage buffers, the others more. Where one has not, the
+# kernels for graphics cards run.
+SOFTWARE_LIMITS = replace(BROWSER_LIMITS, is_gpu=False, max_buffers_per_kernel=8)
 _DEFAULT_STORAGE_BUFFERS = 8
 _DEFAULT_UNIFORM_BYTES = 64 << 10
 _DEFAULT_BUFFER_BYTES = 256 << 20
@@ -105,12 +112,34 @@ class Layout:
     # The values of the last arguments, which are always the same.
     constants: tuple[Scalar, ...]
     has_status: bool
+    # The most storage buffers that a kernel binds.
+    storage_buffers: int
     limits: dict[str, int]
 
     def own(self, nbytes: int) -> int:
         """Add an entry of the program's own memory and return its number."""
         self.memory.append(nbytes)
         return len(self.memory) - 1
+
+
+def compile_for_page(graph: Graph, limits: Limits, kernels: Kernels) -> tuple[Program, Layout]:
+    """Compile a graph and lay it out. Raises what `lay_out` raises.
+
+    Few kernels need the bindings that are kept for scratch memory and status words. So kernels get
+    more buffers than `limits` says as long as all of them fit: an optimizer's update of one
+    parameter, say, is one dispatch then, and not three.
+    """
+    most = limits.max_buffers_per_kernel + _RESERVED_BINDINGS
+    # The fuser keeps one buffer in reserve too.
+    for buffers in range(most + 1, limits.max_buffers_per_kernel, -1):
+        program = compile_graph(graph, replace(limits, max_buffers_per_kernel=buffers))
+        trial = Kernels(list(kernels.items), dict(kernels.numbers))
+        layout = lay_out(program, limits, trial)
+        if layout.storage_buffers <= most:
+            kernels.items, kernels.numbers = trial.items, trial.numbers
+            return program, layout
+    program = compile_graph(graph, limits)
+    return program, lay_out(program, limits, kernels)
 
 
 def lay_out(program: Program, limits: Limits, kernels: Kernels) -> Layout:
@@ -169,6 +198,7 @@ class _LayOut:
             [uniform_type(d) for d in self.program.args],
             self.program.constants,
             self.has_status,
+            self.storage_buffers,
             self._needed(),
         )
 

@@ -66,7 +66,7 @@ export class Model {
   readonly title: string;
   readonly device: "webgpu" | "cpu";
   readonly deviceName: string;
-  /** Why the processor was taken where WebGPU might have been; else "". */
+  /** Why "auto" took what it took: no WebGPU, or one without a graphics card; else "". */
   readonly reason: string;
   readonly functions: Record<string, Description>;
   /** The settings and their values: {lr: 0.001}. */
@@ -114,7 +114,7 @@ export interface LoadOptions {
   key?: string;
   /** Milliseconds of training that may be lost with the device. */
   keep?: number;
-  /** By default WebGPU, and the processor where there is none. */
+  /** By default ("auto") WebGPU where it has a graphics card, else the processor. */
   device?: "auto" | "webgpu" | "cpu";
   /** Threads on the processor, at most; more than one need a cross-origin isolated page. */
   threads?: number | null;

@@ -13,6 +13,8 @@
 
 const FORMAT = "webtorch program";
 const VERSION = 2;
+// What webtorch.export puts here ties this file to program.json.
+const RUNTIME = "";
 // Sets of memory for which a function keeps its bind groups: buffers that are exchanged at each call alternate between two.
 const PLANS = 16;
 const WORKER = "webtorch runtime";
@@ -210,18 +212,22 @@ const contiguous = (shape) => {
 
 // --- safetensors ------------------------------------------------------------------------------------------------------
 
-/** Return {name: {dtype, shape, bytes}} of a safetensors file (an ArrayBuffer). Throws WebtorchError if it is damaged. */
-export function readSafetensors(file, what = "weights") {
-  const damaged = (why) => new WebtorchError(`${what}: the file is damaged or incomplete: ${why}`);
+/** Return the parsed header of a safetensors file and its length. */
+function headerOf(file, damaged) {
   if (file.byteLength < 8) throw damaged(`it has ${file.byteLength} bytes`);
   const length = Number(new DataView(file).getBigUint64(0, true));
   if (length > file.byteLength - 8) throw damaged(`its header would take ${length} of ${file.byteLength} bytes`);
-  let header;
   try {
-    header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(file, 8, length)));
+    return [JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(file, 8, length))), length];
   } catch (error) {
     throw damaged(`its header is not JSON (${error.message})`);
   }
+}
+
+/** Return {name: {dtype, shape, bytes}} of a safetensors file (an ArrayBuffer). Throws WebtorchError if it is damaged. */
+export function readSafetensors(file, what = "weights") {
+  const damaged = (why) => new WebtorchError(`${what}: the file is damaged or incomplete: ${why}`);
+  const [header, length] = headerOf(file, damaged);
   const names = Object.fromEntries(Object.entries(TYPES).map(([name, type]) => [type.code, name]));
   const out = {};
   for (const [name, entry] of Object.entries(header)) {
@@ -258,6 +264,9 @@ export function writeSafetensors(tensors) {
   for (const name of order) file.set(tensors[name].bytes, 8 + length + header[name].data_offsets[0]);
   return file;
 }
+
+/** Return the stamp that an export put into a file that was read before; undefined where there is none. */
+const stampOf = (file) => headerOf(file, (why) => new WebtorchError(why))[0].__metadata__?.["webtorch.export"];
 
 const FLOATS = ["float32", "float16", "bfloat16"];
 
@@ -326,18 +335,22 @@ function isSoftware({ info = {}, isFallbackAdapter }) {
   return Boolean(isFallbackAdapter || info.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${vendor} ${architecture} ${description}`));
 }
 
-/** Whether WebGPU is here, on a software adapter. What is missing is told when the program is opened. */
-const softwareHere = () => requestAdapter().then(isSoftware, () => false);
 
-/** Return a GPUDevice with the limits and features that a program needs. Throws WebtorchError, saying what is missing. */
-export async function requestDevice({ limits = {}, features = [] } = {}) {
-  const adapter = await requestAdapter();
+/** Return what a program needs and an adapter has not, in words. */
+function tooLittle(adapter, { limits = {}, features = [] }) {
   const missing = [];
   for (const [name, needed] of Object.entries(limits)) {
     const offered = adapter.limits[name];
     if (offered === undefined || offered < needed) missing.push(`${name}: ${needed} is needed, this device offers ${offered ?? "none"}`);
   }
   for (const name of features) if (!adapter.features.has(name)) missing.push(`feature ${name}: this device does not have it`);
+  return missing;
+}
+
+/** Return a GPUDevice with the limits and features that a program needs. Throws WebtorchError, saying what is missing. */
+export async function requestDevice({ limits = {}, features = [] } = {}) {
+  const adapter = await requestAdapter();
+  const missing = tooLittle(adapter, { limits, features });
   if (missing.length) throw Object.assign(new WebtorchError(`This device is too small for the program. ${missing.join("; ")}.`), { noDevice: true });
   const device = await adapter.requestDevice({ requiredLimits: limits, requiredFeatures: [...features, ...OPTIONAL.filter((name) => adapter.features.has(name))] });
   device.webtorchName = nameOf(adapter.info ?? device.adapterInfo ?? {});
@@ -678,28 +691,71 @@ class Program {
   }
 }
 
-let nextBuffer = 1;
-
-/** A program on a device, in this thread: its functions by name, its settings, its state. `Model` is the same in a worker. */
-export class Engine {
-  constructor(device, program, shared = false) {
-    this.device = device;
-    this.shared = shared;
-    this.ahead = AHEAD;
-    this.deviceName = device.webtorchName ?? nameOf(device.adapterInfo ?? {});
+/** What a program is on any device. */
+class Opened {
+  constructor(program, ahead) {
     this.program = program;
+    this.ahead = ahead;
     this.title = program.title;
     this.settings = Object.fromEntries(Object.entries(program.settings).map(([name, value]) => [name, Number(value)]));
     this.random = BigInt(program.random);
     this.failure = null;
     this.functions = {};
+  }
+
+  /** @internal */
+  add(name, callable) {
+    this.functions[name] = callable;
+    // A function called step must not take the place of ours.
+    this[name] ??= async (inputs, options) => callable.call(inputs, options);
+  }
+
+  /** @internal Throw what the device reported since the last call. */
+  check() {
+    if (this.failure) throw this.failure;
+  }
+
+  /** Change a setting, such as the learning rate. With several parameter groups, "lr" changes all of them. */
+  set(name, value) {
+    for (const key of settingsNamed(this.settings, name, value)) this.settings[key] = value;
+  }
+
+  /** Return the value of a setting. */
+  get(name) {
+    return settingOf(this.settings, name);
+  }
+
+  /** Take parameters and optimizer state from a safetensors file (ArrayBuffer or Uint8Array). */
+  loadState(file) {
+    this.check();
+    const buffer = file instanceof ArrayBuffer ? file : file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength);
+    this.write(readSafetensors(buffer, "loadState"), "loadState");
+  }
+
+  /** @internal Everything is checked before any of it is written. */
+  write(tensors, what) {
+    this.put(stateContents(this.program.states, tensors, what));
+  }
+}
+
+let nextBuffer = 1;
+
+/** A program on a device, in this thread: its functions by name, its settings, its state. `Model` is the same in a worker. */
+export class Engine extends Opened {
+  constructor(device, program, shared = false) {
+    super(program, AHEAD);
+    this.device = device;
+    this.shared = shared;
+    this.deviceName = device.webtorchName ?? nameOf(device.adapterInfo ?? {});
     this.states = [];
     device.lost.then((info) => {
       if (info.reason === "destroyed") this.failure ??= new WebtorchError("The graphics device was closed by the page.");
       else this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}).`);
     });
     this.hears = (event) => {
-      this.failure ??= new WebtorchError(`The graphics device reported: ${event.error.message}`);
+      const { error } = event;
+      const what = globalThis.GPUOutOfMemoryError && error instanceof GPUOutOfMemoryError ? "The graphics device is out of memory" : "The graphics device reported";
+      this.failure ??= new WebtorchError(`${what}: ${error.message}`);
     };
     device.addEventListener("uncapturederror", this.hears);
   }
@@ -716,10 +772,10 @@ export class Engine {
       this.states.push({ name, buffer });
     }
     for (const [name, description] of Object.entries(program.functions)) {
-      const callable = (this.functions[name] = new Program(this, name, description));
+      const callable = new Program(this, name, description);
       callable.allocate();
       for (const buffer of callable.own.values()) number(buffer);
-      this[name] ??= async (inputs, options) => callable.call(inputs, options);
+      this.add(name, callable);
     }
     const short = await device.popErrorScope();
     if (short) throw new WebtorchError(`There is not enough graphics memory for the program: ${short.message}`);
@@ -727,15 +783,8 @@ export class Engine {
     return this;
   }
 
-  /** @internal Throw what the device reported since the last call. */
-  check() {
-    if (this.failure) throw this.failure;
-  }
-
   /** @internal */
-  write(tensors, what) {
-    // All are checked before any is written.
-    const contents = stateContents(this.program.states, tensors, what);
+  put(contents) {
     contents.forEach((bytes, i) => bytes.length && this.device.queue.writeBuffer(this.states[i].buffer, 0, bytes));
   }
 
@@ -750,16 +799,6 @@ export class Engine {
     const bytes = staging.getMappedRange().slice(0);
     staging.unmap();
     return bytes;
-  }
-
-  /** Change a setting, such as the learning rate. With several parameter groups, "lr" changes all of them. */
-  set(name, value) {
-    for (const key of settingsNamed(this.settings, name, value)) this.settings[key] = value;
-  }
-
-  /** Return the value of a setting. */
-  get(name) {
-    return settingOf(this.settings, name);
   }
 
   /** Return parameters and optimizer state, as they are now, as a safetensors file. */
@@ -788,13 +827,6 @@ export class Engine {
     return writeSafetensors(tensors);
   }
 
-  /** Take parameters and optimizer state from a safetensors file (ArrayBuffer or Uint8Array). */
-  loadState(file) {
-    this.check();
-    const buffer = file instanceof ArrayBuffer ? file : file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength);
-    this.write(readSafetensors(buffer, "loadState"), "loadState");
-  }
-
   /** Give the device's memory back. The model cannot be used afterwards; a device that was given to `open` can. */
   destroy() {
     this.failure = new WebtorchError("The model was destroyed.");
@@ -811,6 +843,9 @@ export class Engine {
 function checked(program) {
   if (program?.format !== FORMAT) throw new WebtorchError("program.json: this is not a program that webtorch exported");
   if (program.version !== VERSION) throw new WebtorchError(`program.json: it has version ${program.version}, this runtime.js reads version ${VERSION}: export again`);
+  if (RUNTIME && program.runtime && program.runtime !== RUNTIME) {
+    throw new WebtorchError(`program.json: it was exported with another runtime.js (${program.runtime}) than this one (${RUNTIME}): copy all the files of one export`);
+  }
   for (const part of ["functions", "kernels", "states", "settings"]) {
     if (typeof program[part] !== "object" || program[part] === null) throw new WebtorchError(`program.json: the file is damaged or incomplete: it has no ${part}`);
   }
@@ -827,8 +862,8 @@ export async function open(program, weights = {}, { device = null } = {}) {
  * cpu.js, `script` its address for threads, of which there are as many as `threads` says or the processor has.
  */
 export async function openCpu(program, weights, files, { library, script = null, threads = null }) {
-  const tools = { WebtorchError, encodeInputs, argumentValues, indexError, stateContents, decode, nbytesOf, readSafetensors, writeSafetensors, settingsNamed, settingOf };
-  return new library.CpuEngine(tools, checked(program)).open(weights, { ...files, threads, script });
+  const tools = { Opened, WebtorchError, encodeInputs, argumentValues, indexError, decode, fits, nbytesOf, writeSafetensors };
+  return library.openEngine(tools, checked(program), weights, { ...files, threads, script });
 }
 
 /** Fetch a file of an export. */
@@ -965,10 +1000,12 @@ class Host {
   }
 
   async open({ source, options }) {
-    const { program, software, weights } = await contents(source, options.device !== "cpu" && source.base && (await softwareHere()));
-    // What runs, what would run on WebGPU and what on the processor.
-    Object.assign(this, { program, forGpu: software ?? program, forCpu: program, source, options });
-    this.engine = await this.make(readSafetensors(weights, "weights.safetensors"));
+    const { program, weights } = await contents(source);
+    const tensors = readSafetensors(weights, "weights.safetensors");
+    fits(program, stampOf(weights), "weights.safetensors");
+    // What runs, and what was written.
+    Object.assign(this, { program, written: program, source, options });
+    this.engine = await this.make(tensors);
     this.settings = this.engine.settings;
     this.key = options.key ?? `${program.title} ${await digest(program)}`;
     this.persist = Boolean(options.persist);
@@ -986,31 +1023,57 @@ class Host {
     return { program: { ...this.program, kernels: this.program.kernels.map(({ name, bindings }) => ({ name, bindings })) }, device: this.device, deviceName: this.engine.deviceName, reason: this.reason, settings: this.settings, resumed };
   }
 
-  /** Open the program on the device that was asked for: by default WebGPU, and the processor where there is none. */
+  /** Open the program on the device that was asked for: by default a graphics device, and the processor where there is none. */
   async make(tensors) {
-    const { forGpu, forCpu: program, source } = this;
-    const { device = "auto", threads = null } = this.options;
+    const { written, source } = this;
+    const { device = "auto" } = this.options;
     if (!["auto", "webgpu", "cpu"].includes(device)) throw new WebtorchError(`load: device is "auto", "webgpu" or "cpu", got ${device}`);
-    const absent = typeof program.cpu === "string" ? program.cpu : !program.cpu ? "it was exported without one" : source.base || source.cpu ? "" : "its files were not given";
+    const absent = typeof written.cpu === "string" ? written.cpu : !written.cpu ? "it was exported without one" : source.base || source.cpu ? "" : "its files were not given";
     const without = `This export has no program for the processor: ${absent}.`;
     if (device === "cpu" && absent) throw new WebtorchError(without);
-    this.reason = "";
-    if (device !== "cpu") {
-      try {
-        const engine = await open(forGpu, tensors);
-        Object.assign(this, { program: forGpu, device: "webgpu" });
-        return engine;
-      } catch (error) {
-        if (device === "webgpu" || !error.noDevice) throw error;
-        if (absent) throw new WebtorchError(`${error.message} ${without}`, { cause: error });
-        this.reason = error.message;
+    if (device === "cpu") return this.onProcessor(tensors, "");
+    try {
+      const adapter = await requestAdapter();
+      // WebGPU without a graphics card: the processor does the work either way, and WebAssembly is its own language.
+      if (device === "auto" && !absent && isSoftware(adapter)) {
+        const slow = `WebGPU has no graphics card here (${nameOf(adapter.info ?? {})}), and the processor is faster without it.`;
+        try {
+          return await this.onProcessor(tensors, slow);
+        } catch (error) {
+          // A page may forbid WebAssembly, or have too little memory for it.
+          return await this.onGraphics(tensors, adapter, error.message);
+        }
       }
+      return await this.onGraphics(tensors, adapter, "");
+    } catch (error) {
+      if (device === "webgpu" || !error.noDevice) throw error;
+      if (absent) throw new WebtorchError(`${error.message} ${without}`, { cause: error });
+      return this.onProcessor(tensors, error.message);
     }
-    Object.assign(this, { program, device: "cpu" });
+  }
+
+  async onGraphics(tensors, adapter, reason) {
+    let program = this.written;
+    if (isSoftware(adapter) && this.source.base) {
+      const other = parsed(await fetchFile(this.source.base, "software.json"), "software.json");
+      fits(program, other.stamp, "software.json");
+      // One that has less than software adapters have runs what graphics cards run.
+      if (!tooLittle(adapter, other).length) program = checked({ ...program, ...other });
+    }
+    const engine = await open(program, tensors);
+    Object.assign(this, { program, device: "webgpu", reason });
+    return engine;
+  }
+
+  async onProcessor(tensors, reason) {
+    const { written: program, source } = this;
+    const { threads = null } = this.options;
     this.files ??= source.cpu ?? (await Promise.all(["cpu.wasm", "cpu.bin"].map((name) => fetchFile(source.base, name))));
     const [code, constants] = this.files;
     const script = source.cpuScript ?? new URL("cpu.js", source.base).href;
-    return openCpu(program, tensors, { code, constants }, { library: await import(script), script, threads });
+    const engine = await openCpu(program, tensors, { code, constants }, { library: await import(script), script, threads });
+    Object.assign(this, { program, device: "cpu", reason });
+    return engine;
   }
 
   keep(file, random = this.engine.random, calls = this.calls) {
@@ -1106,15 +1169,16 @@ async function digest(program) {
 }
 
 /** Return the parsed program and the bytes of the weights of a folder, or of {program, weights} in memory. */
-async function contents(source, software) {
+async function contents(source) {
   let { program: text, weights } = source;
-  let other = null;
-  if (source.base) {
-    const names = ["program.json", "weights.safetensors", ...(software ? ["software.json"] : [])];
-    [text, weights, other] = await Promise.all(names.map((name) => fetchFile(source.base, name)));
-  }
-  const program = checked(parsed(text, "program.json"));
-  return { program, software: other && checked({ ...program, ...parsed(other, "software.json") }), weights };
+  if (source.base) [text, weights] = await Promise.all(["program.json", "weights.safetensors"].map((name) => fetchFile(source.base, name)));
+  return { program: checked(parsed(text, "program.json")), weights };
+}
+
+/** Refuse a file that another export wrote. Files that no export wrote, such as a downloaded state, have no stamp. */
+function fits(program, stamp, name) {
+  if (!stamp || !program.stamp || stamp === program.stamp) return;
+  throw new WebtorchError(`${name}: it is of another export (${stamp}) than program.json (${program.stamp}): copy all the files of one export. Weights of another export are taken by m.loadState(file).`);
 }
 
 function parsed(text, name) {
@@ -1272,8 +1336,8 @@ function settingsNamed(settings, name, value) {
  * Load an export: `const m = await load("./")`, or `load({program, weights})` of files in memory.
  *
  * `persist` keeps the state in this browser while it trains, and `resume` goes on from there; `key` is its name. `keep` is how many
- * milliseconds of training may be lost with the device. `device` is "webgpu", "cpu", or "auto": WebGPU where there is one, else the
- * processor, on `threads` threads if the page is cross-origin isolated. `worker: false` runs everything in this thread; `script` is the address of
+ * milliseconds of training may be lost with the device. `device` is "webgpu", "cpu", or "auto": WebGPU where it has a graphics card, else
+ * the processor, on `threads` threads if the page is cross-origin isolated. `worker: false` runs everything in this thread; `script` is the address of
  * a classic worker, for pages that cannot start this module as one.
  */
 export async function load(folder = "./", { worker = true, script = null, ...options } = {}) {

@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from webtorch.io.safetensors import RawTensor, dump, save_file
+from webtorch.runtime.backends import webassembly
 
 HERE = Path(__file__).parent
-PAGE_FILES = ("runtime.js", "runtime.d.ts", "page/page.css", "page/page.js")
+PAGE_FILES = ("runtime.d.ts", "page/page.css", "page/page.js")
+# The name of the stamp in safetensors files and in cpu.wasm.
+_STAMP = "webtorch.export"
+_RUNTIME = 'const RUNTIME = "{}";'
 # Without this word a policy forbids WebAssembly; it allows no text to become script.
 _WASM = " 'wasm-unsafe-eval'"
 # Turns the page's blocks into modules: the worker of runtime.js needs an address too.
@@ -50,7 +54,14 @@ def write_site(
     single_file: bool,
 ) -> Path:
     """Write an export to the folder `path`, or with `single_file` as one page; return where it is."""
-    text = _text(program)
+    runtime = (HERE / "runtime.js").read_text(encoding="utf-8")
+    # What ties the files to each other: a page must not meet weights or code of another export.
+    known = {key: value for key, value in program.items() if key not in ("stamp", "runtime")}
+    text = _text(known)
+    stamp = _digest(text.encode(), _text(software).encode(), code, constants)
+    version = _digest(runtime.encode())
+    text = _text({**known, "stamp": stamp, "runtime": version})
+    runtime = runtime.replace(_RUNTIME.format(""), _RUNTIME.format(version))
     page = (HERE / "page" / "index.html").read_text(encoding="utf-8")
     page = page.replace("{{title}}", html.escape(program["title"]))
     if code:
@@ -59,18 +70,24 @@ def write_site(
         if path.suffix.lower() not in (".html", ".htm"):
             path = path / "index.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_single(page, text, weights, examples, code, constants), encoding="utf-8")
+        page = _single(page, text, runtime, weights, examples, code, constants)
+        path.write_text(page, encoding="utf-8")
         return path
     path.mkdir(parents=True, exist_ok=True)
     (path / "program.json").write_text(text + "\n", encoding="utf-8")
-    (path / "software.json").write_text(_text(software) + "\n", encoding="utf-8")
-    save_file(weights, path / "weights.safetensors")
+    (path / "software.json").write_text(
+        _text({**software, "stamp": stamp}) + "\n", encoding="utf-8"
+    )
+    stamped = {_STAMP: stamp}
+    save_file(weights, path / "weights.safetensors", stamped)
     if examples:
-        save_file(examples, path / "examples.safetensors")
+        save_file(examples, path / "examples.safetensors", stamped)
     else:
         (path / "examples.safetensors").unlink(missing_ok=True)
     engine = (HERE / "cpu.js").read_bytes()
-    for name, data in (("cpu.wasm", code), ("cpu.bin", constants), ("cpu.js", engine)):
+    module = webassembly().with_section(code, _STAMP, stamp.encode()) if code else b""
+    numbers = constants + stamp.encode()
+    for name, data in (("cpu.wasm", module), ("cpu.bin", numbers), ("cpu.js", engine)):
         if code:
             (path / name).write_bytes(data)
         else:
@@ -78,8 +95,13 @@ def write_site(
     (path / "native.json").write_text(json.dumps(native) + "\n", encoding="utf-8")
     for file in PAGE_FILES:
         shutil.copyfile(HERE / file, path / Path(file).name)
+    (path / "runtime.js").write_text(runtime, encoding="utf-8")
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _text(data: Mapping[str, Any]) -> str:
@@ -89,6 +111,7 @@ def _text(data: Mapping[str, Any]) -> str:
 def _single(
     page: str,
     program: str,
+    runtime: str,
     weights: Mapping[str, RawTensor],
     examples: Mapping[str, RawTensor],
     code: bytes,
@@ -104,7 +127,7 @@ def _single(
         _block("program.json", program),
         _block("weights.safetensors", _encoded(weights)),
         _block("examples.safetensors", _encoded(examples)),
-        _block("runtime.js", (HERE / "runtime.js").read_text(encoding="utf-8")),
+        _block("runtime.js", runtime),
         _block("page.js", (HERE / "page" / "page.js").read_text(encoding="utf-8")),
     ]
     if code:

@@ -295,7 +295,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int
         functions += [unsigned(types[item.types[t]]) for t in item.functions]
         for (at, length), place in zip(item.segments, item.places, strict=True):
             constants = bytes(item.data[at : at + length])
-            segments.append(b"\0\x41" + _leb(place) + b"\x0b" + unsigned(length) + constants)
+            segments.append(b"\0\x41" + _signed(place, 5) + b"\x0b" + unsigned(length) + constants)
 
     memory = _text("env") + _text("memory") + b"\x02"
     imported = [_text("env") + _text(n) + b"\0" + unsigned(types[wanted[n]]) for n in imports]
@@ -326,13 +326,14 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int
     return Module(bytes(out), tuple(imports), end, shared_at)
 
 
+def with_section(code: bytes, name: str, data: bytes) -> bytes:
+    """Return a module with a section of its own, which does nothing and can be read back."""
+    content = _text(name) + data
+    return code + b"\0" + unsigned(len(content)) + content
+
+
 # What the page can give a module: the remainder of JavaScript is C's fmod, exactly.
 JAVASCRIPT = ("fmod", "fmodf")
-
-
-def _leb(value: int) -> bytes:
-    """Return a signed constant of any length."""
-    return _signed(value, 5)
 
 
 def _check(item: _Object) -> None:
