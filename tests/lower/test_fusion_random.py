@@ -16,10 +16,19 @@ import torch
 import webtorch
 
 
+def fits(shape: torch.Size, target: torch.Size) -> bool:
+    """Whether `shape` can be broadcast to `target`."""
+    try:
+        return torch.broadcast_shapes(shape, target) == target
+    except RuntimeError:
+        return False
+
+
 class Machine:
     """Applies the same random steps to our tensors and to PyTorch's."""
 
-    def __init__(self, seed: int, device: str, eager: bool) -> None:
+    def __init__(self, seed: int, device: str, eager: bool, products: bool = False) -> None:
+        self.products = products
         self.rng = random.Random(seed)
         self.device = device
         self.eager = eager
@@ -55,9 +64,12 @@ class Machine:
                 "cat",
                 "softmax",
                 "pad",
+                *(["product"] * 3 if self.products else []),
             ]
         )
         match kind:
+            case "product":
+                return self.product(x, y)
             case "map":
                 name = self.rng.choice(["sigmoid", "tanh", "abs", "neg", "relu", "exp"])
                 if name == "exp":
@@ -106,6 +118,42 @@ class Machine:
                     torch.nn.functional.pad(y, (1, 2), value=0.5),
                 )
         return kind
+
+    def product(self, x: Any, y: torch.Tensor) -> str:
+        """Multiply with another tensor, itself or one that is cut to fit, and do something with the
+        result, element by element."""
+        j = self.pick()
+        a, b = self.ours[j], self.theirs[j]
+        if not (1 <= y.ndim <= 3 and 1 <= b.ndim <= 3) or y.numel() * b.numel() > 1 << 16:
+            return "skip"
+        if b.ndim > 1 and self.rng.random() < 0.5:
+            a, b = a.transpose(-1, -2), b.transpose(-1, -2)
+        inner = -1 if b.ndim == 1 else -2
+        size = min(y.shape[-1], b.shape[inner])
+        if size == 0:
+            return "skip"
+        x, y = x[..., :size], y[..., :size]
+        a = a[:size] if b.ndim == 1 else a[..., :size, :]
+        b = b[:size] if b.ndim == 1 else b[..., :size, :]
+        try:
+            theirs = y @ b
+        except RuntimeError:
+            return "skip"
+        ours = x @ a
+        # Products of products would grow without bound.
+        ours, theirs = ours * (1 / size), theirs * (1 / size)
+        if self.rng.random() < 0.3:
+            self.add(ours, theirs)
+        for _ in range(self.rng.randrange(3)):
+            k = self.pick()
+            if fits(self.theirs[k].shape, theirs.shape):
+                ours, theirs = ours + self.ours[k], theirs + self.theirs[k]
+            else:
+                ours, theirs = ours.tanh(), theirs.tanh()
+            if self.rng.random() < 0.3:
+                self.add(ours, theirs)
+        self.add(ours.relu(), theirs.relu())
+        return "product"
 
     def view(self, x: Any, y: torch.Tensor) -> None:
         if y.ndim == 0:
@@ -169,6 +217,19 @@ def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
     for n in range(30):
         machine.step()
         if n % 11 == 10:
+            machine.check()
+    machine.check()
+
+
+@pytest.mark.covers("M8", "M10")
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_programs_with_products_equal_pytorch(seed: int, device: str) -> None:
+    if device == "webgpu" and seed >= 115:
+        return
+    machine = Machine(seed, device, eager=False, products=True)
+    for n in range(24):
+        machine.step()
+        if n % 9 == 8:
             machine.check()
     machine.check()
 

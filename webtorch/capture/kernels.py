@@ -19,6 +19,7 @@ COMMON_GPU = Limits(
     workgroup_memory_bytes=32768,
     has_f16=True,
     is_gpu=True,
+    has_epilogues=True,
 )
 
 

@@ -167,8 +167,11 @@ class Matmul:
     shared operand; the
     offsets are in elements. The output is contiguous. Accumulates in float32 (float64 for float64,
     the integer type
-    for integers). Generic forms of `epilogue` are added to the kernel as extra buffers after the
-    output.
+    for integers).
+
+    Where there is an `epilogue`, its stores are made instead of that of the sum, which they read as
+    `ex.reduced(0)`: bias, activation, residual. They are those of a kernel whose outer points are
+    `points`, use the buffers from 2 on, and read what they overwrite only where they write it.
     """
 
     name: str
@@ -182,14 +185,26 @@ class Matmul:
     right_offset: int
     buffers: tuple[BufferSlot, ...]
     args: tuple[DType, ...] = ()
+    epilogue: tuple[Store, ...] = ()
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Sizes of the loops over the output."""
+        return (*self.batch, self.m, self.n)
+
+    @property
+    def accumulates(self) -> DType:
+        """The type of the sums."""
+        return _accumulates(self)
 
     def __str__(self) -> str:
-        return (
+        head = (
             f"matmul {self.name}  batch={list(self.batch)} m={self.m} n={self.n} k={self.k} "
             f"left={list(self.left_strides)}+{self.left_offset} "
             f"right={list(self.right_strides)}+{self.right_offset} "
-            f"{self.buffers[2].dtype.name}"
+            f"{self.accumulates.name if self.epilogue else self.buffers[2].dtype.name}"
         )
+        return "\n".join([head, *_epilogue_lines(self)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +229,59 @@ class Convolution:
     groups: int
     buffers: tuple[BufferSlot, ...]
     args: tuple[DType, ...] = ()
+    # As in `Matmul`.
+    epilogue: tuple[Store, ...] = ()
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Sizes of the loops over the output: (image, channel, place), or (channel, the rest) of a weight."""
+        shapes = {
+            "forward": self.output_shape,
+            "input": self.input_shape,
+            "weight": self.weight_shape,
+        }
+        return image_points(self.kind, shapes[self.kind])
+
+    @property
+    def accumulates(self) -> DType:
+        """The type of the sums."""
+        return _accumulates(self)
 
     def __str__(self) -> str:
-        return (
+        head = (
             f"conv {self.name} {self.kind}  input={list(self.input_shape)} "
             f"weight={list(self.weight_shape)} "
             f"output={list(self.output_shape)} stride={list(self.stride)} "
             f"padding={list(self.padding)} "
-            f"dilation={list(self.dilation)} groups={self.groups} {self.buffers[2].dtype.name}"
+            f"dilation={list(self.dilation)} groups={self.groups} "
+            f"{self.accumulates.name if self.epilogue else self.buffers[2].dtype.name}"
         )
+        return "\n".join([head, *_epilogue_lines(self)])
+
+
+def image_points(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of the loops over the output of a convolution or of one of its gradients."""
+    return (shape[0], numel(shape[1:])) if kind == "weight" else (*shape[:2], numel(shape[2:]))
+
+
+def _accumulates(r: Matmul | Convolution) -> DType:
+    for e in ex.walk(*(s.value for s in r.epilogue)):
+        if e.op == "reduced":
+            return e.dtype
+    return r.buffers[2].dtype.compute
+
+
+def _epilogue_lines(r: Matmul | Convolution) -> list[str]:
+    if not r.epilogue:
+        return []
+    return str(epilogue_of(r)).splitlines()[1:]
+
+
+def epilogue_of(r: Matmul | Convolution) -> Kernel:
+    """Return the kernel that stores what follows a product, with the same buffers and arguments:
+    it reads the sum of its point as `ex.reduced(0)`, and neither of the first two buffers.
+    """
+    return Kernel(r.name, r.points, (), r.buffers, r.args, (), r.epilogue)
 
 
 @dataclass(frozen=True, slots=True)

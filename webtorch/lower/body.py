@@ -104,6 +104,13 @@ def split_loops(loops: Loops, splits: dict[int, int]) -> Loops:
     )
 
 
+def point_loops(sizes: Shape) -> Loops:
+    """Loops over points of these sizes, in order."""
+    variables = tuple(ix.loop(d, s) for d, s in enumerate(sizes))
+    flat = ix.linearize(variables, contiguous_strides(sizes))
+    return Loops(sizes, (), flat, flat)
+
+
 # The values of a sketch.
 UNKNOWN = ex.input_(0, uint32)
 
@@ -126,6 +133,8 @@ class Body:
     shared: set[int] = field(default_factory=set)
     stages: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
+    # The number of the first slot: an epilogue's come after its product's operands.
+    first_slot: int = 0
     args: dict[int, int] = field(default_factory=dict)
     arg_dtypes: list[DType] = field(default_factory=list)
     # By what is checked, the size, and whether negative indices count from the end.
@@ -159,7 +168,7 @@ class Body:
 
     def slot(self, node: int) -> int:
         """Return the buffer slot of a stored node, making one if needed."""
-        return self.slots.setdefault(node, len(self.slots))
+        return self.slots.setdefault(node, self.first_slot + len(self.slots))
 
     def argument(self, number: int, dtype: DType) -> Expr:
         """Return runtime argument `number` of the graph as this kernel sees it."""
@@ -419,6 +428,7 @@ __all__ = [
     "Unfusable",
     "flat_loops",
     "line_text",
+    "point_loops",
     "reduce_loops",
     "split_loops",
 ]

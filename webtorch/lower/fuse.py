@@ -5,7 +5,8 @@ import floors 0 and 1.
 bounded expression sizes.
 2. Put stored nodes into groups, in order: a node joins the group of a node it reads when it can be
 computed at the same
-   point of the same loops; else it starts a group.
+   point of the same loops; else it starts a group. What follows a product, element by element,
+   joins the product: bias, activation and residual are computed while its sums are in registers.
 3. Where two groups would compute the same costly expression, store it in the first.
 4. Build each group's kernel, splitting loops until positions are plain strides.
 """
@@ -23,7 +24,17 @@ from webtorch.ir.dtype import bool_, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
-from webtorch.ir.kernel import Access, BufferSlot, Check, Combine, Kernel, Level, Reduce, Store
+from webtorch.ir.kernel import (
+    Access,
+    BufferSlot,
+    Check,
+    Combine,
+    Kernel,
+    Level,
+    Reduce,
+    Store,
+    image_points,
+)
 from webtorch.ir.program import Site
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import (
@@ -32,12 +43,15 @@ from webtorch.lower.body import (
     Unfusable,
     flat_loops,
     line_text,
+    point_loops,
     reduce_loops,
     split_loops,
 )
 from webtorch.runtime.backend import Limits
 
 TEMPLATES = frozenset({"matmul", "conv", "scan", "sort", "attention", "host"})
+# Templates whose outputs may be worked on before they are stored.
+PRODUCTS = frozenset({"matmul", "conv"})
 # An expression with more parts than this is cut by storing a part of it; keeps source text and
 # register use bounded.
 _MAX_SIZE = 160
@@ -66,7 +80,9 @@ _COSTS = {
 
 @dataclass(slots=True)
 class Group:
-    """Stored nodes that one routine computes. `body` is None for a template."""
+    """Stored nodes that one routine computes. `body` is None for a template; a product's is that of
+    its epilogue.
+    """
 
     number: int
     members: list[int] = field(default_factory=list)
@@ -111,6 +127,8 @@ class Fuser:
         self.leaves: list[frozenset[int]] = []
         self.sizes: list[int] = []
         self.costs: list[int] = []
+        # The product that a node finishes, if any.
+        self.product_below: list[int | None] = []
         # Costs of nodes themselves, whether they are stored or not.
         self.own_costs: list[int] = []
         self.max_slots = limits.max_buffers_per_kernel - 1
@@ -143,6 +161,15 @@ class Fuser:
                 self.stored.add(number)
             self._store_operands(number, node)
             self._measure(number, node)
+            self.product_below.append(self._product_below(number, node))
+            if (
+                self.product_below[number] is not None
+                and self.use_counts[number] > 1
+                and node.kind == "map"
+            ):
+                # Several read it, and nothing else what it is made from: in memory it takes the
+                # product's place.
+                self._store(number)
 
     def _store(self, number: int) -> None:
         """Store a node that was thought to be computed in place; what reads it then reads memory."""
@@ -150,6 +177,27 @@ class Fuser:
             self.stored.add(number)
             self.leaves[number] = frozenset((number,))
             self.sizes[number], self.costs[number] = 1, 0
+
+    def _product_below(self, number: int, node: GraphNode) -> int | None:
+        """Return the product that `node` is, or is made from element by element, if nothing else
+        reads that nor what lies between.
+        """
+        if not self.limits.has_epilogues:
+            return None
+        if node.kind in PRODUCTS:
+            return number
+        if node.kind != "map" and not (node.kind == "view" and _is_reshape(self.graph, node)):
+            return None
+        found = {
+            p
+            for s in node.srcs
+            if self.use_counts[s] == 1
+            and (p := self.product_below[s]) is not None
+            and (s == p or s not in self.stored)
+            and self.nodes[s].elements == node.elements
+            and node.dtype.itemsize <= self.nodes[p].dtype.itemsize
+        }
+        return max(found, default=None)
 
     def _store_operands(self, number: int, node: GraphNode) -> None:
         match node.kind:
@@ -281,7 +329,10 @@ class Fuser:
                 first.members.append(number)
                 self.group_of[number] = first
                 return
-            self._start(number, reads, None, "template")
+            if node.kind in PRODUCTS and self.limits.has_epilogues:
+                self._start_product(number, node, reads)
+            else:
+                self._start(number, reads, None, "template")
             return
         for group in self._candidates(node, reads):
             if self._join(group, number, node, reads):
@@ -290,6 +341,14 @@ class Fuser:
         body = Body(self.graph, loops, self.stored, sketch=True)
         group = self._start(number, reads, body, "row" if node.kind == "reduce" else "flat")
         self._add_member(group, number, node)
+
+    def _start_product(self, number: int, node: GraphNode, reads: set[int]) -> None:
+        """Start a group that what follows the product may join."""
+        body = Body(self.graph, product_loops(node), self.stored, sketch=True, first_slot=2)
+        body.stages[number] = 0
+        group = self._start(number, reads, body, "product")
+        group.members.append(number)
+        self.group_of[number] = group
 
     def _own_loops(self, node: GraphNode) -> Loops:
         if node.kind == "reduce":
@@ -314,6 +373,7 @@ class Fuser:
             g.number
             for g in self.groups[-8:]
             if g.body is not None
+            and g.kind != "product"
             and any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
         }
         found = [self.groups[n] for n in sorted(direct | shared, reverse=True)]
@@ -321,6 +381,10 @@ class Fuser:
 
     def _join(self, group: Group, number: int, node: GraphNode, reads: set[int]) -> bool:
         assert group.body is not None
+        if group.kind == "product" and (
+            node.kind != "map" or not any(r in group.members for r in reads)
+        ):
+            return False
         if node.kind in ("update", "scatter") and node.srcs[0] in group.members:
             return False  # it would write into what the same kernel is still writing
         if number in self.apart and node.srcs[0] in group.reads:
@@ -336,8 +400,10 @@ class Fuser:
                     return False  # the node needs something that needs this group
                 ancestors |= other.before | (1 << other.number)
         outside = {r for r in group.reads | reads if r not in group.members}
+        # What is read as an operand has another slot in the epilogue.
+        again = 2 if group.kind == "product" else 0
         if (
-            len(outside) + len(group.members) + 1 > self.max_slots
+            len(outside) + again + len(group.members) + 1 > self.max_slots
             or group.size + self.sizes_of(number) > _MAX_GROUP_SIZE
         ):
             return False
@@ -385,13 +451,14 @@ class Fuser:
         except Unfusable:
             body.restore(before)
             return False
+        if group.kind == "product" and body.checks:
+            # A product has no status words.
+            self._remove_last(group, before)
+            return False
         if not any(r in group.members for r in reads) and self._reads_elsewhere(
             body, before.memo, group.reads & reads
         ):
-            group.members.pop()
-            del self.group_of[number]
-            group.size -= self.sizes_of(number)
-            body.restore(before)
+            self._remove_last(group, before)
             return False
         group.reads |= reads
         self._follow(group, reads)
@@ -405,6 +472,14 @@ class Fuser:
                 seen |= new
                 waiting.extend(new)
         return True
+
+    def _remove_last(self, group: Group, before: Body) -> None:
+        """Undo `_add_member`; `before` is the body as it was."""
+        assert group.body is not None
+        number = group.members.pop()
+        del self.group_of[number]
+        group.size -= self.sizes_of(number)
+        group.body.restore(before)
 
     def _follow(self, group: Group, reads: set[int]) -> None:
         """Note that a group comes after those that compute what it reads."""
@@ -589,7 +664,7 @@ class Fuser:
         body = group.body
         if (
             body is None
-            or len(body.slots) + len(group.members) + 1 > self.max_slots
+            or body.first_slot + len(body.slots) + len(group.members) + 1 > self.max_slots
             or node.dtype.compute is not node.dtype
         ):
             return False
@@ -605,6 +680,22 @@ class Fuser:
         self.group_of[number] = group
         self.stored.add(number)
         return True
+
+
+def product_loops(node: GraphNode) -> Loops:
+    """Return the loops over the output of a product."""
+    shape = node.shape
+    return point_loops(shape if node.kind == "matmul" else image_points(node.attrs[0], shape))
+
+
+def _is_reshape(graph: Graph, node: GraphNode) -> bool:
+    """Whether a view shows all elements of its source in order."""
+    return (
+        len(node.attrs) == 2
+        and node.attrs[1] == 0
+        and node.attrs[0] == contiguous_strides(node.shape)
+        and graph.nodes[node.srcs[0]].elements == node.elements
+    )
 
 
 def group_rows(group: Group) -> int:
@@ -658,10 +749,7 @@ def plain_operand(graph: Graph, number: int, stored: set[int]) -> int | None:
     """Return the stored node whose whole, contiguous memory is operand `number`, or None."""
     while number not in stored:
         node = graph.nodes[number]
-        if node.kind != "view" or len(node.attrs) != 2 or node.attrs[1] != 0:
-            return None
-        source = graph.nodes[node.srcs[0]]
-        if node.attrs[0] != contiguous_strides(node.shape) or source.elements != node.elements:
+        if node.kind != "view" or not _is_reshape(graph, node):
             return None
         number = node.srcs[0]
     return number
@@ -807,6 +895,13 @@ def _build_kernel(
 ) -> BuiltKernel:
     assert group.body is not None
     loops = group.body.loops
+    if group.kind == "product":
+        # Its loops are those of the template: no position asks for others.
+        body = Body(graph, loops, stored, shared=group.shared, first_slot=2)
+        body.stages[group.members[0]] = 0
+        for m in sorted(needed & set(group.members)):
+            body.slot(m)
+        return _built(body, name, line, *_parts(body, group, needed))
     for left in reversed(range(_MAX_SPLITS)):
         body = Body(graph, loops, stored, shared=group.shared)
         reduces, stores = _parts(body, group, needed)
@@ -822,6 +917,15 @@ def _build_kernel(
     loops, body, reduces, stores = _merge_loops(
         graph, group, needed, stored, loops, body, reduces, stores
     )
+    return _built(body, name, line, reduces, stores)
+
+
+def _built(
+    body: Body, name: str, line: str, reduces: list[Reduce], stores: list[Store]
+) -> BuiltKernel:
+    """Return a finished kernel, with its buffers numbered from 0: those before an epilogue's first
+    slot are left out.
+    """
     accesses: dict[int, Access] = {}
     for s in stores:
         accesses[s.buffer] = "write" if s.combine == "set" else "read_write"
@@ -838,15 +942,16 @@ def _build_kernel(
                 slot = e.value
                 assert isinstance(slot, int)
                 accesses[slot] = "read" if accesses.get(slot, "read") == "read" else "read_write"
+    graph = body.graph
     nodes = tuple(body.slots)
     slots = tuple(
         BufferSlot(graph.nodes[n].dtype, accesses.get(i, "read"), graph.nodes[n].elements)
-        for i, n in enumerate(nodes)
+        for i, n in enumerate(nodes, body.first_slot)
     )
     kernel = Kernel(
         name,
-        loops.outer,
-        loops.inner,
+        body.loops.outer,
+        body.loops.inner,
         slots,
         tuple(body.arg_dtypes),
         tuple(reduces),
@@ -881,6 +986,10 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
                 body.loops.outer_flat,
                 ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype),
             )
+        elif number in body.stages:
+            # The product of an epilogue.
+            position = body.loops.outer_flat
+            out = ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype)
         elif node.kind == "update":
             level = body.level_of(graph.nodes[node.srcs[1]].elements)
             flat = body.flat(level)

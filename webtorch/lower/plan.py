@@ -26,6 +26,8 @@ from webtorch.ir.kernel import (
     Routine,
     Scan,
     Sort,
+    Store,
+    epilogue_of,
 )
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
 from webtorch.ir.view import numel
@@ -104,15 +106,19 @@ def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) 
                 read_by.setdefault(r, set()).add(group.number)
     tasks: list[Task] = []
     for group in groups:
-        if group.body is None:
+        needed = {
+            m for m in group.members if m in outputs or read_by.get(m, set()) - {group.number}
+        }
+        if group.kind == "product" and needed - {group.members[0]}:
+            built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
+            tasks.append(_product_task(graph, group, built, needed, stored))
+            continue
+        if group.body is None or group.kind == "product":
             if graph.nodes[group.members[0]].kind == "attention":
                 tasks.append(_attention_task(graph, group.members, stored))
             else:
                 tasks.append(_template_task(graph, group.members[0], stored))
             continue
-        needed = {
-            m for m in group.members if m in outputs or read_by.get(m, set()) - {group.number}
-        }
         if not needed:
             continue
         built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
@@ -145,6 +151,31 @@ def _kernel_task(graph: Graph, group: Group, built: BuiltKernel, needed: set[int
         (m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].kind in ("update", "scatter")
     )
     return Task(kernel, built.nodes, built.args, writes, built.line, built.sites, bases)
+
+
+def _product_task(
+    graph: Graph, group: Group, built: BuiltKernel, needed: set[int], stored: set[int]
+) -> Task:
+    """Return a product with its epilogue: the operands come first, then what the epilogue writes
+    and reads, also where it reads an operand."""
+    product, *others = group.members
+    task = _template_task(graph, product, stored)
+    routine = task.routine
+    assert isinstance(routine, Matmul | Convolution)
+    after = replace(group, members=others)
+    return Task(
+        replace(
+            routine,
+            name=f"{routine.name}_{describe(graph, after)}",
+            buffers=(*routine.buffers[:2], *built.kernel.buffers),
+            args=built.kernel.args,
+            epilogue=built.kernel.stores,
+        ),
+        (*task.nodes[:2], *built.nodes),
+        built.args,
+        tuple(sorted(needed)),
+        built.line,
+    )
 
 
 def describe(graph: Graph, group: Group) -> str:
@@ -260,6 +291,16 @@ def _attention_task(graph: Graph, members: list[int], stored: set[int]) -> Task:
     return Task(routine, nodes, node.args, tuple(members), line_text(node.line))
 
 
+def _stores(routine: Routine) -> tuple[Store, ...]:
+    """Return the stores of a kernel or of an epilogue, none for other routines."""
+    match routine:
+        case Kernel():
+            return routine.stores
+        case Matmul() | Convolution():
+            return routine.epilogue
+    return ()
+
+
 class _Planner:
     """Gives memory to the tasks' nodes and writes the steps."""
 
@@ -337,7 +378,7 @@ class _Planner:
         """Return a large temporary that only this task still reads, where it writes: it may write
         `written` into the same memory.
         """
-        if written in self.outputs or not isinstance(task.routine, Kernel):
+        if written in self.outputs or not _stores(task.routine):
             return None
         node = self.graph.nodes[written]
         if node.elements * node.dtype.itemsize < _IN_PLACE_BYTES:
@@ -372,10 +413,16 @@ class _Planner:
             return False
         if base not in task.nodes:
             return True
-        if not isinstance(task.routine, Kernel):
+        stores = _stores(task.routine)
+        if not stores:
             return False
-        slot, target = task.nodes.index(base), task.nodes.index(written)
-        (store,) = (s for s in task.routine.stores if s.buffer == target)
+        first = 0
+        if isinstance(task.routine, Matmul | Convolution):
+            first = 2
+            if base in task.nodes[:first]:
+                return False
+        slot, target = task.nodes.index(base, first), task.nodes.index(written, first)
+        (store,) = (s for s in stores if s.buffer == target)
         if store.combine != "set" and not exact:
             return False
         # A scatter's positions may repeat: another invocation may have written the element already.
@@ -386,8 +433,13 @@ class _Planner:
         # Kernels compute the values of all stores of a point before they write the first.
         return True
 
-    def _loads(self, kernel: Kernel) -> list[Expr]:
-        """Return what a kernel loads."""
+    def _loads(self, routine: Routine) -> list[Expr]:
+        """Return what a kernel or an epilogue loads."""
+        if isinstance(routine, Matmul | Convolution):
+            kernel = epilogue_of(routine)
+        else:
+            assert isinstance(routine, Kernel)
+            kernel = routine
         # By what does not change with the name.
         key = (kernel.reduces, kernel.stores, kernel.checks)
         found = self.loads.get(key)
@@ -450,19 +502,27 @@ class _Planner:
     def _bind(self, task: Task) -> tuple[Routine, tuple[int, ...]]:
         """Return the routine with slots of one buffer merged, and the buffers of its slots."""
         buffers = tuple(self.memory.buffer_of[n] for n in task.nodes)
-        if len(set(buffers)) == len(buffers) or not isinstance(task.routine, Kernel):
-            return task.routine, buffers
-        kernel = task.routine
-        kept = tuple(dict.fromkeys(buffers))
-        mapping = {slot: kept.index(b) for slot, b in enumerate(buffers)}
-        slots: list[BufferSlot] = []
-        for b in kept:
-            same = [kernel.buffers[i] for i, other in enumerate(buffers) if other == b]
+        routine = task.routine
+        # An operand has its slot beside those of the epilogue.
+        first = 2 if isinstance(routine, Matmul | Convolution) else 0
+        rest = buffers[first:]
+        if len(set(rest)) == len(rest) or not _stores(routine):
+            return routine, buffers
+        assert isinstance(routine, Kernel | Matmul | Convolution)
+        kept = (*buffers[:first], *dict.fromkeys(rest))
+        mapping = {slot: first + kept[first:].index(b) for slot, b in enumerate(rest, first)}
+        slots: list[BufferSlot] = list(routine.buffers[:first])
+        for b in kept[first:]:
+            same = [routine.buffers[i] for i, other in enumerate(rest, first) if other == b]
             access = same[0].access if len({s.access for s in same}) == 1 else "read_write"
             slots.append(replace(same[0], access=access))
 
-        args = {i: i for i in range(len(kernel.args))}
-        return renumbered(kernel, mapping, args, tuple(slots), kernel.args), kept
+        args = {i: i for i in range(len(routine.args))}
+        kernel = routine if isinstance(routine, Kernel) else epilogue_of(routine)
+        merged = renumbered(kernel, mapping, args, tuple(slots), routine.args)
+        if isinstance(routine, Kernel):
+            return merged, kept
+        return replace(routine, buffers=tuple(slots), epilogue=merged.stores), kept
 
     def _share_slots(self, steps: list[Step]) -> list[BufferDecl]:
         """Give temporaries whose lifetimes do not overlap the same pool slot.

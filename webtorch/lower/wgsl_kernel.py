@@ -8,6 +8,7 @@ Kernels that read along one dimension and write along another walk squares.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from webtorch.ir import expr as ex
@@ -176,6 +177,15 @@ def _written(
         number = f"i32({group_number(grid)} * {size}u + lid)"
         body.append(f"let i = {number}{f' * {lanes}' if lanes > 1 else ''};")
     body.append(f"if (i >= {count}) {{ return; }}")
+    write_points(writer)
+    return writer, body, size, grid
+
+
+def write_points(writer: KernelWriter, known: Callable[[Scope], object] | None = None) -> None:
+    """Write what a kernel without reductions does at the points of one invocation, from number `i`
+    on. `known` is given the scope of each point first, to say what is known there."""
+    kernel, top, lanes, count = writer.kernel, writer.top, writer.lanes, writer.kernel.outer_count
+    body = top.lines
     top.linear = "i"
     scopes: list[Scope] = []
     if lanes == 1:
@@ -191,6 +201,9 @@ def _written(
             else:
                 scope.linear = writer.bind(f"min(i + {lane}, {count - 1})", body)
             scopes.append(scope)
+    if known is not None:
+        for scope in scopes:
+            known(scope)
     partial = count % lanes != 0
     for lane, scope in enumerate(scopes):
         guard = f"i + {lane} < {count}" if partial and lane else ""
@@ -207,4 +220,3 @@ def _written(
         else:
             for lane, scope in enumerate(scopes):
                 writer.store(store, scope, f"i + {lane} < {count}" if partial and lane else "")
-    return writer, body, size, grid

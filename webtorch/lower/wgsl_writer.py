@@ -126,6 +126,8 @@ class KernelWriter:
         self.fast_inner = bool(kernel.reduces)
         self.fast_count = kernel.inner_count if self.fast_inner else kernel.outer_count
         self.slots: dict[int, Slot] = {}
+        # Functions that the body calls.
+        self.functions: list[str] = []
         self.top = Scope()
         self._count_uses()
 
@@ -145,6 +147,9 @@ class KernelWriter:
                 if node in self.mask_memo:
                     continue
                 m = 0
+                if node.op == "reduced" and not self.kernel.reduces:
+                    # The sum of a product, each point's own.
+                    m = 1 << (self.rank - 1)
                 if node.op == "index":
                     m = 1 << cast("tuple[int, int]", node.value)[0]
                 for a in node.args:
@@ -261,7 +266,11 @@ class KernelWriter:
             and (wide or any(self.is_vector(s.position, 4, 4) for s in plain))
         ):
             self.lanes = 4
-        for i, slot in enumerate(k.buffers):
+        self.choose_slots()
+
+    def choose_slots(self) -> None:
+        """Choose how each buffer is declared, for a number of points that is known."""
+        for i, slot in enumerate(self.kernel.buffers):
             self.slots[i] = self._declare(i, slot)
 
     def template_slot(self, number: int) -> Slot:

@@ -16,7 +16,16 @@ import webtorch
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, Scan, Several
+from webtorch.ir.kernel import (
+    Attention,
+    Convolution,
+    Kernel,
+    Matmul,
+    Routine,
+    Scan,
+    Several,
+    epilogue_of,
+)
 from webtorch.ir.view import numel
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import Run, watch
@@ -72,13 +81,20 @@ def cost(routine: Routine) -> Cost:
                 (batch if _own(routine.right_strides) else 1) * routine.k * routine.n,
                 points,
             )
-            return Cost(_bytes(routine, sides), 2 * points * routine.k)
+            after = _epilogue_cost(routine)
+            if after is None:
+                return Cost(_bytes(routine, sides), 2 * points * routine.k)
+            nbytes = _bytes(routine, sides[:2]) + after.nbytes
+            return Cost(nbytes, 2 * points * routine.k + after.flops)
         case Convolution():
             outputs = numel(routine.output_shape)
             window = numel(routine.weight_shape[1:])
-            return Cost(
-                _bytes(routine, [s.elements for s in routine.buffers]), 2 * outputs * window
-            )
+            flops = 2 * outputs * window
+            every = [s.elements for s in routine.buffers]
+            after = _epilogue_cost(routine)
+            if after is None:
+                return Cost(_bytes(routine, every), flops)
+            return Cost(_bytes(routine, every[:2]) + after.nbytes, flops + after.flops)
         case Scan():
             points = routine.outer * routine.length * routine.inner
             return Cost(_bytes(routine, (points, points)), points)
@@ -94,6 +110,10 @@ def cost(routine: Routine) -> Cost:
             return Cost(_bytes(routine, [s.elements for s in routine.buffers]), scores * width)
         case _:
             return Cost(_bytes(routine, [s.elements for s in routine.buffers]), 0)
+
+
+def _epilogue_cost(routine: Matmul | Convolution) -> Cost | None:
+    return _kernel_cost(epilogue_of(routine)) if routine.epilogue else None
 
 
 def _own(strides: tuple[int, ...]) -> bool:

@@ -45,6 +45,8 @@ class Limits:
     has_matmul: bool = True
     has_convolution: bool = True
     has_scan: bool = True
+    # Whether products compute what follows them while their sums are in registers.
+    has_epilogues: bool = False
     # Whether small kernels are merged into one dispatch (lower/together.py).
     has_several: bool = False
     # Whether the graph's sizes vary from one program to the next, so that its kernels should differ

@@ -35,6 +35,7 @@ BROWSER_LIMITS = Limits(
     workgroup_memory_bytes=16384,
     has_f16=False,
     is_gpu=True,
+    has_epilogues=True,
 )
 # Software adapters: SwiftShader has 10 storage buffers, the others more. Where one has not, the
 # kernels for graphics cards run.

@@ -29,23 +29,16 @@ from webtorch.lower.templates.gemm import (
     K,
     Product,
     choose,
+    finishes,
     product_passes,
+    split,
 )
-from webtorch.lower.templates.generic import conv_kernel, guarded, within
+from webtorch.lower.templates.generic import at_points, conv_kernel, guarded, within
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
 __all__ = ["conv_kernel", "is_product", "phase_products", "product", "render"]
-
-
-def _split(x: Expr, *sizes: int) -> list[Expr]:
-    """Return the coordinates of linear number `x` in a space whose last dimensions are `sizes`."""
-    out: list[Expr] = []
-    for size in reversed(sizes):
-        out.insert(0, ex.mod(x, size) if size > 1 else ex.const(0, x.dtype))
-        x = ex.floordiv(x, size)
-    return [x, *out]
 
 
 def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
@@ -66,11 +59,13 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
     def variables(*sizes: int) -> list[Expr]:
         return [ex.index(d, s) for d, s in enumerate(sizes)]
 
-    def made(sizes: tuple[int, ...], left: Expr, right: Expr, place: Expr) -> Product:
+    def made(
+        sizes: tuple[int, ...], left: Expr, right: Expr, place: Expr, *points: Expr
+    ) -> Product:
         batch, rows, columns, k = sizes[:4]
         return Product(
             r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args,
-            taps=sizes[4] if len(sizes) > 4 else 1,
+            taps=sizes[4] if len(sizes) > 4 else 1, **finishes(r, points),
         )  # fmt: skip
 
     def along_k(count: int, inner: int) -> tuple[int, ...]:
@@ -80,8 +75,8 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
     def k_parts(v: list[Expr], *inner: int) -> list[Expr]:
         """Return k as (which, coordinates in `inner`)."""
         if len(v) > TAP:
-            return [v[K], *_split(v[TAP], *inner)[1:]]
-        return _split(v[K], *inner)
+            return [v[K], *split(v[TAP], *inner)[1:]]
+        return split(v[K], *inner)
 
     def gather(slot: int, dtype: DType, image: Expr, channel: Expr, y: Expr, x: Expr) -> Expr:
         """Return an element of the input, 0 on the border."""
@@ -102,19 +97,20 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
             left = ex.load(1, second, v[ROW] * c + v[K])
             right = ex.load(0, first, (v[BATCH] * c + v[K]) * (h * w) + v[COLUMN])
             place = (v[BATCH] * o + v[ROW]) * (h * w) + v[COLUMN]
-            return made(sizes, left, right, place), h * w
+            return made(sizes, left, right, place, v[BATCH], v[ROW], v[COLUMN]), h * w
         sizes = (r.groups, og, n * oh * ow, *along_k(cg, taps))
         v = variables(*sizes)
         whole = v[K] * taps + v[TAP] if len(v) > TAP else v[K]
         left = ex.load(1, second, (v[BATCH] * og + v[ROW]) * (cg * taps) + whole)
-        image, y, x = _split(v[COLUMN], oh, ow)
+        image, y, x = split(v[COLUMN], oh, ow)
         channel, ky, kx = k_parts(v, kh, kw)
         right = gather(
             0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
         )
-        picture, spot = _split(v[COLUMN], oh * ow)
-        place = (picture * o + v[BATCH] * og + v[ROW]) * (oh * ow) + spot
-        return made(sizes, left, right, place), oh * ow
+        picture, spot = split(v[COLUMN], oh * ow)
+        row = v[BATCH] * og + v[ROW]
+        place = (picture * o + row) * (oh * ow) + spot
+        return made(sizes, left, right, place, picture, row, spot), oh * ow
     if r.kind == "input":
         if plain:
             sizes = (n, c, h * w, o)
@@ -122,12 +118,12 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
             left = ex.load(1, second, v[K] * c + v[ROW])
             right = ex.load(0, first, (v[BATCH] * o + v[K]) * (h * w) + v[COLUMN])
             place = (v[BATCH] * c + v[ROW]) * (h * w) + v[COLUMN]
-            return made(sizes, left, right, place), h * w
+            return made(sizes, left, right, place, v[BATCH], v[ROW], v[COLUMN]), h * w
         sizes = (r.groups, cg, n * h * w, *along_k(og, taps))
         v = variables(*sizes)
         channel, tap = k_parts(v, taps)
         left = ex.load(1, second, (v[BATCH] * og + channel) * (cg * taps) + v[ROW] * taps + tap)
-        image, y, x = _split(v[COLUMN], h, w)
+        image, y, x = split(v[COLUMN], h, w)
         _, ky, kx = k_parts(v, kh, kw)
         ty, tx = y + py - ky * dy, x + px - kx * dx
         oy, ox = (ex.floordiv(ty, sy) if sy > 1 else ty), (ex.floordiv(tx, sx) if sx > 1 else tx)
@@ -139,20 +135,22 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
         right = guarded(
             0, first, ((image * o + v[BATCH] * og + channel) * oh + oy) * ow + ox, valid
         )
-        picture, spot = _split(v[COLUMN], h * w)
-        place = (picture * c + v[BATCH] * cg + v[ROW]) * (h * w) + spot
-        return made(sizes, left, right, place), h * w
+        picture, spot = split(v[COLUMN], h * w)
+        row = v[BATCH] * cg + v[ROW]
+        place = (picture * c + row) * (h * w) + spot
+        return made(sizes, left, right, place, picture, row, spot), h * w
     sizes = (r.groups, og, cg * taps, *along_k(n, oh * ow))
     v = variables(*sizes)
     picture, spot = k_parts(v, oh * ow)
     left = ex.load(1, second, (picture * o + v[BATCH] * og + v[ROW]) * (oh * ow) + spot)
     image, y, x = k_parts(v, oh, ow)
-    channel, ky, kx = _split(v[COLUMN], kh, kw)
+    channel, ky, kx = split(v[COLUMN], kh, kw)
     right = gather(
         0, first, image, v[BATCH] * cg + channel, y * sy + ky * dy - py, x * sx + kx * dx - px
     )
-    place = (v[BATCH] * og + v[ROW]) * (cg * taps) + v[COLUMN]
-    found = made(sizes, left, right, place)
+    row = v[BATCH] * og + v[ROW]
+    place = row * (cg * taps) + v[COLUMN]
+    found = made(sizes, left, right, place, row, v[COLUMN])
     return replace(found, k_fastest=True, left_run=1 if found.taps > 1 else oh * ow), 1
 
 
@@ -202,16 +200,20 @@ def phase_products(r: Convolution) -> list[Product | Kernel]:
                 # No tap reaches these places.
                 i = [ex.index(d, s) for d, s in enumerate((n * c, a.places, b.places))]
                 place = (i[0] * h + i[1] * sy + ry) * w + i[2] * sx + rx
-                zero = Store(2, place, ex.const(0, r.buffers[2].dtype))
+                spot = (i[1] * sy + ry) * w + i[2] * sx + rx
+                stores: tuple[Store, ...] = (Store(2, place, ex.const(0, r.buffers[2].dtype)),)
+                if r.epilogue:
+                    points = (ex.floordiv(i[0], c), ex.mod(i[0], c), spot)
+                    stores = at_points(r, points, ex.const(0, r.accumulates))
                 sizes = (n * c, a.places, b.places)
-                out.append(Kernel(r.name, sizes, (), r.buffers, r.args, (), (zero,)))
+                out.append(Kernel(r.name, sizes, (), r.buffers, r.args, (), stores))
                 continue
             batch, rows, columns, k = (
                 r.groups, cg, n * a.places * b.places, og * a.taps * b.taps
             )  # fmt: skip
             v = [ex.index(d, s) for d, s in enumerate((batch, rows, columns, k))]
-            channel, jy, jx = _split(v[K], a.taps, b.taps)
-            image, y, x = _split(v[COLUMN], a.places, b.places)
+            channel, jy, jx = split(v[K], a.taps, b.taps)
+            image, y, x = split(v[COLUMN], a.places, b.places)
             tap = (jy * a.stride + a.first) * kw + jx * b.stride + b.first
             row = v[BATCH] * og + channel
             left = ex.load(1, r.buffers[1].dtype, (row * cg + v[ROW]) * (kh * kw) + tap)
@@ -219,10 +221,23 @@ def phase_products(r: Convolution) -> list[Product | Kernel]:
             valid = within(oy, oh) & within(ox, ow)
             position = ((image * o + row) * oh + oy) * ow + ox
             right = guarded(0, r.buffers[0].dtype, position, valid)
-            plane = image * c + v[BATCH] * cg + v[ROW]
-            place = (plane * h + y * sy + ry) * w + x * sx + rx
+            channel = v[BATCH] * cg + v[ROW]
+            spot = (y * sy + ry) * w + x * sx + rx
+            place = (image * c + channel) * (h * w) + spot
             out.append(
-                Product(r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args)
+                Product(
+                    r.name,
+                    batch,
+                    rows,
+                    columns,
+                    k,
+                    left,
+                    right,
+                    place,
+                    r.buffers,
+                    r.args,
+                    **finishes(r, (image, channel, spot)),
+                )
             )
     return out
 

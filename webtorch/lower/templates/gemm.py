@@ -21,15 +21,16 @@ adds the parts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import BufferSlot, Kernel
+from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, epilogue_of
 from webtorch.lower.sizes import size_class
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
 from webtorch.lower.wgsl_facts import affine
+from webtorch.lower.wgsl_kernel import write_points
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import encode, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope
@@ -71,6 +72,17 @@ class Product:
     parts: tuple[int, ...] = ()
     # How many times k runs, each time from positions that the operands compute from TAP.
     taps: int = 1
+    # What is stored instead of the sums, as a kernel over the output's points, and the coordinates
+    # of a point from the loop variables (Matmul.epilogue).
+    epilogue: Kernel | None = None
+    points: tuple[Expr, ...] = ()
+    # The type of the sums, where that is not told by the output's.
+    sums: DType | None = None
+
+    @property
+    def accumulates(self) -> DType:
+        """The type of the sums."""
+        return self.sums or self.buffers[2].dtype.compute
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -221,7 +233,7 @@ class ProductWriter(KernelWriter):
                 for a in node.args:
                     self.uses[a] = self.uses.get(a, 0) + 1
         self.p = p
-        self.kind = wgsl_type(p.buffers[2].dtype.compute)
+        self.kind = wgsl_type(p.accumulates)
         self.before = Places([])
 
     def varies(self, x: Expr) -> bool:
@@ -269,6 +281,9 @@ class ProductWriter(KernelWriter):
             if not s.packed:
                 s.width = 4 if wide.get(number) else (widths or {}).get(number, 1)
             self.slots[number] = s
+        if self.p.epilogue is not None:
+            self._write_epilogue(self.p.epilogue)
+            return
         out = self.slots[2]
         if out.packed:
             out.atomic = not self.is_row_of(out.width)
@@ -296,6 +311,41 @@ class ProductWriter(KernelWriter):
         )
 
     image_columns = 1
+
+    def _write_epilogue(self, kernel: Kernel) -> None:
+        """Write the function that stores what follows the sums of a point, or of four columns where
+        those are neighbours in memory, as an elementwise kernel does."""
+        p = self.p
+        w = KernelWriter(kernel, self.limits)
+        w.lanes = 4 if self.is_row_of(4) and kernel.outer[-1] % 4 == 0 else 1
+        w.choose_slots()
+        for number in range(2, len(p.buffers)):
+            self.slots[number] = w.slots[number]
+        self.args = w.args
+        self.together = w.lanes == 4
+        body = w.top.lines
+        scope = Places(body, (), 0xF)
+        for number, name in ((BATCH, "batch"), (ROW, "row"), (COLUMN, "column")):
+            scope.env[p.variable(number)] = name
+        first = [self.named(self.value(x, scope), body) for x in p.points]
+        body.append(f"let i = {self.value(p.position, scope)};")
+        sums = ex.reduced(0, p.accumulates)
+
+        def known(point: Scope) -> None:
+            for d, (name, size) in enumerate(zip(first, kernel.outer, strict=False)):
+                last = d == len(kernel.outer) - 1
+                if not last or point.lane == 0:
+                    point.env[ex.index(d, size)] = name
+            point.env[sums] = f"value.{'xyzw'[point.lane]}" if self.together else "value"
+
+        w.names = self.names
+        write_points(w, known)
+        kind = f"vec4<{self.kind}>" if self.together else self.kind
+        self.functions = [
+            f"fn wt_finish(batch: i32, row: i32, column: i32, value: {kind}) {{",
+            *("  " + x for x in body),
+            "}",
+        ]
 
     def wide_load(self, load: Expr, scope: Scope) -> str:
         """Return the text of a four-element load in the compute type."""
@@ -325,6 +375,9 @@ class ProductWriter(KernelWriter):
     ) -> None:
         """Write four neighbouring outputs of a row from a vec4 of the compute type."""
         p, out = self.p, self.slots[2]
+        if p.epilogue is not None:
+            self._call_epilogue(row, column, batch, value, lines, guard)
+            return
         dtype = p.buffers[2].dtype
         whole = p.n % 4 == 0
         body: list[str] = []
@@ -369,6 +422,21 @@ class ProductWriter(KernelWriter):
                 body.append("}")
         lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"] if guard else body
 
+    def _call_epilogue(
+        self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
+    ) -> None:
+        if self.together:
+            body = [f"wt_finish({batch}, {row}, {column}, {value});"]
+        else:
+            body = []
+            for step in range(4):
+                at = f"{column} + {step}" if step else column
+                call = f"wt_finish({batch}, {row}, {at}, {value}.{'xyzw'[step]});"
+                # The first column is always there.
+                whole = step == 0 or self.p.n % 4 == 0
+                body.append(call if whole else f"if ({at} < {self.p.n}) {{ {call} }}")
+        lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"] if guard else body
+
 
 @dataclass(slots=True)
 class Operand:
@@ -393,7 +461,7 @@ class Operand:
 def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
     p = w.p
     out = []
-    dtype = p.buffers[2].dtype.compute
+    dtype = p.accumulates
     for load, variable in ((p.left, ROW), (p.right, COLUMN)):
         load = ex.cast(load, dtype)
         source = load.args[0] if load.op == "cast" else load
@@ -841,6 +909,23 @@ def _tiles(
                 column = w.bind(f"tile_column + (tx + {j * x_step}) * 4", body)
                 finish_block(w, body, row, column, f"acc{i * 4 + r}_{j}", split, tile)
     return body, shared, threads, grid
+
+
+def split(x: Expr, *sizes: int) -> list[Expr]:
+    """Return the coordinates of linear number `x` in a space whose last dimensions are `sizes`."""
+    out: list[Expr] = []
+    for size in reversed(sizes):
+        out.insert(0, ex.mod(x, size) if size > 1 else ex.const(0, x.dtype))
+        x = ex.floordiv(x, size)
+    return [x, *out]
+
+
+def finishes(r: Matmul | Convolution, points: tuple[Expr, ...]) -> dict[str, Any]:
+    """Return the fields of a Product that say what is done with its sums; `points` are the
+    coordinates of an output in `r.points`."""
+    if not r.epilogue:
+        return {}
+    return {"epilogue": epilogue_of(r), "points": points, "sums": r.accumulates}
 
 
 def linear(variables: list[Expr], strides: list[int], offset: int = 0) -> Expr:

@@ -4,15 +4,31 @@ imports floor 0 only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, int32
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Convolution, Kernel, Matmul, Reduce, ReduceOp, Scan, Store
+from webtorch.ir.kernel import (
+    BufferSlot,
+    Convolution,
+    Kernel,
+    Matmul,
+    Reduce,
+    ReduceOp,
+    Scan,
+    Store,
+)
+from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.affine import affine
+
+P = TypeVar("P", bound=Matmul | Convolution)
 
 
-def _sum_of_products(a: Expr, b: Expr, out: DType) -> Reduce:
-    """Return the reduction that adds a * b in the type that `out` computes in."""
-    dtype = out.compute
+def _sum_of_products(a: Expr, b: Expr, dtype: DType) -> Reduce:
+    """Return the reduction that adds a * b in type `dtype`."""
     return Reduce("sum", ex.cast(a, dtype) * ex.cast(b, dtype), dtype)
 
 
@@ -22,6 +38,83 @@ def _linear(indices: list[Expr], strides: tuple[int, ...], offset: int = 0) -> E
         if stride:
             position = position + i * stride
     return position
+
+
+def at_points(
+    routine: Matmul | Convolution, points: Sequence[Expr], value: Expr | None = None
+) -> tuple[Store, ...]:
+    """Return the stores of a product's epilogue, its loop variables replaced by `points` and the
+    sum by `value`, where one is given."""
+    memo: dict[Expr, Expr] = {}
+
+    def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        del args
+        if node.op == "index":
+            return points[node.value[0]]
+        return value if node.op == "reduced" else None
+
+    return tuple(
+        replace(
+            s,
+            position=ex.rewrite(s.position, other, memo),
+            value=ex.rewrite(s.value, other, memo),
+        )
+        for s in routine.epilogue
+    )
+
+
+def without_epilogue(
+    routine: P,
+) -> tuple[P, Kernel, tuple[int, ...], BufferSlot | None]:
+    """Return a product that stores its sums, and the kernel that does the rest.
+
+    Then the buffers of the kernel, by their numbers among the routine's, and the product's output:
+    the first of them, if the returned slot is None; else it has the number after the last of the
+    routine's, and is a scratch buffer of that form.
+    """
+    r = routine
+    dtype, count = r.accumulates, numel(r.points)
+    flat = _linear([ex.index(d, s) for d, s in enumerate(r.points)], contiguous_strides(r.points))
+    rest = tuple(range(2, len(r.buffers)))
+    # The sums wait where a result is going to be, if that is written only.
+    free = [
+        s.buffer
+        for s in r.epilogue
+        if r.buffers[s.buffer] == BufferSlot(dtype, "write", count)
+        and affine(s.position) == affine(flat)
+    ]
+    scratch = None if free else BufferSlot(dtype, "write", count)
+    target = free[0] if free else len(r.buffers)
+    order = (target, *(n for n in rest if n != target))
+    place = {n: i for i, n in enumerate(order)}
+    memo: dict[Expr, Expr] = {}
+
+    def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op == "reduced":
+            return ex.load(0, dtype, flat)
+        if node.op == "load":
+            return ex.make("load", node.dtype, args, place[node.value])
+        return None
+
+    stores = tuple(
+        replace(s, buffer=place[s.buffer], position=ex.rewrite(s.position, other, memo),
+                value=ex.rewrite(s.value, other, memo))
+        for s in r.epilogue
+    )  # fmt: skip
+    slots = tuple(r.buffers[n] for n in order if n < len(r.buffers))
+    out = BufferSlot(dtype, "write", count)
+    first = replace(out, access="read") if scratch else replace(out, access="read_write")
+    kernel = Kernel(
+        f"{r.name}_after",
+        r.points,
+        (),
+        (first, *(slots if scratch else slots[1:])),
+        r.args,
+        (),
+        stores,
+    )
+    plain = replace(r, buffers=(*r.buffers[:2], out), args=(), epilogue=())
+    return plain, kernel, order, scratch
 
 
 def matmul_kernel(routine: Matmul) -> Kernel:
@@ -37,12 +130,13 @@ def matmul_kernel(routine: Matmul) -> Kernel:
         1, r.buffers[1].dtype, _linear([*batch, k, column], r.right_strides, r.right_offset)
     )
     out = r.buffers[2].dtype
-    reduce = _sum_of_products(left, right, out)
+    reduce = _sum_of_products(left, right, r.accumulates)
     strides = [1]
     for size in reversed(outer[1:]):
         strides.insert(0, strides[0] * size)
     store = Store(2, _linear(index, tuple(strides)), ex.cast(ex.reduced(0, reduce.dtype), out))
-    return Kernel(r.name, outer, (r.k,), r.buffers, r.args, (reduce,), (store,))
+    stores = r.epilogue or (store,)
+    return Kernel(r.name, outer, (r.k,), r.buffers, r.args, (reduce,), stores)
 
 
 def within(x: Expr, size: int) -> Expr:
@@ -94,7 +188,11 @@ def conv_kernel(routine: Convolution) -> Kernel:
         channel = ex.floordiv(i[0], og) * cg + i[1] if r.groups > 1 else i[1]
         a = guarded(0, first, ((i[4] * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
         b = ex.load(1, second, ((i[4] * o + i[0]) * oh + i[5]) * ow + i[6])
-    reduce = _sum_of_products(a, b, out)
+    reduce = _sum_of_products(a, b, r.accumulates)
+    if r.epilogue:
+        spot = i[2] * outer[3] + i[3]
+        points = (i[0], i[1], spot) if r.kind != "weight" else (i[0], i[1] * (kh * kw) + spot)
+        return Kernel(r.name, outer, inner, r.buffers, r.args, (reduce,), at_points(r, points))
     position = ((i[0] * outer[1] + i[1]) * outer[2] + i[2]) * outer[3] + i[3]
     store = Store(2, position, ex.cast(ex.reduced(0, reduce.dtype), out))
     return Kernel(r.name, outer, inner, r.buffers, r.args, (reduce,), (store,))

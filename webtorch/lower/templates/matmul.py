@@ -15,8 +15,10 @@ from webtorch.lower.templates.gemm import (
     ROW,
     K,
     Product,
+    finishes,
     linear,
     render_product,
+    split,
 )
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.wgsl_kernel import render_kernel
@@ -47,7 +49,11 @@ def product(r: Matmul) -> Product:
     left = operand(0, r.left_strides, r.left_offset, index[ROW], index[K])
     right = operand(1, r.right_strides, r.right_offset, index[K], index[COLUMN])
     place = (index[BATCH] * r.m + index[ROW]) * r.n + index[COLUMN]
-    return Product(r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args, parts=parts)
+    points = (*split(index[BATCH], *r.batch)[1:], index[ROW], index[COLUMN])
+    return Product(
+        r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args, parts=parts,
+        **finishes(r, points),
+    )  # fmt: skip
 
 
 def _scale(batch: tuple[int, ...], strides: tuple[int, ...]) -> int | None:

@@ -82,7 +82,7 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
     not serve: other types, other adapters, operands that are not eight apart, tiny products."""
     if not (limits.has_matrix_units and limits.has_f16 and engine == "dawn"):
         return None
-    if p.buffers[2].dtype not in (float16, float32) or min(p.m, p.n, p.k) < _SIDE:
+    if p.accumulates is not float32 or min(p.m, p.n, p.k) < _SIDE:
         return None
     if operands(ProductWriter(p, limits)) is None:
         return None

@@ -34,7 +34,7 @@ from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.sizes import Families, Family
-from webtorch.lower.templates.generic import conv_kernel
+from webtorch.lower.templates.generic import conv_kernel, without_epilogue
 from webtorch.runtime.backends.cpu import (
     attention,
     contraction,
@@ -264,6 +264,24 @@ class SplitRunner(Runner):
             step.run([every[n] for n in binding], args, status)
 
 
+class ProductRunner(Runner):
+    """A product, then what follows it."""
+
+    def __init__(self, routine: Matmul | Convolution, varying: bool = False) -> None:
+        self.routine = routine
+        plain, after, self.order, self.scratch = without_epilogue(routine)
+        self.product = runner(plain, varying)
+        self.after = KernelRunner(after, varying)
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        every = list(buffers)
+        if self.scratch is not None:
+            every.append(CpuBuffer(self.scratch.dtype, self.scratch.elements))
+        self.product.run((buffers[0], buffers[1], every[self.order[0]]), (), status)
+        self.after.run([every[n] for n in self.order], args, status)
+
+
 class ArrayRunner(Runner):
     """A routine that is a function of flat arrays."""
 
@@ -333,6 +351,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                     found = SplitRunner(routine, *parts, varying)
             case Several():
                 found = SeveralRunner(routine, varying)
+            case Matmul() | Convolution() if routine.epilogue:
+                found = ProductRunner(routine, varying)
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():

@@ -21,7 +21,7 @@ from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.templates.attention_backward import split as split_backward
-from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
+from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, without_epilogue
 from webtorch.runtime.backends.cpu import direct, gemm, jit
 from webtorch.runtime.backends.cpu.executable import in_order
 from webtorch.runtime.backends.cpu.vectorcode import Functions, Target
@@ -345,6 +345,14 @@ class _LayOut(Target):
             case Several():
                 for part in routine.parts:
                     self.kernel(part, at, args, whole=True)
+            case Matmul() | Convolution() if routine.epilogue:
+                plain, after, order, scratch = without_epilogue(routine)
+                every = list(at)
+                if scratch is not None:
+                    size = scratch.elements * scratch.dtype.itemsize
+                    every.append(_Scratch(self.page.memory, size).address)
+                self.routine(plain, [*at[:2], every[order[0]]], ())
+                self.kernel(after, [every[n] for n in order], args)
             case Matmul():
                 self.matmul(routine, at)
             case Convolution():

@@ -163,11 +163,17 @@ def tune(device: WebGPUBackend, routine: Routine, seconds: float = 30.0) -> Resu
     Holds the device's lock: nothing else runs on it meanwhile.
     """
     from webtorch.lower.templates import search
+    from webtorch.lower.templates.generic import without_epilogue
 
     with device.lock:
         found = search.product_of(routine, device.limits, device.engine)
         if found is None or not isinstance(routine, Matmul | Convolution):
             return None
+        if routine.epilogue:
+            # What follows is little beside a product that is worth measuring.
+            routine = without_epilogue(routine)[0]
+            found = search.product_of(routine, device.limits, device.engine)
+            assert found is not None
         p, columns = found
         if any(slot.dtype.name not in TOLERANCE for slot in routine.buffers):
             return None
