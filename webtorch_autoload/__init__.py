@@ -83,6 +83,7 @@ def _register(torch: ModuleType) -> None:
     _generators(torch)
     _allocation(torch)
     _storages(torch)
+    _other_layouts(torch)
     _refuse_export(torch)
     _printing(torch)
 
@@ -144,6 +145,29 @@ def _storages(torch: ModuleType) -> None:
         )
 
     torch.UntypedStorage.__new__ = staticmethod(new)
+    made = torch.UntypedStorage.new
+
+    def new_like(self: Any) -> Any:
+        """Return an empty storage on the same device."""
+        return new(type(self), 0, device=self.device) if self.device.type == NAME else made(self)
+
+    torch.UntypedStorage.new = new_like
+
+
+def _other_layouts(torch: ModuleType) -> None:
+    """Refuse sparse, quantised and nested tensors in words: PyTorch would list its registrations."""
+    library = torch.library.Library("_", "IMPL")
+    for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
+
+        def refuse(operator: Any, *args: Any, kind: str = kind, **kwargs: Any) -> Any:
+            word = {"NestedTensor": "nested"}.get(kind, kind.lower().removesuffix("csr"))
+            raise NotImplementedError(
+                f"webgpu: '{operator}' of a {word} tensor: tensors on the device are dense. Keep it on the CPU, "
+                "or make it dense (.to_dense(), torch.nested.to_padded_tensor, sparse=False)."
+            )
+
+        library.fallback(hide(refuse), f"{kind}PrivateUse1")
+    _libraries.append(library)
 
 
 def _refuse_export(torch: ModuleType) -> None:
@@ -190,6 +214,9 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
         for place in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
             if place is not None and hasattr(place, name):
                 setattr(place, name, getattr(module, name))
+    torch.accelerator.get_device_capability = module.get_device_capability
+    torch.accelerator.get_memory_info = module.mem_get_info
+    torch.accelerator.set_device_index = module.set_device
 
 
 def _generators(torch: ModuleType) -> None:

@@ -30,6 +30,13 @@ def is_initialized() -> bool:
     return engine is not None and engine.is_open()
 
 
+def __getattr__(name: str) -> Any:
+    # What PyTorch asks before it keeps the states of random numbers, as for checkpoints.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
+
+
 def _is_in_bad_fork() -> bool:
     engine = sys.modules.get(_ENGINE)
     return engine is not None and engine.is_forked()
@@ -62,11 +69,14 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Select a device. Raises RuntimeError for any but device 0."""
-    index = device if isinstance(device, int) else torch.device(device).index
+    _check("set_device", device)
+
+
+def _check(name: str, device: Any) -> None:
+    """Raise RuntimeError for a device other than number 0; None is that one."""
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
     if index not in (None, 0, -1):
-        raise RuntimeError(
-            f"torch.webgpu.set_device({device!r}): there is one WebGPU device, number 0"
-        )
+        raise RuntimeError(f"torch.webgpu.{name}({device!r}): there is one WebGPU device, number 0")
 
 
 class device:
@@ -96,6 +106,7 @@ def init() -> None:
 
 def synchronize(device: Any = None) -> None:
     """Compute what is pending and wait for the device."""
+    _check("synchronize", device)
     if is_initialized():
         runtime = _runtime()
         runtime.realize()
@@ -104,16 +115,19 @@ def synchronize(device: Any = None) -> None:
 
 def memory_allocated(device: Any = None) -> int:
     """Return the bytes held by live buffers. What is not computed yet holds none."""
+    _check("memory_allocated", device)
     return int(_runtime().backend.memory_allocated()) if is_initialized() else 0
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """Return the largest `memory_allocated` since the start or the last reset."""
+    _check("max_memory_allocated", device)
     return int(_runtime().backend.max_memory_allocated()) if is_initialized() else 0
 
 
 def memory_reserved(device: Any = None) -> int:
     """Return the bytes held from the system: live buffers and the pool's unused ones."""
+    _check("memory_reserved", device)
     if not is_initialized():
         return 0
     backend = _runtime().backend
@@ -122,17 +136,27 @@ def memory_reserved(device: Any = None) -> int:
 
 def max_memory_reserved(device: Any = None) -> int:
     """Return the largest `memory_allocated`, or what is reserved now if that is more."""
+    _check("max_memory_reserved", device)
     return max(max_memory_allocated(), memory_reserved())
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the memory counts under PyTorch's names."""
+    _check("memory_stats", device)
     return {
         "allocated_bytes.all.current": memory_allocated(),
         "allocated_bytes.all.peak": max_memory_allocated(),
         "reserved_bytes.all.current": memory_reserved(),
         "reserved_bytes.all.peak": max_memory_reserved(),
     }
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Raise NotImplementedError: WebGPU does not tell how much memory a device has, or how much is free."""
+    raise NotImplementedError(
+        "torch.webgpu.mem_get_info: WebGPU does not tell the size of a device's memory; "
+        "memory_allocated() and memory_reserved() count this process's"
+    )
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
@@ -158,6 +182,7 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Start the peak count anew."""
+    _check("reset_peak_memory_stats", device)
     if is_initialized():
         _runtime().backend.reset_peak_memory()
 
@@ -170,11 +195,13 @@ def empty_cache() -> None:
 
 def get_device_name(device: Any = None) -> str:
     """Return the adapter's name."""
+    _check("get_device_name", device)
     return str(_runtime().backend.description())
 
 
 def get_device_properties(device: Any = None) -> Any:
     """Return the compiler's view of the device: sizes in bytes, workgroup limits."""
+    _check("get_device_properties", device)
     return _runtime().backend.limits
 
 
@@ -232,12 +259,14 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
+    _check("get_rng_state", device)
     state = importlib.import_module(_ENGINE).generator().get_state()
     return torch.tensor(state.tolist(), dtype=torch.uint8)
 
 
 def set_rng_state(new_state: Any, device: Any = None) -> None:
     """Go back to a state that `get_rng_state` returned."""
+    _check("set_rng_state", device)
     import webtorch
 
     state = webtorch.tensor(new_state.tolist(), dtype=webtorch.uint8, device="cpu")
@@ -262,6 +291,7 @@ class Stream(torch.Stream):
     """The device's only queue, whatever its name: work runs in the order in which it was recorded."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **options: Any) -> Stream:
+        _check("Stream", device)
         return super().__new__(cls, "webgpu:0", priority=priority)
 
     def synchronize(self) -> None:
@@ -338,6 +368,7 @@ class Event:
 
 def current_stream(device: Any = None) -> Stream:
     """Return the device's only stream."""
+    _check("current_stream", device)
     return Stream()
 
 

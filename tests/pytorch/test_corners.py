@@ -141,3 +141,136 @@ def test_results_that_out_cannot_hold(webgpu: str) -> None:
 
 def test_random_integers_from_a_number_on(webgpu: str) -> None:
     assert torch.zeros(64, device=webgpu).random_(1000, None).min() >= 1000
+
+
+@pytest.mark.parametrize("make", [torch.rand, torch.randn])
+def test_random_complex_numbers_have_both_parts(webgpu: str, make: Callable[..., Any]) -> None:
+    z = make(4000, dtype=torch.complex64, device=webgpu).cpu()
+    mean, variance = (0.5, 1 / 12) if make is torch.rand else (0.0, 0.5)
+    for part in (z.real, z.imag):
+        assert abs(part.mean() - mean) < 0.06 and abs(part.var() - variance) < 0.06
+    assert abs(torch.corrcoef(torch.view_as_real(z).t())[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda x: x.uniform_(2, 1), "uniform_ expects"),
+        (lambda x: x.normal_(0, -1), "std >= 0"),
+        (lambda x: x.exponential_(-1), "lambda > 0"),
+        (lambda x: x.geometric_(2), r"in \(0, 1\)"),
+        (lambda x: x.cauchy_(0, -2), "sigma > 0"),
+        (lambda x: x.log_normal_(0, -2), "std > 0"),
+        (lambda x: x.random_(5, 2), "less than 'to'"),
+        (lambda x: x.bernoulli_(1.5), r"in \[0, 1\]"),
+        (lambda x: x.long().normal_(), "not implemented for"),
+        (lambda x: torch.randint(0, 300, (3,), dtype=torch.uint8, device=x.device), "300"),
+    ],
+)
+def test_random_operators_refuse_what_pytorchs_refuse(
+    webgpu: str, run: Callable[[torch.Tensor], Any], message: str
+) -> None:
+    for device in ("cpu", webgpu):
+        with pytest.raises(RuntimeError, match=message if device == webgpu else None):
+            run(torch.zeros(3, device=device))
+
+
+def test_normal_numbers_about_means(webgpu: str) -> None:
+    x = torch.normal(torch.full((2000,), 3.0, device=webgpu), 1.0)
+    y = torch.normal(3.0, torch.full((2000,), 2.0, device=webgpu))
+    assert abs(x.mean().item() - 3) < 0.2 and abs(y.std().item() - 2) < 0.2
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
+def test_batch_norm_of_an_empty_batch(webgpu: str, options: dict[str, bool]) -> None:
+    def run(device: str) -> torch.Tensor:
+        layer = torch.nn.BatchNorm1d(4, **options).to(device)
+        x = torch.ones(0, 4, device=device, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
+        return y
+
+    both(webgpu, run)
+
+
+def test_bounds_of_truth_values(webgpu: str) -> None:
+    x, bound = torch.tensor([True, False, True]), torch.tensor([False, False, True])
+    both(webgpu, lambda device: torch.clamp_max(x.to(device), bound.to(device)))
+    both(webgpu, lambda device: torch.clamp_min(x.to(device), bound.to(device)))
+
+
+def test_bfloat16_beside_complex_numbers(webgpu: str) -> None:
+    x = torch.ones(3, dtype=torch.bfloat16)
+    both(webgpu, lambda device: x.to(device) + torch.tensor(1j, device=device))
+    both(webgpu, lambda device: x.to(device) * 2j)
+
+
+def test_forms_that_pytorch_would_hand_to_a_cpu_kernel(webgpu: str) -> None:
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    both(webgpu, lambda device: z.clone().to(device).conj_physical_())
+    x = torch.tensor([[1, 2, 2], [3, 3, 1]])
+
+    def mode(device: str) -> torch.Tensor:
+        out = (
+            torch.empty(0, dtype=torch.int64, device=device),
+            torch.empty(0, dtype=torch.int64, device=device),
+        )
+        return torch.mode(x.to(device), 1, out=out)[0]
+
+    both(webgpu, mode)
+
+
+def test_writes_by_index_want_values_of_the_same_type(webgpu: str) -> None:
+    for device in ("cpu", webgpu):
+        x = torch.zeros(3, device=device)
+        mask = torch.tensor([True, False, True], device=device)
+        with pytest.raises(RuntimeError, match="dtypes match"):
+            x[torch.tensor([0, 1], device=device)] = torch.tensor(7, device=device)
+        with pytest.raises(RuntimeError, match="dtypes match"):
+            x[mask] = torch.tensor([7, 7], device=device)
+        # One number under a mask is converted.
+        x[mask] = torch.tensor(7, device=device)
+        assert x.tolist() == [7, 0, 7]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
+def test_layouts_that_are_not_dense_are_refused_in_words(webgpu: str) -> None:
+    embedding = torch.nn.Embedding(4, 2, sparse=True).to(webgpu)
+    with pytest.raises(NotImplementedError, match=r"dense.*sparse=False"):
+        embedding(torch.tensor([1], device=webgpu)).sum().backward()
+    index, values = torch.tensor([[0], [1]], device=webgpu), torch.ones(1, device=webgpu)
+    with pytest.raises(NotImplementedError, match="of a sparse tensor"):
+        torch.sparse_coo_tensor(index, values, (2, 2))
+    with pytest.raises(NotImplementedError, match="dense"):
+        torch.eye(2).to_sparse_csr().to(webgpu).sum()
+    with pytest.raises(NotImplementedError, match="nested"):
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=webgpu) * 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: torch.webgpu.Stream(3),
+        lambda: torch.webgpu.memory_allocated(3),
+        lambda: torch.webgpu.get_rng_state("webgpu:3"),
+        lambda: torch.webgpu.synchronize(3),
+        lambda: torch.webgpu.get_device_name(3),
+        lambda: torch.accelerator.set_device_index(3),
+        lambda: torch.UntypedStorage(3, device="webgpu:3"),
+        lambda: torch.Generator("webgpu:3"),
+        lambda: torch.nn.Linear(2, 2).to("webgpu:3"),
+        lambda: torch.tril_indices(3, 3, device="webgpu:3"),
+    ],
+)
+def test_there_is_one_device(webgpu: str, ask: Callable[[], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"there is (one|no)"):
+        ask()
+
+
+def test_empty_storages_made_of_others(webgpu: str) -> None:
+    storage = torch.ones(2, device=webgpu).untyped_storage().new()
+    assert storage.nbytes() == 0 and storage.device == torch.device(webgpu, 0)
+    assert torch.accelerator.get_device_capability() == torch.webgpu.get_device_capability()
+    with pytest.raises(NotImplementedError, match="does not tell"):
+        torch.accelerator.get_memory_info()

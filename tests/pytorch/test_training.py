@@ -36,6 +36,61 @@ def test_mlp_losses_equal_the_cpus_over_20_steps(
     assert_same(train(mlp(), rows(), webgpu, optimizer=optimizer, **options), expected)
 
 
+@pytest.mark.covers("S6")
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("Adam", {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+        ("AdamW", {"weight_decay": 0.1}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}),
+        ("SGD", {"momentum": 0.9, "nesterov": True}),
+        ("SGD", {}),
+        ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.1}),
+    ],
+)
+def test_fused_optimizers_step_as_the_cpus(
+    webgpu: str, optimizer: str, options: dict[str, object]
+) -> None:
+    options["fused"] = True
+    expected = train(mlp(), rows(), "cpu", steps=6, optimizer=optimizer, **options)
+    assert_same(train(mlp(), rows(), webgpu, steps=6, optimizer=optimizer, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad"])
+def test_fused_optimizers_under_a_gradient_scaler(webgpu: str, name: str) -> None:
+    """A step with an infinity changes nothing, neither parameters nor states, nor a tensor's learning rate."""
+
+    def run(where: str) -> list[torch.Tensor]:
+        w = torch.tensor([1.0, 2.0], device=where, requires_grad=True)
+        momentum = {"momentum": 0.9} if name == "SGD" else {}
+        optimizer = getattr(torch.optim, name)(
+            [w], lr=torch.tensor(0.1, device=where), fused=True, **momentum
+        )
+        scaler = torch.amp.GradScaler(where, init_scale=4.0)
+        for factor in (1.0, float("inf"), 2.0):
+            optimizer.zero_grad()
+            scaler.scale((w * w * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        state = [v for v in optimizer.state[w].values() if isinstance(v, torch.Tensor)]
+        return [t.detach().cpu() for t in (w, w.grad, *state)]
+
+    torch.testing.assert_close(run(webgpu), run("cpu"))
+
+
+def test_fused_step_of_half_precision_parameters(webgpu: str) -> None:
+    def run(where: str) -> torch.Tensor:
+        w = torch.tensor([1.0, 2.0], device=where, dtype=torch.float16, requires_grad=True)
+        optimizer = torch.optim.AdamW([w], lr=0.1, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (w * w).sum().backward()
+            optimizer.step()
+        return w.detach().cpu()
+
+    torch.testing.assert_close(run(webgpu), run("cpu"), rtol=2e-3, atol=2e-3)
+
+
 def test_a_changing_learning_rate_compiles_nothing(webgpu: str) -> None:
     model = mlp()
     train(model, rows(), webgpu, steps=4)
@@ -156,6 +211,22 @@ def test_checkpoint_and_function_transforms(webgpu: str) -> None:
     torch.testing.assert_close(each.cpu(), (x.cpu() ** 2).sum(1))
     slope = torch.func.grad(lambda v: (v**3).sum())(x)
     torch.testing.assert_close(slope.cpu(), 3 * x.cpu() ** 2, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_draw_the_same_dropout_again(webgpu: str, use_reentrant: bool) -> None:
+    x = torch.ones(64, device=webgpu, requires_grad=True)
+    seen: list[torch.Tensor] = []
+
+    def run(z: torch.Tensor) -> torch.Tensor:
+        y = F.dropout(z, 0.5)
+        seen.append(y.detach())
+        return y.square()
+
+    torch.utils.checkpoint.checkpoint(run, x, use_reentrant=use_reentrant).sum().backward()
+    assert len(seen) == 2 and torch.equal(seen[0], seen[1])
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 4 * seen[0])
 
 
 def test_memory_is_constant_over_steps(webgpu: str) -> None:

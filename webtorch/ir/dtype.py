@@ -47,11 +47,11 @@ class DType:
     def to_complex(self) -> DType:
         """Return the complex type with parts of this type; the default width for integers.
 
-        Raises TypeError for 16-bit floats: there is no complex32 here.
+        Raises TypeError for float16: there is no complex32 here. bfloat16's is complex64, as in PyTorch.
         """
         if self.is_complex:
             return self
-        if self.itemsize == 2 and self.kind == "float":
+        if self is float16:
             raise TypeError(
                 f"{self}.to_complex(): complex32 is not available; complex64 and complex128 are. "
                 "Convert the tensor with .float() first"

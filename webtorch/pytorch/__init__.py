@@ -11,6 +11,7 @@ gradients  PyTorch's backward operators
 algebra    complex numbers, Fourier transforms, linear algebra, and what LAPACK computes on the CPU
 layers     rarer layers and losses
 random     PyTorch's in-place random operators, from webtorch's generators
+optimizer  fused optimizers
 kernels    those meanings as PyTorch kernels, and kernels with a form of their own
 fallback   operators without a kernel: an error, or the CPU when the user asks for it
 profiler   kernels as events of `torch.profiler`

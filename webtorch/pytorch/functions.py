@@ -323,9 +323,14 @@ def _index_put(
     ):
         # No positions are needed, so nothing is read from the device.
         mask = masks[0].reshape(masks[0]._shape + (1,) * (x.ndim - masks[0].ndim))
-        return op.where(mask, values.reshape(()), x)
+        return op.where(mask, cast_to(values.reshape(()), x.dtype), x)
+    if values.dtype is not x.dtype:
+        raise DTypeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{x.dtype} for the destination and {values.dtype} for the source: use values.to(x.dtype)"
+        )
     out = copy(x)
-    indexing.put_at(out, index_tensors(x, indices), cast_to(values, x.dtype), accumulate=accumulate)
+    indexing.put_at(out, index_tensors(x, indices), values, accumulate=accumulate)
     return out
 
 
@@ -450,6 +455,16 @@ def prelu_kernel(x: Any, weight: Any) -> Any:
 @aten("log_sigmoid_forward")
 def _log_sigmoid(x: Any) -> Any:
     return op.logsigmoid(x), fill((0,), 0, x.dtype, x.device)
+
+
+@aten("clamp_max.Tensor")
+def _clamp_max(x: Any, bound: Any) -> Any:
+    return op.minimum(x, bound)
+
+
+@aten("clamp_min.Tensor")
+def _clamp_min(x: Any, bound: Any) -> Any:
+    return op.maximum(x, bound)
 
 
 @aten("hardtanh")

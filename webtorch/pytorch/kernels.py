@@ -16,7 +16,7 @@ import torch
 
 import webtorch_autoload as autoload
 from webtorch.ops.primitive import fill, iota
-from webtorch.pytorch import device, fallback
+from webtorch.pytorch import device, fallback, optimizer
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
@@ -60,6 +60,8 @@ _OWN = {
     "_index_put_impl_",
     "convolution_overrideable",
     "convolution_backward_overrideable",
+    "conj_physical_",
+    "mode.values",
 }
 # Elementwise operators without an out= form: their results lie in memory as the operand does, as
 # channels-last images should.
@@ -609,6 +611,20 @@ def _with_tolerance(x: Any, tol: Any, hermitian: bool = False) -> Any:
     return _matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
 
+def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    """`aten::_batch_norm_impl_index`, where PyTorch takes float64 statistics for an empty batch."""
+    operator = torch.ops.aten._batch_norm_impl_index.default
+    if x.numel():
+        return operator.decompose(x, weight, bias, *rest)
+    out = x.clone()
+    if weight is not None:
+        out = out * weight[0]
+    if bias is not None:
+        out = out + bias[0]
+    statistics = x.new_empty((x.shape[1],), dtype=torch.float32)
+    return out, statistics, statistics.clone(), x.new_empty((0,), dtype=torch.uint8), 0
+
+
 _COMPOSED: dict[str, Kernel] = {
     "renorm": _renorm,
     "linalg_matrix_rank.atol_rtol_float": _matrix_rank,
@@ -622,6 +638,7 @@ _COMPOSED: dict[str, Kernel] = {
     "linalg_pinv.atol_rtol_float": lambda x, *, atol=None, rtol=None, hermitian=False: _pinv_of(
         x, atol, rtol, hermitian
     ),
+    "_batch_norm_impl_index": _batch_norm_index,
     "pinverse": lambda x, rcond=1e-15: _pinv_of(x, None, rcond, False),
 }
 
@@ -759,7 +776,7 @@ def _register_own(library: Any) -> None:
         "record_stream": lambda x, stream: None,
         "is_pinned": lambda x, device=None: False,
     }
-    for name, kernel in own.items():
+    for name, kernel in (own | optimizer.KERNELS).items():
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
     for name in ON_CPU:
         packet, _, overload = name.partition(".")

@@ -7,12 +7,14 @@ at a number drawn from it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from webtorch.ir.dtype import bool_, float32, int64, integer_limits
-from webtorch.ops.primitive import cast_to, fill
+from webtorch.ir.dtype import bool_, float32
+from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.random import Generator
-from webtorch.pytorch.functions import aten, op
+from webtorch.ops.record import TABLE
+from webtorch.pytorch.functions import FUNCTIONS, aten, op
 
 
 def source(generator: Any, device: Any) -> Any:
@@ -31,34 +33,38 @@ def _uniform(x: Any, generator: Any) -> Any:
     return op.rand(x._shape, dtype=float32, device=x.device, generator=source(generator, x.device))
 
 
-@aten("uniform_")
-def _uniform_(x: Any, low: float = 0, high: float = 1, *, generator: Any = None) -> Any:
-    return cast_to(_uniform(x, generator) * (high - low) + low, x.dtype)
+def _overwritten(name: str) -> Any:
+    """Return a random operator that overwrites its operand: the table's own, with its checks, on new memory."""
+
+    def run(x: Any, *numbers: Any, generator: Any = None) -> Any:
+        new = empty(x._shape, x.dtype, x.device)
+        return TABLE[name].function(new, *numbers, generator=source(generator, x.device))
+
+    return run
+
+
+for _name in ("uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_"):
+    FUNCTIONS[_name] = _overwritten(_name)
 
 
 @aten("normal_")
 def _normal_(x: Any, mean: float = 0, std: float = 1, *, generator: Any = None) -> Any:
-    noise = op.randn(
-        x._shape, dtype=float32, device=x.device, generator=source(generator, x.device)
-    )
-    return cast_to(noise * std + mean, x.dtype)
+    if not x.dtype.is_complex:
+        return _overwritten("normal_")(x, mean, std, generator=generator)
+    # The parts have half of the variance each.
+    new = empty(x._shape, x.dtype, x.device)
+    op.normal_(op.view_as_real(new), 0.0, std / math.sqrt(2), generator=source(generator, x.device))
+    return new + mean
 
 
 @aten("normal")
-def _normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
+def _normal(mean: Any, std: Any = 1, *, generator: Any = None) -> Any:
     like = std if isinstance(mean, (int, float)) else mean
-    shape = (
-        like._shape
-        if isinstance(mean, (int, float)) or isinstance(std, (int, float))
-        else (mean + std)._shape
-    )
-    return (
-        op.randn(
-            shape, dtype=like.dtype, device=like.device, generator=source(generator, like.device)
-        )
-        * std
-        + mean
-    )
+    if like.dtype.is_complex:
+        shape = mean._shape if isinstance(std, (int, float)) else (mean + std)._shape
+        unit = _normal_(empty(shape, like.dtype, like.device), generator=generator)
+        return unit * std + mean
+    return op.normal(mean, std, generator=source(generator, like.device))
 
 
 @aten("random_.to")
@@ -68,43 +74,15 @@ def _random_to(x: Any, high: int, *, generator: Any = None) -> Any:
 
 @aten("random_", "random_.from")
 def _random_(x: Any, low: int = 0, high: int | None = None, *, generator: Any = None) -> Any:
-    if high is None:
-        # Over all numbers that the type holds exactly; int64 has 32 bits on the device.
-        exact = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8, "bool": 2}.get(x.dtype.name)
-        high = exact or min(integer_limits(x.dtype)[1], 2**31 - 1)
-    draw = op.randint(
-        low, high, x._shape, dtype=int64, device=x.device, generator=source(generator, x.device)
-    )
-    return cast_to(draw, x.dtype)
+    new = empty(x._shape, x.dtype, x.device)
+    bounds = {"from": low} if high is None else {"from": low, "to": high}
+    return op.random_(new, generator=source(generator, x.device), **bounds)
 
 
 @aten("bernoulli", "bernoulli_", "bernoulli_.float", "bernoulli_.Tensor")
 def _bernoulli(x: Any, p: Any = None, *, generator: Any = None) -> Any:
-    draw = _uniform(x, generator)
-    return cast_to(op.lt(draw, x if p is None else p), x.dtype)
-
-
-@aten("exponential_")
-def _exponential_(x: Any, rate: float = 1, *, generator: Any = None) -> Any:
-    return cast_to(-op.log(1.0 - _uniform(x, generator)) / rate, x.dtype)
-
-
-@aten("geometric_")
-def _geometric_(x: Any, p: float, *, generator: Any = None) -> Any:
-    draw = op.ceil(op.log(1.0 - _uniform(x, generator)) / op.log1p(fill((), -p, float32, x.device)))
-    return cast_to(op.clamp(draw, 1), x.dtype)
-
-
-@aten("cauchy_")
-def _cauchy_(x: Any, median: float = 0, sigma: float = 1, *, generator: Any = None) -> Any:
-    return cast_to(
-        op.tan((_uniform(x, generator) - 0.5) * 3.141592653589793) * sigma + median, x.dtype
-    )
-
-
-@aten("log_normal_")
-def _log_normal_(x: Any, mean: float = 1, std: float = 2, *, generator: Any = None) -> Any:
-    return op.exp(_normal_(x, mean, std, generator=generator))
+    new = empty(x._shape, x.dtype, x.device)
+    return op.bernoulli_(new, x if p is None else p, generator=source(generator, x.device))
 
 
 @aten("multinomial")
