@@ -26,8 +26,7 @@ WITH = Limits(1 << 31, 8, 1024, 65_535, 48 << 10, True, True, has_matrix_units=T
 
 # Lane l of a subgroup holds columns (l % 2) * 8 ... + 7 of row l / 2 of a result.
 EMULATED = """
-fn element_left(at: u32) -> f32 { return unpack2x16float(left_tile[at / 8u][(at / 2u) % 4u])[at % 2u]; }
-fn element_right(at: u32) -> f32 { return unpack2x16float(right_tile[at / 8u][(at / 2u) % 4u])[at % 2u]; }
+fn element(at: u32) -> f32 { return unpack2x16float(tiles[at / 8u][(at / 2u) % 4u])[at % 2u]; }
 fn place(m: vec3<u32>, r: u32, c: u32) -> u32 {
   if (m.z == 1u) { return (m.x + r * m.y) * 8u + c; }
   return (m.x + c * m.y) * 8u + r;
@@ -36,7 +35,7 @@ fn accumulate(a: vec3<u32>, b: vec3<u32>, old: array<f32, 8>, lane: u32) -> arra
   var m = old;
   for (var i = 0u; i < 8u; i = i + 1u) {
     for (var k = 0u; k < 16u; k = k + 1u) {
-      m[i] = m[i] + element_left(place(a, lane / 2u, k)) * element_right(place(b, k, (lane % 2u) * 8u + i));
+      m[i] = m[i] + element(place(a, lane / 2u, k)) * element(place(b, k, (lane % 2u) * 8u + i));
     }
   }
   return m;
@@ -61,9 +60,9 @@ def emulated(p: WgslPass) -> WgslPass:
         text,
     )
     text = re.sub(
-        r"subgroupMatrixStore<row_major>\(&finished, (.+), (\w+), (\d+u)\);",
+        r"subgroupMatrixStore<row_major>\(&tiles, (.+), (\w+), (\d+u)\);",
         r"for (var i = 0u; i < 8u; i = i + 1u) {"
-        r" finished[\1 + (lid % 32u) / 2u * \3 + (lid % 2u) * 8u + i] = \2[i]; }",
+        r" tiles[\1 + (lid % 32u) / 2u * \3 + (lid % 2u) * 2u + i / 4u][i % 4u] = bitcast<u32>(\2[i]); }",
         text,
     )
     assert "subgroup" not in text
@@ -77,6 +76,7 @@ def emulated(p: WgslPass) -> WgslPass:
         (MatrixTile(2, 2, 1, 1, 32), 64, 64, 64, 1, float16),
         (MatrixTile(1, 2, 2, 1, 16), 72, 40, 136, 1, float32),
         (MatrixTile(2, 1, 1, 2, 32), 40, 56, 200, 3, float16),
+        (MatrixTile(1, 2, 1, 3, 16), 24, 104, 72, 1, float16),
     ],
     ids=str,
 )

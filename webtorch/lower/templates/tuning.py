@@ -67,17 +67,17 @@ class MatrixTile:
         """Bytes of workgroup memory, whichever way the operands lie."""
         along_k = (self.rows + self.columns) * (self.depth + 8)
         across = self.depth * (self.rows + self.columns + 16)
-        return 2 * max(along_k, across) + 4 * self.finished
+        return max(2 * max(along_k, across), 16 * self.finished)
 
     @property
     def finished(self) -> int:
-        """Sums that wait in workgroup memory to be written: a row of fragments of each subgroup."""
+        """Vectors of four sums that wait to be written: a row of fragments of each subgroup."""
         return self.subgroups * 16 * self.finished_stride
 
     @property
     def finished_stride(self) -> int:
-        """Sums from one of their rows to the next: eight more than there are, for memory banks."""
-        return self.fragment_columns * 16 + 8
+        """Vectors from one of their rows to the next: one more than there are, for memory banks."""
+        return self.fragment_columns * 4 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,26 @@ class Known:
         return whole * self.resident + (
             rest / _speed(rest * self.tile.threads // 32) if rest else 0
         )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMatrix:
+    """What is known of a tile on matrix units: the rates of the whole adapter while each
+    multiprocessor has `resident` workgroups (1 or 2), where none, one and both of the operands run
+    along k in memory; what starting and writing cost, in k; and the part of the rate that one of two
+    reaches alone."""
+
+    tile: MatrixTile
+    rates: tuple[float, float, float]
+    resident: int
+    start_k: int
+    alone: float = 0.6
+
+    def turns(self, groups: int) -> float:
+        """Return how long one multiprocessor takes for `groups` workgroups, in their time at full
+        rate."""
+        single = groups % self.resident
+        return groups - single + single / self.alone
 
 
 # What a multiprocessor reaches with so many groups of 32 invocations.
@@ -117,11 +137,12 @@ class Family:
     multiprocessors: int
     tiles: tuple[Known, ...]
     measured: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    matrix_tiles: tuple[KnownMatrix, ...] = ()
 
     def up_to(self, own: int, multiprocessors: int) -> Family:
         """Return a family with only the tiles of at most `own` outputs an invocation."""
         fitting = (k for k in self.tiles if k.tile.own_rows * k.tile.own_columns <= own)
-        return Family(multiprocessors, tuple(fitting))
+        return Family(multiprocessors, tuple(fitting), matrix_tiles=self.matrix_tiles)
 
 
 # An H200 on 4096^3 and on the products of a GPT's training step.
@@ -173,6 +194,16 @@ HOPPER = Family(
         "float32 ww 192x256x64x256": (128, 64, 16, 8, 8, 1),
         "float32 ww 192x64x256x256": (64, 128, 16, 8, 8, 1),
     },
+    # Measured on an H200, Dawn, 2026-11-22: 4096^3 and the products of a GPT's training step.
+    (
+        KnownMatrix(MatrixTile(2, 2, 4, 4, 32), (330.0, 295.0, 285.0), 2, 200),
+        KnownMatrix(MatrixTile(2, 2, 4, 4, 64), (286.0, 286.0, 286.0), 1, 200),
+        KnownMatrix(MatrixTile(2, 4, 4, 2, 64), (275.0, 275.0, 280.0), 1, 100),
+        KnownMatrix(MatrixTile(2, 2, 4, 3, 64), (270.0, 265.0, 275.0), 1, 200),
+        KnownMatrix(MatrixTile(2, 2, 4, 3, 32), (295.0, 262.0, 250.0), 2, 200),
+        KnownMatrix(MatrixTile(2, 2, 3, 4, 32), (290.0, 262.0, 250.0), 2, 200),
+        KnownMatrix(MatrixTile(2, 2, 2, 2, 64), (165.0, 165.0, 170.0), 2, 200),
+    ),
 )
 # Unknown adapters: with fewer registers, at most 64 outputs an invocation.
 DISCRETE = HOPPER.up_to(64, 64)
