@@ -383,12 +383,19 @@ def _weight(shape: Sequence[int], number: int) -> torch.Tensor:
     return torch.rand(tuple(shape), generator=generator, dtype=torch.float64) + 0.5
 
 
+def _differentiable(t: Any) -> bool:
+    return bool(t.dtype.is_floating_point or t.dtype.is_complex)
+
+
 def _total(like: Any, outputs: list[Any], device: str | None, derived: bool = True) -> Any:
-    """Return a fixed weighted sum of floating-point tensors (those that want a gradient)."""
+    """Return a fixed weighted sum of floating-point tensors (those that want a gradient), and of the
+    two parts of complex ones.
+    """
     total: Any = None
-    for i, x in enumerate(outputs):
-        if not (x.dtype.is_floating_point and (x.requires_grad or not derived)):
+    for i, output in enumerate(outputs):
+        if not (_differentiable(output) and (output.requires_grad or not derived)):
             continue
+        x = like.view_as_real(output.resolve_conj()) if output.dtype.is_complex else output
         double = str(x.dtype) == "torch.float64"
         weight = _weight(x.shape, i).to(torch.float64 if double else torch.float32)
         w = weight if device is None else bridge.tensor(weight, device)
@@ -404,7 +411,7 @@ def _derivatives(
     leaves = [
         t
         for t in _leaves([sample.input, list(sample.args), sample.kwargs])
-        if t.dtype.is_floating_point and t.requires_grad
+        if _differentiable(t) and t.requires_grad
     ]
     total = _total(like, _leaves(post(_call(fn, sample))), device)
     if total is None or not leaves:
@@ -430,7 +437,8 @@ def _gradients_differ(ours: list[Any], theirs: list[Any], order: int) -> str | N
         finite = t.detach()[t.detach().isfinite()].abs()
         scale = max(1.0, float(finite.max()) if finite.numel() else 1.0)
         loose = 10.0 ** (order - 1)
-        rtol, atol = (1e-4, 1e-5) if m.dtype is not webtorch.float64 else (1e-7, 1e-8)
+        double = m.dtype in (webtorch.float64, webtorch.complex128)
+        rtol, atol = (1e-7, 1e-8) if double else (1e-4, 1e-5)
         mine, wanted = bridge.back(m), t.detach()
         if order > 1:
             # Where PyTorch's own second derivative is not a number, any number will do.
@@ -443,7 +451,13 @@ def _gradients_differ(ours: list[Any], theirs: list[Any], order: int) -> str | N
 
 def _leaf_values(sample: SampleInput) -> list[torch.Tensor]:
     found = _leaves([sample.input, list(sample.args), sample.kwargs])
-    return [t for t in found if t.is_floating_point() and t.requires_grad]
+    return [t for t in found if _differentiable(t) and t.requires_grad]
+
+
+def _direction(t: torch.Tensor, number: int) -> torch.Tensor:
+    if not t.is_complex():
+        return _weight(t.shape, number).to(t.dtype)
+    return torch.view_as_complex(_weight((*t.shape, 2), number)).to(t.dtype)
 
 
 def _right_by_differences(
@@ -453,12 +467,14 @@ def _right_by_differences(
     first, in float64, and PyTorch's second is not: a few of its formulas have no second derivative.
     """
     leaves = _leaf_values(sample)
-    ways = [_weight(t.shape, 100 + i).to(t.dtype) for i, t in enumerate(leaves)]
+    ways = [_direction(t, 100 + i) for i, t in enumerate(leaves)]
 
     def slope(found: list[Any]) -> float:
         given = [bridge.back(g) if isinstance(g, webtorch.Tensor) else g for g in found]
         return sum(
-            float((g.detach() * w).sum()) for g, w in zip(given, ways, strict=True) if g is not None
+            float((g.detach() * w.conj()).sum().real)
+            for g, w in zip(given, ways, strict=True)
+            if g is not None
         )
 
     def first() -> float:
@@ -503,8 +519,6 @@ def gradients(
             except Exception:
                 continue
         if expected is None:
-            continue
-        if any(g is not None and g.is_complex() for g in expected[0]):
             continue
         order = 1
         try:
@@ -770,7 +784,7 @@ def check(op: OpInfo, device: str, dtype: torch.dtype, limit: int = 0) -> dict[s
     with warnings.catch_warnings(), host_kernels():
         warnings.simplefilter("ignore")
         forward(op, device, dtype, limit, results["forward"])
-        if dtype in (torch.float32, torch.float64):
+        if dtype in (torch.float32, torch.float64, torch.complex64):
             first, second = Result(), Result()
             gradients(op, device, dtype, limit, first, second, device == "cpu" or limit != 1)
             results |= {"gradient": first, "second gradient": second}

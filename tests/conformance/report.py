@@ -68,7 +68,7 @@ PyTorch's type of error, and types that PyTorch refuses ("refused").
 - WebGPU is Mesa's lavapipe, a software adapter. What only the CPU computes (factorisations) goes there
   through `webtorch.webgpu.allow_host_kernels()`; samples that need float64 do not count there.
 - Counted are {count} operations: all of the database but sparse layouts, private names, complex numbers of
-  16 bits and CUDA source text. Gradients of complex inputs are not compared here.
+  16 bits and CUDA source text. Gradients of complex tensors are compared in both parts.
 - What the samples do not think of is drawn at random: `python -m tests.conformance.differential` compares
   calls of random shapes, types, layouts, values and options with PyTorch's, for as long as it is given.
 - PyTorch's samples of its modules (`module_db`) and optimizers (`optim_db`, 20 steps with every option) are
