@@ -177,7 +177,8 @@ def add(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     return _add_scaled(input, other, alpha)
 
 
-def _check_subtraction(name: str, *operands: Any) -> None:
+def check_subtraction(name: str, *operands: Any) -> None:
+    """Raise PyTorch's errors for a subtraction in which a bool takes part."""
     if all(is_tensor(x) and x.dtype is bool_ for x in operands):
         raise DTypeError(
             f"{name}: Subtraction, the `-` operator, with two bool tensors is not supported. "
@@ -193,7 +194,7 @@ def _check_subtraction(name: str, *operands: Any) -> None:
 @composite(inplace=True, aliases=("subtract",), dtypes=NUMERIC)
 def sub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
-    _check_subtraction("sub", input, other)
+    check_subtraction("sub", input, other)
     if alpha is not True and plain(alpha, 1):
         return _sub(input, other)
     _check_alpha("sub", alpha, input, other)

@@ -970,6 +970,11 @@ def embedding(
     if not input.numel():
         return _no_elements(weight, (*input._shape, width))
     if max_norm is not None:
+        if not weight.dtype.has_gradient:
+            raise DTypeError(
+                "embedding: max_norm: norm(): input dtype should be either floating point or complex. "
+                f"Got {weight.dtype} instead. Convert the weight with .float()."
+            )
         with tape.no_grad():
             _renormalize(weight, _flat(input), max_norm, norm_type)
     if padding_idx is None and not scale_grad_by_freq:

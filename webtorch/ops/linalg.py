@@ -629,7 +629,7 @@ def logdet(input: Any) -> Any:
 # -- symmetric positive definite ----------------------------------------------------------------------
 
 
-def _cholesky_vjp(g: Any, out: Any, a: Any) -> Any:
+def _cholesky_vjp(g: Any, out: Any, a: Any, upper: bool) -> Any:
     """Murray, "Differentiation of the Cholesky decomposition", 2016."""
     phi = (out.mH @ g).tril()
     inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
@@ -637,8 +637,11 @@ def _cholesky_vjp(g: Any, out: Any, a: Any) -> Any:
 
 
 @composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
-def _cholesky(a: Any) -> Any:
-    return call("cholesky", (a,), (), (a._shape[-2:], ()))
+def _cholesky(a: Any, upper: bool) -> Any:
+    """(L, info) from the lower or the `upper` triangle. The gradient is that of the lower one, as
+    PyTorch's is: they differ in what they say of matrices that are not Hermitian.
+    """
+    return call("cholesky", (a.mH if upper else a,), (), (a._shape[-2:], ()))
 
 
 @composite(
@@ -651,7 +654,7 @@ def _cholesky(a: Any) -> Any:
 def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
     check_matrix("linalg.cholesky", A, "A", square=True)
-    x, info = _cholesky(A.mH if upper else A)
+    x, info = _cholesky(A, upper)
     info = cast_to(info, int32)
     if check_errors:
         check_info("linalg.cholesky", info, _NOT_POSITIVE)
@@ -680,7 +683,7 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
     check_matrix("cholesky", input, "A", square=True)
-    x, info = _cholesky(input.mH if upper else input)
+    x, info = _cholesky(input, upper)
     check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE)
     return x.mH if upper else x
 

@@ -503,6 +503,11 @@ def normal(
     """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are."""
     if not _is_tensor(std) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    if out is not None:
+        from webtorch.tensors.calls import check_stated
+
+        check_stated("normal", dtype, out)
+        _floating("normal", out.dtype)
     like = mean if _is_tensor(mean) else std if _is_tensor(std) else None
     if like is None:
         if size is None:
@@ -514,6 +519,9 @@ def normal(
         shape = mean._shape if _is_tensor(mean) else std._shape
         if _is_tensor(mean) and _is_tensor(std):
             shape = movement.broadcast_shapes(mean._shape, std._shape)
+        elif _is_tensor(mean) and out is not None:
+            # PyTorch lets the shape of `out` count here.
+            shape = movement.broadcast_shapes(mean._shape, out._shape)
         noise = _draw(shape, _floating("normal", like.dtype), like.device, generator, "normal")
         mean = mean.detach() if _is_tensor(mean) else mean
         std = std.detach() if _is_tensor(std) else std

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from webtorch.errors import DTypeError
+from webtorch.ir.dtype import bool_
 from webtorch.ir.view import numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
@@ -90,6 +92,8 @@ def stft(
             UserWarning,
             stacklevel=3,
         )
+    if input.dtype is bool_:
+        raise DTypeError("stft: not implemented for 'Bool': convert the signal with .float()")
     _check(
         "stft",
         input.dtype.has_gradient,

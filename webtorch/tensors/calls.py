@@ -26,6 +26,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
+from webtorch.ops import elementwise
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
 from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
@@ -194,11 +195,11 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     if plain:
         for o in operands:
             if not isinstance(o, Tensor) and (dtype.kind != "float"):
-                _check_no_bool(op, operands)
+                _check_operands(op, operands)
                 dtype = result_type(*operands)
                 break
     else:
-        _check_no_bool(op, operands)
+        _check_operands(op, operands)
         dtype = result_type(*operands)
     compute = dtype
     if dtype.is_complex:
@@ -210,6 +211,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             else float32
         )
     if compute not in op.dtypes:
+        _check_operands(op, operands)
         raise DTypeError(
             f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(compute)}': it takes "
             f"{', '.join(d.name for d in op.dtypes)}"
@@ -244,7 +246,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             pattern += "s"
             scalars.append(_scalar(op, o, compute, op.name.strip("_") not in _REFUSING))
             if type(o) is bool:
-                _check_no_bool(op, operands)
+                _check_operands(op, operands)
             if compute is int64:
                 check_int64(op.name, scalars[-1], runtime)
             if (
@@ -285,15 +287,9 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     return out
 
 
-def _check_no_bool(op: Elementwise, operands: Sequence[Operand]) -> None:
-    """Raise PyTorch's error for a subtraction in which a bool takes part."""
-    if op.name == "_sub" and any(
-        o.dtype is bool_ if isinstance(o, Tensor) else isinstance(o, bool) for o in operands
-    ):
-        raise DTypeError(
-            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a "
-            "mask, use the `~` or `logical_not()` operator instead."
-        )
+def _check_operands(op: Elementwise, operands: Sequence[Operand]) -> None:
+    if op is elementwise._sub:
+        elementwise.check_subtraction("sub", *operands)
 
 
 def _tangent(
@@ -529,7 +525,7 @@ def _derived_rule(
 
 def store_in(out: Tensor, result: Tensor, name: str) -> Tensor:
     """Write `result` to the `out=` argument, resizing it if its shape differs."""
-    if not can_cast(result.dtype, out.dtype):
+    if not (can_cast(result.dtype, out.dtype) or name in _TRUNCATING):
         raise RuntimeError(
             f"result type {legacy_name(result.dtype)} can't be cast to the desired output type "
             f"{legacy_name(out.dtype)}"
@@ -620,7 +616,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             result = apply(op, tensors, values[count:])
             if out is None:
                 return result
-            if op.name in _EXACT:
+            if op.name in _EXACT or (op.name == "lerp" and isinstance(values[2], Tensor)):
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
 
@@ -806,7 +802,7 @@ _APART = frozenset(["gather", "index_select", "kthvalue", "masked_select", "take
 # and cast, as PyTorch's do.
 _CASTING = """add sub square div true_divide pow clamp logit cat concat concatenate stack hstack vstack dstack
     column_stack any all nansum mean nanmean var std logsumexp sum prod cumsum cumprod normal bernoulli outer
-    addr kron diff linalg_tensorsolve linalg_tensorinv lu cholesky cholesky_solve cholesky_inverse geqrf
+    addr kron linalg_tensorsolve linalg_tensorinv lu cholesky cholesky_solve cholesky_inverse geqrf
     linalg_householder_product linalg_pinv linalg_matrix_rank linalg_lstsq linalg_cond zeta polygamma mvlgamma
     igamma igammac nextafter matrix_power inverse normalize"""
 _CASTS = frozenset(_CASTING.split())
@@ -830,8 +826,17 @@ _EXACT = frozenset(
         "softplus",
     ]
 )
+# Which casts for some of its arguments only: name -> whether it does for these.
+_CASTS_FOR: dict[str, Callable[..., bool]] = {
+    "diff": lambda input, n=1, *_, **__: n != 0,
+    "inner": lambda input, other: not (input.ndim and other.ndim),
+}
+# Floats are cut off where `out=` is of integers.
+_TRUNCATING = frozenset(["lu"])
 # Operations that compute in the type of `out=`.
-_INTO = frozenset(["sum", "prod", "cumsum", "cumprod"])
+_INTO = frozenset(["sum", "prod", "cumsum", "cumprod", "nansum", "nanmean"])
+# A `dtype=` beside `out=` must be its type.
+_STATING = _INTO | {"mean"}
 # Functions of nn.functional that take `out=`.
 _TAKE_OUT = frozenset(["avg_pool2d", "avg_pool3d", "linear", "softshrink", "gelu"])
 
@@ -872,6 +877,14 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
             )
 
 
+def check_stated(name: str, dtype: DType | None, out: Tensor) -> None:
+    """Raise RuntimeError if `dtype=` is given beside an `out=` of another type."""
+    if dtype is not None and dtype is not out.dtype:
+        raise RuntimeError(
+            f"{name}: Expected out tensor to have dtype {dtype}, but got {out.dtype} instead"
+        )
+
+
 def accept_out(op: Op) -> Callable[..., Any]:
     """Return a composite's function with `out=`."""
     function = op.function
@@ -880,7 +893,7 @@ def accept_out(op: Op) -> Callable[..., Any]:
     plain = without_autocast(function)
     polynomial = "_polynomial_" in op.name
     apart, exact = op.name in _APART, not (op.name in _CASTS or polynomial)
-    into = op.name in _INTO
+    into, stating, casts_for = op.name in _INTO, op.name in _STATING, _CASTS_FOR.get(op.name)
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -891,14 +904,24 @@ def accept_out(op: Op) -> Callable[..., Any]:
             check_places(place)
         if apart:
             _check_apart(op.name, places, (*args, *kwargs.values()))
+        if stating:
+            check_stated(op.name, kwargs.get("dtype"), out)
         if into and kwargs.get("dtype") is None:
+            if op.name.startswith("nan") and not out.dtype.has_gradient:
+                raise DTypeError(
+                    f"\"{op.name}\" not implemented for '{legacy_name(out.dtype)}': give an out= of floats"
+                )
             kwargs["dtype"] = out.dtype
         found = plain(*args, **kwargs)
         if op.name in ("any", "all") and out.dtype not in (bool_, uint8):
             raise RuntimeError(
                 f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
             )
-        if exact and (isinstance(found, tuple) or op.name not in ("max", "min")):
+        if (
+            exact
+            and (isinstance(found, tuple) or op.name not in ("max", "min"))
+            and not (casts_for is not None and casts_for(*args, **kwargs))
+        ):
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))
         if isinstance(found, tuple):
             stored = [store_in(o, f, op.name) for o, f in zip(out, found, strict=True)]

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import webtorch
 from webtorch import Tensor
 from webtorch.nn.functional.table import table
 
@@ -101,6 +102,10 @@ def hardtanh(
     """Return x limited to [min_val, max_val]."""
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
+    if input.dtype is webtorch.uint8 and min_val < 0:
+        raise RuntimeError(
+            f"hardtanh: cannot do hardtanh on an unsigned type with negative limits: got {min_val}"
+        )
     return _applied(_hardtanh, input, min_val, max_val, inplace=inplace)
 
 

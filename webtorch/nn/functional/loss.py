@@ -195,6 +195,15 @@ def linear_cross_entropy(
     """
     if input.dim() not in (1, 2):
         raise RuntimeError(f"expected input with dimensionality 1 or 2, got {input.dim()}")
+    if (
+        options is not None
+        and getattr(options, "acc_dtype", None) is None
+        and not input.is_floating_point()
+    ):
+        raise ValueError(
+            f"linear_cross_entropy: options are for floating-point inputs, got {input.dtype}. "
+            "Convert the input with .float()."
+        )
     if linear_weight.dim() < 2:
         raise RuntimeError(
             f"expected linear_weight with dimensionality at least 2, got {linear_weight.dim()}"

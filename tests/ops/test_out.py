@@ -1,0 +1,107 @@
+"""Types of `out=`: what is cast, what is refused, and with which error, as PyTorch has it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import webtorch
+
+Call = Callable[[Any, Any, Any], Any]
+VALUES = [[0.5, -1.25, 2.0], [3.0, 0.75, -0.5], [1.5, 2.5, -3.0]]
+
+CALLS: dict[str, Call] = {
+    "cumsum": lambda m, x, out: m.cumsum(x, 1, out=out),
+    "cumsum of a type": lambda m, x, out: m.cumsum(x, 1, dtype=m.float32, out=out),
+    "sum of a type": lambda m, x, out: m.sum(x, 1, dtype=m.float32, out=out),
+    "mean of a type": lambda m, x, out: m.mean(x, 1, dtype=m.float32, out=out),
+    "nansum": lambda m, x, out: m.nansum(x, 1, out=out),
+    "nanmean": lambda m, x, out: m.nanmean(x, 1, out=out),
+    "diff of no order": lambda m, x, out: m.diff(x, n=0, out=out),
+    "diff": lambda m, x, out: m.diff(x, n=1, out=out),
+    "lerp by a number": lambda m, x, out: m.lerp(x, x, 0.5, out=out),
+    "lerp by a tensor": lambda m, x, out: m.lerp(x, x, x, out=out),
+    "inner": lambda m, x, out: m.inner(x, x, out=out),
+    "inner with a number": lambda m, x, out: m.inner(x[0, 0], x, out=out),
+}
+# Of random numbers, only the type and the shape are those of PyTorch.
+DRAWN: dict[str, Call] = {
+    "normal": lambda m, x, out: m.normal(x, x.abs(), out=out),
+    "normal of one std": lambda m, x, out: m.normal(x, 1.0, out=out),
+    "normal of numbers": lambda m, x, out: m.normal(1.0, 0.5, (3, 3), out=out),
+    "normal of a type": lambda m, x, out: m.normal(1.0, 0.5, (3, 3), dtype=m.float32, out=out),
+}
+
+
+def _result(call: Call, module: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    out = module.zeros(shape, dtype=getattr(module, dtype))
+    try:
+        return call(module, module.tensor(VALUES), out)
+    except (RuntimeError, NotImplementedError) as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 3)], ids=["empty", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("name", [*CALLS, *DRAWN])
+def test_types_are_cast_or_refused_as_pytorch_does(
+    name: str, dtype: str, shape: tuple[int, ...]
+) -> None:
+    call = (CALLS | DRAWN)[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = _result(call, torch, dtype, shape)
+        found = _result(call, webtorch, dtype, shape)
+    if isinstance(wanted, type):
+        assert isinstance(found, type), f"no error: {found}"
+        assert issubclass(found, wanted)
+        return
+    assert not isinstance(found, type), found
+    assert (found.shape, found.dtype.name) == (tuple(wanted.shape), dtype)
+    if name in CALLS:
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-6)
+
+
+def test_lu_cuts_its_factors_off_where_out_is_of_integers() -> None:
+    x = webtorch.tensor(VALUES)
+    kept = webtorch.zeros(3, 3, dtype=webtorch.int64), webtorch.zeros(3, dtype=webtorch.int32)
+    found = webtorch.lu(x, out=kept)
+    assert found[0] is kept[0] and found[1] is kept[1]
+    assert found[0].tolist() == webtorch.lu(x)[0].long().tolist()
+
+
+@pytest.mark.parametrize("form", ["operator", "function", "alpha", "method"])
+def test_subtractions_with_bools_say_what_to_use(form: str) -> None:
+    compute = {
+        "operator": lambda x, y: x - y,
+        "function": lambda x, y: webtorch.sub(x, y),
+        "alpha": lambda x, y: webtorch.sub(x, y, alpha=2),
+        "method": lambda x, y: x.sub(y),
+    }[form]
+    mask, number = webtorch.tensor([True, False]), webtorch.tensor([1.0, 2.0])
+    with pytest.raises(RuntimeError, match="with two bool tensors"):
+        compute(mask, mask)
+    for x, y in ((mask, number), (number, mask), (mask, 1), (number, True)):
+        with pytest.raises(RuntimeError, match="with a bool tensor"):
+            compute(x, y)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_gradient_of_a_complex_cholesky_is_pytorch_s(upper: bool) -> None:
+    generator = np.random.default_rng(3)
+    a = generator.normal(size=(4, 4)) + 1j * generator.normal(size=(4, 4))
+    a = a @ a.conj().T + 2 * np.eye(4)
+    weight = generator.normal(size=(4, 4, 2))
+
+    def gradient(module: Any) -> Any:
+        x = module.from_numpy(a).requires_grad_()
+        factor = module.view_as_real(module.linalg.cholesky(x, upper=upper).resolve_conj())
+        (factor * module.from_numpy(weight)).sum().backward()
+        return x.grad.numpy()
+
+    np.testing.assert_allclose(gradient(webtorch), gradient(torch), rtol=1e-9, atol=1e-12)
