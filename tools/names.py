@@ -79,6 +79,10 @@ REASONS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 REASONS = (
     (
+        r"CheckpointPolicy|^SAC_|SelectiveCheckpoint|create_selective",
+        "They choose by operators of PyTorch's dispatcher: `checkpoint` recomputes a whole part.",
+    ),
+    (
         r"^SparseAdam$",
         "Its gradients are sparse tensors, which are not planned: `Adam` takes the dense gradient of an embedding.",
     ),
@@ -87,13 +91,13 @@ REASONS = (
         "DataPipes are deprecated in PyTorch: use `Dataset` and `IterableDataset`.",
     ),
     (
-        r"^u?int16$|^uint64$|grouped_mm|LinearCrossEntropyOptions",
-        "No WebGPU device has the type, or the operation is for one vendor's matrix formats.",
+        r"^u?int16$|^uint64$|grouped_mm|hash_tensor",
+        "No WebGPU device has the type (of the result), or the operation is for one vendor's matrix formats.",
     ),
     (
         r"^(Module|Parameter|Buffer)Dict$|NestedIOFunction|FileCheck|stale_capture|stream_mismatch|grad_layout_policy"
         r"|multithreading|thread_safe|region_activation|from_file$|^variable$|grad_mode$|_memory_format$|^layout$"
-        r"|^memory_format$|^name$|^index$|factory_common_args|hash_tensor|^onnx$|native_norm",
+        r"|^memory_format$|^name$|^index$|factory_common_args|^onnx$|native_norm",
         "A name of PyTorch's C++ core (`nn.ModuleDict`, `Tensor.__getitem__` and others are what programs use).",
     ),
     (
@@ -124,13 +128,14 @@ BEHAVIOUR = """
 - 16-bit floats are taken wherever floats are, also where PyTorch has no such kernel (they compute in float32).
 - `quantile` of infinities is the infinity where the position is exact; PyTorch gives NaN (0 times infinity).
 - `linalg.lstsq`, `eig` and singular vectors have LAPACK's signs and phases, which may not be those of PyTorch's build.
+- Gradients where several numbers meet a NaN (`prod`, `cumprod`, norms of infinite order) are NaN; PyTorch's are 0
+  for some. Of several NaN in a window of max pooling the first one has the gradient; in PyTorch the last.
 - `matrix_exp` of float16 is infinite where the exponential is; PyTorch's steps in 16 bits give NaN.
 - `as_strided_scatter` gives the input no gradient where it was replaced; PyTorch does.
 - Second derivatives of products in which several zeros meet (`index_reduce`, `scatter_reduce`) are 0.
 - Functions take `out=` wherever their result is a tensor; PyTorch has it for some.
 - `flip`, `logsumexp` of integers over no dimension, `clamp_min` of bools with a number, `interpolate` and pooling of
-  complex numbers, `round` of integers with `decimals=0`, `scatter_reduce` and `lerp` with `out=` of a wider float:
-  taken here, refused by PyTorch.
+  complex numbers, `scatter_reduce` with `out=` of a wider float: taken here, refused by PyTorch.
 - `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
 - `heaviside` promotes its two types; PyTorch wants one. Where `acosh` is NaN (below 1), so is its gradient.
 - The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place

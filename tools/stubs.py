@@ -195,10 +195,7 @@ def top() -> str:
     head += renamed
     names = "float double half long short int"
     head += [f"{n}: dtype\n" for n in names.split()]
-    head += [
-        f"{n}: str\n"
-        for n in ("__version__", "strided", "contiguous_format", "preserve_format", "channels_last")
-    ]
+    head += [f"{n}: str\n" for n in ("__version__",)]
     head += ["inf: Any\nnan: Any\npi: Any\ne: Any\nnewaxis: None\n\n"]
     text = namespace("torch", "PyTorch's names on webtorch's engine.", "".join(head))
     body_at = text.index("\ndef ")

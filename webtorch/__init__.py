@@ -22,6 +22,15 @@ from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 from webtorch.tensors.bind import load_table as _load_table
 from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.device import device, get_default_device, set_default_device
+from webtorch.tensors.formats import (
+    channels_last,
+    channels_last_3d,
+    contiguous_format,
+    layout,
+    memory_format,
+    preserve_format,
+    strided,
+)
 from webtorch.tensors.legacy import CONSTRUCTORS as _CONSTRUCTORS
 from webtorch.tensors.legacy import typename
 from webtorch.tensors.limits import finfo, iinfo
@@ -94,6 +103,20 @@ from webtorch.nn.native import (
 from webtorch.ops.random import Generator, default_generator
 from webtorch.profiler import profile
 from webtorch.tensors.dlpack import from_dlpack, to_dlpack
+from webtorch.tensors.switches import (
+    are_deterministic_algorithms_enabled,
+    get_deterministic_debug_mode,
+    get_num_interop_threads,
+    is_deterministic_algorithms_warn_only_enabled,
+    is_storage,
+    is_warn_always_enabled,
+    set_default_tensor_type,
+    set_deterministic_debug_mode,
+    set_flush_denormal,
+    set_num_interop_threads,
+    set_warn_always,
+    use_deterministic_algorithms,
+)
 from webtorch.tensors.symbolic import (
     SymBool,
     SymFloat,
@@ -129,10 +152,7 @@ float = float32
 double, half, long, short = float64, float16, int64, int16
 cfloat, cdouble = complex64, complex128
 int = int32
-strided = "torch.strided"
-contiguous_format, preserve_format = "torch.contiguous_format", "torch.preserve_format"
 legacy_contiguous_format = contiguous_format
-channels_last, channels_last_3d = "torch.channels_last", "torch.channels_last_3d"
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None
 
@@ -181,6 +201,14 @@ def __getattr__(name: str) -> object:
         from webtorch.as_torch.names import core
 
         return globals().setdefault(name, core)
+    if name in ("distributed", "hub", "library", "xpu"):
+        import importlib
+
+        return importlib.import_module(f"webtorch.as_torch.names.{name}")
+    if name == "mps":
+        from webtorch.backends import mps
+
+        return mps
     if name in ("install_as_torch", "uninstall_as_torch"):
         import webtorch.as_torch
 

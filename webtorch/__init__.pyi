@@ -38,6 +38,7 @@ from webtorch.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
 )
 from webtorch.autograd.anomaly_mode import is_anomaly_enabled as is_anomaly_enabled
+from webtorch.backends import mps as mps
 from webtorch.capture import compile as compile
 from webtorch.capture import mark_dynamic as mark_dynamic
 from webtorch.errors import OutOfMemoryError as OutOfMemoryError
@@ -82,12 +83,35 @@ from webtorch.tensors.device import get_default_device as get_default_device
 from webtorch.tensors.device import set_default_device as set_default_device
 from webtorch.tensors.dlpack import from_dlpack as from_dlpack
 from webtorch.tensors.dlpack import to_dlpack as to_dlpack
+from webtorch.tensors.formats import channels_last as channels_last
+from webtorch.tensors.formats import channels_last_3d as channels_last_3d
+from webtorch.tensors.formats import contiguous_format as contiguous_format
+from webtorch.tensors.formats import layout as layout
+from webtorch.tensors.formats import memory_format as memory_format
+from webtorch.tensors.formats import preserve_format as preserve_format
+from webtorch.tensors.formats import strided as strided
 from webtorch.tensors.legacy import typename as typename
 from webtorch.tensors.limits import finfo as finfo
 from webtorch.tensors.limits import iinfo as iinfo
 from webtorch.tensors.printing import get_printoptions as get_printoptions
 from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.printing import set_printoptions as set_printoptions
+from webtorch.tensors.switches import (
+    are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
+)
+from webtorch.tensors.switches import get_deterministic_debug_mode as get_deterministic_debug_mode
+from webtorch.tensors.switches import get_num_interop_threads as get_num_interop_threads
+from webtorch.tensors.switches import (
+    is_deterministic_algorithms_warn_only_enabled as is_deterministic_algorithms_warn_only_enabled,
+)
+from webtorch.tensors.switches import is_storage as is_storage
+from webtorch.tensors.switches import is_warn_always_enabled as is_warn_always_enabled
+from webtorch.tensors.switches import set_default_tensor_type as set_default_tensor_type
+from webtorch.tensors.switches import set_deterministic_debug_mode as set_deterministic_debug_mode
+from webtorch.tensors.switches import set_flush_denormal as set_flush_denormal
+from webtorch.tensors.switches import set_num_interop_threads as set_num_interop_threads
+from webtorch.tensors.switches import set_warn_always as set_warn_always
+from webtorch.tensors.switches import use_deterministic_algorithms as use_deterministic_algorithms
 from webtorch.tensors.symbolic import SymBool as SymBool
 from webtorch.tensors.symbolic import SymFloat as SymFloat
 from webtorch.tensors.symbolic import SymInt as SymInt
@@ -133,10 +157,6 @@ long: dtype
 short: dtype
 int: dtype
 __version__: str
-strided: str
-contiguous_format: str
-preserve_format: str
-channels_last: str
 inf: Any
 nan: Any
 pi: Any
@@ -721,6 +741,22 @@ def linspace(
     pin_memory: _bool = ...,
     requires_grad: _bool = ...,
 ) -> Any: ...
+def lobpcg(
+    A: Any,
+    k: _int | None = ...,
+    B: Any = ...,
+    X: Any = ...,
+    n: _int | None = ...,
+    iK: Any = ...,
+    niter: _int | None = ...,
+    tol: _float | None = ...,
+    largest: _bool | None = ...,
+    method: str | None = ...,
+    tracker: Any = ...,
+    ortho_iparams: Any = ...,
+    ortho_fparams: Any = ...,
+    ortho_bparams: Any = ...,
+) -> Any: ...
 def log(input: Any, *, out: Any = ...) -> Tensor: ...
 def log10(input: Any, *, out: Any = ...) -> Tensor: ...
 def log10_(*args: Any, **kwargs: Any) -> Any: ...
@@ -1049,7 +1085,7 @@ def rms_norm(
 ) -> Any: ...
 def roll(input: Any, shifts: Any, dims: Any = ...) -> Any: ...
 def rot90(input: Any, k: _int = ..., dims: Any = ...) -> Any: ...
-def round(input: Any, *, decimals: _int = ...) -> Any: ...
+def round(input: Any, *, decimals: _int | None = ...) -> Any: ...
 def round_(*args: Any, **kwargs: Any) -> Any: ...
 def row_stack(tensors: Any) -> Any: ...
 def rrelu(

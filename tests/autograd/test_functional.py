@@ -182,3 +182,49 @@ def test_wrong_gradients_fail() -> None:
                 t.autograd.gradcheck(
                     cube(t), (t.ones(2, requires_grad=True),), raise_exception=False
                 )
+
+
+def test_tangents_and_batches_are_checked_too() -> None:
+    for t in (torch, webtorch):
+        x = t.randn(2, 3, dtype=t.float64, requires_grad=True)
+        y = t.randn(3, 2, dtype=t.float64, requires_grad=True)
+
+        def product(a: Any, b: Any, t: Any = t) -> Any:
+            return t.sin(a @ b)
+
+        everything = {
+            "check_forward_ad": True,
+            "check_batched_grad": True,
+            "check_batched_forward_grad": True,
+        }
+        assert t.autograd.gradcheck(product, (x, y), **everything)
+        assert t.autograd.gradcheck(product, (x, y), check_forward_ad=True, check_backward_ad=False)
+        assert t.autograd.gradgradcheck(product, (x, y), check_fwd_over_rev=True)
+        z = t.randn(3, dtype=t.complex128, requires_grad=True)
+        assert t.autograd.gradcheck(lambda a: a * a.conj() * a, (z,), check_forward_ad=True)
+
+
+def test_a_wrong_tangent_fails() -> None:
+    for t in (torch, webtorch):
+        error = importlib.import_module(f"{t.__name__}.autograd.gradcheck").GradcheckError
+
+        class Sine(t.autograd.Function):  # type: ignore[misc,name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.save_for_backward(x)
+                return x.sin()
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * ctx.saved_tensors[0].cos()
+
+            @staticmethod
+            def jvp(ctx: Any, tangent: Any) -> Any:
+                return tangent * 2
+
+        x = t.randn(3, dtype=t.float64, requires_grad=True)
+        assert t.autograd.gradcheck(Sine.apply, (x,))
+        with pytest.raises(error, match="forward mode"):
+            t.autograd.gradcheck(Sine.apply, (x,), check_forward_ad=True)
+        with pytest.raises(AssertionError, match="requires check_forward_ad"):
+            t.autograd.gradcheck(Sine.apply, (x,), check_batched_forward_grad=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import webtorch
 from tests.autograd.both import error, same, tensor
@@ -384,3 +385,22 @@ def test_a_view_that_is_a_leaf_is_called_a_view() -> None:
         return error(lambda: x.add_(1)), error(lambda: x[0].add_(1))
 
     same(program)
+
+
+def test_what_backward_needs_may_be_overwritten_where_that_is_allowed() -> None:
+    def program(t: Any) -> Any:
+        with t.autograd.graph.allow_mutation_on_saved_tensors():
+            start = t.ones(2, 3, requires_grad=True)
+            x, w = start * 1.5, t.full((3,), 2.0, requires_grad=True)
+            out = (x**2 * w).sum() + x.exp().sum()
+            x.mul_(7)
+            with t.no_grad():
+                w.add_(5)
+            kept = x.exp()
+            kept.zero_()
+            out = out + x.sum()
+            out.backward()
+        return start.grad, w.grad, x.detach()
+
+    for mine, theirs in zip(program(webtorch), program(torch), strict=True):
+        webtorch.testing.assert_close(mine, webtorch.tensor(theirs.tolist()))

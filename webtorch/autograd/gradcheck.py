@@ -7,11 +7,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.autograd import forward_ad
 from webtorch.ir.dtype import float64
-from webtorch.ops.creation import zeros_like
+from webtorch.ops.assign import allclose
+from webtorch.ops.creation import eye, zeros_like
 from webtorch.ops.movement import stack
 from webtorch.ops.primitive import paired, pairs
 from webtorch.ops.random import randn_like
+from webtorch.tensors.batching import Vmap, batch, unbatch
 from webtorch.tensors.tape import enable_grad, grad, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -115,14 +118,22 @@ def gradcheck(
     """Return True when the gradients of func for its inputs that require them agree with central differences.
 
     Else raises GradcheckError, or returns False without `raise_exception`. Inputs should be float64, so on the CPU.
-    There is one mode, of every element; forward-mode and batched gradients are not available.
+    `check_forward_ad` compares tangents as well, the `batched` ones what vmap gives with what one after another
+    does. There is one mode, of every element: `fast_mode` changes nothing.
     """
-    if check_forward_ad or check_batched_grad or check_batched_forward_grad:
-        raise NotImplementedError(
-            "gradcheck: forward-mode and batched gradients are not available; only backward is checked"
+    if check_batched_forward_grad and not check_forward_ad:
+        raise AssertionError(
+            "Setting check_batched_forward_grad=True requires check_forward_ad to be True"
+        )
+    if check_batched_grad and not check_backward_ad:
+        raise AssertionError(
+            "Setting check_batched_grad=True requires check_backward_ad to be True"
         )
     try:
-        _check(func, inputs, eps, atol, rtol, nondet_tol, check_grad_dtypes)
+        _check(
+            func, inputs, eps, atol, rtol, nondet_tol, check_grad_dtypes, check_backward_ad, check_batched_grad,
+            check_forward_ad, check_batched_forward_grad,
+        )  # fmt: skip
     except GradcheckError:
         if raise_exception:
             raise
@@ -138,6 +149,10 @@ def _check(
     rtol: float,
     nondet_tol: float,
     check_dtypes: bool,
+    backward: bool,
+    batched: bool,
+    forward: bool,
+    batched_forward: bool,
 ) -> None:
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     func, inputs = _real(func, inputs)
@@ -169,7 +184,13 @@ def _check(
         return
     for i, x in wanted:
         numerical = _numerical(func, inputs, x, eps)
+        if forward:
+            _check_tangents(func, inputs, x, i, numerical, atol, rtol, batched_forward)
+        if not backward:
+            continue
         for o, y in enumerate(outputs):
+            if batched:
+                _check_batch(x, y)
             analytical = _analytical(y, x)
             if _differ(analytical, numerical[o], atol, rtol):
                 raise GradcheckError(
@@ -188,6 +209,75 @@ def _check(
                     raise GradcheckError(
                         f"Gradient of input {i} has the dtype {g.dtype}, expected {x.dtype}"
                     )
+
+
+def _tangents(func: Callable[..., Any], inputs: Sequence[Any], x: Tensor) -> list[Any]:
+    """Return for each output its tangents along each element of x: a row for each element of x."""
+    rows: list[list[Any]] = []
+    for direction in eye(x.numel(), dtype=x.dtype, device=x.device):
+        rows.append([t.detach().reshape(-1) for t in _push(func, inputs, x, direction)])
+    return [[row[o] for row in rows] for o in range(len(rows[0]))] if rows else []
+
+
+def _push(
+    func: Callable[..., Any], inputs: Sequence[Any], x: Tensor, direction: Tensor
+) -> list[Tensor]:
+    """Return the tangents of the outputs along one direction."""
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, direction.reshape(x.shape))
+        given = [dual if a is x else a for a in inputs]
+        found = [(y, forward_ad.unpack_dual(y).tangent) for y in _evaluate(func, given)]
+    return [zeros_like(y.detach()) if t is None else t for y, t in found]
+
+
+def _check_tangents(
+    func: Callable[..., Any],
+    inputs: Sequence[Any],
+    x: Tensor,
+    number: int,
+    numerical: list[list[list[float]]],
+    atol: float,
+    rtol: float,
+    batched: bool,
+) -> None:
+    tables = _tangents(func, inputs, x)
+    for o, rows in enumerate(tables):
+        analytical = [row.double().tolist() for row in rows]
+        if _differ(analytical, numerical[o], atol, rtol):
+            raise GradcheckError(
+                f"Jacobian computed with forward mode mismatch for output {o} with respect to input {number},\n"
+                f"numerical:{numerical[o]}\nanalytical:{analytical}\n"
+            )
+    if batched and tables:
+        directions = eye(x.numel(), dtype=x.dtype, device=x.device)
+        with Vmap(x.numel(), "error") as level:
+            parts = _push(func, inputs, x, batch(directions, 0, level.number))
+            together = [unbatch(t, 0, level.number, x.numel()) for t in parts]
+        for o, rows in enumerate(tables):
+            wanted = stack(list(rows))
+            if not allclose(together[o].reshape(wanted.shape), wanted, rtol, atol):
+                raise GradcheckError(
+                    f"While considering output {o} and input {number}: vmap of the tangents gives something else "
+                    "than one tangent after another"
+                )
+
+
+def _check_batch(x: Tensor, y: Tensor) -> None:
+    """Raise GradcheckError if gradients of many cotangents at once are not those of each."""
+    if not (y.requires_grad and y.numel() and x.numel()):
+        return
+    count = y.numel()
+    many = eye(count, dtype=y.dtype, device=y.device).reshape((count, *y.shape))
+    (together,) = grad(y, [x], many, retain_graph=True, allow_unused=True, is_grads_batched=True)
+    for i in range(count):
+        (one,) = grad(y, [x], many[i], retain_graph=True, allow_unused=True)
+        same = one is together is None or (
+            one is not None and together is not None and allclose(together[i], one)
+        )
+        if not same:
+            raise GradcheckError(
+                f"Batched gradients of output element {i} differ from those computed one after another"
+            )
 
 
 def gradgradcheck(
@@ -213,8 +303,6 @@ def gradgradcheck(
 
     `grad_outputs` are the cotangents to check at; random ones by default.
     """
-    if check_fwd_over_rev:
-        raise NotImplementedError("gradgradcheck: forward-mode gradients are not available")
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     if grad_outputs is None:
         func, inputs = _real(func, inputs)
@@ -254,6 +342,8 @@ def gradgradcheck(
         nondet_tol=nondet_tol,
         check_undefined_grad=check_undefined_grad,
         check_grad_dtypes=check_grad_dtypes,
-        check_batched_grad=check_batched_grad,
+        check_batched_grad=check_batched_grad and check_rev_over_rev,
+        check_forward_ad=check_fwd_over_rev,
+        check_backward_ad=check_rev_over_rev,
         fast_mode=fast_mode,
     )

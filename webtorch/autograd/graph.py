@@ -14,8 +14,8 @@ from webtorch.tensors.tape import GradientEdge, gradient_edge, mode, will_run
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
-    "GradientEdge", "Node", "disable_saved_tensors_hooks", "get_gradient_edge", "increment_version",
-    "register_multi_grad_hook", "save_on_cpu", "saved_tensors_hooks",
+    "GradientEdge", "Node", "allow_mutation_on_saved_tensors", "disable_saved_tensors_hooks",
+    "get_gradient_edge", "increment_version", "register_multi_grad_hook", "save_on_cpu", "saved_tensors_hooks",
 ]  # fmt: skip
 
 
@@ -67,6 +67,18 @@ def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, Non
         yield
     finally:
         mode.hooks_disabled = before
+
+
+@contextlib.contextmanager
+def allow_mutation_on_saved_tensors() -> Generator[None, None, None]:
+    """Inside, tensors that backward needs may be overwritten: it uses the values that they had when
+    they were saved. They are copied only where they are written. Backward may also run outside.
+    """
+    before, mode.mutation_allowed = mode.mutation_allowed, True
+    try:
+        yield
+    finally:
+        mode.mutation_allowed = before
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:

@@ -114,6 +114,7 @@ hardsigmoid = elementwise(
         ex.const(0.0, x.dtype),
         ex.where(x >= 3, ex.const(1.0, x.dtype), (x + 3) * (1 / 6)),
     ),
+    derived_from=lambda x: ex.where((x > -3) & (x < 3), (x + 3) * (1 / 6), ex.const(0.0, x.dtype)),
     dtypes=FLOATS,
     torch="nn.functional.hardsigmoid",
     function_in=FUNCTIONAL,
@@ -123,6 +124,7 @@ hardsigmoid = elementwise(
 hardswish = elementwise(
     "hardswish",
     lambda x: ex.where(x <= -3, x * 0, ex.where(x >= 3, x, x * ((x + 3) * (1 / 6)))),
+    derived_from=lambda x: ex.where(x <= -3, x * 0, ex.where(x < 3, x * ((x + 3) * (1 / 6)), x)),
     dtypes=FLOATS,
     torch="nn.functional.hardswish",
     function_in=FUNCTIONAL,
@@ -186,6 +188,7 @@ def prelu(input: Any, weight: Any) -> Any:
 elu = elementwise(
     "elu",
     lambda x, alpha: ex.where(x > 0, x, alpha * ex.expm1(x)),
+    derived_from=lambda x, alpha: ex.where(x <= 0, alpha * ex.expm1(x), x),
     numbers=("alpha",),
     defaults={"alpha": 1.0},
     dtypes=FLOATS,
@@ -197,6 +200,9 @@ elu = elementwise(
 selu = elementwise(
     "selu",
     lambda x: ex.where(x > 0, x * SELU_SCALE, ex.expm1(x) * (SELU_ALPHA * SELU_SCALE)),
+    derived_from=lambda x: ex.where(
+        x <= 0, ex.expm1(x) * (SELU_ALPHA * SELU_SCALE), x * SELU_SCALE
+    ),
     dtypes=FLOATS,
     torch="nn.functional.selu",
     function_in=("torch", "nn.functional"),
@@ -205,6 +211,7 @@ selu = elementwise(
 celu = elementwise(
     "celu",
     lambda x, alpha: ex.where(x > 0, x, alpha * ex.expm1(x / alpha)),
+    derived_from=lambda x, alpha: ex.where(x <= 0, alpha * ex.expm1(x / alpha), x),
     numbers=("alpha",),
     defaults={"alpha": 1.0},
     dtypes=FLOATS,

@@ -71,6 +71,14 @@ def _size(op: str, args: Sequence[Any], size: Any) -> Shape:
     return shape
 
 
+def check_stated(name: str, dtype: DType | None, out: Any) -> None:
+    """Raise RuntimeError if `dtype=` is given beside an `out=` of another type."""
+    if dtype is not None and dtype is not out.dtype:
+        raise RuntimeError(
+            f"{name}: Expected out tensor to have dtype {dtype}, but got {out.dtype} instead"
+        )
+
+
 def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") -> Any:
     """Apply `requires_grad=` and `out=` to a new tensor."""
     if out is not None:

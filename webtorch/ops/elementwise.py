@@ -779,9 +779,11 @@ _round_multiple = elementwise(
 
 
 @composite(inplace=True, dtypes=NUMERIC)
-def round(input: Any, *, decimals: int = 0) -> Any:
-    """Rounded to `decimals` digits after the point, halves to the even one."""
-    if decimals == 0:
+def round(input: Any, *, decimals: int | None = None) -> Any:
+    """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
+    where no `decimals` are given.
+    """
+    if decimals is None or (decimals == 0 and input.dtype.kind == "float"):
         return _round(input)
     if input.dtype.kind != "float":
         raise DTypeError(
@@ -1047,21 +1049,34 @@ def _at_most(x: Expr, bound: Expr) -> Expr:
     return ex.where(above if x.dtype.kind != "float" else above | ex.isnan(bound), bound, x)
 
 
+def _kept_between(x: Expr, low: Expr, high: Expr) -> Expr:
+    # At NaN all slopes are 0; of equal bounds the higher one counts.
+    none = ex.const(0, x.dtype)
+    beyond = ex.where((x > high) | (low > high), high, none)
+    beyond = ex.where((x < low) & (low < high), low, beyond)
+    return ex.where((x >= low) & (x <= high), x, beyond)
+
+
 clamp_min = elementwise(
     "clamp_min",
     _at_least,
+    derived_from=lambda x, low: ex.where(x >= low, x, ex.where(x < low, low, ex.const(0, x.dtype))),
     tensors=("input", "min"),
     doc="input, or min where it is less. At the bound the gradient goes to input.",
 )
 clamp_max = elementwise(
     "clamp_max",
     _at_most,
+    derived_from=lambda x, high: ex.where(
+        x <= high, x, ex.where(x > high, high, ex.const(0, x.dtype))
+    ),
     tensors=("input", "max"),
     doc="input, or max where it is more. At the bound the gradient goes to input.",
 )
 _clamp = elementwise(
     "_clamp",
     lambda x, low, high: _at_most(_at_least(x, low), high),
+    derived_from=_kept_between,
     tensors=("input", "min", "max"),
     dtypes=NUMERIC,
     torch="",

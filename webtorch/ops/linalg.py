@@ -36,7 +36,7 @@ DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, *COMPLEX)
 # Which results of a function of complex matrices are real.
 _REAL_RESULTS = {
     "solve": (1,), "inv": (1,), "lu_factor": (1, 2), "cholesky": (1,), "eigh": (0, 2), "eigvalsh": (0, 1),
-    "svd": (1, 3), "svdvals": (0, 1), "lstsq": (1, 2), "eig": (2,), "eigvals": (1,),
+    "svd": (1, 3), "svdvals": (0, 1), "lstsq": (1, 2), "eig": (2,), "eigvals": (1,), "ldl_factor": (1, 2),
 }  # fmt: skip
 
 SolveEx = return_type("linalg_solve_ex", "result", "info")
@@ -71,11 +71,6 @@ def check_float(name: str, x: Any, what: str = "") -> None:
         raise DTypeError(
             f"{name}: Low precision dtypes not supported. Got {x.dtype}. Convert it with .float()."
         )
-
-
-def _check_real(name: str, x: Any) -> None:
-    if x.dtype.is_complex:
-        raise DTypeError(f"{name}: not implemented for {x.dtype}; linalg.lu_factor is")
 
 
 def check_matrix(name: str, x: Any, what: str = "A", square: bool = False) -> None:
@@ -748,11 +743,13 @@ def _cholesky_inverse(factor: Any, upper: bool) -> Any:
     differentiable=False,
 )
 def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
-    """(L and D in one matrix, pivots, info) of symmetric matrices, by Bunch and Kaufman's method."""
+    """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
+    Bunch and Kaufman's method.
+    """
     check_matrix("torch.linalg.ldl_factor_ex", A, "A", square=True)
-    _check_real("torch.linalg.ldl_factor_ex", A)
     n = A._shape[-1]
-    packed, pivots, info = call("ldl_factor", (A.detach(),), (), ((n, n), (n,), ()))
+    turned = hermitian and A.dtype.is_complex
+    packed, pivots, info = call("ldl_factor", (A.detach(),), (turned,), ((n, n), (n,), ()))
     info = cast_to(info, int32)
     if check_errors:
         check_info("torch.linalg.ldl_factor_ex", info, "D[{0},{0}] is zero.")
@@ -782,7 +779,6 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
 def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     """The solution of A X = B from what ldl_factor returned."""
     check_matrix("torch.linalg.ldl_solve", LD, "LD", square=True)
-    _check_real("torch.linalg.ldl_solve", LD)
     check_matrix("torch.linalg.ldl_solve", B, "B")
     if pivots.dtype.kind != "int":
         raise DTypeError(
@@ -791,22 +787,10 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     check_same_type("torch.linalg.ldl_solve", LD, B)
     batch = broadcast_shapes(LD._shape[:-2], B._shape[:-2])
     n, k = B._shape[-2:]
-    packed, b = LD.expand((*batch, n, n)), B.expand((*batch, n, k))
-    swaps = cast_to(pivots, LD.dtype).expand((*batch, n))
-    if not numel(b._shape):
-        return b.clone()
-    count = numel(batch)
-    (x,) = host(
-        "ldl_solve",
-        (
-            packed.contiguous().reshape((count, n, n)),
-            swaps.contiguous().reshape((count, n)),
-            b.contiguous().reshape((count, n, k)),
-        ),
-        (),
-        [(count, n, k)],
-    )
-    return x.reshape((*batch, n, k))
+    swaps = cast_to(pivots, LD.dtype).expand((*batch, n)).unsqueeze(-1)
+    given = [LD.detach().expand((*batch, n, n)), swaps, B.detach().expand((*batch, n, k))]
+    turned = hermitian and LD.dtype.is_complex
+    return call("ldl_solve", given, (turned,), [(n, k)])[0]
 
 
 # -- structured matrices ------------------------------------------------------------------------------

@@ -122,15 +122,16 @@ _absolute_error = _pair_loss(
 
 def _smooth_l1(x: Expr, y: Expr, beta: Expr) -> Expr:
     d = x - y
-    near = ex.unary("abs", d) < beta
-    # In d itself near 0, not in |d|, so that the second derivative is right at 0.
-    return ex.where(near, d * d * 0.5 / beta, ex.unary("abs", d) - beta * 0.5)
+    far = ex.unary("abs", d) >= beta
+    # In d itself near 0, not in |d|, so that the second derivative is right at 0. NaN counts as near: its
+    # gradient is NaN.
+    return ex.where(far, ex.unary("abs", d) - beta * 0.5, d * d * 0.5 / beta)
 
 
 def _huber(x: Expr, y: Expr, delta: Expr) -> Expr:
     d = x - y
-    near = ex.unary("abs", d) < delta
-    return ex.where(near, d * d * 0.5, (ex.unary("abs", d) - delta * 0.5) * delta)
+    far = ex.unary("abs", d) >= delta
+    return ex.where(far, (ex.unary("abs", d) - delta * 0.5) * delta, d * d * 0.5)
 
 
 _smooth_error = _pair_loss("_smooth_error", _smooth_l1, "smooth_l1_loss of one element.", ("beta",))

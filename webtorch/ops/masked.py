@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType, bool_, int64, integer_limits
 from webtorch.ops import composite as norms
 from webtorch.ops import creation, elementwise, ordering, reduce
@@ -31,6 +32,20 @@ def _filled(x: Any, mask: Any, value: Any) -> Any:
     if mask is None:
         return x
     return where(mask, x, value)
+
+
+def _floats(name: str, x: Any) -> Any:
+    """Return `x`. Raises DTypeError unless it is of floats or complex numbers."""
+    if not x.dtype.has_gradient:
+        raise DTypeError(f"masked.{name}: not implemented for {x.dtype}. Convert it with .float().")
+    return x
+
+
+def _numbers(name: str, x: Any, masked: bool = True) -> Any:
+    """Return `x`. Raises DTypeError for bools, where something is `masked`."""
+    if x.dtype is bool_ and masked:
+        raise DTypeError(f"masked.{name}: not implemented for {x.dtype}. Convert it with .int().")
+    return x
 
 
 def _typed(x: Any, dtype: Any, widen: bool = False) -> Any:
@@ -79,7 +94,7 @@ def amax_(
     input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
 ) -> Any:
     """The largest of the elements that count."""
-    x = _typed(input, dtype)
+    x = _numbers("amax", _typed(input, dtype), mask is not None)
     x = _filled(x, mask, _extreme(x.dtype, False))
     if isinstance(dim, (tuple, list)) and not dim:
         return x.clone()
@@ -91,7 +106,7 @@ def amin_(
     input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
 ) -> Any:
     """The smallest of the elements that count."""
-    x = _typed(input, dtype)
+    x = _numbers("amin", _typed(input, dtype), mask is not None)
     x = _filled(x, mask, _extreme(x.dtype, True))
     if isinstance(dim, (tuple, list)) and not dim:
         return x.clone()
@@ -108,7 +123,7 @@ def argmax_(
     mask: Any = None,
 ) -> Any:
     """Where the largest of the elements that count is."""
-    x = _typed(input, dtype)
+    x = _numbers("argmax", _typed(input, dtype))
     return cast_to(reduce.argmax(_filled(x, mask, _extreme(x.dtype, False)), dim, keepdim), x.dtype)
 
 
@@ -122,7 +137,7 @@ def argmin_(
     mask: Any = None,
 ) -> Any:
     """Where the smallest of the elements that count is."""
-    x = _typed(input, dtype)
+    x = _numbers("argmin", _typed(input, dtype))
     return cast_to(reduce.argmin(_filled(x, mask, _extreme(x.dtype, True)), dim, keepdim), x.dtype)
 
 
@@ -143,8 +158,11 @@ def mean_(
 ) -> Any:
     """The mean of the elements that count."""
     x = _typed(input, dtype)
-    if x.dtype.kind != "float":
-        x = cast_to(x, int64) if x.dtype is bool_ else x
+    if not x.dtype.has_gradient:
+        raise ValueError(
+            f"masked.mean: Could not infer output dtype. Input dtype must be either a floating point or complex "
+            f"dtype. Got: {x.dtype}. Pass dtype=torch.float32."
+        )
     total = masked_sum(x, dim, keepdim=keepdim, dtype=x.dtype, mask=mask)
     return total / _counted(x, mask, dim, keepdim, x.dtype)
 
@@ -178,7 +196,7 @@ def logaddexp_(
     input: Any, other: Any, *, dtype: Any = None, input_mask: Any = None, other_mask: Any = None
 ) -> Any:
     """log(exp(input) + exp(other)) of the elements that count."""
-    x = _filled(_typed(input, dtype), input_mask, -math.inf)
+    x = _filled(_floats("logaddexp", _typed(input, dtype)), input_mask, -math.inf)
     y = _filled(_typed(other, dtype), other_mask, -math.inf)
     return elementwise.logaddexp(x, y)
 
@@ -210,7 +228,7 @@ def _spread(
 ) -> Any:
     if correction is None:
         correction = 1 if unbiased is None or unbiased else 0
-    x = _typed(input, dtype)
+    x = _numbers("std" if root else "var", _typed(input, dtype))
     if not x.dtype.has_gradient:
         x = cast_to(x, creation.default_dtype())
     wide = reduce.widened(x)
@@ -262,33 +280,35 @@ def std_(
 @_masked
 def cumsum_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The running sum of the elements that count."""
-    x = _filled(_typed(input, dtype), mask, 0)
+    x = _filled(_numbers("cumsum", _typed(input, dtype)), mask, 0)
     return reduce.cumsum(x, dim, dtype=x.dtype)
 
 
 @_masked
 def cumprod_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The running product of the elements that count."""
-    x = _filled(_typed(input, dtype), mask, 1)
+    x = _filled(_numbers("cumprod", _typed(input, dtype)), mask, 1)
     return reduce.cumprod(x, dim, dtype=x.dtype)
 
 
 @_masked
 def softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The softmax of the elements that count."""
-    return norms.softmax(_filled(_typed(input, dtype), mask, -math.inf), dim)
+    return norms.softmax(_filled(_floats("softmax", _typed(input, dtype)), mask, -math.inf), dim)
 
 
 @_masked
 def log_softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The logarithm of the softmax of the elements that count."""
-    return norms.log_softmax(_filled(_typed(input, dtype), mask, -math.inf), dim)
+    return norms.log_softmax(
+        _filled(_floats("log_softmax", _typed(input, dtype)), mask, -math.inf), dim
+    )
 
 
 @_masked
 def softmin_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     """The softmax of the negated elements that count."""
-    return norms.softmax(-_filled(_typed(input, dtype), mask, math.inf), dim)
+    return norms.softmax(-_filled(_floats("softmin", _typed(input, dtype)), mask, math.inf), dim)
 
 
 @_masked

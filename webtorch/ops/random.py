@@ -504,9 +504,7 @@ def normal(
     if not _is_tensor(std) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     if out is not None:
-        from webtorch.tensors.calls import check_stated
-
-        check_stated("normal", dtype, out)
+        creation.check_stated("normal", dtype, out)
         _floating("normal", out.dtype)
     like = mean if _is_tensor(mean) else std if _is_tensor(std) else None
     if like is None:

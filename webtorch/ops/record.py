@@ -121,6 +121,8 @@ class Elementwise(Op):
     tensors: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     promotion: Promotion = "same"
+    # The same function written so that its derivative at NaN is PyTorch's; the formula itself if None.
+    derived_from: Callable[..., Expr] | None = None
     _gradients: dict[int, Elementwise | None] = field(default_factory=dict)
     _order: dict[tuple[DType, ...], tuple[Expr, ...]] = field(default_factory=dict)
     _used: frozenset[str] | None = None
@@ -144,6 +146,10 @@ class Elementwise(Op):
             else:
                 values[node] = node
         return values[order[-1]]
+
+    def build_for_slope(self, inputs: tuple[Expr, ...]) -> Expr:
+        """Return the formula whose derivative is taken, applied to `inputs`."""
+        return self.build(inputs) if self.derived_from is None else self.derived_from(*inputs)
 
     def used_by_vjp(self) -> frozenset[str]:
         """Return which of "g", "out" and the tensor names the given rule reads: only these are
@@ -307,7 +313,7 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
 
     def symbolic(dtype: DType) -> tuple[Expr, tuple[Expr, ...]]:
         inputs = tuple(ex.input_(i, dtype) for i in range(len(op.tensors) + len(op.numbers)))
-        return op.build(inputs), inputs
+        return op.build_for_slope(inputs), inputs
 
     formula, inputs = symbolic(ex.float32)
     if derivative(formula, inputs[slot]) is None:
@@ -334,7 +340,7 @@ def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one"
     from webtorch.ops.derive import derivative
 
     inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
-    slope = derivative(op.build(inputs), inputs[slot])
+    slope = derivative(op.build_for_slope(inputs), inputs[slot])
     if slope is None:
         return "zero"
     if slope.op == "const" and slope.value == 1.0:
@@ -349,7 +355,7 @@ def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
     from webtorch.ops.derive import derivative
 
     inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
-    slope = derivative(op.build(inputs), inputs[slot])
+    slope = derivative(op.build_for_slope(inputs), inputs[slot])
     if slope is None:
         return frozenset()
     return frozenset(node.value for node in ex.walk(slope) if node.op == "input")

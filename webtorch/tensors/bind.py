@@ -24,8 +24,8 @@ _FILES = (
     "assign", "contract", "convolution", "pooling", "resize",
     "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
     "quantize",
-    "linalg", "decomposition", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft", "spectrum",
-    "segment", "masked", "native", "integer", "sampling", "oldnames",
+    "linalg", "decomposition", "lobpcg", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft",
+    "spectrum", "segment", "masked", "native", "integer", "sampling", "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {

@@ -27,6 +27,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
 from webtorch.ops import elementwise
+from webtorch.ops.creation import check_stated
 from webtorch.ops.record import Elementwise, Op, slope, used_arguments
 from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
@@ -804,7 +805,8 @@ _CASTING = """add sub square div true_divide pow clamp logit cat concat concaten
     column_stack any all nansum mean nanmean var std logsumexp sum prod cumsum cumprod normal bernoulli outer
     addr kron linalg_tensorsolve linalg_tensorinv lu cholesky cholesky_solve cholesky_inverse geqrf
     linalg_householder_product linalg_pinv linalg_matrix_rank linalg_lstsq linalg_cond zeta polygamma mvlgamma
-    igamma igammac nextafter matrix_power inverse normalize"""
+    igamma igammac nextafter matrix_power inverse normalize fft_hfft fft_hfft2 fft_hfftn fft_irfft fft_irfft2
+    fft_irfftn"""
 _CASTS = frozenset(_CASTING.split())
 # Elementwise ones that do not cast.
 _EXACT = frozenset(
@@ -875,14 +877,6 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
             raise RuntimeError(
                 f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead"
             )
-
-
-def check_stated(name: str, dtype: DType | None, out: Tensor) -> None:
-    """Raise RuntimeError if `dtype=` is given beside an `out=` of another type."""
-    if dtype is not None and dtype is not out.dtype:
-        raise RuntimeError(
-            f"{name}: Expected out tensor to have dtype {dtype}, but got {out.dtype} instead"
-        )
 
 
 def accept_out(op: Op) -> Callable[..., Any]:

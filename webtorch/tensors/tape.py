@@ -25,9 +25,9 @@ from webtorch.errors import CaptureError
 from webtorch.ops import primitive
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.lines import is_internal
+from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
-    from webtorch.tensors.storage import Storage
     from webtorch.tensors.tensor import Tensor
 
 # Tensors, with None where there is no cotangent.
@@ -53,6 +53,8 @@ class _Mode(threading.local):
     task: tuple[list[Any], set[GradFn] | None] | None = None
     # Why saved_tensors_hooks may not be used now, if they may not.
     hooks_disabled: str | None = None
+    # Whether what is saved keeps its value when the tensor is overwritten.
+    mutation_allowed = False
     # Whether cotangents keep every vmap's dimension, also where their tensor has none.
     keeps_levels = False
 
@@ -358,10 +360,14 @@ class SavedTensor:
                 "tensor and use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
             )
         storage = tensor._storage
+        counter = tensor._counter
+        if mode.mutation_allowed and not mode.saved_hooks:
+            # A storage of its own with the value of now: what is written to the tensor later stays apart.
+            storage = counter = Storage(storage.share(), storage.runtime)
         self.storage: Any = storage
         self.packed: Any = None
         self.unpack_hook: Callable[[Any], Any] | None = None
-        self.counter: Any = tensor._counter
+        self.counter: Any = counter
         self.version = self.counter.version
         self.geometry = (
             tensor._shape, tensor._strides, tensor._offset, tensor._whole, tensor.dtype,
@@ -372,7 +378,8 @@ class SavedTensor:
         self.leaf = None
         self.edge = None
         if not is_output and self.needs_grad:
-            if tensor._grad_fn is None and tensor._base is None and not mode.saved_hooks:
+            kept = not (mode.saved_hooks or mode.mutation_allowed)
+            if tensor._grad_fn is None and tensor._base is None and kept:
                 self.leaf = tensor
             else:
                 self.edge = gradient_edge(tensor)

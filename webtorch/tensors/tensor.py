@@ -29,6 +29,7 @@ from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors import override
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
@@ -385,7 +386,7 @@ class Tensor(TensorMethods):
 
     is_cuda = is_meta = is_sparse = is_quantized = is_mkldnn = False
     is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
-    layout = "torch.strided"
+    layout = strided
 
     def data_ptr(self) -> int:
         """Return a number that is equal for tensors with the same first element in the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -46,6 +47,40 @@ def assert_close(
         "stride": check_stride, "subclasses": allow_subclasses, "msg": msg,
     }  # fmt: skip
     _Pair(options, ()).compare(actual, expected)
+
+
+# The wider tolerances of assert_allclose.
+_OLD_TOLERANCES = {
+    "float16": (1e-3, 1e-3), "float32": (1e-4, 1e-5), "float64": (1e-5, 1e-8),
+}  # fmt: skip
+
+
+def assert_allclose(
+    actual: Any,
+    expected: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = True,
+    msg: str = "",
+) -> None:
+    """Compare as older PyTorch did: wider tolerances, NaN equals NaN, and dtypes may differ.
+
+    Deprecated in PyTorch, for assert_close.
+    """
+    warnings.warn(
+        "`torch.testing.assert_allclose()` is deprecated since 1.12 and will be removed in a future release. "
+        "Please use `torch.testing.assert_close()` instead.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    a = _tensor(actual)
+    b = expected if isinstance(expected, Tensor) else webtorch.tensor(expected, dtype=a.dtype)
+    if rtol is None and atol is None:
+        each = [_OLD_TOLERANCES.get(x.dtype.name, (0.0, 0.0)) for x in (a, b)]
+        rtol, atol = max(r for r, _ in each), max(t for _, t in each)
+    assert_close(
+        a, b, rtol=rtol, atol=atol, equal_nan=equal_nan, check_dtype=False, msg=msg or None
+    )
 
 
 class _Pair:

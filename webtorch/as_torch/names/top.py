@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import webtorch
+from webtorch.tensors.formats import layout
 from webtorch.version import __version__ as __version__
 
 
@@ -61,14 +62,6 @@ def finfo(dtype: Any = None) -> Any:
     return webtorch.finfo(dtype)
 
 
-class layout:
-    """The class of layouts; webtorch has `torch.strided` only."""
-
-
-class memory_format:
-    """The class of memory formats, for annotations."""
-
-
 class Future:
     """The class of results to come, to check for: nothing here is computed by others."""
 
@@ -77,69 +70,15 @@ class Future:
         return cls
 
 
-sparse_coo = sparse_csr = sparse_csc = layout()
-jagged = layout()
-_deterministic = [False, False]
-
-
-def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Keep the switch. On one device and with one seed, results here are the same in every run."""
-    _deterministic[:] = [mode, warn_only]
-
-
-def are_deterministic_algorithms_enabled() -> bool:
-    """Whether the switch is on."""
-    return _deterministic[0]
-
-
-def is_deterministic_algorithms_warn_only_enabled() -> bool:
-    """Whether the switch is on for warnings only."""
-    return _deterministic[1]
-
-
-def set_num_interop_threads(num: int) -> None:
-    """Do nothing: operations do not run beside each other."""
-
-
-def get_num_interop_threads() -> int:
-    """Return 1."""
-    return 1
-
-
-def is_storage(obj: Any) -> bool:
-    """Whether something is a tensor's storage."""
-    from webtorch.tensors.tensor import UntypedStorage
-
-    return isinstance(obj, UntypedStorage)
-
-
-def set_default_tensor_type(t: Any, /) -> None:
-    """Set the default dtype by the name or class of an old tensor type."""
-    name = t if isinstance(t, str) else t.__name__
-    kinds = {"Float": webtorch.float32, "Double": webtorch.float64, "Half": webtorch.float16}
-    for kind, dtype in kinds.items():
-        if name.rpartition(".")[2] == f"{kind}Tensor" and "cuda" not in name:
-            return webtorch.set_default_dtype(dtype)
-    raise TypeError(f"invalid type {name}: webtorch.set_default_dtype takes a floating dtype")
-
-
-def set_flush_denormal(mode: bool) -> bool:
-    """Return False: denormal numbers are treated as the device does."""
-    return False
+sparse_coo, sparse_csr, sparse_csc = map(
+    layout, ("torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc")
+)
+jagged = layout("torch.jagged")
 
 
 def _assert(condition: Any, message: str) -> None:
     """Assert."""
     assert condition, message
-
-
-def set_warn_always(b: bool, /) -> None:
-    """Do nothing: a warning is given once."""
-
-
-def is_warn_always_enabled() -> bool:
-    """Return False."""
-    return False
 
 
 def compiled_with_cxx11_abi() -> bool:

@@ -354,30 +354,48 @@ def matrix_exp(a: Array) -> Results:
 # -- symmetric indefinite -----------------------------------------------------------------------------
 
 
-def _ldl(a: Array) -> tuple[Array, Array, int]:
-    """Return (packed L and D, pivots, info) from the lower triangle, as LAPACK's sytf2 does.
+def _sizes(a: Array) -> Array:
+    """Return what LAPACK compares numbers by: of complex ones the sum of the parts' absolute values."""
+    return np.abs(a.real) + np.abs(a.imag)
+
+
+def _as_given(a: Array) -> Array:
+    return a
+
+
+def _block(a: Array, k: int, hermitian: bool) -> Array:
+    """Return the 2 x 2 block of D that begins at k."""
+    corner = np.conj(a[k + 1, k]) if hermitian else a[k + 1, k]
+    return np.array([[a[k, k], corner], [a[k + 1, k], a[k + 1, k + 1]]])
+
+
+def _ldl(a: Array, hermitian: bool) -> tuple[Array, Array, int]:
+    """Return (packed L and D, pivots, info) from the lower triangle, as LAPACK's sytf2 and hetf2 do.
 
     Bunch and Kaufman, 1977. A pair of equal negative pivots marks a 2 x 2 block.
     """
+    turned = np.conj if hermitian else _as_given
     a = np.tril(a).copy()
+    if hermitian:
+        np.fill_diagonal(a, a.diagonal().real)
     n = a.shape[0]
     pivots = np.zeros(n, np.int64)
     info, k = 0, 0
     alpha = (1 + np.sqrt(17.0)) / 8
     while k < n:
         step, p = 1, k
-        size = abs(a[k, k])
-        below = np.abs(a[k + 1 :, k])
+        size = _sizes(a[k, k])
+        below = _sizes(a[k + 1 :, k])
         most = int(np.argmax(below)) + k + 1 if below.size else k
         largest = below.max() if below.size else 0.0
         if max(size, largest) == 0:
             info = info or k + 1
         elif size < alpha * largest:
-            row = np.concatenate([np.abs(a[most, k:most]), np.abs(a[most + 1 :, most])])
+            row = _sizes(np.concatenate([a[most, k:most], a[most + 1 :, most]]))
             other = row.max()
             if size * other >= alpha * largest * largest:
                 p = k
-            elif abs(a[most, most]) >= alpha * other:
+            elif _sizes(a[most, most]) >= alpha * other:
                 p = most
             else:
                 p, step = most, 2
@@ -385,33 +403,35 @@ def _ldl(a: Array) -> tuple[Array, Array, int]:
             q = k + step - 1
             if p != q:
                 a[p + 1 :, [q, p]] = a[p + 1 :, [p, q]]
-                middle = a[q + 1 : p, q].copy()
-                a[q + 1 : p, q] = a[p, q + 1 : p]
+                middle = turned(a[q + 1 : p, q]).copy()
+                a[q + 1 : p, q] = turned(a[p, q + 1 : p])
                 a[p, q + 1 : p] = middle
+                a[p, q] = turned(a[p, q])
                 a[q, q], a[p, p] = a[p, p], a[q, q]
                 if step == 2:
                     a[k + 1, k], a[p, k] = a[p, k], a[k + 1, k]
             if step == 1:
                 if k < n - 1:
                     column = a[k + 1 :, k].copy()
-                    a[k + 1 :, k + 1 :] -= np.tril(np.outer(column, column) / a[k, k])
+                    a[k + 1 :, k + 1 :] -= np.tril(np.outer(column, turned(column)) / a[k, k])
                     a[k + 1 :, k] = column / a[k, k]
             elif k < n - 2:
-                block = np.array([[a[k, k], a[k + 1, k]], [a[k + 1, k], a[k + 1, k + 1]]])
                 columns = a[k + 2 :, k : k + 2].copy()
-                scaled = np.linalg.solve(block, columns.T).T
-                a[k + 2 :, k + 2 :] -= np.tril(scaled @ columns.T)
+                scaled = np.linalg.solve(_block(a, k, hermitian).T, columns.T).T
+                a[k + 2 :, k + 2 :] -= np.tril(scaled @ turned(columns).T)
                 a[k + 2 :, k : k + 2] = scaled
         if step == 1:
             pivots[k] = p + 1
         else:
             pivots[k] = pivots[k + 1] = -(p + 1)
+        if hermitian:
+            np.fill_diagonal(a, a.diagonal().real)
         k += step
     return a, pivots, info
 
 
 @host_function
-def ldl_factor(a: Array) -> Results:
+def ldl_factor(a: Array, hermitian: bool) -> Results:
     """Return (packed L and D, pivots, info)."""
     out, pivots, info = (
         np.empty_like(a),
@@ -419,20 +439,22 @@ def ldl_factor(a: Array) -> Results:
         np.zeros(a.shape[0], a.dtype),
     )
     for i in range(a.shape[0]):
-        out[i], pivots[i], info[i] = _ldl(a[i])
+        out[i], pivots[i], info[i] = _ldl(a[i], hermitian)
     return out, pivots, info
 
 
 @host_function
-def ldl_solve(packed: Array, pivots: Array, b: Array) -> Results:
+def ldl_solve(packed: Array, pivots: Array, b: Array, hermitian: bool) -> Results:
     """Return x with a @ x = b, where ldl_factor made `packed` and `pivots` of a."""
     out = b.copy()
     for i in range(packed.shape[0]):
-        out[i] = _ldl_solve(packed[i], pivots[i].astype(np.int64), b[i].copy())
+        swaps = pivots[i].real.astype(np.int64).reshape(-1)
+        out[i] = _ldl_solve(packed[i], swaps, b[i].copy(), hermitian)
     return (out,)
 
 
-def _ldl_solve(a: Array, pivots: Array, x: Array) -> Array:
+def _ldl_solve(a: Array, pivots: Array, x: Array, hermitian: bool) -> Array:
+    turned = np.conj if hermitian else _as_given
     n, k = a.shape[0], 0
     with np.errstate(all="ignore"):
         while k < n:
@@ -446,18 +468,17 @@ def _ldl_solve(a: Array, pivots: Array, x: Array) -> Array:
                 p = -pivots[k] - 1
                 x[[k + 1, p]] = x[[p, k + 1]]
                 x[k + 2 :] -= a[k + 2 :, k : k + 2] @ x[k : k + 2]
-                block = np.array([[a[k, k], a[k + 1, k]], [a[k + 1, k], a[k + 1, k + 1]]])
-                x[k : k + 2] = np.linalg.solve(block, x[k : k + 2])
+                x[k : k + 2] = np.linalg.solve(_block(a, k, hermitian), x[k : k + 2])
                 k += 2
         k = n - 1
         while k >= 0:
             if pivots[k] > 0:
-                x[k] -= a[k + 1 :, k] @ x[k + 1 :]
+                x[k] -= turned(a[k + 1 :, k]) @ x[k + 1 :]
                 p = pivots[k] - 1
                 x[[k, p]] = x[[p, k]]
                 k -= 1
             else:
-                x[k - 1 : k + 1] -= a[k + 1 :, k - 1 : k + 1].T @ x[k + 1 :]
+                x[k - 1 : k + 1] -= turned(a[k + 1 :, k - 1 : k + 1]).T @ x[k + 1 :]
                 p = -pivots[k] - 1
                 x[[k, p]] = x[[p, k]]
                 k -= 2

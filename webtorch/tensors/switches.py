@@ -1,0 +1,96 @@
+"""PyTorch's switches of a whole process. Floor 4.
+
+What a switch turns on in PyTorch is always so here, or never: its state is kept and can be asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.ir.dtype import float16, float32, float64
+from webtorch.tensors.calls import set_default_dtype
+from webtorch.tensors.tensor import UntypedStorage
+
+# What the debug mode is: "default", "warn" or "error".
+_MODES = ("default", "warn", "error")
+
+
+class _Switches:
+    deterministic = 0
+    warn_always = False
+
+
+def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+    """Keep the switch. With one seed on one device, results here are the same in every run."""
+    _Switches.deterministic = (1 if warn_only else 2) if mode else 0
+
+
+def are_deterministic_algorithms_enabled() -> bool:
+    """Return whether the switch is on."""
+    return _Switches.deterministic > 0
+
+
+def is_deterministic_algorithms_warn_only_enabled() -> bool:
+    """Return whether the switch is on for warnings only."""
+    return _Switches.deterministic == 1
+
+
+def set_deterministic_debug_mode(debug_mode: int | str) -> None:
+    """Set the switch of `use_deterministic_algorithms`: 0 or "default", 1 or "warn", 2 or "error"."""
+    if not isinstance(debug_mode, (int, str)):
+        raise TypeError(f"debug_mode must be str or int, but got {type(debug_mode)}")
+    if debug_mode not in (*_MODES, 0, 1, 2):
+        raise RuntimeError(
+            f"invalid value of debug_mode, expected `default`, `warn` or `error` (0, 1, 2), but got {debug_mode}"
+        )
+    number = _MODES.index(debug_mode) if isinstance(debug_mode, str) else int(debug_mode)
+    _Switches.deterministic = number
+
+
+def get_deterministic_debug_mode() -> int:
+    """Return 0, 1 or 2: see `set_deterministic_debug_mode`."""
+    return _Switches.deterministic
+
+
+def set_warn_always(b: bool, /) -> None:
+    """Keep the switch. Python's warning filters say how often a warning of webtorch is shown."""
+    _Switches.warn_always = bool(b)
+
+
+def is_warn_always_enabled() -> bool:
+    """Return whether the switch is on."""
+    return _Switches.warn_always
+
+
+def set_num_interop_threads(num: int) -> None:
+    """Check the number. Operations do not run beside each other, whatever it is."""
+    if num < 1:
+        raise RuntimeError(f"Expected num_interop_threads > 0, but got {num}")
+
+
+def get_num_interop_threads() -> int:
+    """Return 1: operations do not run beside each other."""
+    return 1
+
+
+def set_flush_denormal(mode: bool) -> bool:
+    """Return False: denormal numbers are treated as the device does."""
+    return False
+
+
+def is_storage(obj: Any) -> bool:
+    """Return whether something is a tensor's storage."""
+    return isinstance(obj, UntypedStorage)
+
+
+def set_default_tensor_type(t: Any, /) -> None:
+    """Set the default dtype by the name or the class of an old tensor type: "torch.DoubleTensor".
+
+    Raises TypeError for other types than floats.
+    """
+    name = t if isinstance(t, str) else t.__name__
+    kinds = {"Float": float32, "Double": float64, "Half": float16}
+    for kind, dtype in kinds.items():
+        if name.rpartition(".")[2] == f"{kind}Tensor" and "cuda" not in name:
+            return set_default_dtype(dtype)
+    raise TypeError(f"invalid type {name}: webtorch.set_default_dtype takes a floating dtype")
