@@ -2,9 +2,12 @@
 
     cd benchmarks/web && npm install
     python -m benchmarks.web.all [--quick] [--out FILE]
+    python -m benchmarks.web.all --device cpu
 
-All of them compute the same networks from the same weights; the first losses are compared. Also: the first step of
-a page, and our native run on the same software adapter (a Vulkan driver that VK_ICD_FILENAMES may name).
+With --device cpu all of them compute in WebAssembly, on as many threads as there are cores.
+
+All of them compute the same networks from the same weights; the first losses are compared. Also: the first step
+of a page, and our native run on the same software adapter.
 """
 
 from __future__ import annotations
@@ -14,12 +17,11 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import webtorch as torch
-from benchmarks.web import models
+from benchmarks.web import models, native
 from webtorch.web.browsers import report
 
 HERE = Path(__file__).parent
@@ -29,7 +31,7 @@ FIRST = """
 const post = (value) => fetch("report", { method: "POST", body: JSON.stringify(value) });
 const opened = performance.timeOrigin;
 const { load } = await import("./runtime.js");
-const m = await load("./", { device: "webgpu" });
+const m = await load("./", OPTIONS);
 const ready = performance.timeOrigin + performance.now() - opened;
 const inputs = {};
 for (const a of m.functions.train.arguments) {
@@ -37,7 +39,7 @@ for (const a of m.functions.train.arguments) {
   inputs[a.name] = { data, shape: a.shape };
 }
 await m.train(inputs);
-await post({ ready, first: performance.timeOrigin + performance.now() - opened });
+await post({ device: m.deviceName, ready, first: performance.timeOrigin + performance.now() - opened });
 """
 PEERS = {"tfjs": "TensorFlow.js", "onnxruntime": "ONNX Runtime Web", "jax": "jax-js"}
 REACH = 0.8
@@ -65,45 +67,19 @@ def prepare(folder: Path) -> None:
         (folder / "node_modules").symlink_to(MODULES)
 
 
-def native(name: str, seconds: float) -> dict[str, float]:
-    """Return milliseconds of our own native steps on WebGPU."""
-    torch.set_default_device("webgpu")
-    try:
-        model, train, (x, y) = models.made(name)
-        step = torch.compile(train)
-
-        @torch.compile
-        def infer(x: Any) -> Any:
-            with torch.no_grad():
-                return model(x)
-
-        out = {}
-        for kind, run in (
-            ("train", lambda: step(x, y)["loss"].item()),
-            ("infer", lambda: infer(x).tolist()),
-        ):
-            for _ in range(3):
-                run()
-            times = []
-            started = time.perf_counter()
-            while time.perf_counter() - started < seconds:
-                before = time.perf_counter()
-                run()
-                times.append(1e3 * (time.perf_counter() - before))
-            out[kind] = min(times)
-        return out
-    finally:
-        torch.set_default_device("cpu")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run, print the table, write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.web.all", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short turn each")
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
+    parser.add_argument("--device", choices=("webgpu", "cpu"), default="webgpu")
     parser.add_argument("--models", nargs="+", default=["digits", "gpt"])
     parser.add_argument("--libraries", nargs="+", default=["webtorch", *PEERS])
-    parser.add_argument("--native", action="store_true", help="also time our native run")
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="also time our native run on Chromium's software adapter",
+    )
     given = parser.parse_args(argv)
     if not MODULES.exists():
         sys.stdout.write(f"the peers are not installed: cd {HERE} && npm install\n")
@@ -113,17 +89,18 @@ def main(argv: list[str] | None = None) -> int:
         prepare(folder)
         settings = {
             "models": given.models, "libraries": given.libraries, "lr": models.LR, "heads": models.HEADS,
-            "layers": models.LAYERS, "vocabulary": models.VOCABULARY,
+            "layers": models.LAYERS, "vocabulary": models.VOCABULARY, "device": given.device,
             "rounds": 1 if given.quick else 3, "seconds": 0.2 if given.quick else 1.0,
         }  # fmt: skip
-        first = report(
-            folder / "digits",
-            "first.html",
-            pages={"first.html": PAGE.replace("bench", "first"), "first.js": FIRST},
-        )
-        say(
-            f"digits page: ready after {first['ready'] / 1e3:.2f} s, first step after {first['first'] / 1e3:.2f} s\n"
-        )
+        first = {}
+        for device in ("auto", "webgpu"):
+            script = FIRST.replace("OPTIONS", json.dumps({"device": device}))
+            pages = {"first.html": PAGE.replace("bench", "first"), "first.js": script}
+            first[device] = took = report(folder / "digits", "first.html", pages=pages)
+            say(
+                f"digits page, device {device}: ready after {took['ready'] / 1e3:.2f} s, "
+                f"first step after {took['first'] / 1e3:.2f} s ({took['device']})\n"
+            )
         pages = {
             "index.html": PAGE, "bench.js": (HERE / "bench.js").read_text(), "settings.json": json.dumps(settings),
         }  # fmt: skip
@@ -151,9 +128,14 @@ def main(argv: list[str] | None = None) -> int:
             )
         say("| " + " | ".join(cells) + " |\n")
     if given.native:
-        found["native"] = {name: native(name, 2.0) for name in given.models}
+        found["native"] = native.measured(given.models, 0.2 if given.quick else 1.0)
+        say(f"our native run on {found['native'].pop('device')}:\n")
+        # The fastest call of each: the two do not run at the same time.
+        ours = {(r["name"], r["kind"]): r["best"]["webtorch"] for r in found["rows"]}
         for name, kinds in found["native"].items():
-            say(f"native {name}: " + ", ".join(f"{k} {v:.1f} ms" for k, v in kinds.items()) + "\n")
+            for kind, best in kinds.items():
+                ratio = ours[name, kind] / best
+                say(f"  {name} {kind}: {best:.1f} ms, the browser takes {ratio:.2f} of it\n")
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0

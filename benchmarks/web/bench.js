@@ -1,10 +1,11 @@
-/** Times webtorch and its peers on the same two networks, turn by turn, on one adapter. */
+/** Times webtorch and its peers on the same two networks, turn by turn: on one adapter, or on the processor in WebAssembly. */
 
 import { fetchFile, load, readSafetensors } from "./digits/runtime.js";
 
 const post = (kind, value) => fetch(kind, { method: "POST", body: JSON.stringify(value) });
 const settings = await (await fetch("settings.json")).json();
-const arrays = { F32: Float32Array, I64: BigInt64Array };
+const onCpu = settings.device === "cpu";
+const threads = globalThis.crossOriginIsolated ? navigator.hardwareConcurrency : 1;
 
 async function files(name) {
   const base = new URL(`./${name}/`, location.href);
@@ -21,7 +22,7 @@ async function files(name) {
 // Each maker returns {infer, train}: async functions of one step; train returns the loss.
 const makers = {
   async webtorch(name) {
-    const m = await load(`./${name}/`, { device: "webgpu" });
+    const m = await load(`./${name}/`, { device: settings.device });
     const { x, y } = await files(name);
     return {
       async infer() {
@@ -33,11 +34,16 @@ const makers = {
 
   async tfjs(name) {
     await script("node_modules/@tensorflow/tfjs/dist/tf.min.js");
-    await script("node_modules/@tensorflow/tfjs-backend-webgpu/dist/tf-backend-webgpu.min.js");
+    const backend = onCpu ? "wasm" : "webgpu";
+    await script(`node_modules/@tensorflow/tfjs-backend-${backend}/dist/tf-backend-${backend}.min.js`);
     const { tf } = globalThis;
-    await tf.setBackend("webgpu");
+    if (onCpu) {
+      tf.wasm.setWasmPaths(new URL("./node_modules/@tensorflow/tfjs-backend-wasm/dist/", location.href).href);
+      tf.wasm.setThreadsCount(threads);
+    }
+    await tf.setBackend(backend);
     await tf.ready();
-    if (tf.getBackend() !== "webgpu") throw new Error(`backend ${tf.getBackend()}`);
+    if (tf.getBackend() !== backend) throw new Error(`backend ${tf.getBackend()}`);
     const { parameters, x, y } = await files(name);
     const p = {};
     for (const [k, { data, shape }] of Object.entries(parameters)) {
@@ -102,8 +108,8 @@ const makers = {
   async onnxruntime(name) {
     const ort = await import("./node_modules/onnxruntime-web/dist/ort.webgpu.bundle.min.mjs");
     ort.env.wasm.wasmPaths = new URL("./node_modules/onnxruntime-web/dist/", location.href).href;
-    ort.env.wasm.numThreads = 1;
-    const session = await ort.InferenceSession.create(`./${name}.onnx`, { executionProviders: ["webgpu"] });
+    ort.env.wasm.numThreads = onCpu ? threads : 1;
+    const session = await ort.InferenceSession.create(`./${name}.onnx`, { executionProviders: [onCpu ? "wasm" : "webgpu"] });
     const { x } = await files(name);
     const tensor = name === "digits" ? new ort.Tensor("float32", x.data, x.shape) : new ort.Tensor("int64", BigInt64Array.from(x.data, BigInt), x.shape);
     return {
@@ -117,9 +123,10 @@ const makers = {
   async jax(name) {
     const jax = await import("./node_modules/@jax-js/jax/dist/index.js");
     const { numpy: np, lax, nn, tree, jit, valueAndGrad } = jax;
-    const ready = await jax.init("webgpu");
-    if (!ready.includes("webgpu")) throw new Error("no WebGPU");
-    jax.defaultDevice("webgpu");
+    const backend = onCpu ? "wasm" : "webgpu";
+    const ready = await jax.init(backend);
+    if (!ready.includes(backend)) throw new Error(`no ${backend}`);
+    jax.defaultDevice(backend);
     const { parameters, x, y } = await files(name);
     // It owns arrays by reference counts: a use takes the array, `.ref` keeps it.
     const leaf = ({ data, shape }) => np.array(data).reshape(shape);
@@ -204,14 +211,16 @@ function script(src) {
   return new Promise((resolve, reject) => document.head.append(Object.assign(document.createElement("script"), { src, onload: resolve, onerror: () => reject(new Error(`${src} is missing: npm install`)) })));
 }
 
+/** Return the milliseconds of a call, on average and the fastest. */
 async function turn(run, seconds) {
   const started = performance.now();
-  let count = 0;
+  const times = [];
   do {
+    const before = performance.now();
     await run();
-    count += 1;
+    times.push(performance.now() - before);
   } while (performance.now() - started < 1e3 * seconds);
-  return (performance.now() - started) / count;
+  return [times.reduce((sum, t) => sum + t, 0) / times.length, Math.min(...times)];
 }
 
 const found = { rows: [], problems: {}, firstLosses: {} };
@@ -222,7 +231,13 @@ for (const name of settings.models) {
     try {
       const side = await makers[library](name);
       const losses = [];
-      if (side.train) for (let i = 0; i < 3; i++) losses.push(await side.train());
+      try {
+        if (side.train) for (let i = 0; i < 3; i++) losses.push(await side.train());
+      } catch (error) {
+        // TensorFlow.js has no gradients of convolutions on the processor, for one.
+        found.problems[`${name} ${library}, training`] = String(error?.message ?? error).slice(0, 400);
+        delete side.train;
+      }
       await side.infer();
       found.firstLosses[`${name} ${library}`] = losses;
       sides[library] = side;
@@ -233,13 +248,16 @@ for (const name of settings.models) {
     }
   }
   for (const kind of ["infer", "train"]) {
-    const times = {};
+    const [times, best] = [{}, {}];
     for (let round = 0; round < settings.rounds; round++) {
       for (const [library, side] of Object.entries(sides)) {
-        if (side[kind]) (times[library] ??= []).push(await turn(side[kind], settings.seconds));
+        if (!side[kind]) continue;
+        const [mean, fastest] = await turn(side[kind], settings.seconds);
+        (times[library] ??= []).push(mean);
+        best[library] = Math.min(best[library] ?? Infinity, fastest);
       }
     }
-    found.rows.push({ name, kind, times });
+    found.rows.push({ name, kind, times, best });
     await post("progress", { name, kind, times });
   }
 }
