@@ -13,7 +13,14 @@ from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ops.composite import dropout
 from webtorch.ops.contract import c_name, matmul
 from webtorch.ops.elementwise import _where, clamp_min, exp
-from webtorch.ops.primitive import attention, iota, philox, reduce_dims, suits_attention
+from webtorch.ops.primitive import (
+    attention,
+    iota,
+    multiplies_narrow,
+    philox,
+    reduce_dims,
+    suits_attention,
+)
 from webtorch.ops.random import default_generator
 from webtorch.ops.record import LOWER, composite
 
@@ -143,13 +150,17 @@ def scaled_dot_product_attention(
         )
         if out is not None:
             return out
+    dtype = query.dtype
+    if dtype.itemsize < 4 and not multiplies_narrow(query):
+        # Scores of 16 bits are off by half where they are large. As PyTorch's own products do it.
+        query, key, value = (t.to(dtype.compute) for t in (query, key, value))
     scores = _scores(query, key, attn_mask, is_causal, factor, enable_gqa)
     if not key.shape[-2] or not scores.numel():
-        return _by_groups(scores, value, enable_gqa)
+        return _by_groups(scores, value, enable_gqa).to(dtype)
     weights = _safe_softmax(scores).to(query.dtype)
     if dropout_p > 0.0:
         weights = dropout(weights, dropout_p)
-    return _by_groups(weights, value, enable_gqa)
+    return _by_groups(weights, value, enable_gqa).to(dtype)
 
 
 def _scores(

@@ -83,6 +83,11 @@ suits_attention = _primitive(
     "(query, key, value, mask)",
     "Whether `attention` serves these better than products.",
 )
+multiplies_narrow = _primitive(
+    "_multiplies_narrow",
+    "(x)",
+    "Whether products of tensors like `x`, of 16 bits, have units of their own, which sum in float32.",
+)
 scan = _primitive(
     "_scan",
     "(x, combine, dim)",

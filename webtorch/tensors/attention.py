@@ -120,3 +120,11 @@ def attention(
 
 primitive.attention.function = attention
 primitive.suits_attention.function = suits
+
+
+def multiplies_narrow(x: Tensor) -> bool:
+    """Whether products of tensors like `x` run on matrix units."""
+    return x.dtype is float16 and x._storage.runtime.backend.limits.has_matrix_units
+
+
+primitive.multiplies_narrow.function = multiplies_narrow
