@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.pytorch.models import mlp, rows, train
+from tests.pytorch.models import Block, mlp, rows, train
 from webtorch.pytorch import device as bridge
+from webtorch.pytorch import dynamo, programs
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +43,7 @@ def test_replays_record_nothing(webgpu: str, monkeypatch: pytest.MonkeyPatch) ->
         def refuse(*args: object, **kwargs: object) -> None:
             raise AssertionError("a replayed graph ran an operator in Python")
 
-        monkeypatch.setattr("webtorch.pytorch.dynamo.CompiledGraph.evaluate", refuse)
+        monkeypatch.setattr("webtorch.pytorch.dynamo.Graph.evaluate", refuse)
         torch.testing.assert_close(compiled(x).cpu(), expected.detach().cpu())
 
 
@@ -163,10 +168,290 @@ def test_compiled_optimizer_step(webgpu: str) -> None:
     torch.testing.assert_close(run(webgpu, True), run("cpu", False))
 
 
-def test_inputs_on_the_cpu_are_refused_with_the_next_step(webgpu: str) -> None:
-    compiled = torch.compile(lambda x: x + 1, backend="webgpu")
-    with pytest.raises(Exception, match=r"x\.to\('webgpu'\)"):
-        compiled(torch.ones(3))
+def test_inputs_on_both_devices_are_refused_with_the_next_step(webgpu: str) -> None:
+    compiled = torch.compile(lambda x, y: torch.add(x, y), backend="webgpu")
+    with pytest.raises(Exception, match="device"):
+        compiled(torch.ones(3), torch.ones(3, device=webgpu))
+
+
+def test_a_model_on_the_cpu_is_uploaded_once(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3))
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="webgpu")
+    x = torch.randn(5, 6)
+    for m in (model, reference):
+        m.eval()
+    with torch.no_grad():
+        out = compiled(x)
+        assert out.device.type == "cpu"
+        torch.testing.assert_close(out, reference(x), rtol=1e-4, atol=1e-5)
+        uploads = []
+        original = programs._uploaded
+        monkeypatch.setattr(
+            "webtorch.pytorch.programs._uploaded",
+            lambda t, keeps: uploads.append(original(t, keeps)) or uploads[-1],
+        )
+        before = {id(c) for _, c in programs._uploads.values()}
+        compiled(x)
+        parameters = sum(p.numel() for p in (*model.parameters(), *model.buffers()) if p.dim())
+        kept = [u for u in uploads if id(u) in before and u.dim()]
+        assert sum(u.numel() for u in kept) == parameters
+        # What changes is uploaded anew.
+        for m in (model, reference):
+            m[0].weight.mul_(2)
+        torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-5)
+
+
+def test_training_a_model_on_the_cpu(webgpu: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3))
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="webgpu")
+    steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, reference)]
+    for seed in range(4):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
+        losses = []
+        for run, step in zip((compiled, reference), steps, strict=True):
+            loss = run(x).square().mean()
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for (name, actual), expected in zip(
+        model.state_dict().items(), reference.state_dict().values(), strict=True
+    ):
+        assert actual.device.type == "cpu"
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_attention_of_a_model_on_the_cpu(webgpu: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True)
+
+    x, y = (torch.randn(2, 3, 5, 4).requires_grad_() for _ in range(2))
+    y.data.copy_(x)
+    torch.compile(f, backend="webgpu")(x).square().sum().backward()
+    f(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
+
+
+def _operators(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Collect the operators of every graph that is compiled."""
+    graphs: list[list[str]] = []
+    original = dynamo.Graph.__init__
+
+    def collect(self: dynamo.Graph, gm: torch.fx.GraphModule) -> None:
+        graphs.append([str(n.target) for n in gm.graph.nodes if n.op == "call_function"])
+        original(self, gm)
+
+    monkeypatch.setattr(dynamo.Graph, "__init__", collect)
+    return graphs
+
+
+def test_attention_is_one_node_forward_and_backward(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = _operators(monkeypatch)
+    block = Block(16, 2).to(webgpu)
+    torch.compile(block, backend="webgpu")(torch.randn(2, 5, 16, device=webgpu)).sum().backward()
+    forward, backward = graphs
+    assert forward.count("webgpu.attention.default") == 1
+    assert backward.count("webgpu.attention_backward.default") == 1
+    assert not any("softmax" in o for o in (*forward, *backward))
+
+
+@pytest.mark.parametrize("kernel", ["fused", "products"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_and_its_gradients(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch, kernel: str, compiled: bool
+) -> None:
+    monkeypatch.setenv("WEBTORCH_ATTENTION", kernel)
+    shapes: Any
+    for shapes, mask, causal in (
+        (((2, 4, 6, 8), (2, 2, 5, 8)), None, True),
+        (((2, 4, 6, 8), (2, 4, 5, 8)), torch.rand(6, 5) > 0.3, False),
+        (((3, 6, 8), (3, 5, 8)), torch.randn(6, 5), False),
+    ):
+        torch._dynamo.reset()
+        q, k = shapes
+        given = [torch.randn(s) for s in (q, k, k)]
+        options = {"is_causal": causal, "enable_gqa": q[1] != k[1], "scale": 0.3}
+        expected = _attention_and_gradients(given, mask, options, "cpu", False)
+        actual = _attention_and_gradients(given, mask, options, webgpu, compiled)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def _attention_and_gradients(
+    given: list[torch.Tensor],
+    mask: torch.Tensor | None,
+    options: dict[str, Any],
+    where: str,
+    compiled: bool,
+) -> list[torch.Tensor]:
+    def f(*operands: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*operands, m, **options)
+
+    operands = [g.clone().to(where).requires_grad_() for g in given]
+    m = None if mask is None else mask.to(where)
+    out = (torch.compile(f, backend="webgpu") if compiled else f)(*operands)
+    (out * torch.arange(8, device=where)).sum().backward()
+    return [t.detach().cpu() for t in (out, *(o.grad for o in operands))]
+
+
+def test_attention_can_be_differentiated_twice_and_transformed(webgpu: str) -> None:
+    x = torch.randn(2, 4, 3)
+
+    def f(t: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(t, t, t).square().sum()
+
+    def second(t: torch.Tensor) -> torch.Tensor:
+        t = t.clone().requires_grad_()
+        (g,) = torch.autograd.grad(f(t), t, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), t)[0]
+
+    torch.testing.assert_close(second(x.to(webgpu)).cpu(), second(x), rtol=1e-4, atol=1e-4)
+    for transform in (torch.func.grad(f), torch.func.vmap(f)):
+        torch.testing.assert_close(
+            transform(x.to(webgpu)).cpu(), transform(x), rtol=1e-4, atol=1e-4
+        )
+    tangent = torch.ones(2, 4, 3)
+    _, actual = torch.func.jvp(f, (x.to(webgpu),), (tangent.to(webgpu),))
+    torch.testing.assert_close(actual.cpu(), torch.func.jvp(f, (x,), (tangent,))[1])
+
+
+def test_marked_dimensions_have_one_program_form(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Block(16, 2)
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model.to(webgpu), backend="webgpu")
+    counts: list[int] = []
+    original = programs.Programs._capture
+    monkeypatch.setattr(
+        "webtorch.pytorch.programs.Programs._capture",
+        lambda self, *args: counts.append(1) or original(self, *args),
+    )
+    captures = []
+    for n in (4, 7, 5, 11, 12):
+        x = torch.randn(2, n, 16)
+        y = x.to(webgpu)
+        torch._dynamo.mark_dynamic(y, 1)
+        out = compiled(y)
+        out.square().mean().backward()
+        expected = reference(x)
+        expected.square().mean().backward()
+        torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-5)
+        captures.append(len(counts))
+    # The forward and the backward graph were recorded for the first size, and for no other.
+    assert captures[0] > 0 and captures[-1] == captures[0]
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.cpu(), q.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_unbacked_sizes(webgpu: str) -> None:
+    compiled = torch.compile(lambda x: x.softmax(0) * x.shape[0], backend="webgpu", fullgraph=True)
+    for n in (1, 3, 5, 8):
+        x = torch.randn(n, 4)
+        y = x.to(webgpu)
+        torch._dynamo.decorators.mark_unbacked(y, 0)
+        torch.testing.assert_close(compiled(y).cpu(), x.softmax(0) * n)
+
+
+def test_numbers_that_change(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile(lambda x, a, n: x * a + n, backend="webgpu")
+    x = torch.randn(3)
+    for a, n in ((0.5, 2), (0.25, 3), (1.5, 4), (2.5, 9)):
+        torch.testing.assert_close(compiled(x.to(webgpu), a, n).cpu(), x * a + n)
+
+
+def test_what_is_saved_can_be_seen_and_kept(webgpu: str) -> None:
+    weight = torch.randn(4, 4)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).tanh().exp().sum()
+
+    packed: list[torch.Size] = []
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        packed.append(t.shape)
+        return t.cpu()
+
+    compiled = torch.compile(f, backend="webgpu")
+    x = torch.randn(2, 4)
+    expected = torch.func.grad(f, 1)(x, weight)
+    for hooks in (False, True, False):
+        w = weight.to(webgpu).requires_grad_()
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.to(webgpu))
+            if hooks
+            else (contextlib.nullcontext())
+        ):
+            out = compiled(x.to(webgpu), w)
+        with torch._functorch.config.patch(donated_buffer=False):
+            out.backward(retain_graph=True)
+            out.backward()
+        torch.testing.assert_close(w.grad.cpu(), 2 * expected, rtol=1e-4, atol=1e-5)
+    assert torch.Size([2, 4]) in packed
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+def test_compiled_optimizer_steps(webgpu: str, name: str) -> None:
+    weights = [torch.randn(3, 2), torch.randn(2)]
+
+    def run(where: str) -> list[torch.Tensor]:
+        params = [w.clone().to(where).requires_grad_() for w in weights]
+        opt = getattr(torch.optim, name)(params, lr=0.1)
+        step = torch.compile(opt.step, backend="webgpu") if where == webgpu else opt.step
+        for i in range(4):
+            for p in params:
+                p.grad = torch.full_like(p, 0.5 + i)
+            step()
+        return [p.detach().cpu() for p in params]
+
+    torch.testing.assert_close(run(webgpu), run("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_results_that_the_function_moves_to_the_cpu(webgpu: str) -> None:
+    compiled = torch.compile(lambda x: ((x * 2).cpu(), x + 1), backend="webgpu")
+    x = torch.randn(3)
+    for _ in range(2):
+        there, here = compiled(x.to(webgpu))
+        assert there.device.type == "cpu" and here.device.type == "webgpu"
+        torch.testing.assert_close(there, x * 2)
+        torch.testing.assert_close(here.cpu(), x + 1)
+
+
+def test_exported_programs_run(webgpu: str) -> None:
+    model = Block(16, 2).eval()
+    x = torch.randn(2, 5, 16)
+    length = torch.export.Dim("length", min=2, max=32)
+    program = torch.export.export(copy.deepcopy(model), (x,), dynamic_shapes=({1: length},))
+    moved = program.module().to(webgpu)
+    compiled = torch.compile(moved, backend="webgpu")
+    with torch.no_grad():
+        for n in (5, 9):
+            x = torch.randn(2, n, 16)
+            torch.testing.assert_close(moved(x.to(webgpu)).cpu(), model(x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(compiled(x.to(webgpu)).cpu(), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_that_a_graph_writes_stays_where_it_is(webgpu: str) -> None:
+    def f(cache: torch.Tensor, at: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, at, x)
+        return cache.sum()
+
+    compiled = torch.compile(f, backend="webgpu")
+    cache, expected = torch.zeros(6, 2, device=webgpu), torch.zeros(6, 2)
+    place = cache.data_ptr()
+    for i in range(4):
+        x = torch.full((1, 2), float(i + 1))
+        at = torch.tensor([i])
+        total = compiled(cache, at.to(webgpu), x.to(webgpu))
+        assert total.item() == f(expected, at, x).item()
+    assert cache.data_ptr() == place
+    torch.testing.assert_close(cache.cpu(), expected)
 
 
 def test_unsupported_operators_are_named(webgpu: str) -> None:

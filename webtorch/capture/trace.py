@@ -759,14 +759,14 @@ def replay(
         if gradient.form is ANY and gradient.after is not KEPT:
             # Its memory is free while the program runs.
             owner._grad = None
-    args, read = _read(captured)
+    args, read = read_arguments(captured)
     backward = captured.backward
     held = [] if backward is None else backward.hold(tensors, moved)
     buffers = captured.executable.run(inputs, args)
     fresh: dict[int, Storage] = {}
     for target, shape, buffer in zip(captured.targets, captured.shapes, buffers, strict=False):
         if isinstance(target, int):
-            node = _computed(shape, buffer)
+            node = computed(shape, buffer)
             fresh[target] = Storage(node, runtime)
             # A value that backward reads too must not be overwritten.
             node.shared = backward is not None
@@ -774,13 +774,13 @@ def replay(
             target = moved.get(target, target)
             # What was written in place is where it was.
             if target.node.buffer is not buffer:
-                target.settle(target.node, _computed(shape, buffer))
+                target.settle(target.node, computed(shape, buffer))
             target.version += 1
     if captured.one_value_twice is None:
         values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
         captured.one_value_twice = len(set(values)) < len(values)
     if captured.one_value_twice:
-        _share_values(captured, buffers, fresh, moved)
+        share_values(captured, buffers, fresh, moved)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     for gradient, owner in gradients:
         if gradient.after is not KEPT:
@@ -796,7 +796,7 @@ def replay(
     return result, named
 
 
-def _share_values(
+def share_values(
     captured: Capture, buffers: list[Any], fresh: dict[int, Storage], moved: dict[Any, Storage]
 ) -> None:
     """Let storages that got one value hold it together, until one of them is written."""
@@ -811,13 +811,14 @@ def _share_values(
                 captured.runtime.add(storage)
 
 
-def _computed(shape: tuple[int, ...], buffer: Any) -> Node:
+def computed(shape: tuple[int, ...], buffer: Any) -> Node:
+    """Return the value of memory that a program has written."""
     node = Node("buffer", (), (), (), shape, buffer.dtype)
     node.buffer = buffer
     return node
 
 
-def _read(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
+def read_arguments(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
     """Return the program's arguments of now, and the numbers that the call returns."""
     args = captured.args
     returned = [x for x in _leaves(captured.result) if isinstance(x, HostScalar)]

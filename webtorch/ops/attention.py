@@ -201,7 +201,33 @@ def _without_scores(
     enable_gqa: bool,
 ) -> Any:
     """Return the attention of a kernel that keeps no scores, or None where products serve better."""
-    if dropout_p == 1.0 or 0 in (*query.shape, *key.shape, *value.shape):
+    if dropout_p == 1.0:
+        return None
+    operands = by_rank_four(query, key, value, mask, enable_gqa)
+    if operands is None or not suits_attention(*operands):
+        return None
+    q, k, v, m = operands
+    batch, heads, length = q.shape[:3]
+    source = k.shape[2]
+    drawn = None
+    if dropout_p > 0.0:
+        count = batch * heads * length * source
+        drawn = (dropout_p, *default_generator(query.device).advance(count))
+
+    def again(q: Any, k: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
+        return _gradients(q, k, v, m, is_causal, factor, drawn, g)
+
+    out = attention(q, k, v, m, is_causal, factor, drawn, again)
+    rank = max(t.ndim for t in (query, key, value))
+    return out.reshape(out.shape[4 - rank :])
+
+
+def by_rank_four(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> Any:
+    """Return query, key, value and mask expanded to (batch, heads, .., ..), as the kernels take them.
+
+    None where there are no such views: more dims, no elements, or shapes that do not fit.
+    """
+    if 0 in (*query.shape, *key.shape, *value.shape):
         return None
     rank = max(t.ndim for t in (query, key, value))
     if rank > 4 or (mask is not None and mask.ndim > rank):
@@ -233,18 +259,7 @@ def _without_scores(
         if any(a not in (1, b) for a, b in zip(ranked(mask).shape, wanted, strict=True)):
             return None
         m = ranked(mask).expand(wanted)
-    if not suits_attention(q, k, v, m):
-        return None
-    drawn = None
-    if dropout_p > 0.0:
-        count = batch * heads * length * source
-        drawn = (dropout_p, *default_generator(query.device).advance(count))
-
-    def again(q: Any, k: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
-        return _gradients(q, k, v, m, is_causal, factor, drawn, g)
-
-    out = attention(q, k, v, m, is_causal, factor, drawn, again)
-    return out.reshape(out.shape[4 - rank :])
+    return q, k, v, m
 
 
 def _gradients(

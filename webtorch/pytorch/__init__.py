@@ -6,15 +6,18 @@ machines where autoloading is switched off.
 
 interrupt  Ctrl-C that cannot abort the process
 device     PyTorch storages that carry webtorch's, allocation, copies, views
-functions  what each aten operator means, in calls of the op table; so do the next four
+functions  what each aten operator means, in calls of the op table; so do the next five
 gradients  PyTorch's backward operators
 algebra    complex numbers, Fourier transforms, linear algebra, and what LAPACK computes on the CPU
+attention  scaled dot-product attention as one operator
 layers     rarer layers and losses
 random     PyTorch's in-place random operators, from webtorch's generators
 optimizer  fused optimizers
 kernels    those meanings as PyTorch kernels, and kernels with a form of their own
 fallback   operators without a kernel: an error, or the CPU when the user asks for it
 profiler   kernels as events of `torch.profiler`
+graphs     what operators mean that only traced graphs contain
+programs   the programs of a compiled graph: inputs, sizes, results
 dynamo     `torch.compile`: forward and backward graphs as programs
 """
 

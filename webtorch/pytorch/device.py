@@ -141,6 +141,15 @@ def webtorch_dtype(dtype: torch.dtype) -> DType:
 # ---- storages -----------------------------------------------------------------------------------
 
 
+class _Changes:
+    """Counts how often memory got another webtorch storage: compiled graphs then look at it anew."""
+
+    count = 0
+
+
+changes = _Changes()
+
+
 class Memory:
     """What a PyTorch storage on the device carries: a typed webtorch storage, or bytes whose type is not known yet.
 
@@ -161,6 +170,8 @@ class Memory:
         storage = self.storage
         if storage is not None and storage.dtype is dtype:
             return storage
+        if storage is not None:
+            changes.count += 1
         # Bytes that do not fill an element are kept too: another type will read them.
         count = -(-self.nbytes // dtype.itemsize)
         if storage is not None or self.raw is not None:
@@ -189,6 +200,8 @@ class Memory:
 
     def adopt(self, storage: Storage) -> None:
         """Take over a storage that nothing else uses."""
+        if self.storage is not None:
+            changes.count += 1
         self.storage, self.raw = storage, None
 
 
@@ -447,6 +460,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
                 and target.nbytes == dst.numel() == src.numel()
             ):
                 source = memory_of(src)
+                changes.count += 1
                 target.raw = source.raw
                 target.storage = (
                     None
@@ -458,6 +472,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
             return dst
         if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
             values = src.contiguous()
+            changes.count += 1
             target.raw, target.storage = bytes(host_bytes(values)), None
             return dst
         if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:

@@ -16,7 +16,7 @@ import torch
 
 import webtorch_autoload as autoload
 from webtorch.ops.primitive import fill, iota
-from webtorch.pytorch import device, fallback, optimizer
+from webtorch.pytorch import attention, device, fallback, optimizer
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
@@ -857,6 +857,7 @@ def _register() -> None:
     everything.fallback(autoload.hide(fallback.fallback), "PrivateUse1")
     _register_own(library)
     _register_meanings(library)
+    attention.register(kernel_for)
     _scaling()
     _autocast(
         (

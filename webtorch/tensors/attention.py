@@ -6,7 +6,7 @@ The kernels are those of `lower/templates/attention.py` and of the CPU's `attent
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from webtorch.ir.kernel import Attention, BufferSlot
 from webtorch.lower.templates.attention import fits
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Limits
+from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import random_words
 from webtorch.tensors.primitives import cast_to, record, reduce_dims
 from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
@@ -48,13 +49,19 @@ def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
 
     WEBTORCH_ATTENTION=fused takes it wherever one exists, =products never.
     """
+    return suits_shapes(query._storage.runtime, query.dtype, query._shape, value._shape)
+
+
+def suits_shapes(
+    runtime: Runtime, dtype: DType, query: Sequence[int], value: Sequence[int]
+) -> bool:
+    """Say what `suits` does for a query (B, H, L, E) and a value (B, G, S, V)."""
     wanted = os.environ.get("WEBTORCH_ATTENTION", "")
     if wanted == "products":
         return False
-    runtime = query._storage.runtime
     limits = runtime.backend.limits
-    batch, heads, length, size = query._shape
-    source, width = value._shape[2:]
+    batch, heads, length, size = query
+    source, width = value[2:]
     if runtime.kind != "cpu":
         # A captured program may be exported for a browser, whose workgroups have 16 KB.
         least = min(limits.workgroup_memory_bytes, 16384)
@@ -64,7 +71,7 @@ def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
         return True
     if limits.is_gpu and length >= _QUERIES:
         # On matrix units products are ten times as fast as those that are written out here.
-        units = limits.has_matrix_units and query.dtype is float16
+        units = limits.has_matrix_units and dtype is float16
         return not units or not (size % 16 or width % 16)
     return 4 * batch * heads * length * source >= _MANY_SCORES
 
@@ -80,23 +87,12 @@ def attention(
     again: Callable[..., Any],
 ) -> Tensor:
     """Return softmax(query key^T scale + mask) value."""
-    traits = (causal, mask is not None, dropout is not None)
-    scalars: tuple[Scalar, ...] = (scale,)
-    if dropout is not None:
-        scalars = (scale, dropout[0], *random_words(*dropout[1:]))
-    dtype = query.dtype
-    wide: DType = float64 if dtype is float64 else float32
-    inputs = [query, key, value] if mask is None else [query, key, value, mask]
-    rows = query._shape[:3]
-
-    def part(name: str, inputs: list[Tensor], number: int, shape: Any, dtype: DType) -> Tensor:
-        return record("attention", inputs, (name, number, *traits), scalars, tuple(shape), dtype)
-
-    out = part("forward", inputs, 0, (*rows, value._shape[3]), dtype)
+    parts = Parts(query, key, value, mask, causal, scale, dropout)
+    out = parts.result()
     if not needs_grad((query, key, value)):
         return out
-    stats = part("forward", [*inputs, out], 1, (*rows, 2), wide)
-    saved = [SavedTensor(t) for t in inputs]
+    stats = parts.statistics(out)
+    saved = [SavedTensor(t) for t in parts.inputs]
     result, statistics = SavedTensor(out, is_output=True), SavedTensor(stats)
     needs = [t.requires_grad for t in (query, key, value)]
 
@@ -105,17 +101,68 @@ def attention(
         if mode.grad:
             # To be differentiated again: with products.
             return tuple(again(*found[:3], g))
-        o = result.unpack()
-        delta = reduce_dims(cast_to(g, wide) * cast_to(o, wide), "sum", (3,))
-        sources = [*found, g, statistics.unpack(), delta]
-        grads: list[Tensor | None] = [None, None, None]
-        grads[0] = first = part("backward", sources, 0, found[0]._shape, dtype)
-        for i in (1, 2):
-            if needs[i]:
-                grads[i] = part("backward", [*sources, first], i, found[i]._shape, dtype)
-        return tuple(grads)
+        found += [None] * (mask is None)
+        operands = Parts(*found, causal, scale, dropout)
+        return operands.gradients(result.unpack(), statistics.unpack(), g, needs)
 
     return attach(out, "ScaledDotProductAttention", (query, key, value), rule)
+
+
+class Parts:
+    """The kernels of one attention: what they read, and each of their results."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: Scalar,
+        dropout: tuple[float, int, int] | None = None,
+    ) -> None:
+        """Take operands as `attention` does."""
+        self.inputs = [query, key, value] if mask is None else [query, key, value, mask]
+        self.traits = (causal, mask is not None, dropout is not None)
+        self.scalars: tuple[Scalar, ...] = (scale,)
+        if dropout is not None:
+            self.scalars = (scale, dropout[0], *random_words(*dropout[1:]))
+        self.dtype = query.dtype
+        # What sums are in.
+        self.wide: DType = float64 if self.dtype is float64 else float32
+
+    def _part(
+        self, name: str, inputs: list[Tensor], number: int, shape: Any, dtype: DType
+    ) -> Tensor:
+        attrs = (name, number, *self.traits)
+        return record("attention", inputs, attrs, self.scalars, tuple(shape), dtype)
+
+    def result(self) -> Tensor:
+        """Return the attention itself: (B, H, L, V)."""
+        query, _, value = self.inputs[:3]
+        shape = (*query._shape[:3], value._shape[3])
+        return self._part("forward", self.inputs, 0, shape, self.dtype)
+
+    def statistics(self, out: Tensor) -> Tensor:
+        """Return what backward needs of the scores: (B, H, L, 2), float32."""
+        rows = self.inputs[0]._shape[:3]
+        return self._part("forward", [*self.inputs, out], 1, (*rows, 2), self.wide)
+
+    def gradients(
+        self, out: Tensor, statistics: Tensor, g: Tensor, needs: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of query, key and value, the latter two where they are needed."""
+        wide, dtype = self.wide, self.dtype
+        delta = reduce_dims(cast_to(g, wide) * cast_to(out, wide), "sum", (3,))
+        sources = [*self.inputs, g, statistics, delta]
+        grads: list[Tensor | None] = [None, None, None]
+        first = self._part("backward", sources, 0, self.inputs[0]._shape, dtype)
+        grads[0] = first
+        for i in (1, 2):
+            if needs[i]:
+                shape = self.inputs[i]._shape
+                grads[i] = self._part("backward", [*sources, first], i, shape, dtype)
+        return tuple(grads)
 
 
 primitive.attention.function = attention

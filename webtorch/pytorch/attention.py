@@ -1,0 +1,255 @@
+"""`scaled_dot_product_attention` as one operator, forward and backward, eagerly and in graphs. Floor 6.
+
+PyTorch composes attention of matrix products on outside devices. Here it becomes one node of its own
+operators, `webgpu::attention` and `webgpu::attention_backward`, which the op table computes: by a kernel
+that keeps no scores in memory, or by products, whichever serves better. PyTorch's composition stays for
+what the node does not take: dropout, masks that want gradients, second derivatives, and transforms of
+functions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+import webtorch_autoload as autoload
+from webtorch.ops.attention import _by_groups, _safe_softmax, _scores, by_rank_four
+from webtorch.ops.contract import matmul
+from webtorch.ops.primitive import copy, reduce_dims
+from webtorch.pytorch import device
+from webtorch.pytorch.functions import aten, op
+from webtorch.tensors.attention import Parts, suits_shapes
+from webtorch.tensors.tensor import Tensor
+
+_NAME = "scaled_dot_product_attention"
+
+
+# ---- meanings, on webtorch tensors of rank 4 ----------------------------------------------------
+
+
+@aten("attention")
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    keeps: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention (B, L, H, V) of (B, H, L, E), (B, G, S, E) and (B, G, S, V), and what backward needs.
+
+    Heads come last but one, as PyTorch's fused kernels lay them in memory: code that was traced on
+    another device relies on it. `keeps`: "nothing", "statistics" (B, H, L, 2) of a kernel without
+    scores, or "weights" (B, H, L, S).
+    """
+    if keeps == "nothing":
+        out = op.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale, True)
+        return copy(out.transpose(1, 2)), query[:0, 0, 0, 0]
+    if keeps == "statistics":
+        parts = Parts(*by_rank_four(query, key, value, mask, True), is_causal, scale)
+        out = parts.result()
+        return copy(out.transpose(1, 2)), parts.statistics(out)
+    weights = _safe_softmax(_scores(query, key, mask, is_causal, scale, True)).to(query.dtype)
+    return copy(_by_groups(weights, value, True).transpose(1, 2)), weights
+
+
+@aten("attention_backward")
+def attention_backward(
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    kept: Tensor,
+    is_causal: bool,
+    scale: float,
+    keeps: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cotangents of query, key and value."""
+    if keeps == "statistics":
+        operands = by_rank_four(query, key, value, mask, True)
+        parts = Parts(*operands, is_causal, scale)
+        grads = parts.gradients(out.transpose(1, 2), kept, g, (True,) * 3)
+        assert grads[0] is not None and grads[1] is not None and grads[2] is not None
+        return grads[0], grads[1], grads[2]
+    weights = kept
+    change = _by_groups(g, value.transpose(-2, -1), True)
+    wide = (change * weights).to(query.dtype.compute)
+    change = weights * (change - reduce_dims(wide, "sum", (3,)).to(query.dtype)) * scale
+    return (
+        _by_groups(change, key, True),
+        _summed(matmul(change.transpose(-2, -1), query), key),
+        _summed(matmul(weights.transpose(-2, -1), g), value),
+    )
+
+
+def _summed(x: Tensor, like: Tensor) -> Tensor:
+    """Sum over the query heads that share a key head."""
+    batch, shared, source, width = like.shape
+    if x.shape[1] == shared:
+        return x
+    split = x.reshape((batch, shared, x.shape[1] // shared, source, width))
+    return reduce_dims(split, "sum", (2,)).reshape((batch, shared, source, width))
+
+
+# ---- the operators ------------------------------------------------------------------------------
+
+
+def _keeps(query: Any, value: Any) -> str:
+    """Return what backward is to get. Where sizes are symbols, it is what is right for all of them."""
+    sizes = (*query.shape, *value.shape)
+    if not all(isinstance(n, int) for n in sizes):
+        return "weights"
+    kind = device.TO_WEBTORCH[query.dtype]
+    fused = suits_shapes(device.runtime(), kind, query.shape, value.shape)
+    return "statistics" if fused else "weights"
+
+
+def _fake_attention(
+    query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float, keeps: str
+) -> tuple[Any, Any]:
+    rows = query.shape[:3]
+    batch, heads, length = rows
+    out = query.new_empty((batch, length, heads, value.shape[3]))
+    if keeps == "nothing":
+        return out, query.new_empty((0,))
+    if keeps == "statistics":
+        return out, query.new_empty((*rows, 2), dtype=torch.float32)
+    return out, query.new_empty((*rows, value.shape[2]))
+
+
+def _fake_backward(
+    g: Any, query: Any, key: Any, value: Any, mask: Any, out: Any, kept: Any, *rest: Any
+) -> tuple[Any, Any, Any]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+class _Attention(torch.autograd.Function):
+    """Ties the two operators together for autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float
+    ) -> Any:
+        keeps = _keeps(query, value)
+        out, kept = torch.ops.webgpu.attention(query, key, value, mask, is_causal, scale, keeps)
+        ctx.save_for_backward(query, key, value, mask, out, kept)
+        ctx.is_causal, ctx.scale, ctx.keeps = is_causal, scale, keeps
+        return out.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        query, key, value, mask, out, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # To be differentiated again: by PyTorch's composition.
+            wanted = [t for t in (query, key, value) if t.requires_grad]
+            again = composed(
+                query, key, value, mask, 0.0, ctx.is_causal, scale=ctx.scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )  # fmt: skip
+            found = iter(torch.autograd.grad(again, wanted, g, create_graph=True))
+            grads = [next(found) if t.requires_grad else None for t in (query, key, value)]
+        else:
+            grads = torch.ops.webgpu.attention_backward(
+                g, query, key, value, mask, out, kept, ctx.is_causal, ctx.scale, ctx.keeps
+            )
+        return (*grads, None, None, None)
+
+
+def composed(*args: Any, **kwargs: Any) -> Any:
+    """`scaled_dot_product_attention` as PyTorch composes it."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch.ops.aten.scaled_dot_product_attention.default._op_dk(composite, *args, **kwargs)
+
+
+def _scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    mask = attn_mask
+    operands = (query, key, value)
+    if dropout_p or not _takes(query, key, value, mask, is_causal, enable_gqa) or _transformed():
+        return composed(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    rank = query.dim()
+    factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
+    if rank < 4:
+        query, key, value = (t[(None,) * (4 - rank)] for t in operands)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+        out = _Attention.apply(query, key, value, mask, is_causal, factor)
+    else:
+        out, _ = torch.ops.webgpu.attention(query, key, value, mask, is_causal, factor, "nothing")
+        out = out.transpose(1, 2)
+    return out if rank == 4 else out[(0,) * (4 - rank)]
+
+
+def _takes(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, enable_gqa: bool) -> bool:
+    """Whether the node takes these; PyTorch's composition says what is wrong with others."""
+    rank = query.dim()
+    if not (2 <= rank <= 4 and key.dim() == value.dim() == rank):
+        return False
+    if not (query.is_webgpu and key.is_webgpu and value.is_webgpu):
+        return False
+    if not query.dtype is key.dtype is value.dtype or not query.is_floating_point():
+        return False
+    q, k, v = query.shape, key.shape, value.shape
+    if q[-1] != k[-1] or k[-2] != v[-2] or k[:-2] != v[:-2]:
+        return False
+    if rank > 3 and q[:-3] != k[:-3]:
+        return False
+    if rank > 2 and q[-3] != k[-3] and not (enable_gqa and k[-3] and q[-3] % k[-3] == 0):
+        return False
+    if not all((*q, *k, *v)):
+        return False
+    if mask is None:
+        return True
+    if is_causal or mask.requires_grad or not mask.is_webgpu or mask.dim() > rank:
+        return False
+    if mask.dtype is not torch.bool and mask.dtype not in (query.dtype, torch.float32):
+        return False
+    wanted = (*q[:-1], k[-2])
+    return all(a in (1, b) for a, b in zip(mask.shape[::-1], wanted[::-1]))
+
+
+def _transformed() -> bool:
+    """Whether a transform of functions, or forward derivatives, are at work."""
+    return (
+        forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def register(make_kernel: Any) -> None:
+    """Declare the operators, and let `scaled_dot_product_attention` on the device be them."""
+    library = torch.library.Library("webgpu", "DEF")
+    operands = "Tensor query, Tensor key, Tensor value, Tensor? mask"
+    library.define(
+        f"attention({operands}, bool is_causal, float scale, str keeps) -> (Tensor, Tensor)"
+    )
+    library.define(
+        f"attention_backward(Tensor g, {operands}, Tensor out, Tensor kept, bool is_causal, "
+        "float scale, str keeps) -> (Tensor, Tensor, Tensor)"
+    )
+    for name, function, fake in (
+        ("attention", attention, _fake_attention),
+        ("attention_backward", attention_backward, _fake_backward),
+    ):
+        operator = getattr(torch.ops.webgpu, name).default
+        library.impl(name, autoload.hide(make_kernel(operator, function)), "PrivateUse1")
+        torch.library.register_fake(f"webgpu::{name}", fake, lib=library)
+    table = torch.library.Library("aten", "IMPL")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        table.impl(_NAME, autoload.hide(_scaled_dot_product_attention), key)
+    autoload._libraries.extend((library, table))

@@ -1,0 +1,364 @@
+"""What the operators of a traced graph mean, beyond those of the eager kernels. Floor 6.
+
+Only graphs contain these: views and creation, copies to write, operators of PyTorch's CPU kernels in
+graphs whose inputs are on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from webtorch.ir.view import numel
+from webtorch.ops.primitive import cast_to, copy, empty
+from webtorch.ops.record import TABLE
+from webtorch.pytorch import attention, kernels
+from webtorch.pytorch import device as bridge
+from webtorch.pytorch.device import webtorch_dtype
+from webtorch.pytorch.fallback import unsupported
+from webtorch.pytorch.functions import FUNCTIONS, filled, op
+from webtorch.tensors.device import device_of
+from webtorch.tensors.tensor import Tensor
+
+Function = Callable[..., Any]
+GRAPH: dict[str, Function] = {}
+
+
+def graph(*names: str) -> Callable[[Function], Function]:
+    """Declare the meaning of operators that only graphs contain: views and creation."""
+
+    def declare(function: Function) -> Function:
+        GRAPH.update(dict.fromkeys(names, function))
+        return function
+
+    return declare
+
+
+def _where() -> Any:
+    return device_of(bridge.runtime())
+
+
+@graph("view", "_unsafe_view", "reshape")
+def _view(x: Any, shape: Sequence[int]) -> Any:
+    return op.reshape(x, tuple(shape))
+
+
+@graph("permute")
+def _permute(x: Any, dims: Sequence[int]) -> Any:
+    return op.permute(x, tuple(dims))
+
+
+@graph("expand")
+def _expand(x: Any, shape: Sequence[int], *, implicit: bool = False) -> Any:
+    return op.expand(x, tuple(shape))
+
+
+@graph("squeeze")
+def _squeeze(x: Any, dim: Any = None) -> Any:
+    return op.squeeze(x, tuple(dim) if isinstance(dim, list) else dim)
+
+
+@graph("alias", "detach", "lift", "lift_fresh")
+def _alias(x: Any) -> Any:
+    return x
+
+
+@graph("clone", "contiguous", "lift_fresh_copy")
+def _clone(x: Any, **options: Any) -> Any:
+    return copy(x)
+
+
+@graph("as_strided")
+def _as_strided(
+    x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Any:
+    return op.as_strided(x, tuple(size), tuple(stride), offset)
+
+
+@graph("split")
+def _split(x: Any, size: int, dim: int = 0) -> Any:
+    return op.split(x, size, dim)
+
+
+@graph("repeat")
+def _repeat(x: Any, repeats: Sequence[int]) -> Any:
+    return op.repeat(x, tuple(repeats))
+
+
+@graph("sort")
+def _sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return tuple(op.sort(x, dim, descending, bool(stable)))
+
+
+@graph("_to_copy")
+def _to_copy(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return copy(x) if dtype is None or dtype is x.dtype else cast_to(x, dtype)
+
+
+@graph("copy")
+def _copy(x: Any, src: Any, non_blocking: bool = False) -> Any:
+    if isinstance(src, (bool, int, float)):
+        return filled(x._shape, src, x.dtype, x.device)
+    return copy(op.expand(cast_to(src, x.dtype), x._shape))
+
+
+@graph("copy_")
+def _copy_into(x: Any, src: Any, non_blocking: bool = False) -> Any:
+    return op.copy_(x, src)
+
+
+@graph("slice_scatter")
+def _slice_scatter(
+    x: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    out = copy(x)
+    op.copy_(op.slice(out, dim, start, end, step), src)
+    return out
+
+
+@graph("select_scatter")
+def _select_scatter(x: Any, src: Any, dim: int, index: int) -> Any:
+    out = copy(x)
+    op.copy_(op.select(out, dim, index), src)
+    return out
+
+
+def _dtype(dtype: Any) -> Any:
+    return webtorch_dtype(torch.get_default_dtype()) if dtype is None else dtype
+
+
+@graph("full")
+def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    if dtype is None:
+        default = torch.get_default_dtype()
+        dtype = webtorch_dtype(
+            torch.bool
+            if isinstance(value, bool)
+            else torch.int64
+            if isinstance(value, int)
+            else default
+        )
+    return filled(size, value, dtype, _where())
+
+
+@graph("zeros", "empty", "new_zeros", "new_empty")
+def _zeros(*args: Any, dtype: Any = None, **options: Any) -> Any:
+    like, size = (
+        (args[0], args[1]) if len(args) > 1 and isinstance(args[0], Tensor) else (None, args[0])
+    )
+    return filled(size, 0, dtype or (like.dtype if like is not None else _dtype(None)), _where())
+
+
+@graph("empty_strided", "empty_permuted")
+def _empty_strided(size: Sequence[int], layout: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return empty(tuple(size), _dtype(dtype), _where())
+
+
+@graph("ones", "new_ones")
+def _ones(*args: Any, dtype: Any = None, **options: Any) -> Any:
+    like, size = (args[0], args[1]) if len(args) > 1 else (None, args[0])
+    return filled(size, 1, dtype or (like.dtype if like is not None else _dtype(None)), _where())
+
+
+@graph("new_full")
+def _new_full(x: Any, size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return filled(size, value, dtype or x.dtype, _where())
+
+
+@graph("full_like")
+def _full_like(x: Any, value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return filled(x._shape, value, dtype or x.dtype, _where())
+
+
+@graph("zeros_like", "empty_like")
+def _zeros_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return filled(x._shape, 0, dtype or x.dtype, _where())
+
+
+@graph("ones_like")
+def _ones_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return filled(x._shape, 1, dtype or x.dtype, _where())
+
+
+@graph("scalar_tensor")
+def _scalar_tensor(value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return filled((), value, _dtype(dtype), _where())
+
+
+@graph("arange")
+def _arange(*args: Any, dtype: Any = None, **options: Any) -> Any:
+    return op.arange(*args, dtype=dtype, device=_where())
+
+
+@graph("linspace")
+def _linspace(start: float, end: float, steps: int, *, dtype: Any = None, **options: Any) -> Any:
+    return op.linspace(start, end, steps, dtype=_dtype(dtype), device=_where())
+
+
+@graph("eye")
+def _eye(n: int, m: int | None = None, *, dtype: Any = None, **options: Any) -> Any:
+    return op.eye(n, n if m is None else m, dtype=_dtype(dtype), device=_where())
+
+
+@graph("rand")
+def _rand(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
+    return op.rand(tuple(size), dtype=_dtype(dtype), device=_where())
+
+
+@graph("randn")
+def _randn(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
+    return op.randn(tuple(size), dtype=_dtype(dtype), device=_where())
+
+
+@graph("rand_like")
+def _rand_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return op.rand(x._shape, dtype=dtype or x.dtype, device=_where())
+
+
+@graph("randn_like")
+def _randn_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+    return op.randn(x._shape, dtype=dtype or x.dtype, device=_where())
+
+
+@graph("randint")
+def _randint(*args: Any, dtype: Any = None, **options: Any) -> Any:
+    low, high, size = (0, *args) if len(args) == 2 else args
+    return op.randint(
+        low, high, tuple(size), dtype=dtype or webtorch_dtype(torch.int64), device=_where()
+    )
+
+
+@graph("bernoulli")
+def _bernoulli(x: Any, p: Any = None, **options: Any) -> Any:
+    draw = op.rand(x._shape, dtype=webtorch_dtype(torch.float32), device=_where())
+    return cast_to(op.lt(draw, x if p is None else p), x.dtype)
+
+
+@graph("sym_size")
+def _sym_size(x: Any, dim: int) -> int:
+    return int(x._shape[dim])
+
+
+@graph("sym_numel")
+def _sym_numel(x: Any) -> int:
+    return int(numel(x._shape))
+
+
+@graph("sym_stride")
+def _sym_stride(x: Any, dim: int) -> int:
+    return int(x._strides[dim])
+
+
+@graph("sym_storage_offset")
+def _sym_storage_offset(x: Any) -> int:
+    return int(x._offset)
+
+
+@graph("_scaled_dot_product_flash_attention_for_cpu")
+def _cpu_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, Any]:
+    """PyTorch's CPU attention; the weights stand where it keeps the logarithm of their sums."""
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    out, kept = attention.attention(query, key, value, attn_mask, is_causal, factor, "weights")
+    return out.transpose(1, 2), kept
+
+
+@graph("_scaled_dot_product_flash_attention_for_cpu_backward")
+def _cpu_attention_backward(
+    g: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    kept: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, Any, Any]:
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return attention.attention_backward(
+        g, query, key, value, attn_mask, out.transpose(1, 2), kept, is_causal, factor, "weights"
+    )
+
+
+@graph("convert_element_type")
+def _convert(x: Any, dtype: Any) -> Any:
+    return cast_to(x, dtype)
+
+
+@graph("_assert_scalar")
+def _assert_scalar(holds: Any, message: str) -> None:
+    """Check a fact about sizes, which are known when the graph is recorded."""
+    if not holds:
+        raise RuntimeError(message)
+
+
+@graph("sym_constrain_range", "sym_constrain_range_for_size")
+def _constrain(size: Any, **options: Any) -> None:
+    """Tell the trace what a size may be: nothing to do."""
+
+
+# Operators of graphs that are the table's own functions.
+_SAME = [
+    "transpose",
+    "t",
+    "slice",
+    "select",
+    "unsqueeze",
+    "split_with_sizes",
+    "unbind",
+    "stack",
+    "diagonal",
+    "unfold",
+    "flip",
+    "roll",
+    "logsumexp",
+]
+
+
+def _foreach(name: str) -> Function | None:
+    """Return the meaning of a `_foreach_` operator: the plain one on every element of the lists."""
+    base = FUNCTIONS.get(name.removeprefix("_foreach_"))
+    if name == "_foreach_norm":
+        base = FUNCTIONS["linalg_vector_norm"]
+    if name == "_foreach_copy":
+        base = GRAPH["copy"]
+    if base is None:
+        return None
+
+    def run(*args: Any, **kwargs: Any) -> list[Any]:
+        count = max(len(a) for a in args if isinstance(a, list))
+        rows = [a if isinstance(a, list) else [a] * count for a in args]
+        return [base(*row, **kwargs) for row in zip(*rows, strict=True)]
+
+    return run
+
+
+def meaning(target: Any) -> Function:
+    """Return what a node's target means on webtorch tensors. Raises NotImplementedError when it has no meaning here."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target  # operator.getitem, arithmetic on sizes
+    packet, overload = target._schema.name.rpartition("::")[2], target._overloadname
+    if packet in GRAPH:
+        return GRAPH[packet]
+    found = kernels.meaning(packet, overload)
+    if found is None and packet in _SAME:
+        found = TABLE[packet].function
+    if found is None and packet.startswith("_foreach_"):
+        found = _foreach(packet)
+    if found is None:
+        raise unsupported(target)
+    return found

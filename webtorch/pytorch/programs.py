@@ -1,0 +1,616 @@
+"""The programs of a compiled graph: which one a call takes, its buffers, and its results. Floor 6.
+
+A call finds out with one look at each input's address what has moved since the last one; where nothing
+of the inputs' geometry changed, it runs the same program. Where the graph's sizes are symbols, a few
+captures give one form for all sizes (`capture.dynamic`), as `webtorch.mark_dynamic` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from webtorch.capture.dynamic import (
+    MAX_VARIABLES,
+    NotPolynomial,
+    Point,
+    Template,
+    placeholder,
+    probes,
+)
+from webtorch.capture.trace import (
+    Capture,
+    Returned,
+    capture,
+    compile_never,
+    compile_varying,
+    computed,
+    read_arguments,
+    share_values,
+)
+from webtorch.ir.view import is_contiguous, numel
+from webtorch.pytorch import device as bridge
+from webtorch.pytorch import interrupt
+from webtorch.pytorch.device import (
+    HELD,
+    TO_TORCH,
+    TO_WEBTORCH,
+    changes,
+    flat,
+    memory_of,
+)
+from webtorch.tensors.host import host_scalar
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
+
+# Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
+_MAX_PROGRAMS = 16
+# The same where sizes are symbols: further sizes cost no capture.
+_MAX_SIZES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a trace knows of an input or a result of a graph."""
+
+    # A tensor, as PyTorch traced it; or a number, which may be a symbol; or None.
+    fake: Any
+    # The number of the input that a result is.
+    origin: int | None
+    # Whether a float reaches tensors only, as a value.
+    is_free: bool = False
+
+    @staticmethod
+    def of(node: Any, origin: int | None) -> Value:
+        """Return what there is to know of a node, or of a constant result."""
+        if not isinstance(node, torch.fx.Node):
+            return Value(node, origin)
+        makes_tensor = torch.ops.aten.scalar_tensor.default
+        value = node.meta.get("val")
+        free = isinstance(value, (float, torch.SymFloat)) and node.op == "placeholder"
+        return Value(value, origin, free and all(u.target is makes_tensor for u in node.users))
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a tensor."""
+        return isinstance(self.fake, torch.Tensor)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the trace has it in the CPU's memory."""
+        return self.is_tensor and self.fake.device.type == "cpu"
+
+
+class Evaluates(Protocol):
+    """A graph that can be run on webtorch tensors."""
+
+    inputs: list[Value]
+    results: list[Value]
+    written: frozenset[int]
+
+    def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the graph's results."""
+
+
+class Geometry(NamedTuple):
+    """How a tensor lies in its storage of `elements`."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    elements: int
+    dtype: torch.dtype
+
+
+class OfInput(NamedTuple):
+    """A result that is a view of the storage of input `number`: what a forward saves for its backward often is."""
+
+    number: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Itself(NamedTuple):
+    """A result that is argument `number`."""
+
+    number: int
+
+
+class Fresh(NamedTuple):
+    """A result that the program computes, as output `number`, or that only the capture holds."""
+
+    number: int | None
+    storage: Storage | None
+    geometry: Geometry
+
+
+# A tensor that a forward graph saved, as its backward graph takes it.
+Kept = tuple[Storage, Geometry]
+
+
+@dataclass(slots=True)
+class Ready:
+    """A program with all that a call needs to know of it. Inputs are numbered among the tensors."""
+
+    captured: Capture
+    # Numbers of inputs, in the program's order, and storages of constants.
+    order: list[int | Storage]
+    # Inputs whose memory it overwrites.
+    donated: list[int]
+    # Fresh, OfInput, Itself, or what is no tensor.
+    results: list[Any]
+    # Storages of arguments in the program's targets -> the inputs that they belong to.
+    written: dict[Storage, int]
+    # Free numbers: where the program reads them.
+    live: dict[str, Any]
+    # Whether there are numbers to be read anew at each call.
+    reads: bool
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The tensors of a call."""
+
+    addresses: list[int]
+    epoch: int
+    storages: list[Storage]
+    geometry: list[Geometry]
+    # For each the first that has the same storage; None where all have their own.
+    aliases: tuple[int, ...] | None
+    numbers: tuple[Any, ...]
+    ready: Ready
+
+
+# Copies of parameters and buffers that are on the CPU: the version that was copied, and the copy.
+_uploads = WeakTensorKeyDictionary()
+
+
+def _uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
+    """Return a CPU tensor on the device: a parameter as it was uploaded, if it has not changed."""
+    found = _uploads.get(x)
+    if found is not None and found[0] == x._version:
+        return found[1]
+    # Numbers come in float64, which the device lacks.
+    number = x.dtype is torch.float64 and not x.dim()
+    made = x.detach().to("webgpu", torch.float32 if number else x.dtype)
+    if keeps:
+        _uploads[x] = (x._version, made)
+    return made
+
+
+class Programs:
+    """A compiled graph as PyTorch calls it."""
+
+    def __init__(
+        self, graph: Evaluates, static: frozenset[int], saved: slice | None, is_backward: bool
+    ) -> None:
+        """`static`: inputs that are parameters or buffers. `saved`: results for the backward graph."""
+        self.graph = graph
+        self.static = static
+        self.saved = range(*saved.indices(len(graph.results))) if saved is not None else range(0)
+        inputs = graph.inputs
+        self.tensors = [i for i, v in enumerate(inputs) if v.is_tensor]
+        self.others = [i for i, v in enumerate(inputs) if not v.is_tensor]
+        self.free = [i for i in self.others if inputs[i].is_free]
+        self.keyed = [i for i in self.others if not inputs[i].is_free]
+        # Whether arguments are tensors on the device, and nothing else.
+        self.plain = not (is_backward or self.others or any(v.is_on_cpu for v in inputs))
+        self.downloads = [
+            r.is_on_cpu and i not in self.saved and r.origin is None
+            for i, r in enumerate(graph.results)
+        ]
+        self.programs: OrderedDict[Any, Ready] = OrderedDict()
+        self.last: Inputs | None = None
+        self.sizes = Sizes([inputs[i] for i in self.tensors], self.others, inputs)
+        # By the inputs' types: what makes captures for all sizes, or None where there is no such thing.
+        self.templates: dict[Any, Template | None] = {}
+
+    def __call__(self, *args: Any) -> list[Any]:
+        if interrupt.flag.pressed:
+            interrupt.check()
+        given: Sequence[Any] = args if self.plain else self._given(args)
+        inputs = self._inputs(given, args)
+        fresh = self._run(inputs, args)
+        return self._results(inputs, given, args, fresh)
+
+    # ---- inputs
+
+    def _given(self, args: Sequence[Any]) -> list[Any]:
+        """Return the tensors among the arguments, on the device; what a forward saved taken apart."""
+        given: list[Any] = []
+        counts: dict[int, int] = {}
+        for i in self.tensors:
+            a = args[i]
+            if a.is_cpu:
+                a = _uploaded(a, i in self.static)
+            else:
+                saved = getattr(a, "_webgpu_saved", None)
+                if saved is not None:
+                    # One tensor stands for all that was saved, in its order.
+                    at = counts[id(saved)] = counts.get(id(saved), -1) + 1
+                    a = saved[at]
+            given.append(a)
+        return given
+
+    def _inputs(self, given: Sequence[Any], args: Sequence[Any]) -> Inputs:
+        """Find storages and the program for a call, by what has changed since the last one."""
+        if self.plain:
+            addresses = [t.data_ptr() for t in given]
+        else:
+            addresses = [0 if type(t) is tuple else t.data_ptr() for t in given]
+        numbers = tuple([args[i] for i in self.keyed])
+        last = self.last
+        ready = None
+        if last is not None and last.epoch == changes.count and last.numbers == numbers:
+            # Empty tensors have no address.
+            changed = [
+                i for i, (a, b) in enumerate(zip(addresses, last.addresses)) if a != b or not a
+            ]
+            if not changed:
+                return last
+            storages, geometry = last.storages.copy(), last.geometry.copy()
+            ready = last.ready
+            for i in changed:
+                storages[i], form = _look(given[i])
+                if form is not geometry[i] and form != geometry[i]:
+                    geometry[i], ready = form, None
+        else:
+            looked = [_look(t) for t in given]
+            storages, geometry = [s for s, _ in looked], [g for _, g in looked]
+        aliases = None
+        if len(set(storages)) < len(storages):
+            first: dict[Storage, int] = {}
+            aliases = tuple([first.setdefault(s, i) for i, s in enumerate(storages)])
+        if ready is None or last is None or aliases != last.aliases:
+            ready = self._ready(storages, geometry, aliases, numbers, args)
+        found = Inputs(addresses, changes.count, storages, geometry, aliases, numbers, ready)
+        self.last = found
+        return found
+
+    def _ready(
+        self,
+        storages: list[Storage],
+        geometry: list[Geometry],
+        aliases: tuple[int, ...] | None,
+        numbers: tuple[Any, ...],
+        args: Sequence[Any],
+    ) -> Ready:
+        key = (tuple(geometry), aliases, numbers)
+        found = self.programs.get(key)
+        if found is not None:
+            self.programs.move_to_end(key)
+            return found
+        live = {f"n{i}": args[i] for i in self.free}
+        captured = None
+        if self.sizes.symbols:
+            captured = self._at_sizes(storages, geometry, aliases, args, live)
+        if captured is None:
+            captured = self._capture(storages, geometry, aliases, args, live, None)
+        ready = self._prepare(captured, live)
+        self.programs[key] = ready
+        if len(self.programs) > (_MAX_SIZES if self.sizes.symbols else _MAX_PROGRAMS):
+            self.programs.popitem(last=False)
+        return ready
+
+    # ---- captures
+
+    def _capture(
+        self,
+        storages: list[Storage],
+        geometry: list[Geometry],
+        aliases: tuple[int, ...] | None,
+        args: Sequence[Any],
+        live: dict[str, Any],
+        point: Point | None,
+    ) -> Capture:
+        """Record the graph on these inputs; with `point` on ones of these sizes, without values."""
+        forms = geometry
+        if point is not None:
+            forms = [self.sizes.geometry(n, point, g) for n, g in enumerate(geometry)]
+        flats = [
+            flat(s) if form is was else placeholder(flat(s), (form.elements,))
+            for s, was, form in zip(storages, geometry, forms)
+        ]
+        if aliases is not None:
+            flats = [flats[first] for first in aliases]
+        whole: list[Any] = list(args)
+        for i in self.others:
+            if i in self.free:
+                whole[i] = host_scalar(live, f"n{i}")
+            elif point is not None:
+                whole[i] = self.sizes.number(i, point, args[i])
+
+        def run(*tensors: Tensor) -> list[Any]:
+            for i, t, form in zip(self.tensors, tensors, forms):
+                whole[i] = _view_of(t._storage, form)
+            numbers = {t._storage: n for n, t in enumerate(tensors)}
+            return [_mark(x, numbers) for x in self.graph.evaluate(whole)]
+
+        runtime = bridge.runtime()
+        if point is None:
+            return capture(run, tuple(flats), {}, flats, runtime=runtime)
+        return capture(run, tuple(flats), {}, flats, runtime=runtime, compiler=compile_never)
+
+    def _at_sizes(
+        self,
+        storages: list[Storage],
+        geometry: list[Geometry],
+        aliases: tuple[int, ...] | None,
+        args: Sequence[Any],
+        live: dict[str, Any],
+    ) -> Capture | None:
+        """Return the capture for a call's sizes, from the form for all of them; None if there is none."""
+        point = self.sizes.point(geometry, args)
+        if point is None:
+            return None
+        kinds = (tuple([g.dtype for g in geometry]), aliases)
+        if kinds not in self.templates:
+            self.templates[kinds] = None
+            # Where sizes decide more than sizes, or others do not fit, each choice is captured.
+            with contextlib.suppress(NotPolynomial, RuntimeError, ValueError, IndexError):
+                if len(point) <= MAX_VARIABLES:
+                    points = probes(point)
+                    captures = [
+                        self._capture(storages, geometry, aliases, args, live, p) for p in points
+                    ]
+                    self.templates[kinds] = Template(points, captures, compile_varying)
+        template = self.templates[kinds]
+        with contextlib.suppress(NotPolynomial):
+            return None if template is None else template.at(point)
+        return None
+
+    def _prepare(self, captured: Capture, live: dict[str, Any]) -> Ready:
+        """Find out once what each call of a program needs."""
+        results: list[Any] = []
+        for value, found in zip(self.graph.results, captured.result, strict=True):
+            if value.origin is not None:
+                found = Itself(value.origin)
+            elif isinstance(found, Returned):
+                assert found.number is not None or found.storage is not None
+                kind, elements = found.dtype, 0
+                if found.storage is not None:
+                    elements = found.storage.elements
+                form = Geometry(found.shape, found.strides, found.offset, elements, TO_TORCH[kind])
+                found = Fresh(found.number, found.storage, form)
+            results.append(found)
+        donated = [
+            s for s, d in zip(captured.sources, captured.donated) if d and isinstance(s, int)
+        ]
+        written = dict(captured.arguments)
+        reads = bool(captured.dynamic or captured.draws or captured.actions)
+        return Ready(captured, captured.sources, donated, results, written, live, reads)
+
+    # ---- running
+
+    def _run(self, inputs: Inputs, args: Sequence[Any]) -> dict[int, Storage]:
+        """Run a program; return the storages of its results by the number of the output."""
+        ready, storages = inputs.ready, inputs.storages
+        captured = ready.captured
+        runtime = captured.runtime
+        if runtime.pending:
+            # What is pending may read memory that the program overwrites.
+            runtime.realize()
+        for n in ready.donated:
+            if storages[n].node.shared:
+                storages[n].own()
+        buffers = [(storages[s] if type(s) is int else s).node.buffer for s in ready.order]
+        if None in buffers:
+            buffers = [(storages[s] if type(s) is int else s).realize().buffer for s in ready.order]
+        for i in self.free:
+            ready.live[f"n{i}"] = args[i]
+        numbers = read_arguments(captured)[0] if ready.reads else captured.args
+        outputs = captured.executable.run(buffers, numbers)
+        fresh: dict[int, Storage] = {}
+        moved: dict[Any, Storage] = {s: storages[n] for s, n in ready.written.items()}
+        for target, shape, buffer in zip(captured.targets, captured.shapes, outputs):
+            if isinstance(target, int):
+                fresh[target] = Storage(computed(shape, buffer), runtime)
+            else:
+                target = moved.get(target, target)
+                if target.node.buffer is not buffer:
+                    target.settle(target.node, computed(shape, buffer))
+                target.version += 1
+        if captured.one_value_twice is None:
+            captured.one_value_twice = len(set(map(id, outputs))) < len(outputs)
+        if captured.one_value_twice:
+            share_values(captured, outputs, fresh, moved)
+        return fresh
+
+    def _results(
+        self, inputs: Inputs, given: Sequence[Any], args: Sequence[Any], fresh: dict[int, Storage]
+    ) -> list[Any]:
+        ready, storages = inputs.ready, inputs.storages
+        # Results that share storage with each other or an input still do.
+        made: dict[Storage, Any] = {}
+        out: list[Any] = []
+        kept: list[Kept] = []
+        stands: torch.Tensor | None = None
+        packs = len(self.saved) > 0 and not _has_hooks()
+        for i, found in enumerate(ready.results):
+            kind = type(found)
+            if kind is Itself:
+                out.append(args[found.number])
+                continue
+            if kind is Fresh:
+                storage = fresh.get(-1 if found.number is None else found.number)
+                if storage is None:
+                    storage = _target(ready, found, storages)
+                form = found.geometry
+                if packs and i in self.saved and storage not in made:
+                    if stands is None:
+                        stands = bridge.allocate((0,), (1,), torch.float32)
+                        stands._webgpu_saved = kept
+                    kept.append((storage, form))
+                    out.append(stands)
+                    continue
+                x = _torch_tensor(storage, form, made)
+            elif kind is OfInput:
+                owner, storage = given[found.number], storages[found.number]
+                form = Geometry(found.shape, found.strides, found.offset, 0, found.dtype)
+                if type(owner) is not tuple:
+                    made[storage] = owner.untyped_storage()
+                x = _torch_tensor(storage, form, made)
+            else:
+                out.append(found)
+                continue
+            if self.downloads[i]:
+                x = x.to("cpu", self.graph.results[i].fake.dtype)
+            out.append(x)
+        for i in self.graph.written:
+            if args[i].is_cpu:
+                with torch.no_grad():
+                    args[i].detach().copy_(given[self.tensors.index(i)])
+        return out
+
+
+def _target(ready: Ready, found: Fresh, storages: list[Storage]) -> Storage:
+    """Return the storage of a result that is not new: what the program wrote, or a constant."""
+    if found.number is None:
+        assert found.storage is not None
+        return found.storage
+    target = ready.captured.targets[found.number]
+    assert isinstance(target, Storage)
+    n = ready.written.get(target)
+    return target if n is None else storages[n]
+
+
+def _has_hooks() -> bool:
+    """Whether the user wants to see what is saved."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _look(x: Any) -> Kept:
+    """Return the storage of an input and how the input lies there."""
+    if type(x) is tuple:
+        storage, form = x
+        return storage, form
+    dtype = x.dtype
+    storage = memory_of(x).typed(HELD[dtype])
+    return storage, Geometry(
+        tuple(x.shape), x.stride(), x.storage_offset(), storage.elements, dtype
+    )
+
+
+def _view_of(storage: Storage, form: Geometry) -> Tensor:
+    kind = TO_WEBTORCH[form.dtype]
+    whole = (
+        form.offset == 0
+        and not kind.is_complex
+        and numel(form.shape) == storage.elements
+        and is_contiguous(form.shape, form.strides)
+    )
+    return Tensor._from_storage(storage, form.shape, form.strides, form.offset, whole, kind)
+
+
+def _mark(x: Any, numbers: dict[Storage, int]) -> Any:
+    if isinstance(x, Tensor) and x._storage in numbers:
+        return OfInput(numbers[x._storage], TO_TORCH[x.dtype], x._shape, x._strides, x._offset)
+    return x
+
+
+def _torch_tensor(storage: Storage, form: Geometry, made: dict[Storage, Any]) -> torch.Tensor:
+    """Return a PyTorch tensor on a webtorch storage."""
+    holder = made.get(storage)
+    if holder is None:
+        holder, memory = bridge.new_storage(
+            storage.elements * storage.dtype.itemsize, storage.dtype
+        )
+        memory.storage = storage
+        made[storage] = holder
+    out: torch.Tensor = bridge._create((0,), form.dtype)
+    bridge._set(bridge.CPU, out, holder, form.offset, form.shape, form.strides)
+    return out
+
+
+# ---- sizes that are symbols ---------------------------------------------------------------------
+
+
+class Sizes:
+    """The symbols of a graph's sizes, and how they give the geometry of its inputs."""
+
+    def __init__(self, tensors: list[Value], others: list[int], inputs: list[Value]) -> None:
+        self.forms = [_form(v.fake) for v in tensors]
+        self.numbers = {i: _expression(inputs[i].fake) for i in others}
+        # Where a symbol's value is found: tensor and dim, or the number of an argument and -1.
+        places: dict[Any, tuple[int, int]] = {}
+        every: set[Any] = set()
+        for n, (shape, *_) in enumerate(self.forms):
+            for d, e in enumerate(shape):
+                if getattr(e, "is_symbol", False):
+                    places.setdefault(e, (n, d))
+            every.update(*(e.free_symbols for e in self._parts(n) if not isinstance(e, int)))
+        for i, e in self.numbers.items():
+            if getattr(e, "is_symbol", False) and e.is_integer:
+                places.setdefault(e, (i, -1))
+            every.update(getattr(e, "free_symbols", ()))
+        self.places = {s: places[s] for s in sorted(every, key=str) if s in places}
+        # None where some cannot be found from the arguments.
+        self.symbols = list(self.places) if len(self.places) == len(every) else []
+        self.fixed = [all(isinstance(e, int) for e in self._parts(n)) for n in range(len(tensors))]
+
+    def _parts(self, n: int) -> Sequence[Any]:
+        shape, strides, offset, elements = self.forms[n]
+        return (*shape, *strides, offset, elements)
+
+    def point(self, geometry: list[Geometry], args: Sequence[Any]) -> Point | None:
+        """Return the sizes of a call; None where its inputs do not lie as the trace has them."""
+        point = tuple(
+            [int(args[n]) if d < 0 else geometry[n].shape[d] for n, d in self.places.values()]
+        )
+        if not all(n > 1 for n in point):
+            return None
+        lies = all(self.geometry(n, point, form) == form for n, form in enumerate(geometry))
+        return point if lies else None
+
+    def geometry(self, n: int, point: Point, now: Geometry) -> Geometry:
+        """Return how tensor `n` lies at other sizes than now; `now` itself where it has no symbol."""
+        if self.fixed[n]:
+            return now
+        values = dict(zip(self.symbols, point, strict=True))
+        shape, strides, offset, elements = self.forms[n]
+        return Geometry(
+            tuple([_value(e, values) for e in shape]),
+            tuple([_value(e, values) for e in strides]),
+            _value(offset, values),
+            _value(elements, values) << now.dtype.is_complex,
+            now.dtype,
+        )
+
+    def number(self, i: int, point: Point, now: Any) -> Any:
+        """Return number argument `i` at other sizes than now."""
+        e = self.numbers[i]
+        if not hasattr(e, "free_symbols"):
+            return now
+        return _value(e, dict(zip(self.symbols, point, strict=True)))
+
+
+def _form(fake: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, Any]:
+    """Return shape, strides, offset and the elements of the storage of a traced tensor, with symbols."""
+    elements = _expression(fake.untyped_storage().nbytes() // fake.dtype.itemsize)
+    return (
+        tuple(map(_expression, fake.shape)),
+        tuple(map(_expression, fake.stride())),
+        _expression(fake.storage_offset()),
+        elements,
+    )
+
+
+def _expression(size: Any) -> Any:
+    """Return an int, or a symbolic size as SymPy has it."""
+    node = getattr(size, "node", None)
+    if node is None:
+        return size
+    e = node.expr
+    return int(e) if e.is_Integer else e
+
+
+def _value(e: Any, values: dict[Any, int]) -> int:
+    return e if isinstance(e, int) else int(e.xreplace(values))
