@@ -50,7 +50,7 @@ def attention(
         out = op.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale, True)
         return copy(out.transpose(1, 2)), query[:0, 0, 0, 0]
     if keeps == "statistics":
-        parts = Parts(*by_rank_four(query, key, value, mask, True), is_causal, scale)
+        parts = _parts(query, key, value, mask, is_causal, scale)
         out = parts.result()
         return copy(out.transpose(1, 2)), parts.statistics(out)
     weights = _safe_softmax(_scores(query, key, mask, is_causal, scale, True)).to(query.dtype)
@@ -72,8 +72,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the cotangents of query, key and value."""
     if keeps == "statistics":
-        operands = by_rank_four(query, key, value, mask, True)
-        parts = Parts(*operands, is_causal, scale)
+        parts = _parts(query, key, value, mask, is_causal, scale)
         grads = parts.gradients(out.transpose(1, 2), kept, g, (True,) * 3)
         assert grads[0] is not None and grads[1] is not None and grads[2] is not None
         return grads[0], grads[1], grads[2]
@@ -86,6 +85,13 @@ def attention_backward(
         _summed(matmul(change.transpose(-2, -1), query), key),
         _summed(matmul(weights.transpose(-2, -1), g), value),
     )
+
+
+def _parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> Parts:
+    operands = by_rank_four(query, key, value, mask, True)
+    return Parts([x for x in operands if x is not None], is_causal, scale)
 
 
 def _summed(x: Tensor, like: Tensor) -> Tensor:

@@ -251,11 +251,11 @@ class Programs:
         ready = None
         if last is not None and last.epoch == changes.count and last.numbers == numbers:
             # Empty tensors have no address.
+            if addresses == last.addresses and 0 not in addresses:
+                return last
             changed = [
                 i for i, (a, b) in enumerate(zip(addresses, last.addresses)) if a != b or not a
             ]
-            if not changed:
-                return last
             storages, geometry = last.storages.copy(), last.geometry.copy()
             ready = last.ready
             for i in changed:
@@ -401,9 +401,10 @@ class Programs:
         for n in ready.donated:
             if storages[n].node.shared:
                 storages[n].own()
-        buffers = [(storages[s] if type(s) is int else s).node.buffer for s in ready.order]
+        sources = [storages[s] if isinstance(s, int) else s for s in ready.order]
+        buffers = [s.node.buffer for s in sources]
         if None in buffers:
-            buffers = [(storages[s] if type(s) is int else s).realize().buffer for s in ready.order]
+            buffers = [s.realize().buffer for s in sources]
         for i in self.free:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args

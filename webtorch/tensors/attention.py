@@ -87,7 +87,8 @@ def attention(
     again: Callable[..., Any],
 ) -> Tensor:
     """Return softmax(query key^T scale + mask) value."""
-    parts = Parts(query, key, value, mask, causal, scale, dropout)
+    operands = [query, key, value] if mask is None else [query, key, value, mask]
+    parts = Parts(operands, causal, scale, dropout)
     out = parts.result()
     if not needs_grad((query, key, value)):
         return out
@@ -101,9 +102,8 @@ def attention(
         if mode.grad:
             # To be differentiated again: with products.
             return tuple(again(*found[:3], g))
-        found += [None] * (mask is None)
-        operands = Parts(*found, causal, scale, dropout)
-        return operands.gradients(result.unpack(), statistics.unpack(), g, needs)
+        again_parts = Parts(found, causal, scale, dropout)
+        return again_parts.gradients(result.unpack(), statistics.unpack(), g, needs)
 
     return attach(out, "ScaledDotProductAttention", (query, key, value), rule)
 
@@ -113,17 +113,15 @@ class Parts:
 
     def __init__(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        inputs: list[Tensor],
         causal: bool,
         scale: Scalar,
         dropout: tuple[float, int, int] | None = None,
     ) -> None:
-        """Take operands as `attention` does."""
-        self.inputs = [query, key, value] if mask is None else [query, key, value, mask]
-        self.traits = (causal, mask is not None, dropout is not None)
+        """`inputs`: query, key, value and, if there is one, the mask, as `attention` takes them."""
+        self.inputs = inputs
+        query = inputs[0]
+        self.traits = (causal, len(inputs) == 4, dropout is not None)
         self.scalars: tuple[Scalar, ...] = (scale,)
         if dropout is not None:
             self.scalars = (scale, dropout[0], *random_words(*dropout[1:]))

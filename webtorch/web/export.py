@@ -17,6 +17,7 @@ import math
 import os
 import re
 import struct
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,10 @@ def export(
 
     `what` is a function of tensors (a whole training step, say), a Module, which is exported in its
     evaluation mode as `infer`, or a dict {"train": step, "infer": model} of several that share
-    their parameters. `example_inputs` are the arguments of a call (a tuple or one tensor, or a dict
+    their parameters. All this may be PyTorch's too: functions of `torch.Tensor`s (whose models are on
+    "webgpu"), modules, and what `torch.export.export` returned, which needs no example inputs.
+
+    `example_inputs` are the arguments of a call (a tuple or one tensor, or a dict
     of keyword arguments); with several functions a dict of these by function. The function is
     captured for their shapes and types; it is not run and changes nothing. What
     `webtorch.compile` returned, called before, needs none.
@@ -151,13 +155,24 @@ def export(
         return {key: given.get(key, absent) for key in functions}
 
     wanted = each(example_inputs, None, "example_inputs")
-    captured = {key: _captured(value, key, wanted[key]) for key, value in functions.items()}
     batches = each(examples, (), "examples")
-    for key, call in wanted.items():
-        if call is not None and not batches[key]:
-            batches[key] = [call if isinstance(call, (Mapping, tuple, list)) else (call,)]
+    names: dict[int, tuple[str, tuple[int, ...]]] = {}
+    arguments: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    captured: dict[str, CompiledFunction | Capture]
+    bridge = _bridge(functions, wanted)
+    if bridge is None:
+        captured = {key: _captured(value, key, wanted[key]) for key, value in functions.items()}
+        for key, call in wanted.items():
+            if call is not None and not batches[key]:
+                batches[key] = [call if isinstance(call, (Mapping, tuple, list)) else (call,)]
+    else:
+        found = bridge.capture_all(functions, wanted, batches, state)
+        captured, arguments, names = dict(found.functions), found.arguments, found.names
+        batches, state = found.examples, None
     exported = export_all(
         captured,
+        arguments=arguments,
+        names=names,
         inputs=each(inputs, None, "inputs"),
         outputs=each(outputs, None, "outputs"),
         state=state,
@@ -203,8 +218,14 @@ def export_all(
     limits: Limits = BROWSER_LIMITS,
     half: bool = False,
     cpu: bool | None = False,
+    arguments: Mapping[str, list[tuple[str, tuple[int, ...]]]] | None = None,
+    names: Mapping[int, tuple[str, tuple[int, ...]]] | None = None,
 ) -> Exported:
-    """Return what `export` writes for captured functions, without writing it."""
+    """Return what `export` writes for captured functions, without writing it.
+
+    `arguments` are names and shapes of what captures take, `names` those of storages in the weights
+    file, by id, where they are not known from `state` and the functions themselves.
+    """
     found = dict(state or {})
     captures: dict[str, Capture] = {}
     for name, step in steps.items():
@@ -223,8 +244,8 @@ def export_all(
             "export: the functions compute on several devices; move all of them to one first"
         )
     modules = {k: v for k, v in found.items() if isinstance(v, Module)}
-    narrow = set(_storage_names(modules)) if half else set()
-    page = _Page(captures, _storage_names(found), narrow, cpu)
+    narrow = {*_storage_names(modules), *(names or ())} if half else set()
+    page = _Page(captures, {**_storage_names(found), **(names or {})}, narrow, cpu)
     software = SOFTWARE_LIMITS if limits is BROWSER_LIMITS else replace(limits, is_gpu=False)
     # Processors that run the invocations of a workgroup one by one want other kernels than graphics cards.
     variants = _Variant(limits), _Variant(software)
@@ -233,6 +254,8 @@ def export_all(
         numbers: list[str] = []
         if isinstance(step, CompiledFunction):
             tensors, numbers = _argument_names(step)
+        elif arguments:
+            tensors = arguments[name]
         renamed = inputs[name]
         if renamed is not None:
             if tensors and len(renamed) != len(tensors):
@@ -248,11 +271,26 @@ def export_all(
     return page.finish(title or _title(steps[first], first), *variants)
 
 
+def _bridge(functions: Mapping[str, Any], calls: Mapping[str, Any]) -> Any:
+    """Return what captures functions of PyTorch tensors, where these are some; else None."""
+    if "torch" not in sys.modules:
+        return None
+    if any(isinstance(f, (CompiledFunction, Capture, Module)) for f in functions.values()):
+        return None
+    try:
+        from webtorch.pytorch import export as bridge
+    except ImportError:
+        # What is called torch is this package.
+        return None
+    given = [bridge.is_pytorch(f, calls[name]) for name, f in functions.items()]
+    return bridge if any(given) else None
+
+
 def _name(what: Any) -> str:
     """Return the name that a function has in the page when none is given."""
     if isinstance(what, CompiledFunction):
         what = what.function
-    if isinstance(what, Module):
+    if isinstance(what, Module) or hasattr(what, "graph_signature") or hasattr(what, "state_dict"):
         return "infer"
     name = str(getattr(what, "__name__", "step"))
     return name if name.isidentifier() and name not in _RESERVED else "step"
