@@ -43,16 +43,13 @@ def initial_weights(work: Work, seed: int = 0) -> dict[str, Array]:
 
 
 def torch_step(work: Work, weights: dict[str, Array], device: str, autocast: Any = None) -> Step:
-    """Return PyTorch's step. On CUDA: fused Adam, and float32 that is not TF32."""
+    """Return PyTorch's step. On CUDA: fused Adam."""
     import torch
 
     model = work.build(torch)
     model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
     model = model.to(device)
     on_cuda = device.startswith("cuda")
-    if on_cuda:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
     optimizer = torch.optim.Adam(model.parameters(), lr=work.lr, fused=True if on_cuda else None)
     return make_step(torch, model, optimizer, device.partition(":")[0], autocast)
 

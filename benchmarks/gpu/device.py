@@ -22,7 +22,9 @@ OURS = "webgpu"
 
 
 def peer_device() -> str | None:
-    """Return PyTorch's GPU, or None where it has none."""
+    """Return PyTorch's GPU, or None where it has none; its float32 is then not TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     return "cuda" if torch.cuda.is_available() else None
 
 

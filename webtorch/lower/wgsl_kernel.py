@@ -120,6 +120,12 @@ def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
     return finish(writer, body, [], size, grid, (), bool(kernel.checks))
 
 
+def render_points(kernel: Kernel, limits: Limits) -> WgslPass:
+    """Return the dispatch of a kernel without sums, one point an invocation: those that are large."""
+    writer, body, size, grid = _written(kernel, limits, 64, False)
+    return finish(writer, body, [], size, grid, (), bool(kernel.checks))
+
+
 def render_several(routine: Several, limits: Limits) -> list[WgslPass]:
     """Return the dispatch of several kernels, each of which has some of the workgroups; or of each
     by itself, where they cannot be one."""
@@ -155,13 +161,17 @@ _MERGED_SIZE = 64
 
 
 def _written(
-    kernel: Kernel, limits: Limits, wanted: int = 0
+    kernel: Kernel, limits: Limits, wanted: int = 0, vectors: bool = True
 ) -> tuple[KernelWriter, list[str], int, tuple[int, int, int]]:
-    """Return the writer, the body, the size of a workgroup (`wanted`, if given) and the grid."""
+    """Return the writer, the body, the size of a workgroup (`wanted`, if given) and the grid; an
+    invocation takes several points only with `vectors`."""
     kernel = _flat(kernel)
     writer = KernelWriter(kernel, limits)
     count = kernel.outer_count
-    writer.choose_lanes(count)
+    if vectors:
+        writer.choose_lanes(count)
+    else:
+        writer.choose_slots()
     lanes = writer.lanes
     top = writer.top
     body = top.lines

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from webtorch.ir import expr as ex
@@ -213,4 +215,34 @@ def finish(
     source = assemble(lines, [*shared, *writer.functions], body, size, f16, directives)
     return WgslPass(
         source, grid, (size, 1, 1), slots, scratch, args, args_bytes, has_status, tuple(bindings)
+    )
+
+
+def on_scratch(
+    p: WgslPass,
+    scratch: Mapping[int, int],
+    numbers: Mapping[int, int] | Sequence[int],
+    sizes: tuple[int, ...],
+) -> WgslPass:
+    """Return a pass some of whose buffers are scratch memory of a routine: `scratch` gives them its
+    number, `numbers` gives the others the routine's, and `sizes` are the bytes of all scratch
+    buffers, which are bound, used or not."""
+    own = len(p.slots)
+    found: dict[int, int] = {scratch[s]: i for i, s in enumerate(p.slots) if s in scratch}
+    kept = [i for i, s in enumerate(p.slots) if s not in scratch]
+    order = [*kept, *(found.get(j) for j in range(len(sizes))), *range(own, len(p.bindings))]
+    new = {old: i for i, old in enumerate(order) if old is not None}
+    source = re.sub(r"@binding\((\d+)\)", lambda m: f"@binding({new[int(m[1])]})", p.source)
+    unused = "".join(
+        f"@group(0) @binding({i}) var<storage, read> unused{i}: array<u32>;\n"
+        for i, old in enumerate(order)
+        if old is None
+    )
+    kinds: list[Binding] = ["read" if old is None else p.bindings[old] for old in order]
+    return replace(
+        p,
+        source=source.replace("@compute", f"{unused}@compute", 1),
+        slots=tuple(numbers[p.slots[i]] for i in kept),
+        scratch=sizes,
+        bindings=tuple(kinds),
     )

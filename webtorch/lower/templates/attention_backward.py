@@ -34,7 +34,7 @@ from webtorch.lower.templates.gemm import (
     ranked,
 )
 from webtorch.lower.templates.tuning import MatrixTile, Tile
-from webtorch.lower.wgsl_shader import Engine, WgslPass
+from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch
 from webtorch.runtime.backend import Limits
 
 # Bytes of weights and gradients of scores that are in memory at once.
@@ -117,33 +117,16 @@ def _stored(r: Attention, limits: Limits, engine: Engine, part: Part) -> Iterato
         results=(0,),
         buffers=(*r.buffers[:reads], replace(scratch, access="write")),
     )
-    yield _with_scratch(
+    yield on_scratch(
         attention_units.weights(weights, limits, engine, part)
         or attention_tiles.weights(weights, limits, part),
-        reads,
-        tuple(range(reads)),
-        nbytes,
+        {reads: 0},
+        range(reads),
+        (nbytes,),
     )
     for i, (one, _) in enumerate(products):
         operand = (1, 0, 3 + r.mask)[r.results[i]]
-        yield _with_scratch(one, 1, (operand, -1, reads + i), nbytes)
-
-
-def _with_scratch(p: WgslPass, place: int, numbers: tuple[int, ...], nbytes: int) -> WgslPass:
-    """Return a pass one of whose buffers, in slot `place`, is scratch memory, which is bound last;
-    `numbers` are the routine's buffers in the others."""
-    at = p.slots.index(place)
-    last = len(p.slots) - 1
-    names = {at: last, **{i: i - 1 for i in range(at + 1, last + 1)}}
-    source = p.source
-    for old in names:
-        source = source.replace(f"@binding({old})", f"@binding(<{old}>)", 1)
-    for old, new in names.items():
-        source = source.replace(f"@binding(<{old}>)", f"@binding({new})", 1)
-    kinds = list(p.bindings)
-    kinds.insert(last, kinds.pop(at))
-    slots = tuple(numbers[s] for s in p.slots if s != place)
-    return replace(p, source=source, slots=slots, scratch=(nbytes,), bindings=tuple(kinds))
+        yield on_scratch(one, {1: 0}, (operand, -1, reads + i), (nbytes,))
 
 
 def _product(r: Attention, part: Part, result: int, scratch: BufferSlot) -> Product:
@@ -203,7 +186,7 @@ def _product(r: Attention, part: Part, result: int, scratch: BufferSlot) -> Prod
 # For heads of at most 64, on an H200: 64 rows start later on the diagonal than more, and a product has
 # few columns to share what it reads among.
 _TILE = Tile(64, 64, 16, 8, 4)
-_MATRIX_TILE = MatrixTile(2, 2, 2, 2, 128)
+_MATRIX_TILE = MatrixTile(2, 2, 2, 2, 64)
 
 
 def _render(p: Product, limits: Limits, engine: Engine) -> tuple[WgslPass, int]:

@@ -21,6 +21,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Convolution, Kernel, Store
+from webtorch.lower.templates import winograd
 from webtorch.lower.templates.gemm import (
     BATCH,
     COLUMN,
@@ -270,6 +271,8 @@ def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPas
         return render_kernel(conv_kernel(routine), limits, engine)
     if _has_phases(routine, p):
         return _phases(routine, limits, engine)
+    if winograd.suits(routine, limits):
+        return winograd.passes(routine, limits, engine)
     tile, split = choose(p, limits)
     if tile is None and split == 1:
         # Positions and borders are computed for each tap, not for each k.

@@ -138,6 +138,8 @@ class Family:
     tiles: tuple[Known, ...]
     measured: dict[str, tuple[int, ...]] = field(default_factory=dict)
     matrix_tiles: tuple[KnownMatrix, ...] = ()
+    # Whether Winograd's method was measured to be faster (winograd.py): where memory is fast.
+    winograd: bool = False
 
     def up_to(self, own: int, multiprocessors: int) -> Family:
         """Return a family with only the tiles of at most `own` outputs an invocation."""
@@ -204,6 +206,7 @@ HOPPER = Family(
         KnownMatrix(MatrixTile(2, 2, 3, 4, 32), (290.0, 262.0, 250.0), 2, 200),
         KnownMatrix(MatrixTile(2, 2, 2, 2, 64), (165.0, 165.0, 170.0), 2, 200),
     ),
+    winograd=True,
 )
 # Unknown adapters: with fewer registers, at most 64 outputs an invocation.
 DISCRETE = HOPPER.up_to(64, 64)
