@@ -136,3 +136,58 @@ def test_an_early_break_ends_the_workers() -> None:
     assert len(pids) == 2
     del iterator
     assert alive(pids) == []
+
+
+class Held(data.Dataset):
+    """A tensor that the dataset holds, and what a worker's init function set."""
+
+    def __init__(self, x: webtorch.Tensor) -> None:
+        self.x, self.added = x, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i] + self.added, os.getpid()
+
+
+def add_hundred(worker: int) -> None:
+    info = data.get_worker_info()
+    assert info is not None and info.id == worker
+    info.dataset.added = 100
+
+
+def in_tuples(rows: list[Any]) -> Any:
+    return webtorch.stack([x for x, _ in rows]), rows[0][1]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_are_not_forked_from_this_one(method: str) -> None:
+    x = webtorch.arange(12.0).reshape(6, 2) * 2
+    batches = data.DataLoader(
+        Held(x), 2, num_workers=2, multiprocessing_context=method, worker_init_fn=add_hundred,
+        collate_fn=in_tuples, persistent_workers=True, shuffle=True,
+    )  # fmt: skip
+    pids = set()
+    for _ in range(2):
+        found = []
+        for rows, pid in batches:
+            found += rows.tolist()
+            pids.add(pid)
+            # Longer than a worker looks for its parent.
+            time.sleep(0.5)
+        assert sorted(found) == (x + 100).tolist()
+    assert len(pids) == 2 and os.getpid() not in pids
+    with pytest.raises(KeyError, match="row 1 is broken"):
+        list(data.DataLoader(Rows(4, broken=1), 2, num_workers=1, multiprocessing_context=method))
+    del batches
+    assert alive(pids) == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_cannot_be_pickled_is_named_when_the_workers_start(method: str) -> None:
+    class Local(Rows):
+        pass
+
+    with pytest.raises((AttributeError, TypeError, RuntimeError), match="pickle"):
+        list(data.DataLoader(Local(2), num_workers=1, multiprocessing_context=method))

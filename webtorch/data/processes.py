@@ -8,7 +8,6 @@ one thread: forked, it has none of the parent's, and there are several of it.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import queue
 import random
@@ -93,7 +92,7 @@ class _Answers:
         self.results.put((epoch, number, worker, content))
 
 
-def _run(reader: Any, info: WorkerInfo, init: Any, tasks: Any, results: Any, parent: int) -> None:
+def _run(reader: Any, info: WorkerInfo, init: Any, tasks: Any, results: Any) -> None:
     # Ctrl-C goes to the whole group; the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     webtorch.set_num_threads(1)
@@ -107,7 +106,7 @@ def _run(reader: Any, info: WorkerInfo, init: Any, tasks: Any, results: Any, par
         reader,
         info,
         init,
-        _Tasks(tasks, parent),
+        _Tasks(tasks),
         _Answers(results, f"process {info.id}"),
         "process",
     )
@@ -118,15 +117,17 @@ def _run(reader: Any, info: WorkerInfo, init: Any, tasks: Any, results: Any, par
 class _Tasks:
     """A worker's queue, which ends when the parent is gone."""
 
-    def __init__(self, tasks: Any, parent: int) -> None:
-        self.tasks, self.parent = tasks, parent
+    def __init__(self, tasks: Any) -> None:
+        self.tasks = tasks
+        # Not the process above: from a fork server, that is the server.
+        self.parent = multiprocessing.parent_process()
 
     def get(self) -> Any:
         while True:
             try:
                 return self.tasks.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if os.getppid() != self.parent:
+                if self.parent is not None and not self.parent.is_alive():
                     return None
 
 
@@ -156,7 +157,7 @@ class Processes(Workers):
             info = WorkerInfo(worker, self.count, seed + worker, reader.dataset)
             process = context.Process(
                 target=_run,
-                args=(reader, info, loader.worker_init_fn, tasks, self.results, os.getpid()),
+                args=(reader, info, loader.worker_init_fn, tasks, self.results),
                 name=f"webtorch-data-{worker}",
                 daemon=True,
             )
