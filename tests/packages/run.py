@@ -48,7 +48,12 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
     "torchvision_models": (
         ("torchvision",),
         "`resnet18`, `mobilenet_v2`, `VisionTransformer`, transforms v2, `make_grid`",
-        "`torchvision.ops` that are compiled (`nms`, `roi_align`): they belong to PyTorch's C++ core",
+        "of `torchvision.ops`: `ps_roi_align`, `ps_roi_pool`, rotated boxes, quantised ones; reading images by its C++ library",
+    ),
+    "geometric_graphs": (
+        ("torch-geometric",),
+        "`GCNConv`, `GATConv`, `SAGEConv`, `GINConv`, pooling, `DataLoader` of graphs",
+        "its optional C++ packages (torch-scatter, torch-sparse)",
     ),
     "torchmetrics_some": (("torchmetrics",), "14 metrics of classes, numbers and images", ""),
     "smp_unet": (("segmentation-models-pytorch",), "`Unet`, `FPN`, Dice loss", ""),

@@ -55,6 +55,11 @@ ABSENT: dict[str, tuple[str, str]] = {
         _PROCESSES,
         "DistributedOptimizer PostLocalSGDOptimizer ZeroRedundancyOptimizer",
     ),
+    "torch.distributed.rpc": (
+        _PROCESSES,
+        "BackendType RRef RpcBackendOptions TensorPipeRpcBackendOptions WorkerInfo get_worker_info init_rpc remote "
+        "rpc_async rpc_sync shutdown",
+    ),
     "torch.futures": (_PROCESSES, "Future collect_all wait_all"),
     "torch.nn.parallel.scatter_gather": (_PROCESSES, "gather scatter scatter_kwargs"),
     "torch.fx.experimental": (_TRACER, ""),

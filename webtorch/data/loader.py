@@ -196,6 +196,10 @@ class DataLoader(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of one epoch."""
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Any]:
+        # Of this name in PyTorch, where loaders of others put theirs around it.
         if self.num_workers == 0:
             return self._read_here()
         workers = self._workers

@@ -170,7 +170,7 @@ def format_tensor(
         show_size = options.edgeitems == 0
         complex_name = "complex128" if default_dtype_name == "float64" else "complex64"
         show_dtype = show_dtype and dtype_name not in ("int64", "bool", complex_name)
-        body = _body(values, shape, dtype_name, indent, options)
+        body = elements_text(values, shape, dtype_name, indent, options)
 
     suffixes = []
     if device not in (None, "cpu"):
@@ -186,13 +186,14 @@ def format_tensor(
     return _join_suffixes(f"{class_name}({body}", suffixes, indent, options.linewidth)
 
 
-def _body(
+def elements_text(
     values: Nested | Fetch,
     shape: tuple[int, ...],
     dtype_name: str,
     indent: int,
     options: PrintOptions,
 ) -> str:
+    """Return the text of a tensor's elements, in brackets, without a name; see `format_tensor`."""
     edge: int | None = options.edgeitems if math.prod(shape) > options.threshold else None
     if edge == 0 and shape:
         return "[...]"

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import webtorch
 from webtorch.as_torch.names.library import _OPERATORS
 from webtorch.tensors.absent import pytorch_names
 
 
+def _alias(x: Any) -> Any:
+    return x.view(x.shape)
+
+
+def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+def _index(x: Any, indices: Any) -> Any:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+# Operators that Python writes otherwise.
+_WRITTEN = {"alias": _alias, "slice": _slice, "index": _index, "lift_fresh": _alias}
+
+
 def _is_known(name: str) -> bool:
     """Whether PyTorch may have an operator of this name: a public function, a method, or a part of one."""
+    if name in _WRITTEN:
+        return True
     if name.startswith("_"):
         return not name.startswith("__")
     return any(name in pytorch_names().get(place, ()) for place in ("", "Tensor", "nn.functional"))
@@ -34,6 +53,8 @@ class _Aten:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.__name__ in _WRITTEN:
+            return _WRITTEN[self.__name__](*args, **kwargs)
         for place in (webtorch, webtorch.nn.functional, webtorch.Tensor):
             found = getattr(place, self.__name__, None)
             if found is not None:
@@ -62,8 +83,15 @@ class _Namespace:
         return [n.partition("::")[2] for n in _OPERATORS if n.startswith(f"{self._name}::")]
 
 
-def load_library(path: str | os.PathLike[str]) -> NoReturn:
-    """Raise OSError: libraries of C++ operators are written against PyTorch's core."""
+def load_library(path: str | os.PathLike[str]) -> None:
+    """Take torchvision's operators from here. Raises OSError for other libraries of C++ operators: they
+    are written against PyTorch's core.
+    """
+    place = Path(path)
+    if place.parent.name == "torchvision" and place.name.partition(".")[0] == "_C":
+        from webtorch.as_torch.names import torchvision_operators
+
+        return torchvision_operators.register()
     raise OSError(
         f"torch.ops.load_library: {os.fspath(path)} is compiled for PyTorch's C++ core, which webtorch does not have"
     )
