@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ def _index(x: Any, indices: Any) -> Any:
 
 
 # Operators that Python writes otherwise.
-_WRITTEN = {"alias": _alias, "slice": _slice, "index": _index, "lift_fresh": _alias}
+_WRITTEN: dict[str, Callable[..., Any]] = {
+    "alias": _alias,
+    "slice": _slice,
+    "index": _index,
+    "lift_fresh": _alias,
+}
 
 
 def _is_known(name: str) -> bool:

@@ -204,7 +204,7 @@ def _absent(name: str) -> Callable[..., Any]:
     return refuse
 
 
-_WRITTEN = {
+_WRITTEN: dict[str, Callable[..., Any]] = {
     "nms": _nms, "roi_align": _roi_align, "roi_pool": _roi_pool, "deform_conv2d": _deform_conv2d,
     "_cuda_version": lambda: -1,
 }  # fmt: skip
