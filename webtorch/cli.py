@@ -180,6 +180,26 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
     run.set_defaults(command=_run)
 
+    convert = commands.add_parser(
+        "convert",
+        help="write a checkpoint in another format",
+        description="Read the weights of a PyTorch file (.pt, .pth, .bin, .ckpt; nothing in it is executed), of "
+        "safetensors (a file, an index or a folder) or of GGUF, and write them as the ending of the "
+        "target says.",
+        allow_abbrev=False,
+    )
+    convert.add_argument("source", type=Path, help="what to read")
+    convert.add_argument("target", type=Path, help="what to write: .pt, .safetensors or .gguf")
+    convert.add_argument("--dtype", metavar="TYPE", help="of floats: float32, float16, bfloat16")
+    convert.add_argument(
+        "--rename", nargs=2, action="append", default=[], metavar=("PATTERN", "NEW"),
+        help="as Python's re.sub, on every name; may be given again",
+    )  # fmt: skip
+    convert.add_argument(
+        "--keep", metavar="PATTERN", help="only tensors in whose name this is found"
+    )
+    convert.set_defaults(command=_convert)
+
     tune = commands.add_parser(
         "tune",
         help="measure which kernels are fastest for matrix products on this adapter",
@@ -359,6 +379,23 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     from webtorch.doctor import examine
 
     return examine(console, options.device)
+
+
+def _convert(options: argparse.Namespace, console: Console) -> int:
+    """Write a checkpoint in another format."""
+    from webtorch.io.conversion import ConvertError, convert, dtype_named
+
+    try:
+        found = convert(
+            options.source, options.target, rename=[tuple(r) for r in options.rename], keep=options.keep,
+            dtype=None if options.dtype is None else dtype_named(options.dtype),
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        _complain(str(error))
+        return 2 if isinstance(error, ConvertError) else 1
+    numbers = sum(t.numel() for t in found.values())
+    console.print(f"{options.target}: {len(found)} tensors, {numbers:,} numbers", highlight=False)
+    return 0
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:

@@ -248,3 +248,121 @@ def test_initial_values_have_pytorchs_spread() -> None:
     assert nn.init.normal_(webtorch.empty(5000), 1.0, 0.1).std().item() == pytest.approx(
         0.1, rel=0.1
     )
+
+
+def _time_embedding(t: Any, steps: Any, width: int) -> Any:
+    angles = steps[:, None] * t.exp(
+        -math.log(1e4) * t.arange(width // 2, device=steps.device) / (width // 2)
+    )
+    return t.cat([angles.sin(), angles.cos()], -1).to(steps.dtype)
+
+
+@pytest.mark.covers("I28")
+def test_a_conditional_unet_of_diffusion_models(device: str) -> None:
+    """Residual blocks with a time embedding, attention to the picture and to a text, skips between the halves."""
+
+    def unet(n: Any) -> Any:
+        t = webtorch if n is nn else torch
+        functional = n.functional
+
+        class Block(n.Module):
+            def __init__(self, before: int, after: int) -> None:
+                super().__init__()
+                self.first, self.time = n.GroupNorm(2, before), n.Linear(8, after)
+                self.a = n.Conv2d(before, after, 3, padding=1)
+                self.second, self.b = n.GroupNorm(2, after), n.Conv2d(after, after, 3, padding=1)
+                self.skip = n.Conv2d(before, after, 1) if before != after else n.Identity()
+
+            def forward(self, x: Any, time: Any) -> Any:
+                h = self.a(functional.silu(self.first(x)))
+                h = h + self.time(functional.silu(time))[:, :, None, None]
+                return self.skip(x) + self.b(functional.silu(self.second(h)))
+
+        class Attention(n.Module):
+            def __init__(self, width: int) -> None:
+                super().__init__()
+                self.norms = n.ModuleList(n.LayerNorm(width) for _ in range(3))
+                self.own = n.MultiheadAttention(width, 2, batch_first=True)
+                self.cross = n.MultiheadAttention(width, 2, kdim=6, vdim=6, batch_first=True)
+                self.up, self.down = n.Linear(width, 4 * width), n.Linear(2 * width, width)
+
+            def forward(self, x: Any, text: Any) -> Any:
+                h = x.flatten(2).transpose(1, 2)
+                y = self.norms[0](h)
+                h = h + self.own(y, y, y, need_weights=False)[0]
+                h = h + self.cross(self.norms[1](h), text, text, need_weights=False)[0]
+                value, gate = self.up(self.norms[2](h)).chunk(2, -1)
+                h = h + self.down(value * functional.gelu(gate))
+                return h.transpose(1, 2).reshape(x.shape)
+
+        class UNet(n.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.time = n.Sequential(n.Linear(8, 8), n.SiLU(), n.Linear(8, 8))
+                self.start, self.down1 = n.Conv2d(3, 4, 3, padding=1), Block(4, 4)
+                self.pool, self.down2 = n.Conv2d(4, 4, 3, 2, 1), Block(4, 8)
+                self.attention, self.middle = Attention(8), Block(8, 8)
+                self.grow, self.up = n.Conv2d(8, 4, 3, padding=1), Block(8, 4)
+                self.end = n.Sequential(n.GroupNorm(2, 4), n.SiLU(), n.Conv2d(4, 3, 3, padding=1))
+
+            def forward(self, x: Any, steps: Any, text: Any) -> Any:
+                time = self.time(_time_embedding(t, steps, 8))
+                high = self.down1(self.start(x), time)
+                low = self.attention(self.down2(self.pool(high), time), text)
+                low = self.middle(low, time)
+                wide = self.grow(functional.interpolate(low, scale_factor=2.0, mode="nearest"))
+                return self.end(self.up(t.cat([wide, high], 1), time))
+
+        return UNet()
+
+    steps = torch.tensor([3.0, 700.0], dtype=torch.float64)
+    text = values(2, 5, 6, seed=2)
+    same_module(unet, values(2, 3, 8, 8), steps, text, device=device, tolerance=2e-3)
+
+
+@pytest.mark.covers("I29")
+def test_a_deep_signed_distance_function_learns_shapes(device: str) -> None:
+    """A decoder of (code, point) to distance; codes and decoder are learnt together, as DeepSDF does."""
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = [(6, 32), (32, 26), (32, 32), (32, 1)]
+            self.layers = nn.ModuleList(
+                nn.utils.parametrizations.weight_norm(nn.Linear(*s)) for s in sizes
+            )
+
+        def forward(self, code: Any, point: Any) -> Any:
+            given = webtorch.cat([code, point], -1)
+            h = given
+            for i, layer in enumerate(self.layers):
+                h = layer(webtorch.cat([h, given], -1) if i == 2 else h)
+                h = h.relu() if i < 3 else h.tanh()
+            return h.squeeze(-1)
+
+    webtorch.manual_seed(0)
+    decoder = Decoder().to(device)
+    codes = nn.Embedding(2, 4, max_norm=1.0).to(device)
+    nn.init.normal_(codes.weight, std=0.1)
+    optimizer = webtorch.optim.Adam(
+        [{"params": decoder.parameters(), "lr": 3e-3}, {"params": codes.parameters(), "lr": 3e-2}]
+    )
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(128, 2, generator=generator) * 2 - 1
+    shape = torch.arange(128) % 2
+    # A disc of radius 0.5 and a square of half side 0.4.
+    disc = points.norm(dim=1) - 0.5
+    square = points.abs().amax(1) - 0.4
+    target = ours(torch.where(shape == 0, disc, square).clamp(-0.2, 0.2).double(), device)
+    x, which = ours(points.double(), device), ours(shape, device)
+    losses = []
+    for _ in range(60):
+        code = codes(which)
+        loss = nn.functional.l1_loss(decoder(code, x).clamp(-0.2, 0.2), target)
+        loss = loss + 1e-4 * code.square().sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.35 * losses[0], losses[::10]
+    assert (codes.weight[0] - codes.weight[1]).abs().max().item() > 0.05

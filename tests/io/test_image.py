@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import webtorch
+from tests.conftest import need_device
 from webtorch import io as files
 from webtorch.data import transforms as T
 from webtorch.errors import DTypeError, ShapeError
@@ -118,3 +119,33 @@ def test_resizing_is_pillows() -> None:
     assert to_pil_image(x).tobytes() == image.tobytes()
     assert tuple(T.resize(x, 15).shape) == (3, 20, 15)
     assert tuple(T.resize(x, 15, max_size=18).shape) == (3, 18, 13)
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_pixels_are_packed_on_the_device(device: str) -> None:
+    need_device(device)
+    generator = np.random.default_rng(0)
+    image = generator.integers(0, 256, (2, 4, 3, 5), dtype=np.uint8)
+    # A canvas's bytes: red, green, blue, alpha of each pixel, row by row.
+    wanted = np.ascontiguousarray(image.transpose(0, 2, 3, 1)).tobytes()
+    for x in (
+        webtorch.from_numpy(image).to(device),
+        webtorch.from_numpy(image.astype(np.float32) / 255).to(device),
+    ):
+        pixels = files.pack_rgba8(x)
+        assert pixels.dtype is webtorch.uint32 and tuple(pixels.shape) == (2, 3, 5)
+        assert pixels.device.type == device and pixels.cpu().numpy().tobytes() == wanted
+        assert files.unpack_rgba8(pixels).tolist() == image.tolist()
+    colours = files.pack_rgba8(webtorch.tensor([[[2.0]], [[-1.0]], [[0.5]]], device=device))
+    assert colours.tolist() == [[255 | 128 << 16 | 255 << 24]]
+    grey = files.pack_rgba8(webtorch.full((1, 1, 1), 0.2, device=device))
+    assert grey.tolist() == [[51 * 0x010101 | 255 << 24]]
+
+
+def test_what_is_no_image_is_not_packed() -> None:
+    for x in (webtorch.ones(2, 3, 3), webtorch.ones(3, 3), webtorch.ones(3, 2, 2).long()):
+        with pytest.raises(ImageError, match="pack_rgba8: expected"):
+            files.pack_rgba8(x)
+    with pytest.raises(ImageError, match="unpack_rgba8: expected"):
+        files.unpack_rgba8(webtorch.ones(2, 2))

@@ -1,4 +1,4 @@
-"""Files: checkpoints, safetensors, GGUF, images. May import anything below floor 6."""
+"""Files: checkpoints, safetensors, GGUF, images, tokenizers. May import anything below floor 6."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _HOMES = {
     **dict.fromkeys(
         ("load_model", "load_safetensors", "save_model", "shards", "stream_safetensors"), "weights"
     ),
+    **dict.fromkeys(("ConvertError", "convert", "read_weights"), "conversion"),
+    **dict.fromkeys(("Tokenizer", "TokenizerError"), "tokenizer"),
     **dict.fromkeys(
         (
             "ImageReadMode", "decode_image", "decode_jpeg", "decode_png", "encode_jpeg", "encode_png", "make_grid",
-            "read_image", "save_image", "write_jpeg", "write_png",
+            "pack_rgba8", "read_image", "save_image", "unpack_rgba8", "write_jpeg", "write_png",
         ),
         "image",
     ),

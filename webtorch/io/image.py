@@ -253,6 +253,40 @@ def make_grid(
     return grid
 
 
+def pack_rgba8(input: Tensor) -> Tensor:
+    """Return pixels (..., H, W), uint32, of images (..., C, H, W): what a canvas, a texture or a window shows.
+
+    Red is the lowest byte, then green, blue and alpha, which is 255 where there are three channels or one
+    (grey). Floats are from 0 to 1 and rounded; uint8 is taken as it is. It is computed on the
+    image's device: a quarter of the bytes is read back. Raises ImageError for other shapes and dtypes.
+    """
+    if input.ndim < 3 or input.shape[-3] not in (1, 3, 4):
+        raise ImageError(
+            f"pack_rgba8: expected (..., C, H, W) with 1, 3 or 4 channels, got {tuple(input.shape)}"
+        )
+    if input.dtype.is_floating_point:
+        bytes_ = (input.detach().clamp(0, 1) * 255 + 0.5).floor().to(webtorch.uint32)
+    elif input.dtype is webtorch.uint8:
+        bytes_ = input.to(webtorch.uint32)
+    else:
+        raise ImageError(f"pack_rgba8: expected floats or uint8, got {input.dtype}")
+    parts = list(bytes_.unbind(-3))
+    red, green, blue = parts[:3] if len(parts) > 1 else parts * 3
+    alpha = parts[3] if len(parts) == 4 else webtorch.full_like(red, 255)
+    return red | green << 8 | blue << 16 | alpha << 24
+
+
+def unpack_rgba8(pixels: Tensor) -> Tensor:
+    """Return images (..., 4, H, W), uint8, of pixels (..., H, W), uint32 or int32; see `pack_rgba8`."""
+    if pixels.dtype not in (webtorch.uint32, webtorch.int32) or pixels.ndim < 2:
+        raise ImageError(
+            f"unpack_rgba8: expected (..., H, W) of uint32, got {tuple(pixels.shape)} of {pixels.dtype}"
+        )
+    return webtorch.stack([pixels >> shift & 255 for shift in (0, 8, 16, 24)], -3).to(
+        webtorch.uint8
+    )
+
+
 def save_image(
     tensor: Tensor | Sequence[Tensor], fp: Any, format: str | None = None, **kwargs: Any
 ) -> None:
