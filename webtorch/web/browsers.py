@@ -31,10 +31,8 @@ CHROMIUM = (
     "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+_WEBGPU = ("dom.webgpu.enabled", "dom.webgpu.workers.enabled", "gfx.webgpu.ignore-blocklist")
 _FIREFOX = {
-    "dom.webgpu.enabled": True,
-    "dom.webgpu.workers.enabled": True,
-    "gfx.webgpu.ignore-blocklist": True,
     "browser.shell.checkDefaultBrowser": False,
     "datareporting.policy.dataSubmissionEnabled": False,
     "app.normandy.enabled": False,
@@ -88,10 +86,12 @@ def report(
     *,
     pages: Mapping[str, str] | None = None,
     progress: Callable[[Any], None] | None = None,
+    webgpu: bool = True,
 ) -> Any:
     """Serve `folder`, open `page` of it ("index.html?report") headless, and return what it posts to "report".
 
-    What it posts to "progress" meanwhile is given to `progress`. `pages` are more files, by name.
+    What it posts to "progress" meanwhile is given to `progress`. `pages` are more files, by name. Without `webgpu` the
+    browser offers none.
     Raises BrowserError where the browser is missing, ends, or says nothing for PATIENCE seconds.
     """
     program = find(browser)
@@ -105,7 +105,7 @@ def report(
         threading.Thread(target=running.serve_forever, daemon=True).start()
         try:
             address = f"http://127.0.0.1:{running.server_address[1]}/{page}"
-            with _started(browser, program, address) as process:
+            with _started(browser, program, address, webgpu) as process:
                 waited = 0.0
                 while True:
                     try:
@@ -131,12 +131,16 @@ def report(
 
 
 @contextlib.contextmanager
-def _started(browser: str, program: str, address: str) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    browser: str, program: str, address: str, webgpu: bool
+) -> Iterator[subprocess.Popen[bytes]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         if browser == "chromium":
-            command = [program, *CHROMIUM, f"--user-data-dir={profile}", address]
+            flags = [f for f in CHROMIUM if webgpu or "webgpu" not in f]
+            command = [program, *flags, f"--user-data-dir={profile}", address]
         else:
-            lines = [f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in _FIREFOX.items()]
+            settings = {**_FIREFOX, **dict.fromkeys(_WEBGPU, webgpu)}
+            lines = [f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in settings.items()]
             (Path(profile) / "user.js").write_text("\n".join(lines) + "\n")
             command = [program, "--headless", "--no-remote", "--profile", profile, address]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
