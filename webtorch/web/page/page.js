@@ -7,6 +7,9 @@ const SVG = "http://www.w3.org/2000/svg";
 // Milliseconds between two looks at the samples while training, and characters that are written at once.
 const LOOK = 1200;
 const PROMPT = 160;
+// Steps from which the curve's mean is drawn, and how many on each side it takes.
+const SMOOTH = 48;
+const HALF = 8;
 const values = [];
 let model = null;
 // The function that trains (or is measured), the one that answers, and the one that only tells a number.
@@ -45,6 +48,12 @@ function fail(error) {
   say(error.message, true);
 }
 
+/** Return the mean of the steps around one. */
+function mean(values, at) {
+  const near = values.slice(Math.max(0, at - HALF), at + HALF + 1);
+  return near.reduce((sum, v) => sum + v, 0) / near.length;
+}
+
 function draw(at = null) {
   // One unit of the drawing is one pixel, so that text has its size on a phone too.
   const width = Math.max(280, Math.round($("chart").clientWidth || 800));
@@ -79,7 +88,12 @@ function draw(at = null) {
   // No more points than the chart has pixels.
   const every = Math.max(1, Math.ceil(values.length / 800));
   const shown = values.map((v, i) => [i, v]).filter(([i, v]) => Number.isFinite(v) && (i % every === 0 || i === values.length - 1));
-  add("path", { class: "curve", d: shown.map(([i, v], n) => `${n ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("") });
+  const line = (points) => points.map(([i, v], n) => `${n ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
+  // Batches differ: what the values tend to is the mean of the last ones.
+  const smooth = values.length >= SMOOTH;
+  add("path", { class: smooth ? "curve faint" : "curve", d: line(shown) });
+  if (smooth) add("path", { class: "curve", d: line(shown.map(([i]) => [i, mean(values, i)]).filter(([, v]) => Number.isFinite(v))) });
+  $("unit").textContent = smooth ? `at each step, and the mean of ${2 * HALF + 1} steps` : "at each step";
   if (at !== null && Number.isFinite(values[at])) {
     add("line", { class: "cursor", x1: x(at), x2: x(at), y1: top, y2: height - bottom });
     add("circle", { class: "dot", cx: x(at), cy: y(values[at]), r: 5 });
@@ -148,8 +162,12 @@ async function run() {
 
 function addSettings() {
   // The constant that keeps a division finite is nothing to play with.
-  const offered = Object.entries(model.settings).filter(([name]) => !/(^|\.)eps$/.test(name));
-  const beside = offered.map(([name, value]) => {
+  const all = Object.entries(model.settings).filter(([name]) => !/(^|\.)eps$/.test(name));
+  const short = (name) => name.replace(/^groups\.\d+\./, "");
+  // An option that all groups have with one value is one slider: set("lr") changes it in each.
+  const alone = (name, value) => all.every(([other, v]) => short(other) !== short(name) || v === value);
+  const offered = new Map(all.map(([name, value]) => [alone(name, value) ? short(name) : name, value]));
+  const beside = [...offered].map(([name, value]) => {
     const label = document.createElement("label");
     const output = document.createElement("output");
     const input = document.createElement("input");
@@ -165,7 +183,7 @@ function addSettings() {
       output.textContent = String(Number(chosen.toPrecision(3)));
       model.set(name, chosen);
     });
-    label.append(name, output, input);
+    label.append(name.replace(/^groups\.(\d+)\.(.+)/, (_, group, option) => `${option} of group ${group}`), output, input);
     return label;
   });
   $("settings").replaceChildren(...beside);
@@ -320,7 +338,9 @@ function imageInput(argument, example) {
     }
   });
   buttons.append(make("label", { className: "button", textContent: "A picture" }, file));
-  redraw();
+  // A colour picture is there to be changed, not to be drawn.
+  if (example && channels === 3) put(Array.from(example.data.slice(0, size), Number));
+  else redraw();
   readers.set(argument.name, () => ({ data: dtype === "uint8" ? Array.from(batch, Math.round) : batch, shape }));
   return make("div", { className: "drawing" }, canvas, buttons);
 }
@@ -443,13 +463,29 @@ async function answer() {
     return;
   }
   if ($("status").className === "bad") say(`Ready on ${model.deviceName}.`);
-  const scores = labels || model.functions[answering].arguments.some((a) => a.kind === "image") ? scoresOutput() : null;
+  const pictures = model.functions[answering].returns.filter(isPicture);
+  const scores = pictures.length ? null : labels || model.functions[answering].arguments.some((a) => a.kind === "image") ? scoresOutput() : null;
   if (scores) {
     const { data, shape } = result.outputs[scores.name];
     $("answers").replaceChildren(bars(Array.from(data.slice(0, shape.at(-1)))));
-  } else {
-    $("answers").replaceChildren(make("pre", { textContent: summary(result.outputs).replaceAll("; ", "\n") }));
+    return;
   }
+  const words = make("pre", { textContent: summary(result.outputs).replaceAll("; ", "\n") });
+  $("answers").replaceChildren(...pictures.map((r) => painted(result.outputs[r.name], r.name)), words);
+}
+
+/** Whether an output looks like pictures: one or three channels, each side of four pixels at least. */
+function isPicture({ dtype, shape }) {
+  const [channels, height, width] = shape.slice(-3);
+  return shape.length >= 3 && shape.length <= 4 && (dtype.startsWith("float") || dtype === "uint8") && (channels === 1 || channels === 3) && Math.min(height, width) >= 4;
+}
+
+function painted(output, name) {
+  const canvas = make("canvas", { className: "painted" });
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", name);
+  paint(canvas, output, 0, output.dtype);
+  return canvas;
 }
 
 /** Draw a token from scores at temperature 0.8. */
