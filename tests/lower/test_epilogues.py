@@ -373,3 +373,26 @@ def test_the_memory_of_a_residual_is_taken_over() -> None:
     assert isinstance(routine, Matmul) and routine.epilogue
     exact = np.array(x.tolist()) @ np.array(w.tolist())
     np.testing.assert_allclose(np.array(state.tolist()), 1.5 * exact, rtol=1e-4, atol=1e-4)
+
+
+def test_bindings_bound_epilogues() -> None:
+    """What a device cannot bind together is not fused; what it can is."""
+    from webtorch.capture.kernels import COMMON_GPU
+    from webtorch.lower.compiler import compile_graph
+
+    x, w = torch.randn(8, 4), torch.randn(4, 6)
+    rest = [torch.randn(8, 6) for _ in range(6)]
+
+    def function(x: Any, w: Any, *rest: Any) -> Any:
+        out = x @ w
+        for r in rest:
+            out = (out + r).tanh()
+        return out
+
+    step = webtorch.compile(function, device="meta")
+    step(*[webtorch.tensor(t.tolist()) for t in (x, w, *rest)])
+    graph = step.latest().graph
+    for most, steps in ((6, 4), (8, 3), (10, 2), (12, 1)):
+        program = compile_graph(graph, replace(COMMON_GPU, max_buffers_per_kernel=most))
+        assert all(len(r.buffers) < most for r in program.routines), str(program)
+        assert len(program.steps) <= steps, str(program)

@@ -400,10 +400,8 @@ class Fuser:
                     return False  # the node needs something that needs this group
                 ancestors |= other.before | (1 << other.number)
         outside = {r for r in group.reads | reads if r not in group.members}
-        # What is read as an operand has another slot in the epilogue.
-        again = 2 if group.kind == "product" else 0
         if (
-            len(outside) + again + len(group.members) + 1 > self.max_slots
+            len(outside) + len(group.members) + 1 > self.max_slots + (group.kind == "product")
             or group.size + self.sizes_of(number) > _MAX_GROUP_SIZE
         ):
             return False
@@ -451,8 +449,7 @@ class Fuser:
         except Unfusable:
             body.restore(before)
             return False
-        if group.kind == "product" and body.checks:
-            # A product has no status words.
+        if group.kind == "product" and not self._epilogue_fits(group):
             self._remove_last(group, before)
             return False
         if not any(r in group.members for r in reads) and self._reads_elsewhere(
@@ -472,6 +469,15 @@ class Fuser:
                 seen |= new
                 waiting.extend(new)
         return True
+
+    def _epilogue_fits(self, group: Group) -> bool:
+        """Whether a product can be bound with its epilogue. An operand that the epilogue reads too
+        has two slots; a product that stores no sums has none for them, nor status words for checks.
+        """
+        body, (product, *others) = group.body, group.members
+        assert body is not None
+        stores = len(others) + all(self.product_below[m] != product for m in others)
+        return not body.checks and body.first_slot + len(body.slots) + stores <= self.max_slots
 
     def _remove_last(self, group: Group, before: Body) -> None:
         """Undo `_add_member`; `before` is the body as it was."""
