@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +25,13 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, float64, int32, int64, uint8
 from webtorch.ir.kernel import BufferSlot, Check, Convolution, Kernel, Matmul, Reduce, Scan, Store
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Site
-from webtorch.runtime.backends.cpu import get_num_threads, jit, open_backend, set_num_threads
+from webtorch.runtime.backends.cpu import (
+    executable,
+    get_num_threads,
+    jit,
+    open_backend,
+    set_num_threads,
+)
 from webtorch.runtime.backends.cpu.executable import KernelRunner
 from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.runtime.backends.cpu.threads import run_parallel, split
@@ -395,6 +404,54 @@ def test_unwritable_cache_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         monkeypatch.undo()
         jit.forget()
+
+
+def loops(number: int) -> str:
+    """Return the text of a kernel that no other number has."""
+    return f"{harness.text(chain(31, 'loops')).rstrip()}\n    spare{number} = 1\n"
+
+
+def test_machine_code_that_nothing_holds_is_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "_LATEST", deque(maxlen=1))
+    held = jit.function(loops(31))
+    dropped = weakref.ref(jit.function(loops(32)))
+    library = dropped().library  # type: ignore[union-attr]
+    assert jit.function(loops(32)) is dropped()
+    jit.function(loops(33))
+    gc.collect()
+    assert dropped() is None and not library.closed
+    assert jit.function(loops(31)) is held
+    before = jit.counts()["misses"]
+    jit.function(loops(32))
+    assert jit.counts()["misses"] == before + 1
+
+
+def test_threads_that_want_one_function_compile_it_once() -> None:
+    source = loops(34)
+    before = jit.counts()["misses"]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(jit.function, [source] * 8))
+    assert len(set(map(id, found))) == 1
+    assert jit.counts()["misses"] == before + 1
+
+
+def test_kernels_of_a_long_run_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose first run will find it worth it, on two threads; they take over when they would have."""
+    monkeypatch.setattr(executable, "get_num_threads", lambda: 2)
+    long = [KernelRunner(chain(3_000_000 + n, "long")) for n in range(3)]
+    short, often = (KernelRunner(chain(n, "short")) for n in (100, 1000))
+    steps = [*long, short, *[often] * 1000]
+    executable.compile_ahead(steps)
+    for thread in threading.enumerate():
+        if thread.name.startswith("webtorch-compile"):
+            thread.join(60)
+    assert [r.ahead is not None for r in (*long, short, often)] == [True] * 3 + [False, True]
+    assert all(r.native is None and r.spent == 0 for r in steps)
+    ahead = long[0].ahead
+    a, b = np.random.default_rng(0).standard_normal((2, 3_000_000)).astype(np.float32)
+    buffers = [BACKEND.upload(x.tobytes(), float32, x.size) for x in (a, b, np.empty_like(a))]
+    long[0].run(buffers, (0.5,), np.zeros(2, np.int64))  # type: ignore[arg-type]
+    assert long[0].native is ahead and long[0].ahead is None
 
 
 def test_without_the_compiler_numpy_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from webtorch.ir.kernel import (
     Several,
     Sort,
 )
-from webtorch.ir.program import Copy, Program
+from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
@@ -76,6 +76,10 @@ class Runner:
 
     routine: Routine
 
+    def kernels(self) -> list[KernelRunner]:
+        """Return the generic kernels that it runs."""
+        return []
+
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers; checks that fail are noted in `status`."""
         raise NotImplementedError
@@ -105,6 +109,8 @@ class KernelRunner(Runner):
         self.converters = [_converter(d) for d in kernel.args]
         self.numpy: Callable[..., None] | None = None
         self.native: jit.Native | None = None
+        # Compiled before it is wanted, and kept until then.
+        self.ahead: jit.Native | None = None
         per_row = max(self.points // max(self.rows, 1), 1)
         self.block = max(_BLOCK // per_row, 1) if kernel.outer else self.rows
         # One cell of 8 bytes for each buffer, each argument and the status words.
@@ -118,6 +124,10 @@ class KernelRunner(Runner):
         self.parallel = self.work >= _PARALLEL_WORK and self.count > 1 and not in_order(kernel)
         # Threads get whole cache lines where outer points are single elements.
         self.multiple = 64 if not kernel.inner else 16 if self.count >= 256 else 1
+
+    def kernels(self) -> list[KernelRunner]:
+        """Return itself."""
+        return [self]
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -167,12 +177,17 @@ class KernelRunner(Runner):
         """Make and keep the machine code."""
         native: jit.Native
         if self.family is None:
-            native = jit.function(python_source(tile(self.kernel)))
+            native = jit.function(self.source())
+            self.ahead = None
         else:
             with _FAMILIES_LOCK:
                 native = self._of_any_size(self.family)
         self.native = native
         return native
+
+    def source(self) -> str:
+        """Return the loop text."""
+        return python_source(tile(self.kernel))
 
     def _join_family(self) -> None:
         source = python_source(tile(self.kernel), varying=True)
@@ -257,6 +272,10 @@ class SplitRunner(Runner):
         self.scratch = scratch
         self.steps = [(KernelRunner(k, varying), b) for k, b in zip(kernels, bindings)]
 
+    def kernels(self) -> list[KernelRunner]:
+        """Return the parts."""
+        return [step for step, _ in self.steps]
+
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
         every = [*buffers, *[CpuBuffer(dtype, elements) for dtype, elements in self.scratch]]
@@ -272,6 +291,10 @@ class ProductRunner(Runner):
         plain, after, self.order, self.scratch = without_epilogue(routine)
         self.product = runner(plain, varying)
         self.after = KernelRunner(after, varying)
+
+    def kernels(self) -> list[KernelRunner]:
+        """Return what follows the product."""
+        return [*self.product.kernels(), self.after]
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -303,6 +326,10 @@ class SeveralRunner(Runner):
     def __init__(self, routine: Several, varying: bool = False) -> None:
         self.routine = routine
         self.steps = [KernelRunner(part, varying) for part in routine.parts]
+
+    def kernels(self) -> list[KernelRunner]:
+        """Return the parts."""
+        return self.steps
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -378,6 +405,40 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
     return found
 
 
+def compile_ahead(steps: Sequence[Runner]) -> None:
+    """Compile the kernels that the first run of these steps will find worth it, on threads beside
+    that run, in the order in which it comes to them.
+
+    When machine code takes over is not changed by that.
+    """
+    threads = get_num_threads()
+    if threads < 2 or not jit.available():
+        return
+    spent: dict[KernelRunner, int] = {}
+    waiting: dict[KernelRunner, None] = {}
+    for step in steps:
+        for kernel in step.kernels():
+            if kernel.family is None and kernel.native is None:
+                spent[kernel] = spent.get(kernel, kernel.spent) + kernel.step
+                if spent[kernel] >= _COMPILE_WORK:
+                    waiting[kernel] = None
+    if len(waiting) < 2:
+        return
+    # One iterator for all threads: each takes the next.
+    order = iter(waiting)
+
+    def work() -> None:
+        for kernel in order:
+            try:
+                kernel.ahead = jit.function(kernel.source())
+            except Exception:
+                # The run itself comes to it, and raises.
+                return
+
+    for n in range(min(threads, len(waiting))):
+        threading.Thread(target=work, name=f"webtorch-compile-{n}").start()
+
+
 def copy(source: CpuBuffer, target: CpuBuffer) -> None:
     """Copy all elements."""
     target.array[...] = source.array
@@ -395,6 +456,7 @@ class CpuExecutable:
         self.program = program
         self.failed = failed
         self.runners = [runner(r, varying) for r in program.routines]
+        compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         # Temporaries and argument blocks are shared by the runs of one program.
         self.lock = threading.Lock()

@@ -22,9 +22,12 @@ import os
 import platform
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from webtorch.ir.dtype import float16
 from webtorch.runtime.backends.cpu import elementary
@@ -961,39 +964,58 @@ class _Engine:
             self.features += ",-prefer-256-bit"
         # Code for x86 that is loaded into a running process needs static relocation: numba's rule.
         processor = self.triple.split("-")[0]
-        reloc = "static" if processor in ("x86_64", "i686", "i386") else "default"
-        self.machine = llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu,
-            features=self.features,
-            opt=3,
-            reloc=reloc,
-            codemodel="jitdefault",
-            jit=True,
+        self.reloc = "static" if processor in ("x86_64", "i686", "i386") else "default"
+        # A library for each kernel: what no program holds any more is unloaded.
+        # (LLVM's newer linker takes 30 KB for a kernel, the older 45; Windows has only that one.)
+        self.loader = llvm.create_lljit_compiler(
+            self.new_machine(), use_jit_link=sys.platform in ("linux", "darwin")
         )
-        backing = llvm.parse_assembly("")
-        self.engine = llvm.create_mcjit_compiler(backing, self.machine)
+        self.loaded = 0
+        self.of_thread = threading.local()
         self.fused = "+fma," in self.features + "," or platform.machine().lower() in (
             "arm64",
             "aarch64",
         )
-        # libm's functions must be known before code from disk that calls them is loaded.
+        # Code may call these of libm.
+        self.symbols: dict[str, int] = {}
         for name in {*_LIBM.values(), "pow", "fmod", "fmodf"}:
             try:
-                _known_symbol(name)
+                found = ctypes.cast(getattr(_libm(), name), ctypes.c_void_p).value
             except (AttributeError, OSError):
                 continue
+            if found:
+                self.symbols[name] = found
+
+    def new_machine(self) -> Any:
+        """Return what writes object code; a thread needs its own."""
+        return self.llvm.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu,
+            features=self.features,
+            opt=3,
+            reloc=self.reloc,
+            codemodel="jitdefault",
+            jit=True,
+        )
 
     def object_code(self, text: str, unroll: bool = True) -> bytes:
-        code, self.optimised = _object_code(self.machine, self.triple, text, unroll)
+        """Return the object code of a module's text; threads work side by side."""
+        machine = getattr(self.of_thread, "machine", None)
+        if machine is None:
+            machine = self.of_thread.machine = self.new_machine()
+        code, self.optimised = _object_code(machine, self.triple, text, unroll)
         return code
 
-    def load(self, code: bytes, name: str) -> int:
-        self.engine.add_object_file(self.llvm.object_file.ObjectFileRef.from_data(code))
-        self.engine.finalize_object()
-        address: int = self.engine.get_function_address(name)
-        if not address:
-            raise RuntimeError(f"no function {name} in the object code")
-        return address
+    def load(self, code: bytes, names: tuple[str, ...]) -> tuple[list[int], Any]:
+        """Return the addresses of functions, and what keeps their code in the process."""
+        builder = self.llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for symbol, address in self.symbols.items():
+            if symbol.encode() in code:
+                builder.import_symbol(symbol, address)
+        for name in names:
+            builder.export_symbol(name)
+        self.loaded += 1
+        library = builder.link(self.loader, f"kernel{self.loaded}")
+        return [library[name] for name in names], library
 
 
 def _object_code(
@@ -1014,10 +1036,35 @@ def _object_code(
     options.loop_unrolling = unroll
     builder = llvm.create_pass_builder(machine, options)
     passes = builder.getModulePassManager()
-    passes.run(module, builder)
+    _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, builder)
     _dispose(passes)
     optimised = str(module) if os.environ.get("WEBTORCH_CPU_DUMP") else ""
-    return machine.emit_object(module), optimised
+    return _emitted(machine, module), optimised
+
+
+def _unlocked(name: str) -> Callable[..., Any]:
+    """Return a function of LLVM's that threads may run side by side, on modules and machines of their
+    own: llvmlite lets only one in at a time.
+    """
+    from llvmlite.binding import ffi
+
+    wrapped = getattr(ffi.lib, name)
+    found: Callable[..., Any] = getattr(wrapped, "_cfn", wrapped)
+    return found
+
+
+def _emitted(machine: Any, module: Any) -> bytes:
+    from llvmlite.binding import ffi
+
+    with ffi.OutputString() as error:
+        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
+        if not buffer:
+            raise RuntimeError(str(error))
+    try:
+        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(start, size)
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
 # What every browser with WebGPU has, and those of some years before.
@@ -1078,30 +1125,38 @@ def _dispose(passes: Any) -> None:
 
 
 class Native:
-    """A compiled kernel: `call(begin, end, block)` runs it without the interpreter's lock."""
+    """A compiled kernel: `call(begin, end, block)` runs it without the interpreter's lock. `library`
+    keeps its code in the process.
+    """
 
-    __slots__ = ("address", "call")
+    __slots__ = ("__weakref__", "address", "call", "library")
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    def __init__(self, address: int, library: Any = None) -> None:
+        self.address, self.library = address, library
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
         self.call: Callable[[int, int, bytes], None] = prototype(address)
 
 
 _ENGINE: _Engine | None = None
 _LOCK = threading.Lock()
-# Never dropped: machine code stays in the process. A program that makes them in a loop is told by
-# the cache of programs.
-_FUNCTIONS: dict[str, Native] = {}
-_HITS = [0]
+# By the text without its name: those that a program holds, and the latest, which a program made anew
+# finds again.
+_FUNCTIONS: WeakValueDictionary[str, Native] = WeakValueDictionary()
+_LATEST: deque[Native] = deque(maxlen=256)
+# Those that a thread is compiling.
+_WAITING: dict[str, Future[Native]] = {}
+# Functions that are never dropped, as few as there are of them.
+_KEPT: list[Any] = []
+_COUNTS = {"hits": 0, "misses": 0}
 
 
 def counts() -> dict[str, int]:
-    """Return how many compiled functions there are and how often one was found."""
-    return {"entries": len(_FUNCTIONS), "hits": _HITS[0], "misses": len(_FUNCTIONS)}
+    """Return how many compiled functions there are, how often one was found and how many were made."""
+    return {"entries": len(_FUNCTIONS), **_COUNTS}
 
 
 def _engine() -> _Engine:
+    """Return LLVM; the caller holds the lock."""
     global _ENGINE
     if _ENGINE is None:
         _ENGINE = _Engine()
@@ -1129,21 +1184,43 @@ def function(source: str) -> Native:
     _, rest = source.split("(", 1)
     with _LOCK:
         found = _FUNCTIONS.get(rest)
-        _HITS[0] += found is not None
-        if found is None:
-            found = _FUNCTIONS[rest] = _compile(f"def kernel({rest}")
+        if found is not None:
+            _COUNTS["hits"] += 1
+            return found
+        mine = Future[Native]()
+        made = _WAITING.setdefault(rest, mine)
+        if made is mine:
+            _COUNTS["misses"] += 1
+            engine = _engine()
+    if made is not mine:
+        # Another thread is at it.
+        return made.result()
+    try:
+        found = _compile(engine, f"def kernel({rest}")
+    except BaseException as error:
+        mine.set_exception(error)
+        raise
+    else:
+        with _LOCK:
+            _FUNCTIONS[rest] = found
+            _LATEST.append(found)
+        mine.set_result(found)
+    finally:
+        with _LOCK:
+            del _WAITING[rest]
     return found
 
 
-def _compile(source: str) -> Native:
-    engine = _engine()
+def _compile(engine: _Engine, source: str) -> Native:
     digest = _digest(engine, source)
     name = f"wt_{digest}"
     code = CODE.read(digest)
     if code is None:
         code = engine.object_code(llvm_text(source, name, engine.fused))
         CODE.write(digest, code)
-    return Native(engine.load(code, name))
+    with _LOCK:
+        (address,), library = engine.load(code, (name,))
+    return Native(address, library)
 
 
 def _digest(engine: _Engine, text: str) -> str:
@@ -1168,9 +1245,9 @@ def assemble(text: str | Callable[[], str], names: tuple[str, ...], key: str = "
         if code is None:
             code = engine.object_code(text if isinstance(text, str) else text(), unroll=False)
             CODE.write(digest, code)
-        return [engine.load(code, names[0])] + [
-            engine.engine.get_function_address(name) for name in names[1:]
-        ]
+        addresses, library = engine.load(code, names)
+        _KEPT.append(library)
+        return addresses
 
 
 def processor() -> tuple[str, bool]:
@@ -1191,6 +1268,7 @@ def forget() -> None:
     """Drop compiled functions, so that the next use compiles or loads anew; for tests."""
     with _LOCK:
         _FUNCTIONS.clear()
+        _LATEST.clear()
 
 
 def interpreter() -> str:
