@@ -75,6 +75,23 @@ def test_the_peak_counts_temporaries_and_can_be_reset(device):
 
 
 @pytest.mark.covers("N6", "N8")
+def test_programs_share_the_memory_of_their_temporaries(device):
+    device.empty_cache()
+    first, second = (device.compile(scale_program(1 << 18)) for _ in range(2))
+    x = device.upload(bytes(4 << 18), float32, 1 << 18)
+    first.run([x], [1.0, 1.0])
+    held, used = device.memory_reserved(), device.memory_allocated()
+    for executable in (second, first, first, second):
+        executable.run([x], [1.0, 1.0])
+        assert device.memory_allocated() == used
+    # What waits for them serves everybody.
+    assert device.memory_reserved() == held
+    other = device.allocate(float32, 1 << 18), device.allocate(float32, 1 << 18)
+    assert device.memory_reserved() == held
+    del other
+    assert len(first._plans) <= 2 and len(second._plans) <= 2
+
+
 def test_300_runs_hold_no_more_memory_than_one(device):
     executable = device.compile(scale_program(4096))
     x = device.upload(bytes(4 * 4096), float32, 4096)

@@ -218,6 +218,9 @@ class WebGPUExecutable:
         # The blocks that results and temporaries had before: with the same, the bind groups fit.
         self._fresh_blocks: list[list[Block]] = [[] for _ in self._fresh]
         self._temporary_blocks: list[list[Block]] = [[] for _ in self._temporary]
+        # Temporaries wait in the pool under this name, all together.
+        self._parking = object()
+        self._temporary_bytes = sum(self._temporary)
 
     def _pipelines(self, routine: Routine) -> list[tuple[Pass, Pipeline, tuple[int, ...]]]:
         """Return a routine's passes with their pipelines, and the arguments that are sizes."""
@@ -320,8 +323,14 @@ class WebGPUExecutable:
                 blocks.append(block)
             permanent = len(blocks)
             try:
-                for nbytes, preferred in zip(self._temporary, self._temporary_blocks, strict=True):
-                    blocks.append(pool.take(nbytes, None, 0, preferred))
+                waiting = pool.parked(self._parking) if self._temporary else []
+                if waiting is not None:
+                    blocks += waiting
+                else:
+                    for nbytes, preferred in zip(
+                        self._temporary, self._temporary_blocks, strict=True
+                    ):
+                        blocks.append(pool.take(nbytes, None, 0, preferred))
                 key = tuple([block.number for block in blocks])
                 plan = self._plans.get(key)
                 if plan is None:
@@ -334,9 +343,14 @@ class WebGPUExecutable:
                     self._packed = packed
                 self._encode(plan)
             finally:
-                # Last taken, first given back: another program takes them in the same order.
-                while len(blocks) > permanent:
-                    pool.give_back(blocks.pop())
+                taken = blocks[permanent:]
+                if len(taken) == len(self._temporary):
+                    if taken:
+                        pool.park(self._parking, taken, self._temporary_bytes)
+                else:
+                    # Memory ran out on the way.
+                    for block in reversed(taken):
+                        pool.give_back(block)
             if self.status is not None:
                 device.checks[self] = None
         return [inputs[n] if kept else fresh[n] for kept, n in self._returned]

@@ -132,6 +132,8 @@ class Pool:
         self._free: dict[int, dict[int, Block]] = {}
         self._blocks: dict[int, Block] = {}
         self._next = 0
+        # Unused blocks that one user takes and gives back all together, with their bytes.
+        self._parked: dict[object, tuple[list[Block], int]] = {}
         self.returned: deque[Block] = deque()
         self.limit = memory_limit()
         self.allocated = 0
@@ -152,6 +154,31 @@ class Pool:
         if free is None:
             free = self._free[block.capacity] = {}
         free[block.number] = block
+
+    def park(self, user: object, blocks: list[Block], nbytes: int) -> None:
+        """Give back blocks, `nbytes` in all, that `user` takes again together with `parked`, unless
+        somebody else has needed one."""
+        self.allocated -= nbytes
+        self._parked[user] = blocks, nbytes
+
+    def parked(self, user: object) -> list[Block] | None:
+        """Take the blocks that `user` gave back with `park`, or return None if they are gone."""
+        found = self._parked.pop(user, None)
+        if found is None:
+            return None
+        self.allocated += found[1]
+        if self.allocated > self.peak:
+            self.peak = self.allocated
+        return found[0]
+
+    def _unpark(self) -> None:
+        """Make parked blocks free for everybody."""
+        for blocks, nbytes in self._parked.values():
+            self.allocated += nbytes
+            # Last taken, first given back: another program takes them in the same order.
+            for block in reversed(blocks):
+                self.give_back(block)
+        self._parked.clear()
 
     def buffer(self, dtype: DType, elements: int) -> DeviceBuffer:
         """Return a new buffer. Raises OutOfMemoryError, or DTypeError for a type that the device does not have."""
@@ -179,15 +206,16 @@ class Pool:
             self.collect()
         block = None
         if preferred:
-            free = self._free.get(preferred[0].capacity)
-            if free:
-                for known in preferred:
-                    if known.number in free:
-                        block = free.pop(known.number)
-                        break
+            block = self._preferred(preferred)
+            if block is None and self._parked:
+                self._unpark()
+                block = self._preferred(preferred)
         if block is None:
             capacity = size_class(nbytes, self._max_buffer)
             free = self._free.get(capacity)
+            if not free and self._parked:
+                self._unpark()
+                free = self._free.get(capacity)
             block = free.popitem()[1] if free else self._grow(capacity, nbytes, dtype, elements)
             if preferred is not None:
                 preferred.append(block)
@@ -202,6 +230,15 @@ class Pool:
         if self.allocated > self.peak:
             self.peak = self.allocated
         return block
+
+    def _preferred(self, preferred: list[Block]) -> Block | None:
+        """Take one of `preferred` that is unused."""
+        free = self._free.get(preferred[0].capacity)
+        if free:
+            for known in preferred:
+                if known.number in free:
+                    return free.pop(known.number)
+        return None
 
     def _grow(self, capacity: int, nbytes: int, dtype: DType | None, elements: int) -> Block:
         what = f"{dtype.name}[{elements}], " if dtype is not None else ""
@@ -247,6 +284,7 @@ class Pool:
     def release_unused(self) -> None:
         """Give the pooled blocks back to the system."""
         self.collect()
+        self._unpark()
         if not any(self._free.values()):
             return
         # Bind groups keep their buffers alive: forget them first.
