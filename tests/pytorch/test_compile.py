@@ -321,6 +321,104 @@ def test_attention_can_be_differentiated_twice_and_transformed(webgpu: str) -> N
     torch.testing.assert_close(actual.cpu(), torch.func.jvp(f, (x,), (tangent,))[1])
 
 
+def test_second_derivatives_of_attention_whose_operands_depend_on_each_other(webgpu: str) -> None:
+    x = torch.randn(2, 4, 3)
+
+    def first(t: torch.Tensor, one: bool) -> torch.Tensor:
+        t = t.clone().requires_grad_()
+        key = t if one else t * 2
+        out = F.scaled_dot_product_attention(t, key, key if one else key * 0.5)
+        return torch.autograd.grad(out.square().sum(), t, create_graph=True)[0].detach()
+
+    for one in (True, False):
+        # Of rank 4 all three operands are one tensor, with no view between.
+        actual = first(x[None].to(webgpu), one).cpu()[0]
+        torch.testing.assert_close(actual, first(x, one), rtol=1e-4, atol=1e-4)
+
+
+def test_results_of_attention_can_be_written_in_place(webgpu: str) -> None:
+    x = torch.randn(2, 4, 3)
+    grads = []
+    for device in ("cpu", webgpu):
+        t = x.clone().to(device).requires_grad_()
+        out = F.scaled_dot_product_attention(t, t * 2, t)
+        out += t
+        out.square().sum().backward()
+        grads.append(t.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["input", "result"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_overwriting_what_is_saved_is_an_error(webgpu: str, what: str, transposed: bool) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        e = x.exp() if what == "result" else x
+        return e, (e.t() if transposed else e) @ w
+
+    for device, backend in (("cpu", "aot_eager"), (webgpu, "webgpu")):
+        torch._dynamo.reset()
+        x = torch.randn(3, 3, device=device, requires_grad=True)
+        w = torch.ones(3, 2, device=device, requires_grad=True)
+        e, y = torch.compile(f, backend=backend)(x, w)
+        with torch.no_grad():
+            (x if what == "input" else e).mul_(0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_conjugates_and_negatives_that_are_not_computed_yet(webgpu: str) -> None:
+    z = torch.randn(3, 2, dtype=torch.complex64)
+
+    def write(t: torch.Tensor) -> torch.Tensor:
+        t.mul_(2)
+        return t + 1
+
+    for run in (lambda t: t * 2 + 1, write):
+        for take in (lambda t: t.conj(), lambda t: t.conj().imag):
+            torch._dynamo.reset()
+            given = z.clone().to(webgpu)
+            expected = z.clone()
+            actual = torch.compile(run, backend="webgpu")(take(given))
+            torch.testing.assert_close(actual.cpu(), run(take(expected)))
+            torch.testing.assert_close(given.cpu(), expected)
+
+
+def test_what_a_step_computes_does_not_outlive_it(webgpu: str) -> None:
+    weights = [torch.randn(64, 64, device=webgpu, requires_grad=True) for _ in range(4)]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = torch.tanh(x @ w)
+        return x.sum()
+
+    compiled = torch.compile(f, backend="webgpu")
+    torch.webgpu.synchronize()
+    before = torch.webgpu.memory_allocated()
+    for _ in range(2):
+        compiled(torch.randn(64, 64, device=webgpu)).backward()
+        for w in weights:
+            w.grad = None
+        torch.webgpu.synchronize()
+        assert torch.webgpu.memory_allocated() < before + 64 * 64 * 4
+
+
+def test_parameters_on_the_cpu_may_be_replaced(webgpu: str) -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    compiled = torch.compile(model, backend="webgpu")
+    with torch.no_grad():
+        compiled(x)
+        model.weight.data = torch.randn(2, 3)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        model = nn.Linear(3, 2)
+        compiled = torch.compile(model, backend="webgpu")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+            model.weight.mul_(2)
+
+
 def test_marked_dimensions_have_one_program_form(
     webgpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,14 +64,19 @@ def attention_backward(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    out: Tensor,
+    out: Tensor | None,
     kept: Tensor,
     is_causal: bool,
     scale: float,
     keeps: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cotangents of query, key and value."""
+    """Return the cotangents of query, key and value. `g` and `out` (B, L, H, V) are laid as `attention` says.
+
+    `out` is read where it keeps "statistics".
+    """
+    g = g.transpose(1, 2)
     if keeps == "statistics":
+        assert out is not None
         parts = _parts(query, key, value, mask, is_causal, scale)
         grads = parts.gradients(out.transpose(1, 2), kept, g, (True,) * 3)
         assert grads[0] is not None and grads[1] is not None and grads[2] is not None
@@ -144,22 +149,26 @@ class _Attention(torch.autograd.Function):
     ) -> Any:
         keeps = _keeps(query, value)
         out, kept = torch.ops.webgpu.attention(query, key, value, mask, is_causal, scale, keeps)
-        ctx.save_for_backward(query, key, value, mask, out, kept)
+        needed = out if keeps == "statistics" else None
+        ctx.save_for_backward(query, key, value, mask, needed, kept)
         ctx.is_causal, ctx.scale, ctx.keeps = is_causal, scale, keeps
-        return out.transpose(1, 2)
+        # Not transposed: a view that was made here could not be written in place.
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         query, key, value, mask, out, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             # To be differentiated again: by PyTorch's composition.
-            wanted = [t for t in (query, key, value) if t.requires_grad]
+            # As tensors of their own, since one may be, or be computed from, another.
+            operands = [t.view_as(t) for t in (query, key, value)]
+            wanted = [t for t in operands if t.requires_grad]
             again = composed(
-                query, key, value, mask, 0.0, ctx.is_causal, scale=ctx.scale,
+                *operands, mask, 0.0, ctx.is_causal, scale=ctx.scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )  # fmt: skip
-            found = iter(torch.autograd.grad(again, wanted, g, create_graph=True))
-            grads = [next(found) if t.requires_grad else None for t in (query, key, value)]
+            found = iter(torch.autograd.grad(again, wanted, g.transpose(1, 2), create_graph=True))
+            grads = [next(found) if t.requires_grad else None for t in operands]
         else:
             grads = torch.ops.webgpu.attention_backward(
                 g, query, key, value, mask, out, kept, ctx.is_causal, ctx.scale, ctx.keeps
@@ -198,7 +207,7 @@ def _scaled_dot_product_attention(
         out = _Attention.apply(query, key, value, mask, is_causal, factor)
     else:
         out, _ = torch.ops.webgpu.attention(query, key, value, mask, is_causal, factor, "nothing")
-        out = out.transpose(1, 2)
+    out = out.transpose(1, 2)
     return out if rank == 4 else out[(0,) * (4 - rank)]
 
 
@@ -245,7 +254,7 @@ def register(make_kernel: Any) -> None:
         f"attention({operands}, bool is_causal, float scale, str keeps) -> (Tensor, Tensor)"
     )
     library.define(
-        f"attention_backward(Tensor g, {operands}, Tensor out, Tensor kept, bool is_causal, "
+        f"attention_backward(Tensor g, {operands}, Tensor? out, Tensor kept, bool is_causal, "
         "float scale, str keeps) -> (Tensor, Tensor, Tensor)"
     )
     for name, function, fake in (

@@ -290,7 +290,7 @@ def _cpu_attention_backward(
 ) -> tuple[Any, Any, Any]:
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     return attention.attention_backward(
-        g, query, key, value, attn_mask, out.transpose(1, 2), kept, is_causal, factor, "weights"
+        g.transpose(1, 2), query, key, value, attn_mask, None, kept, is_causal, factor, "weights"
     )
 
 

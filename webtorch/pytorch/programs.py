@@ -11,6 +11,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -86,6 +87,11 @@ class Value:
         """Whether the trace has it in the CPU's memory."""
         return self.is_tensor and self.fake.device.type == "cpu"
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its memory holds its conjugate, or its negative."""
+        return self.is_tensor and (self.fake.is_conj() or self.fake.is_neg())
+
 
 class Evaluates(Protocol):
     """A graph that can be run on webtorch tensors."""
@@ -157,11 +163,14 @@ class Ready:
 
 @dataclass(slots=True)
 class Inputs:
-    """The tensors of a call."""
+    """What is known of the tensors of the last call."""
 
     addresses: list[int]
     epoch: int
-    storages: list[Storage]
+    # None for those that only that call had: what a step computed must not live until the next one.
+    storages: list[Storage | None]
+    # The same list where it is whole.
+    whole: list[Storage] | None
     geometry: list[Geometry]
     # For each the first that has the same storage; None where all have their own.
     aliases: tuple[int, ...] | None
@@ -169,20 +178,23 @@ class Inputs:
     ready: Ready
 
 
-# Copies of parameters and buffers that are on the CPU: the version that was copied, and the copy.
+# Copies of parameters and buffers that are on the CPU: version and address of what was copied, and the copy.
 _uploads = WeakTensorKeyDictionary()
 
 
 def _uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
     """Return a CPU tensor on the device: a parameter as it was uploaded, if it has not changed."""
-    found = _uploads.get(x)
-    if found is not None and found[0] == x._version:
+    # Tensors of inference mode have no versions: nobody knows whether they changed.
+    keeps = keeps and not x.is_inference()
+    state = (x._version, x.data_ptr()) if keeps else None
+    found = _uploads.get(x) if keeps else None
+    if found is not None and found[0] == state:
         return found[1]
     # Numbers come in float64, which the device lacks.
     number = x.dtype is torch.float64 and not x.dim()
     made = x.detach().to("webgpu", torch.float32 if number else x.dtype)
     if keeps:
-        _uploads[x] = (x._version, made)
+        _uploads[x] = (state, made)
     return made
 
 
@@ -201,8 +213,10 @@ class Programs:
         self.others = [i for i, v in enumerate(inputs) if not v.is_tensor]
         self.free = [i for i in self.others if inputs[i].is_free]
         self.keyed = [i for i in self.others if not inputs[i].is_free]
-        # Whether arguments are tensors on the device, and nothing else.
-        self.plain = not (is_backward or self.others or any(v.is_on_cpu for v in inputs))
+        # Whether arguments are tensors on the device, to be read as they lie there, and nothing else.
+        self.plain = not (
+            is_backward or self.others or any(v.is_on_cpu or v.is_lazy for v in inputs)
+        )
         self.downloads = [
             r.is_on_cpu and i not in self.saved and r.origin is None
             for i, r in enumerate(graph.results)
@@ -217,9 +231,9 @@ class Programs:
         if interrupt.flag.pressed:
             interrupt.check()
         given: Sequence[Any] = args if self.plain else self._given(args)
-        inputs = self._inputs(given, args)
-        fresh = self._run(inputs, args)
-        return self._results(inputs, given, args, fresh)
+        ready, storages = self._inputs(given, args)
+        fresh = self._run(ready, storages, args)
+        return self._results(ready, storages, given, args, fresh)
 
     # ---- inputs
 
@@ -237,11 +251,13 @@ class Programs:
                     # One tensor stands for all that was saved, in its order.
                     at = counts[id(saved)] = counts.get(id(saved), -1) + 1
                     a = saved[at]
+                elif a.is_conj() or a.is_neg():
+                    a = a.detach().resolve_conj().resolve_neg()
             given.append(a)
         return given
 
-    def _inputs(self, given: Sequence[Any], args: Sequence[Any]) -> Inputs:
-        """Find storages and the program for a call, by what has changed since the last one."""
+    def _inputs(self, given: Sequence[Any], args: Sequence[Any]) -> tuple[Ready, list[Storage]]:
+        """Find the program and the storages for a call, by what has changed since the last one."""
         if self.plain:
             addresses = [t.data_ptr() for t in given]
         else:
@@ -250,18 +266,16 @@ class Programs:
         last = self.last
         ready = None
         if last is not None and last.epoch == changes.count and last.numbers == numbers:
-            # Empty tensors have no address.
-            if addresses == last.addresses and 0 not in addresses:
-                return last
-            changed = [
-                i for i, (a, b) in enumerate(zip(addresses, last.addresses)) if a != b or not a
-            ]
-            storages, geometry = last.storages.copy(), last.geometry.copy()
+            if addresses == last.addresses and last.whole is not None:
+                return last.ready, last.whole
+            storages, geometry = [], last.geometry.copy()
             ready = last.ready
-            for i in changed:
-                storages[i], form = _look(given[i])
-                if form is not geometry[i] and form != geometry[i]:
-                    geometry[i], ready = form, None
+            for i, (a, b, storage) in enumerate(zip(addresses, last.addresses, last.storages)):
+                if a != b or storage is None:
+                    storage, form = _look(given[i])
+                    if form is not geometry[i] and form != geometry[i]:
+                        geometry[i], ready = form, None
+                storages.append(storage)
         else:
             looked = [_look(t) for t in given]
             storages, geometry = [s for s, _ in looked], [g for _, g in looked]
@@ -271,9 +285,16 @@ class Programs:
             aliases = tuple([first.setdefault(s, i) for i, s in enumerate(storages)])
         if ready is None or last is None or aliases != last.aliases:
             ready = self._ready(storages, geometry, aliases, numbers, args)
-        found = Inputs(addresses, changes.count, storages, geometry, aliases, numbers, ready)
-        self.last = found
-        return found
+        # Empty tensors, and what a forward saved, have no address.
+        before = [] if last is None else last.addresses
+        stays = [
+            s if a and a == b else None for s, a, b in zip_longest(storages, addresses, before)
+        ]
+        whole = None if None in stays else storages
+        self.last = Inputs(
+            addresses, changes.count, stays, whole, geometry, aliases, numbers, ready
+        )
+        return ready, storages
 
     def _ready(
         self,
@@ -390,9 +411,10 @@ class Programs:
 
     # ---- running
 
-    def _run(self, inputs: Inputs, args: Sequence[Any]) -> dict[int, Storage]:
+    def _run(
+        self, ready: Ready, storages: list[Storage], args: Sequence[Any]
+    ) -> dict[int, Storage]:
         """Run a program; return the storages of its results by the number of the output."""
-        ready, storages = inputs.ready, inputs.storages
         captured = ready.captured
         runtime = captured.runtime
         if runtime.pending:
@@ -426,11 +448,18 @@ class Programs:
         return fresh
 
     def _results(
-        self, inputs: Inputs, given: Sequence[Any], args: Sequence[Any], fresh: dict[int, Storage]
+        self,
+        ready: Ready,
+        storages: list[Storage],
+        given: Sequence[Any],
+        args: Sequence[Any],
+        fresh: dict[int, Storage],
     ) -> list[Any]:
-        ready, storages = inputs.ready, inputs.storages
         # Results that share storage with each other or an input still do.
         made: dict[Storage, Any] = {}
+        # The first result on each new storage. What is saved of it shares its version: PyTorch
+        # refuses a backward whose saved tensors have been overwritten.
+        first: dict[Storage, tuple[Geometry, torch.Tensor]] = {}
         out: list[Any] = []
         kept: list[Kept] = []
         stands: torch.Tensor | None = None
@@ -445,6 +474,11 @@ class Programs:
                 if storage is None:
                     storage = _target(ready, found, storages)
                 form = found.geometry
+                before = first.get(storage) if i in self.saved else None
+                if before is not None:
+                    seen, x = before
+                    out.append(x if seen == form else _torch_tensor(storage, form, made, x))
+                    continue
                 if packs and i in self.saved and storage not in made:
                     if stands is None:
                         stands = bridge.allocate((0,), (1,), torch.float32)
@@ -453,12 +487,15 @@ class Programs:
                     out.append(stands)
                     continue
                 x = _torch_tensor(storage, form, made)
+                first.setdefault(storage, (form, x))
             elif kind is OfInput:
                 owner, storage = given[found.number], storages[found.number]
                 form = Geometry(found.shape, found.strides, found.offset, 0, found.dtype)
-                if type(owner) is not tuple:
+                if type(owner) is tuple:
+                    x = _torch_tensor(storage, form, made)
+                else:
                     made[storage] = owner.untyped_storage()
-                x = _torch_tensor(storage, form, made)
+                    x = _torch_tensor(storage, form, made, owner if i in self.saved else None)
             else:
                 out.append(found)
                 continue
@@ -466,9 +503,10 @@ class Programs:
                 x = x.to("cpu", self.graph.results[i].fake.dtype)
             out.append(x)
         for i in self.graph.written:
-            if args[i].is_cpu:
+            a = args[i]
+            if a.is_cpu or a.is_conj() or a.is_neg():
                 with torch.no_grad():
-                    args[i].detach().copy_(given[self.tensors.index(i)])
+                    a.detach().copy_(given[self.tensors.index(i)])
         return out
 
 
@@ -517,8 +555,10 @@ def _mark(x: Any, numbers: dict[Storage, int]) -> Any:
     return x
 
 
-def _torch_tensor(storage: Storage, form: Geometry, made: dict[Storage, Any]) -> torch.Tensor:
-    """Return a PyTorch tensor on a webtorch storage."""
+def _torch_tensor(
+    storage: Storage, form: Geometry, made: dict[Storage, Any], like: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a PyTorch tensor on a webtorch storage; one that shares the version of `like`."""
     holder = made.get(storage)
     if holder is None:
         holder, memory = bridge.new_storage(
@@ -526,7 +566,11 @@ def _torch_tensor(storage: Storage, form: Geometry, made: dict[Storage, Any]) ->
         )
         memory.storage = storage
         made[storage] = holder
-    out: torch.Tensor = bridge._create((0,), form.dtype)
+    out: torch.Tensor
+    if like is not None and like.dtype is form.dtype:
+        out = like.detach()
+    else:
+        out = bridge._create((0,), form.dtype)
     bridge._set(bridge.CPU, out, holder, form.offset, form.shape, form.strides)
     return out
 
