@@ -44,6 +44,17 @@ def test_cpu_benchmarks_run(name: str) -> None:
     assert all(row.peer is not None for row in rows)
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "gpt-long"])
+def test_a_step_is_planned_within_what_pytorch_allocates(name: str) -> None:
+    from benchmarks.cpu.memory import WORKS, our_peaks, torch_peak
+
+    theirs, ours = torch_peak(WORKS[name]), our_peaks(WORKS[name])
+    assert ours["gpu"] <= 1.2 * theirs
+    if name != "gpt-long":
+        # On the CPU products are faster than attention that keeps no scores.
+        assert ours["cpu"] <= 1.2 * theirs
+
+
 @pytest.mark.filterwarnings("ignore")  # PyTorch's about deprecated arguments
 def test_every_operation_is_timed() -> None:
     from benchmarks.cpu import operations
