@@ -168,7 +168,7 @@ SHORT = {
 }  # fmt: skip
 
 
-@pytest.mark.covers("T1")
+@pytest.mark.covers("T1", "T9")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_train(name: str, play: Playground) -> None:
     code = (HERE / "examples" / f"{name}.py.txt").read_text(encoding="utf-8")

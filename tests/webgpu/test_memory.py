@@ -14,6 +14,7 @@ from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.runtime.backends.webgpu.memory import binding_bytes, size_class
 
 
+@pytest.mark.covers("Q11")
 def test_size_classes_waste_at_most_an_eighth_and_never_shrink():
     for nbytes in [*range(1, 5000), *(int(1.37**k) for k in range(20, 66))]:
         size = size_class(nbytes, 1 << 40)
