@@ -17,12 +17,14 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # Steps, and what must be left of the first losses at the end.
 LEARNED = {
     "diffusion": (60, 0.85),
+    "flow_matching": (60, 0.85),
     "gpt": (20, 0.85),
     "kan": (60, 0.4),
     "lenet": (30, 0.9),
     "llama": (30, 0.7),
     "lstm_text": (24, 0.8),
     "mlp": (60, 0.7),
+    "nerf": (60, 0.6),
     "neural_style": (30, 0.7),
     "resnet18": (8, 0.95),
     "seq2seq_attention": (14, 0.97),
@@ -35,7 +37,7 @@ LEARNED = {
 }
 # These have --compile, and are tested so; what they compute without is compared with PyTorch below.
 COMPILED = frozenset(
-    "diffusion gpt kan lenet llama mlp neural_style resnet18 siren word2vec".split()  # noqa: SIM905
+    "diffusion flow_matching gpt kan lenet llama mlp nerf neural_style resnet18 siren word2vec".split()  # noqa: SIM905
 )
 
 
@@ -62,6 +64,7 @@ def calm(*models: Any) -> None:
                 one.dropout = 0.0
 
 
+@pytest.mark.covers("T5")
 @pytest.mark.parametrize("name", sorted(LEARNED))
 def test_example_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     steps, part = LEARNED[name]
