@@ -28,6 +28,8 @@ CALLS: dict[str, Call] = {
     "leaky_relu": lambda m, x: m.nn.functional.leaky_relu(x),
     "relu": lambda m, x: x.relu(),
     "huber_loss": lambda m, x: m.nn.functional.huber_loss(x, m.zeros_like(x), reduction="none"),
+    # Pairs without a zero: there PyTorch divides by the element.
+    "prod": lambda m, x: x[:4].reshape(2, 2).prod(1),
     "smooth_l1_loss": lambda m, x: m.nn.functional.smooth_l1_loss(x, m.zeros_like(x)),
 }
 

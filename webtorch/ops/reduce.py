@@ -291,7 +291,8 @@ def _others(x: Any, dim: int) -> Any:
     name="_prod",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dim: (g * _others(x, dim),),
+    # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
+    vjp=lambda g, out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),),
 )
 def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
