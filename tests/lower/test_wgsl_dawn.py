@@ -16,9 +16,11 @@ DRIVERS = "/usr/lib/chromium*/vk_swiftshader_icd.json"
 
 SCRIPT = r"""
 import numpy as np
+import pytest
 import wgpudawn
 import tests.lower.test_wgsl_conv as conv, tests.lower.test_wgsl_kernels as kernels
 import tests.lower.test_wgsl_matmul as matmul, tests.lower.test_wgsl_scan as scan
+import tests.lower.test_wgsl_winograd as winograd
 from dataclasses import replace
 from tests.lower.harness import Device
 from webtorch.ir.dtype import bfloat16, bool_, float16, float32, int8
@@ -26,7 +28,7 @@ from webtorch.lower.expansions import EXPANSIONS
 
 adapter = wgpudawn.gpu.request_adapter_sync(power_preference="high-performance")
 device = Device(wgpudawn, "dawn", adapter)
-for module in (conv, kernels, matmul, scan):
+for module in (conv, kernels, matmul, scan, winograd):
     module.open_device = lambda f16=True: device
 targets = [(device, device.limits), (device, replace(device.limits, is_gpu=True))]
 for target in targets:
@@ -61,6 +63,9 @@ for gpu in (False, True):
     scan.compare("max", (1, 40000, 1), float32, float32, gpu)
     for kind in conv.KINDS:
         conv.test_convolutions_and_gradients("odd", kind, gpu)
+for kind in winograd.KINDS:
+    with pytest.MonkeyPatch.context() as patch:
+        winograd.test_agrees_with_pytorch("edges", kind, patch)
 print("all right")
 """
 

@@ -117,3 +117,22 @@ def test_which_products_matrix_units_compute() -> None:
     assert not uses_them(make((), 512, 512, 508, HALF))
     assert not uses_them(make((), 512, 512, 512, HALF, offset=3))
     assert not uses_them(make((), 512, 8, 512, HALF))
+
+
+def test_tiles_fill_the_multiprocessors_of_a_family() -> None:
+    limits = replace(WITH, family="H200")
+
+    def chosen(m: int, n: int, k: int, left: bool, right: bool) -> tuple[MatrixTile, int]:
+        found = matrix_units.choose(product(make((), m, n, k, HALF, left, right)), limits, "dawn")
+        assert found is not None and found[0].shared_bytes <= limits.workgroup_memory_bytes
+        return found
+
+    # 192 tiles of 128 columns would leave 72 of 132 multiprocessors with one, and not two.
+    tile, split = chosen(8192, 384, 1536, False, True)
+    assert (tile.rows, tile.columns, split) == (128, 96, 1)
+    tile, split = chosen(4096, 4096, 4096, False, False)
+    assert (tile.rows, tile.columns, split) == (128, 128, 1)
+    # Few outputs and a long sum are split, into no more than two workgroups for each.
+    tile, split = chosen(384, 384, 8192, True, False)
+    groups = -(-384 // tile.rows) * -(-384 // tile.columns) * split
+    assert split > 1 and 66 < groups <= 264
