@@ -268,6 +268,14 @@ def test_programs(name: str) -> None:
         assert len(program.steps) == steps, str(program)
 
 
+@pytest.mark.parametrize("name", ["isnan", "isfinite"])
+def test_an_epilogue_that_reads_no_sums(name: str) -> None:
+    """Its first buffer has another type than the sums."""
+    inputs = [torch.arange(12, dtype=torch.int32).reshape(s) for s in ((3, 4), (4, 3))]
+    (found,), _ = fused(lambda x, w: getattr(x @ w, name)(), *inputs)
+    assert found.tolist() == getattr(inputs[0] @ inputs[1], name)().tolist()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_programs_of_16_bits(dtype: str) -> None:
     kind = getattr(torch, dtype)

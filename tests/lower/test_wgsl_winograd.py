@@ -13,7 +13,7 @@ from tests.lower.harness import open_device
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.kernel import Store
-from webtorch.lower.templates import winograd
+from webtorch.lower.templates import search, winograd
 from webtorch.lower.templates.conv import render
 
 CASES: dict[str, Any] = {
@@ -22,6 +22,7 @@ CASES: dict[str, Any] = {
     "no padding": ((4, 4, 6, 10), 4, (3, 3), (1, 1), (0, 0), (1, 1), 1),
     "wide padding": ((4, 4, 5, 12), 8, (3, 3), (1, 1), (2, 3), (1, 1), 1),
     "images": ((12, 16, 4, 4), 8, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "many images": ((40, 32, 16, 16), 32, (3, 3), (1, 1), (1, 1), (1, 1), 1),
     "many tiles": ((4, 8, 64, 32), 8, (3, 3), (1, 1), (1, 1), (1, 1), 1),
 }
 KINDS = ("forward", "input", "weight")
@@ -39,7 +40,7 @@ def close(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [c for c in CASES if c != "many images"])
 def test_agrees_with_pytorch(case: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device()
     r, inputs, expected = made(case, kind, monkeypatch)
@@ -59,6 +60,26 @@ def test_images_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = winograd.passes(r, gpu, device.engine)  # type: ignore[arg-type]
     assert len(passes) > whole
     assert passes[0].scratch[0] <= 4 * 36 * 16 * 5
+    close(device.run(r, inputs, passes=passes)[2], expected)
+
+
+def test_sums_of_a_weight_take_no_more_memory_than_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device()
+    gpu = replace(device.limits, is_gpu=True, family="H200")
+    r, _, _ = made("many images", "weight", monkeypatch)
+    most = 8 * 4 * 36 * 16 * 64
+    monkeypatch.setattr(winograd, "_MOST_SCRATCH", most)
+    passes = winograd.passes(r, gpu, device.engine)  # type: ignore[arg-type]
+    assert max(passes[0].scratch) <= most
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_images_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device()
+    r, inputs, expected = made("many tiles", kind, monkeypatch)
+    gpu = replace(device.limits, is_gpu=True, family="H200")
+    monkeypatch.setattr(winograd, "_MOST_SCRATCH", 4 * 36 * 16 * 128)
+    passes = winograd.passes(r, gpu, device.engine)  # type: ignore[arg-type]
     close(device.run(r, inputs, passes=passes)[2], expected)
 
 
@@ -97,6 +118,9 @@ def test_which_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
         r,
     ):
         assert not winograd.suits(other, gpu)
+    # There is no tile to tune; nor does it serve where tiles are larger than a binding may be.
+    assert search.product_of(large, gpu, "naga") is None
+    assert not winograd.suits(large, replace(gpu, max_binding_bytes=16 << 20))
     # Where it was not measured, it is not used.
     assert not winograd.suits(large, replace(gpu, family="discrete"))
     assert not winograd.suits(large, replace(gpu, is_gpu=False))

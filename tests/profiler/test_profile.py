@@ -139,6 +139,21 @@ def test_a_batch_with_one_shared_matrix_reads_it_once() -> None:
     assert cost(shared) == Cost(4 * (5 * 8 + 12 + 5 * 6), 2 * 5 * 2 * 3 * 4)
 
 
+def test_every_part_of_an_attention_has_a_cost(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training step: two products forward, five backward."""
+    monkeypatch.setenv("WEBTORCH_ATTENTION", "fused")
+    q, k, v = (webtorch.randn(1, 2, 32, 8, device=device, requires_grad=True) for _ in range(3))
+    webtorch.realize(q, k, v)
+    with webtorch.profile() as prof:
+        webtorch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+        webtorch.realize(q.grad, k.grad, v.grad)
+    one = 2 * 2 * 32 * 32 * 8
+    found = sum(e.flops for e in prof.events if e.kind == "attention")
+    assert found == pytest.approx((2 + 5) * one, rel=0.01)
+
+
 def test_the_roof() -> None:
     peaks = Peaks(bandwidth=100.0, flops=1000.0)
     assert peaks.share(Cost(50, 10), 1.0) == (0.5, "memory")

@@ -268,7 +268,8 @@ def _accumulates(r: Matmul | Convolution) -> DType:
     for e in ex.walk(*(s.value for s in r.epilogue)):
         if e.op == "reduced":
             return e.dtype
-    return r.buffers[2].dtype.compute
+    # Buffer 2 is another value's, if there is an epilogue: one that reads no sums, as isnan of integers.
+    return r.buffers[0 if r.epilogue else 2].dtype.compute
 
 
 def _epilogue_lines(r: Matmul | Convolution) -> list[str]:

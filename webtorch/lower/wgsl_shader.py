@@ -207,12 +207,19 @@ def finish(
     scratch_type: str = "u32",
 ) -> WgslPass:
     """Put declarations, helpers and body together."""
-    text = [*writer.functions, *body]
+    # Those of a split product are called by its second pass only.
+    functions = [
+        line
+        for name, lines in writer.functions.items()
+        if any(f"{name}(" in x for x in body)
+        for line in lines
+    ]
+    text = [*functions, *body]
     lines, slots, bindings, args, args_bytes = declarations(
         writer, text, scratch, has_status, scratch_type
     )
     f16 = any(writer.slots[n].native_f16 for n in slots) or any("f32(f16(" in x for x in text)
-    source = assemble(lines, [*shared, *writer.functions], body, size, f16, directives)
+    source = assemble(lines, [*shared, *functions], body, size, f16, directives)
     return WgslPass(
         source, grid, (size, 1, 1), slots, scratch, args, args_bytes, has_status, tuple(bindings)
     )

@@ -126,8 +126,8 @@ class KernelWriter:
         self.fast_inner = bool(kernel.reduces)
         self.fast_count = kernel.inner_count if self.fast_inner else kernel.outer_count
         self.slots: dict[int, Slot] = {}
-        # Functions that the body calls.
-        self.functions: list[str] = []
+        # Functions that the body may call, by name.
+        self.functions: dict[str, list[str]] = {}
         self.top = Scope()
         self._count_uses()
 

@@ -105,7 +105,10 @@ def cost(routine: Routine) -> Cost:
                 scores -= routine.batch * routine.heads * seen * (
                     seen - 1
                 ) // 2 + routine.batch * routine.heads * routine.length * (routine.source - seen)
-            products = {"forward": 2, "query": 3, "key": 4}[routine.part]
+            gradients = 2 + len(routine.results)
+            products = {"forward": 2, "weights": 2, "query": 3, "key": 4, "backward": gradients}[
+                routine.part
+            ]
             width = 2 * (routine.size * ((products + 1) // 2) + routine.width * (products // 2))
             return Cost(_bytes(routine, [s.elements for s in routine.buffers]), scores * width)
         case _:

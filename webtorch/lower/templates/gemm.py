@@ -341,7 +341,7 @@ class ProductWriter(KernelWriter):
         w.names = self.names
         write_points(w, known)
         kind = f"vec4<{self.kind}>" if self.together else self.kind
-        self.functions = [
+        self.functions["wt_finish"] = [
             f"fn wt_finish(batch: i32, row: i32, column: i32, value: {kind}) {{",
             *("  " + x for x in body),
             "}",

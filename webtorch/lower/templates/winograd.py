@@ -155,6 +155,12 @@ def suits(r: Convolution, limits: Limits) -> bool:
     if not (limits.is_gpu and FAMILIES[limits.family].winograd) or limits.varying or not fits(r):
         return False
     g = _geometry(r)
+    # The largest scratch buffer is bound as a whole: tiles, or sums of a weight for each part of the images.
+    together = _together(g)
+    tiles = max(g.channels, g.others) * together * g.tiles
+    sums = g.channels * g.others * -(-g.images // together)
+    if 4 * _POINTS * max(tiles, sums) > limits.max_binding_bytes:
+        return False
     # Tiles that reach beyond the outputs are wasted in part.
     whole = 16 * g.tiles <= 1.5 * g.size[0] * g.size[1]
     return whole and g.images * g.tiles >= 128 and min(g.channels, g.others) >= 64
@@ -379,9 +385,12 @@ def _weight(
 ) -> Iterator[_Step]:
     """Yield the steps of the gradient of the weight."""
     c, o, most = g.channels, g.others, spans[0][1] * g.tiles
-    # Sums over tiles are split, so that there are workgroups for every multiprocessor.
+    # Sums over tiles are split, so that there are workgroups for every multiprocessor, as long as all
+    # sums, which wait to be added, fit into scratch memory too.
     groups = _POINTS * -(-o // 64) * -(-c // 64)
     wanted = -(-6 * FAMILIES[limits.family].multiprocessors // groups)
+    most_sums = min(_MOST_SCRATCH, limits.max_binding_bytes)
+    wanted = min(wanted, max(1, most_sums // (4 * _POINTS * o * c * len(spans))))
     split_of = [_parts(span[1] * g.tiles, wanted) for span in spans]
     parts = sum(split_of)
     elements = (

@@ -672,8 +672,8 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
         workgroup_memory_bytes=limits["max-compute-workgroup-storage-size"],
         has_f16="shader-f16" in features,
         is_gpu=adapter.is_hardware,
-        # A software adapter compiles longer than it saves.
         has_epilogues=True,
+        # A software adapter compiles longer than it saves.
         has_several=adapter.is_hardware,
         family=family_of(adapter.name, adapter.adapter_type),
         has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
