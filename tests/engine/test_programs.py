@@ -218,3 +218,26 @@ def test_a_dear_expression_is_not_computed_once_for_each_stage_of_a_row(device: 
     webtorch.special.polygamma(2, x).sum(-1).tolist()
     program = next(reversed(runtime.programs.values())).program
     assert len(program.steps) == 1
+
+
+def test_what_is_read_as_it_is_and_moved_is_computed_once(device: str) -> None:
+    """A running sum by doubling: each step would compute the one before at two places, and that its own."""
+    x = webtorch.linspace(-2.0, 2.0, 6 * 64, device=device).reshape(6, 64).clone()
+    runtime = _runtime(device)
+    webtorch.synchronize()
+    found = webtorch.logcumsumexp(x, 1).tolist()
+    expected = torch.logcumsumexp(torch.tensor(x.tolist()), 1)
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-5)
+    routines = next(reversed(runtime.programs.values())).program.routines
+    # exp and log1p of each of the six steps, nothing of them twice.
+    dear = [
+        sum(e.op in ("exp", "log1p") for root in r.expressions() for e in ex.walk(root))
+        for r in routines
+    ]
+    assert len(routines) == 6 and max(dear) == 2, dear
+    # What is cheap is computed at both places rather than stored.
+    y = x * 2
+    both = y + webtorch.nn.functional.pad(y[:, :-1], (1, 0))
+    del y
+    both.tolist()
+    assert len(next(reversed(runtime.programs.values())).program.routines) == 1

@@ -71,6 +71,9 @@ _MAX_FUSED_ROW = 65536
 # A sum over this many large operands that several nodes read is stored: a stream of residuals would
 # otherwise be added up anew, from its beginning, in each layer.
 _MAX_SHARED_LEAVES = 4
+# What costs more than this is stored where it is read at two places, as it is and moved: each would
+# compute it, and a chain of such steps (a running sum by doubling) twice as often with every one.
+_MAX_MOVED_COST = 12
 # How often the loops of a kernel are split to turn quotients in its positions into strides.
 _MAX_SPLITS = 12
 _COSTS = {
@@ -226,6 +229,12 @@ class Fuser:
                 while self.nodes[source].kind == "view" and source not in self.stored:
                     source = self.nodes[source].srcs[0]
                 if self.costs[source] > 1:
+                    self._store(source)
+            case "pad":
+                source = node.srcs[0]
+                while self.nodes[source].kind == "view" and source not in self.stored:
+                    source = self.nodes[source].srcs[0]
+                if self.use_counts[source] > 1 and self.costs[source] > _MAX_MOVED_COST:
                     self._store(source)
             case "view" | "reduce":
                 source = node.srcs[0]

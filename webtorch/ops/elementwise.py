@@ -379,13 +379,22 @@ neg = elementwise(
     dtypes=NUMERIC,
     doc="-input.",
 )
-positive = elementwise(
-    "positive",
-    lambda x: x,
-    dtypes=NUMERIC,
-    inplace=False,
-    doc="input itself.",
-)
+
+
+@composite(dtypes=NUMERIC)
+def positive(input: Any) -> Any:
+    """Return input itself."""
+    if not is_tensor(input):
+        raise TypeError(
+            f"positive(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
+        )
+    if input.dtype is bool_:
+        raise DTypeError(
+            "The `+` operator, on a bool tensor is not supported. Use .int() for numbers."
+        )
+    return input
+
+
 abs = elementwise(
     "abs",
     lambda x: x if x.dtype.kind == "uint" else ex.unary("abs", x),

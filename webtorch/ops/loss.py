@@ -13,8 +13,9 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import FLOATS
+from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.expr import Expr
+from webtorch.ops import indexing
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.composite import log_softmax, pairwise_distance
 from webtorch.ops.elementwise import (
@@ -30,7 +31,7 @@ from webtorch.ops.elementwise import (
     sqrt,
     xlogy,
 )
-from webtorch.ops.primitive import fill, in_memory, take
+from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.record import (
     BOOL,
     FP32,
@@ -515,6 +516,14 @@ def _negative_log_likelihood(
     """
     classes = x.shape[dim]
     counted = ne(target, ignore_index)
+    if gathered and weight is None and 0 not in target.shape:
+        # All weights are 1: reading the class checks its number.
+        places = _where(counted, target, 0).unsqueeze(dim)
+        chosen = indexing._gather(x, dim, cast_to(places, int64), name).squeeze(dim)
+        loss = _where(counted, -chosen, 0.0)
+        if reduction == "none":
+            return loss
+        return sum(loss) / sum(counted) if reduction == "mean" else sum(loss)
     # Also without weights the class number is looked up in them: that is where it is checked.
     table = fill((classes,), 1, x.dtype, x.device) if weight is None else to_type(weight, x.dtype)
     if 0 in target.shape:
