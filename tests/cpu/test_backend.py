@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -452,6 +453,26 @@ def test_kernels_of_a_long_run_are_compiled_ahead(monkeypatch: pytest.MonkeyPatc
     buffers = [BACKEND.upload(x.tobytes(), float32, x.size) for x in (a, b, np.empty_like(a))]
     long[0].run(buffers, (0.5,), np.zeros(2, np.int64))  # type: ignore[arg-type]
     assert long[0].native is ahead and long[0].ahead is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_process_is_not_copied_while_threads_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, done = threading.Event(), threading.Event()
+
+    def slow(source: str) -> None:
+        started.set()
+        time.sleep(0.3)
+        done.set()
+
+    monkeypatch.setattr(executable, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(executable.jit, "function", slow)
+    executable.compile_ahead([KernelRunner(chain(3_000_000 + n, "long")) for n in range(9)])
+    assert started.wait(30)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert done.is_set() and not executable._COMPILING
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_without_the_compiler_numpy_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Imports NumPy, floors 0-2 and this backend's own modules.
 from __future__ import annotations
 
 import functools
+import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -429,14 +430,36 @@ def compile_ahead(steps: Sequence[Runner]) -> None:
 
     def work() -> None:
         for kernel in order:
+            # At its end the process waits for threads, though for nothing that they make.
+            if _FORKING.is_set() or not threading.main_thread().is_alive():
+                break
             try:
                 kernel.ahead = jit.function(kernel.source())
             except Exception:
                 # The run itself comes to it, and raises.
-                return
+                break
+        _COMPILING.discard(threading.current_thread())
 
     for n in range(min(threads, len(waiting))):
-        threading.Thread(target=work, name=f"webtorch-compile-{n}").start()
+        thread = threading.Thread(target=work, name=f"webtorch-compile-{n}")
+        _COMPILING.add(thread)
+        thread.start()
+
+
+_COMPILING: set[threading.Thread] = set()
+_FORKING = threading.Event()
+
+
+def _stop_compiling() -> None:
+    """Wait until no thread compiles: a child process would never get the locks that one holds."""
+    _FORKING.set()
+    for thread in list(_COMPILING):
+        thread.join()
+    _FORKING.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_stop_compiling)
 
 
 def copy(source: CpuBuffer, target: CpuBuffer) -> None:
