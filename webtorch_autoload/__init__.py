@@ -7,6 +7,7 @@ first tensor on "webgpu" (`_engine`), so that programs which never use it pay ne
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import warnings
 from types import ModuleType
@@ -76,7 +77,16 @@ def _register(torch: ModuleType) -> None:
         def is_built(self) -> bool:
             return True
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=module, hook=Hooks())
+    guard: Any = torch._C._acc.DeviceGuard
+
+    class Guard(guard):
+        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer."""
+
+        type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+
+    _setup_privateuseone_for_python_backend(
+        NAME, backend_module=module, hook=Hooks(), device_guard=Guard()
+    )
     sys.modules[f"torch.{NAME}"] = module
     torch.accelerator.synchronize = _synchronize(torch.accelerator.synchronize, module)
     _accelerator(torch, module)

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 import pytest
 
 
-def python(program: str, **environment: str) -> str:
+def python(program: str, timeout: float = 120, **environment: str) -> str:
     """Run a program in a new interpreter; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
@@ -239,52 +239,108 @@ def started(program: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
-def test_ctrl_c_interrupts_and_never_aborts(webgpu: str) -> None:
-    program = """
-        import signal, time, torch
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
-        x = torch.ones(4, 4, device="webgpu", requires_grad=True)
-        (x * 2).sum().backward()
-        print("ready", flush=True)
-        caught = 0
-        end = time.time() + 60
-        while caught < 100 and time.time() < end:
-            try:
-                while time.time() < end:
-                    x.grad = None
-                    (x * 2).sin().t().sum().backward()
-            except KeyboardInterrupt:
-                caught += 1
-                print("caught", flush=True)
-        print((torch.ones(3, device="webgpu") + 1).sum().item())
-    """
-    with started(program) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline().strip() == "ready"
-        for _ in range(100):
-            time.sleep(0.01)
-            child.send_signal(signal.SIGINT)
-            assert child.stdout.readline().strip() == "caught"
-        out, err = child.communicate(timeout=60)
-    assert child.returncode == 0, err
-    assert out.strip() == "6.0"
+@pytest.mark.parametrize("delay", ["", "0.001"], ids=["as it is", "the thread presses soon"])
+def test_ctrl_c_in_the_middle_of_anything(webgpu: str, delay: str) -> None:
+    """WEBTORCH_INTERRUPTS=1000 presses more often."""
+    presses = int(os.environ.get("WEBTORCH_INTERRUPTS", "40"))
+    program = f"""
+        from tests.pytorch import interrupts
+        from webtorch.pytorch import interrupt
+        {f"interrupt._DELAY = interrupt._PERIOD = {delay}" if delay else ""}
+        print(interrupts.run({presses}, seed=1))
+        """
+    assert python(program, timeout=60 + presses) == str(presses)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
-def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str) -> None:
-    program = """
-        import signal, time, torch
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        torch.ones(2, device="webgpu")
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "time.sleep(60)",
+        "threading.Event().wait(60)",
+        "endless(lambda: sum(range(100)))",
+        "endless(x.t)",
+        "subprocess.run(['sleep', '60'])",
+    ],
+)
+def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str, busy: str) -> None:
+    program = f"""
+        import signal, subprocess, threading, time, torch
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
+        x = torch.ones(2, 2, device="webgpu")
+        def endless(run):
+            while True:
+                run()
         print("ready", flush=True)
         try:
-            time.sleep(60)
+            {busy}
         except KeyboardInterrupt:
             print("caught", flush=True)
     """
     with started(program) as child:
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "ready"
+        time.sleep(0.1)
         child.send_signal(signal.SIGINT)
         out, _ = child.communicate(timeout=60)
     assert out.strip() == "caught"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
+def test_ctrl_c_is_the_main_threads_and_the_programs_own_handler_stays(webgpu: str) -> None:
+    out = python(
+        """
+        import signal, threading, time, torch
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        x = torch.ones(2, device="webgpu")
+        failed, done = [], threading.Event()
+        def work():
+            try:
+                while not done.is_set():
+                    (x + 1).sum()
+                    time.sleep(0.001)
+            except BaseException as error:
+                failed.append(error)
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(60)
+            print("lost")
+        except KeyboardInterrupt:
+            print("caught")
+        done.set()
+        thread.join()
+        print(failed)
+        """
+    )
+    assert out.splitlines() == ["caught", "[]"]
+    out = python(
+        """
+        import signal, torch
+        signal.signal(signal.SIGINT, lambda *_: print("mine"))
+        x = torch.ones(2, device="webgpu")
+        signal.raise_signal(signal.SIGINT)
+        print((x + 1).sum().item())
+        """
+    )
+    assert out.splitlines() == ["mine", "4.0"]
+
+
+def test_recursion_without_end_is_an_error(webgpu: str) -> None:
+    out = python(
+        """
+        import torch
+        x = torch.ones(2, device="webgpu")
+        (x + 1).sum().item()
+        def deeper(x):
+            return deeper(x + 1) * 2
+        for _ in range(20):
+            try:
+                deeper(x)
+            except RecursionError:
+                pass
+        print((x + 1).sum().item())
+        """
+    )
+    assert out == "4.0"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from webtorch import errors
 from webtorch.errors import DTypeError
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
@@ -62,7 +63,6 @@ UNSUPPORTED = frozenset(d for d in TO_TORCH if not d.webgpu)
 
 class _Open:
     runtime: Runtime | None = None
-    forked = False
 
 
 _open = _Open()
@@ -70,48 +70,81 @@ _open = _Open()
 
 def runtime() -> Runtime:
     """Return the device's runtime, opening the device at the first call. Raises RuntimeError in a forked child."""
-    if _open.forked:
-        raise RuntimeError(
-            "webgpu: cannot use the device in a forked subprocess: its connection to the driver "
-            "belongs to the parent. Use the "
-            "'spawn' start method, or keep tensors on the CPU there."
-        )
+    if interrupt.flag.forked:
+        interrupt.check()
     if _open.runtime is None:
         # For development only: the engine's CPU backend, on which tests of the bridge run many times faster.
         _open.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or "webgpu")
-        os.register_at_fork(after_in_child=_in_child) if hasattr(os, "register_at_fork") else None
         interrupt.install()
         # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
         torch.autograd.set_multithreading_enabled(False)
         register_optimizer_step_post_hook(_after_step)
         profiler.install(_flush)
         generator()
+        _errors()
     return _open.runtime
 
 
-def _in_child() -> None:
-    _open.forked = True
+def _errors() -> None:
+    """Let programs that catch PyTorch's errors of accelerators catch ours."""
+    for ours, theirs in (
+        (errors.OutOfMemoryError, torch.OutOfMemoryError),
+        (errors.DeviceLostError, torch.AcceleratorError),
+    ):
+        ours.__bases__ = (*ours.__bases__, theirs)
 
 
 def _flush() -> None:
     """Compute what is pending. In a forked child, which must not touch the device, do nothing."""
-    if _open.runtime is not None and not _open.forked:
+    if _open.runtime is not None and not interrupt.flag.forked:
         _open.runtime.flush()
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
-    _flush()
+    try:
+        _flush()
+    except errors.OutOfMemoryError:
+        _take_back(optimizer)
+        raise
+
+
+def _take_back(optimizer: Any) -> None:
+    """Undo a step for which there was no memory: PyTorch, which is not lazy, would not have come to it."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if not param.is_webgpu:
+                continue
+            state = optimizer.state.get(param, {})
+            _hold_the_last_computed(param)
+            there = [v for v in state.values() if isinstance(v, torch.Tensor) and v.is_webgpu]
+            computed = [_hold_the_last_computed(v) for v in there]
+            if False in computed:
+                # The step made it.
+                del optimizer.state[param]
+            elif isinstance(state.get("step"), torch.Tensor) and not state["step"].is_webgpu:
+                state["step"] -= 1
+
+
+def _hold_the_last_computed(x: torch.Tensor) -> bool:
+    """Drop writes that are not computed yet; return whether the tensor has a computed value."""
+    storage = memory_of(x).storage
+    if storage is None:
+        return False
+    if storage.node.kind != "buffer" and storage.donor is not None:
+        storage.node, storage.donor = storage.donor, None
+        storage.runtime.settle(storage)
+    return storage.node.kind == "buffer"
 
 
 def is_open() -> bool:
     """Return whether the device has been opened in this process."""
-    return _open.runtime is not None and not _open.forked
+    return _open.runtime is not None and not interrupt.flag.forked
 
 
 def is_forked() -> bool:
     """Return whether this is a forked child of a process that had opened the device."""
-    return _open.forked
+    return interrupt.flag.forked
 
 
 def generator() -> Generator:
@@ -321,8 +354,6 @@ def new_tensor(result: Tensor, fresh: bool, keeps_layout: bool = False) -> torch
     if not whole and not (fresh and keeps_layout and _has_no_gaps(result)):
         result = primitive.copy(result)
         strides = contiguous_strides(result._shape)
-    if interrupt.flag.pressed:
-        interrupt.check()
     inner = result._storage
     storage, memory = new_storage(inner.elements * inner.dtype.itemsize, inner.dtype)
     memory.storage = inner
@@ -343,8 +374,6 @@ def _has_no_gaps(x: Tensor) -> bool:
 
 def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     """Overwrite `out` with a webtorch result, which is converted and broadcast to it."""
-    if interrupt.flag.pressed:
-        interrupt.check()
     dtype = TO_WEBTORCH[out.dtype]
     if out.is_neg():
         result, fresh = -result, True
@@ -451,6 +480,7 @@ def _is_raw(x: torch.Tensor) -> bool:
 
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy between devices, or within this one, converting and broadcasting to `dst`."""
+    interrupt.check()
     if dst.device.type == "webgpu":
         target = memory_of(dst)
         if src.device.type == "webgpu":
@@ -501,6 +531,7 @@ def to_copy(
     memory_format: Any = None,
 ) -> torch.Tensor:
     """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
+    interrupt.check()
     _check_layout(layout)
     dtype = dtype or x.dtype
     strides: Sequence[int] = x.stride()

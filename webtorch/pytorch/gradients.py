@@ -410,17 +410,25 @@ for _name in f.RESIZES:
 @aten("embedding_dense_backward")
 def _embedding(g: Any, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
     flat = indices.reshape(-1)
-    rows = g.reshape(flat.numel(), -1)
-    zeros = fill((count, rows._shape[1]), 0, g.dtype, g.device)
-    if not flat.numel():
+    return table_gradient(g.reshape(flat.numel(), -1), flat, count, padding_idx, scale_grad_by_freq)
+
+
+def table_gradient(
+    rows: Any, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Any:
+    """Return the cotangent of a table of `count` rows from those of the rows that `indices` (1-d) took of it."""
+    zeros = fill((count, rows._shape[1]), 0, rows.dtype, rows.device)
+    if not indices.numel():
         return zeros
     if padding_idx >= 0:
-        rows = op.where(op.eq(flat, padding_idx).unsqueeze(1), 0.0, rows)
+        rows = op.where(op.eq(indices, padding_idx).unsqueeze(1), 0.0, rows)
     if scale_grad_by_freq:
-        ones = fill(flat._shape, 1, g.dtype, g.device)
-        often = scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
-        rows = rows / op.index_select(often, 0, flat).unsqueeze(1)
-    return scatter(zeros, [flat], rows, "add", "embedding")
+        ones = fill(indices._shape, 1, rows.dtype, rows.device)
+        often = scatter(
+            fill((count,), 0, rows.dtype, rows.device), [indices], ones, "add", "embedding"
+        )
+        rows = rows / op.index_select(often, 0, indices).unsqueeze(1)
+    return scatter(zeros, [indices], rows, "add", "embedding")
 
 
 @aten("native_dropout_backward")

@@ -37,6 +37,7 @@ from webtorch.pytorch.device import (
     wrap_memory,
 )
 from webtorch.pytorch.functions import FUNCTIONS, load, op
+from webtorch.pytorch.interrupt import check, flag
 from webtorch.tensors.device import device_of
 from webtorch.tensors.tensor import Tensor
 
@@ -208,6 +209,8 @@ def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
     if keeps_layout:
 
         def elementwise(*args: Any, **kwargs: Any) -> Any:
+            if flag.pressed:
+                check()
             values = []
             for a in args:
                 if isinstance(a, torch.Tensor):
@@ -226,6 +229,8 @@ def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
         return elementwise
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if flag.pressed:
+            check()
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
         return _results(function(*values, **options), values)
@@ -235,6 +240,8 @@ def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
 
 def _inplace(name: str, function: Kernel) -> Kernel:
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if flag.pressed:
+            check()
         values = [wrap(self), *[operand(a, name) for a in args]]
         options = {k: operand(v, name) for k, v in kwargs.items()}
         result = function(*values, **options)
@@ -249,6 +256,8 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         (target,) = outs
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
+            if flag.pressed:
+                check()
             out = kwargs.pop(target)
             values = [operand(a, name) for a in args]
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
@@ -266,6 +275,8 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         return kernel
 
     def many(*args: Any, **kwargs: Any) -> Any:
+        if flag.pressed:
+            check()
         targets = [kwargs.pop(n) for n in outs]
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}

@@ -14,7 +14,7 @@ from webtorch.nn import functional as F
 from webtorch.ops import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
 from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op
-from webtorch.pytorch.gradients import pullback
+from webtorch.pytorch.gradients import pullback, table_gradient
 
 Function = Callable[..., Any]
 
@@ -90,10 +90,10 @@ def _embedding_bag_dense_backward(
     padding_idx: int = -1,
 ) -> Any:
     indices = cast_to(indices, int64)
-    zeros = fill((count, g._shape[1]), 0, g.dtype, g.device)
     if not indices.numel():
-        return zeros
+        return fill((count, g._shape[1]), 0, g.dtype, g.device)
     if mode == 2:
+        zeros = fill((count, g._shape[1]), 0, g.dtype, g.device)
         columns = iota(g._shape[1], 0, 1, int64, g.device).unsqueeze(0).expand(g._shape)
         rows = op.clamp(where, 0)
         given = op.where(op.ge(where, 0), g, 0.0)
@@ -104,13 +104,7 @@ def _embedding_bag_dense_backward(
     rows = op.index_select(g, 0, bag)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
-    if padding_idx >= 0:
-        rows = op.where(op.eq(indices, padding_idx).unsqueeze(1), 0.0, rows)
-    if scale_grad_by_freq:
-        ones = fill(indices._shape, 1, g.dtype, g.device)
-        often = scatter(fill((count,), 0, g.dtype, g.device), [indices], ones, "add", "embedding")
-        rows = rows / op.index_select(often, 0, indices).unsqueeze(1)
-    return scatter(zeros, [indices], rows, "add", "embedding_bag")
+    return table_gradient(rows, indices, count, padding_idx, scale_grad_by_freq)
 
 
 @aten("_embedding_bag_backward")

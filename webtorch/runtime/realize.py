@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from webtorch.errors import CaptureError
+from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import numel
@@ -376,6 +376,9 @@ class Runtime:
                 if watch.before is not None:
                     watch.before(self, owners)
                 self._run(owners)
+            except OutOfMemoryError:
+                # Computed apart, each would be compiled anew, and some would be written and others not.
+                raise
             except BaseException:
                 self._run_apart(owners)
                 raise

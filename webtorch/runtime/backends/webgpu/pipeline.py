@@ -7,7 +7,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from webtorch.errors import DeviceLostError, KernelError
 from webtorch.ir.dtype import DType
@@ -16,6 +17,7 @@ from webtorch.runtime.backends.webgpu.native import Native, Pointer, is_lost
 from webtorch.runtime.churn import Churn
 
 BindingKind = Literal["read", "read_write", "uniform"]
+_T = TypeVar("_T")
 
 
 class Pass(Protocol):
@@ -180,8 +182,8 @@ class PipelineCache:
         # Dawn's binding keeps the errors of all threads in one list.
         if len(wanted) < _FEW or self._native.engine == "dawn" or len(wanted) > self._capacity:
             return
-        for part, _ in wanted.values():
-            self._layout(part.bindings)
+        for part, name in wanted.values():
+            guarded(partial(self._layout, part.bindings), name, part.source)
         with ThreadPoolExecutor(
             min(os.cpu_count() or 1, _MOST_THREADS), thread_name_prefix="webtorch-compile"
         ) as pool:
@@ -254,7 +256,7 @@ def _entry_point(source: str) -> str:
     return match.group(1) if match else "main"
 
 
-def guarded(build: Callable[[], Pipeline], name: str, source: str) -> Pipeline:
+def guarded(build: Callable[[], _T], name: str, source: str) -> _T:
     """Run `build`; turn the binding's errors into KernelError with an excerpt of `source`."""
     try:
         return build()
@@ -264,7 +266,10 @@ def guarded(build: Callable[[], Pipeline], name: str, source: str) -> Pipeline:
             raise
         message = str(error).strip()
         if is_lost(("", message)):
-            raise DeviceLostError(f"compile {name}: {message}") from error
+            raise DeviceLostError(
+                f"compile {name}: the device was lost: {message}. Its tensors cannot be used any more: start the "
+                "process again and load a checkpoint, or go on with tensors on device 'cpu'"
+            ) from error
         raise refused(name, message, source) from error
 
 
