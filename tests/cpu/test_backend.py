@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import webtorch
 from tests.cpu import harness
 from webtorch import debug
 from webtorch.errors import IndexOutOfRangeError
@@ -31,6 +32,7 @@ from webtorch.runtime.backends.cpu import (
     get_num_threads,
     jit,
     open_backend,
+    order,
     set_num_threads,
 )
 from webtorch.runtime.backends.cpu.executable import KernelRunner
@@ -425,6 +427,30 @@ def test_machine_code_that_nothing_holds_is_unloaded(monkeypatch: pytest.MonkeyP
     before = jit.counts()["misses"]
     jit.function(loops(32))
     assert jit.counts()["misses"] == before + 1
+
+
+def test_sorts_hold_their_machine_code() -> None:
+    """They keep functions by their texts, whatever else is compiled and dropped."""
+    library = weakref.ref(order._function(order._COUNT, kind="uint32").library)
+    jit.forget()
+    gc.collect()
+    found = library()
+    assert found is not None and not found.closed
+    x = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
+    ours = webtorch.tensor(x.tolist(), device="cpu").sort()[0].tolist()
+    np.testing.assert_array_equal(np.float32(ours), np.sort(x))
+
+
+def test_without_llvm_every_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise OSError("no LLVM here")
+
+    monkeypatch.setattr(jit, "_ENGINE", None)
+    monkeypatch.setattr(jit, "_Engine", broken)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no LLVM here"):
+            jit.function(loops(35))
+    assert not jit._WAITING
 
 
 def test_threads_that_want_one_function_compile_it_once() -> None:

@@ -1126,7 +1126,7 @@ def _dispose(passes: Any) -> None:
 
 class Native:
     """A compiled kernel: `call(begin, end, block)` runs it without the interpreter's lock. `library`
-    keeps its code in the process.
+    keeps its code in the process: who runs `call` or the code at `address` holds this object.
     """
 
     __slots__ = ("__weakref__", "address", "call", "library")
@@ -1187,11 +1187,11 @@ def function(source: str) -> Native:
         if found is not None:
             _COUNTS["hits"] += 1
             return found
+        # Where there is no LLVM this raises: nobody must wait for what will not be made.
+        engine = _engine()
         mine = Future[Native]()
         made = _WAITING.setdefault(rest, mine)
-        if made is mine:
-            _COUNTS["misses"] += 1
-            engine = _engine()
+        _COUNTS["misses"] += made is mine
     if made is not mine:
         # Another thread is at it.
         return made.result()

@@ -105,8 +105,8 @@ def move(begin, end, b0: {kind}, b1: uint32, b2: int64, b3: {kind}, b4: uint32,
 
 
 @cache
-def _function(text: str, **words: str) -> Callable[[int, int, bytes], None]:
-    return jit.function(text.format(**words).strip()).call
+def _function(text: str, **words: str) -> jit.Native:
+    return jit.function(text.format(**words).strip())
 
 
 def sort(routine: Sort) -> Callable[..., None]:
@@ -256,7 +256,7 @@ def _by_digits(keys: Array) -> Array:
 
 
 def _run(
-    call: Callable[[int, int, bytes], None],
+    function: jit.Native,
     units: int,
     arrays: tuple[Array, ...],
     numbers: tuple[int, ...],
@@ -265,5 +265,5 @@ def _run(
     cells = [*(a.ctypes.data for a in arrays), *numbers]
     block = np.array(cells, np.int64).tobytes()
     run_parallel(
-        [lambda a=a, b=b: call(a, b, block) for a, b in split(0, units, get_num_threads())]  # type: ignore[misc]
+        [lambda a=a, b=b: function.call(a, b, block) for a, b in split(0, units, get_num_threads())]  # type: ignore[misc]
     )
