@@ -45,7 +45,8 @@ class Limits:
     has_matmul: bool = True
     has_convolution: bool = True
     has_scan: bool = True
-    # Whether products compute what follows them while their sums are in registers.
+    # Whether products compute what follows them while their sums are in registers. (Not on CPU threads: there
+    # it would be a pass of its own, and what now shares one with a reduction would not.)
     has_epilogues: bool = False
     # Whether small kernels are merged into one dispatch (lower/together.py).
     has_several: bool = False
