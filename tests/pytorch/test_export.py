@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ def test_a_training_step_runs_in_the_page(
     # Exporting changes nothing.
     for key, value in model.state_dict().items():
         assert torch.equal(value.cpu(), before[key]), key
-    assert all(not s["step"].is_webgpu for s in optimizers[0].state.values() if "step" in s)
+    assert not optimizers[0].state
+    assert all(p.grad is None for p in model.parameters())
     weights = load_file(tmp_path / "site" / "weights.safetensors")
     assert "model.tokens.weight" in weights
     page.page.goto(serve(tmp_path / "site") + "blank")
@@ -104,6 +106,78 @@ def test_an_exported_program_runs_in_the_page(
     found = page.run(INFER, {"tokens": x.tolist()})
     with torch.no_grad():
         assert found == pytest.approx(model(x).flatten().tolist(), abs=1e-4)
+
+
+class Trainer:
+    """A training step whose model and optimizer are attributes, as many write it."""
+
+    def __init__(self, device: str) -> None:
+        self.model = nn.Linear(3, 2).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return _step(self.model, self.optimizer)(x, y)
+
+
+@pytest.mark.parametrize("form", ["method", "nested", "partial", "container"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_exporting_changes_nothing_wherever_the_model_is(
+    webgpu: str, tmp_path: Path, form: str, begun: bool
+) -> None:
+    trainer = Trainer(webgpu)
+    x, y = torch.randn(4, 3), torch.randint(0, 2, (4,))
+    if begun:
+        trainer.step(x.to(webgpu), y.to(webgpu))
+    parts = {"model": trainer.model, "optimizer": trainer.optimizer}
+    function = {
+        "method": trainer.step,
+        "nested": lambda x, y: trainer.step(x, y),
+        "partial": functools.partial(lambda m, o, x, y: _step(m, o)(x, y), *parts.values()),
+        "container": lambda x, y: _step(parts["model"], parts["optimizer"])(x, y),
+    }[form]
+
+    def state() -> list[torch.Tensor | None]:
+        model, states = trainer.model, trainer.optimizer.state.values()
+        found = [*model.parameters(), *(p.grad for p in model.parameters())]
+        found += [t for s in states for t in s.values()]
+        return [None if t is None else t.detach().cpu().clone() for t in found]
+
+    before = state()
+    webtorch.export(function, tmp_path / "site", (x, y), cpu=False)
+    assert len(state()) == len(before) == (10 if begun else 4)
+    for a, b in zip(state(), before, strict=True):
+        assert (a is b is None) or torch.equal(a, b)
+    names = [s["name"] for s in _program(tmp_path / "site")["states"]]
+    assert sum("exp_avg_sq" in n for n in names) == 2 and sum("step" in n for n in names) == 2
+    assert not any(n.startswith("state.") for n in names)
+
+
+def test_optimizers_out_of_sight_and_schedulers_are_refused(webgpu: str, tmp_path: Path) -> None:
+    trainer = Trainer(webgpu)
+    scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+    x, y = torch.randn(4, 3), torch.randint(0, 2, (4,))
+    before = trainer.model.weight.detach().cpu()
+
+    def scheduled(x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = trainer.step(x, y)
+        scheduler.step()
+        return out
+
+    with pytest.raises(CaptureError, match="scheduler outside"):
+        webtorch.export(scheduled, tmp_path / "a", (x, y))
+    assert (trainer.optimizer.param_groups[0]["lr"], scheduler.last_epoch) == (0.1, 0)
+    # Of long lists the items are not looked at.
+    many = [*range(1000), trainer.optimizer]
+
+    model = trainer.model
+
+    def hidden(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return _step(model, many[-1])(x, y)
+
+    with pytest.raises(CaptureError, match="name it in `state`"):
+        webtorch.export(hidden, tmp_path / "b", (x, y))
+    assert torch.equal(trainer.model.weight.detach().cpu(), before)
+    assert not trainer.optimizer.state
 
 
 def test_a_module_on_the_cpu_stays_there(webgpu: str, tmp_path: Path) -> None:

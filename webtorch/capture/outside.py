@@ -217,8 +217,8 @@ class Survey:
         self.calculates = False
         self._seen: set[int] = set()
         self._known: set[tuple[int, Any]] = set()
-        # Keeps what was walked alive, so that ids stay their own.
-        self._alive: list[Any] = []
+        # What was walked, and its name. Keeps it alive, so that ids stay their own.
+        self.reached: list[tuple[Any, str]] = []
         self._waiting: deque[tuple[Any, str]] = deque()
         # Names of what gives another value each time it is asked.
         self.iterators: list[str] = []
@@ -238,6 +238,15 @@ class Survey:
                 found.setdefault(id(part), name)
         return found
 
+    def named(self, kinds: tuple[type, ...]) -> list[tuple[str, Any]]:
+        """Return names and values of what was reached that is an instance of `kinds`."""
+        names = {id(place.before): place.name for place in reversed(self.quick)}
+        return [
+            (names.get(id(value)) or name or type(value).__name__, value)
+            for value, name in self.reached
+            if isinstance(value, kinds)
+        ]
+
     def drawn(self) -> str:
         """Return the name of what has drawn random numbers since; "" for nothing."""
         changed = (n for n, (source, state) in self.draws.items() if _state(source) != state)
@@ -256,7 +265,7 @@ class Survey:
         if isinstance(value, _PLAIN) or id(value) in self._seen or isinstance(value, Tensor):
             return
         self._seen.add(id(value))
-        self._alive.append(value)
+        self.reached.append((value, name))
         self._waiting.append((value, name))
 
     def _place(

@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 from torch.export.passes import move_to_device_pass
+from torch.optim.lr_scheduler import LRScheduler as _Scheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import webtorch
+from webtorch.capture.outside import Survey
 from webtorch.capture.trace import Capture, capture, compile_never
 from webtorch.errors import CaptureError
 from webtorch.pytorch import device as bridge
@@ -69,6 +72,21 @@ def capture_all(
     """
     out = Captured()
     moved: dict[int, torch.nn.Module] = {}
+    with contextlib.ExitStack() as after:
+        _capture_each(functions, calls, examples, state, out, moved, after)
+    return out
+
+
+def _capture_each(
+    functions: Mapping[str, Any],
+    calls: Mapping[str, Any],
+    examples: Mapping[str, Sequence[Any]],
+    state: Mapping[str, Any] | None,
+    out: Captured,
+    moved: dict[int, torch.nn.Module],
+    after: contextlib.ExitStack,
+) -> None:
+    """Capture the functions one after the other. `after` takes back what they leave to each other."""
     for name, what in functions.items():
         function, call, module = _callable(what, calls[name], name, moved)
         referred = {
@@ -82,18 +100,17 @@ def capture_all(
             id(t): t.detach().to("webgpu").requires_grad_(t.requires_grad) for t in tensors
         }
         positional, keywords = _replaced((args, kwargs), on_device)
-        optimizers = [v for v in referred.values() if isinstance(v, torch.optim.Optimizer)]
+        optimizers = _optimizers(referred)
         with contextlib.ExitStack() as stack:
             if module is not None:
                 stack.enter_context(_evaluating(module))
             stack.enter_context(_on_device(optimizers))
             before = _Before(referred)
-            try:
+            after.callback(before.forget)
+            with before.restored(name):
                 function(*positional, **keywords)
-            finally:
-                before.restore(name)
             captured = _capture(function, positional, keywords, list(on_device.values()), before)
-            _add_names(out.names, referred)
+            _add_names(out, referred)
         out.functions[name] = captured
         out.arguments[name] = [
             (n, tuple(x.shape))
@@ -103,7 +120,6 @@ def capture_all(
         batches = examples[name] or [call]
         out.examples[name] = [_plain(b) for b in batches]
         out.held.append((function, module))
-    return out
 
 
 def _callable(
@@ -227,42 +243,111 @@ class _Before:
     """What a function refers to, as it was before a call."""
 
     def __init__(self, referred: Mapping[str, Any]) -> None:
-        self.optimizers = [v for v in referred.values() if isinstance(v, torch.optim.Optimizer)]
+        self.optimizers = _optimizers(referred)
         tensors = [v for v in referred.values() if isinstance(v, torch.Tensor)]
         for module in (v for v in referred.values() if isinstance(v, torch.nn.Module)):
             tensors += [*module.parameters(), *module.buffers()]
         for optimizer in self.optimizers:
             tensors += [p for group in optimizer.param_groups for p in group["params"]]
             tensors += [t for _, _, t in _states(optimizer)]
+        self.schedulers = [
+            (v, copy.deepcopy(v.state_dict()))
+            for v in referred.values()
+            if isinstance(v, _Scheduler)
+        ]
         self.tensors = list({id(t): t for t in tensors}.values())
         self.known = {id(t) for t in self.tensors}
         self.named = {id(v): repr(k) for k, v in referred.items()}
-        with torch.no_grad():
-            self.values = [(t, t.detach().clone()) for t in self.tensors]
+        self.on_host = [(t, t.detach().clone()) for t in self.tensors if not t.is_webgpu]
+        self.gradients = self.grads()
+        self.stateful = [(o, set(o.state)) for o in self.optimizers]
+        self.options = [
+            (g, {k: v for k, v in g.items() if not _holds_tensors(v)})
+            for o in self.optimizers
+            for g in o.param_groups
+        ]
         self.generator = bridge.generator()
         self.offset = self.generator._offset
 
-    def restore(self, name: str) -> None:
-        """Give everything back. Gradients and states that are new stay, as they begin: at zero."""
+    @contextlib.contextmanager
+    def restored(self, name: str) -> Iterator[None]:
+        """Give everything its value back after a call: also what the function reaches in ways unknown.
+
+        Gradients and states that are new stay, as they begin: at zero.
+        """
+        runtime = bridge.runtime()
+        runtime.realize()
+        # A second holder of each value, so that writes go elsewhere.
+        kept = [(s, Storage(s.share(), runtime), s.version) for s in Storage.live(runtime)]
+
+        def check(optimizer: Any, *_: Any) -> None:
+            if optimizer not in self.optimizers:
+                raise CaptureError(
+                    f"export: {name} steps an optimizer ({type(optimizer).__name__}) that is not found from "
+                    "the function: name it in `state`, or keep it in a variable or attribute that the function reads"
+                )
+
+        hook = register_optimizer_step_pre_hook(check)
+        try:
+            yield
+        finally:
+            hook.remove()
+            for storage, value, version in kept:
+                if storage.version != version:
+                    storage.replace(value.share())
+            del kept
+            changed = self._restore_host()
+        if changed:
+            raise CaptureError(
+                f"export: {name} changes {changed}, a number on the host, which a program cannot repeat: "
+                "call the scheduler outside of the function"
+            )
+        self._begin(name)
+        runtime.realize()
+
+    def _restore_host(self) -> str:
+        """Give what is not on the device its value back; return the name of an option that was changed."""
         with torch.no_grad():
-            for t, value in self.values:
+            for t, value in self.on_host:
                 t.detach().copy_(value)
-                if t.grad is not None:
+            for t, grad in self.gradients:
+                if grad is not None:
+                    t.grad = grad
+                elif t.grad is not None:
                     t.grad.zero_()
-            for optimizer in self.optimizers:
-                fresh = [s for s in _states(optimizer) if id(s[2]) not in self.known]
-                kind = type(optimizer).__name__
-                damped = any(g.get("dampening") for g in optimizer.param_groups)
-                if fresh and (kind not in _BEGIN_AT_ZERO or damped):
-                    optimizer.state.clear()
-                    raise CaptureError(
-                        f"export: {name}: {kind} treats its first step in another way than the "
-                        "next; take one step before the export"
-                    )
+        self.generator._offset = self.offset
+        changed = ""
+        for group, options in self.options:
+            for key, value in options.items():
+                if group[key] != value:
+                    changed = f"{key!r} of the optimizer"
+                    group[key] = value
+        for scheduler, state in self.schedulers:
+            scheduler.load_state_dict(state)
+        return changed
+
+    def _begin(self, name: str) -> None:
+        """Put states of optimizers that are new where they begin."""
+        for optimizer in self.optimizers:
+            fresh = [s for s in _states(optimizer) if id(s[2]) not in self.known]
+            kind = type(optimizer).__name__
+            damped = any(g.get("dampening") for g in optimizer.param_groups)
+            if fresh and (kind not in _BEGIN_AT_ZERO or damped):
+                raise CaptureError(
+                    f"export: {name}: {kind} treats its first step in another way than the "
+                    "next; take one step before the export"
+                )
+            with torch.no_grad():
                 for _, key, t in fresh:
                     t.fill_(_BEGINNINGS.get(key, 0.0))
-        self.generator._offset = self.offset
-        bridge.runtime().realize()
+
+    def forget(self) -> None:
+        """Take gradients and states back that were not there before the call."""
+        for t, grad in self.gradients:
+            t.grad = grad
+        for optimizer, stateful in self.stateful:
+            for p in [p for p in optimizer.state if p not in stateful]:
+                del optimizer.state[p]
 
     def grads(self) -> list[tuple[torch.Tensor, Any]]:
         """Return the gradients of all tensors that may have some."""
@@ -281,6 +366,15 @@ class _Before:
     def changed_on_host(self, versions: dict[int, int]) -> str:
         """Return the name of a tensor on the CPU that has been written since, or ""."""
         return next((n for n, t in self._on_host() if t._version != versions.get(id(t))), "")
+
+
+def _optimizers(referred: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
+    found = (v for v in referred.values() if isinstance(v, torch.optim.Optimizer))
+    return list({id(v): v for v in found}.values())
+
+
+def _holds_tensors(x: Any) -> bool:
+    return any(isinstance(v, torch.Tensor) for v in (x if isinstance(x, (list, tuple)) else (x,)))
 
 
 def _states(optimizer: Any) -> list[tuple[Any, str, torch.Tensor]]:
@@ -337,25 +431,28 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _referred(function: Any) -> dict[str, Any]:
-    """Return the modules, optimizers and tensors that a function refers to by name."""
+    """Return the modules, optimizers, schedulers and tensors that a function reaches, by name."""
     found: dict[str, Any] = {}
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         found[""] = owner
-    try:
-        variables = inspect.getclosurevars(inspect.unwrap(function))
-    except TypeError:
-        return found
-    kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
-    for name, value in (*variables.nonlocals.items(), *variables.globals.items()):
-        value = getattr(value, "_orig_mod", value)
-        if isinstance(value, kinds):
-            found[name] = value
+    survey = Survey(function)
+    # Modules first: their parameters are reached a second time, as parts.
+    for kinds in ((torch.nn.Module,), (torch.optim.Optimizer, _Scheduler), (torch.Tensor,)):
+        for name, value in survey.named(kinds):
+            if isinstance(value, torch.nn.Module):
+                value = getattr(value, "_orig_mod", value)
+            name = name.removeprefix("self.")
+            if not any(value is v for v in found.values()):
+                found[f"{name}.{len(found)}" if name in found else name] = value
     return found
 
 
 def _check_devices(name: str, referred: Mapping[str, Any]) -> None:
     for key, value in referred.items():
+        if "." in key or "[" in key:
+            # What the function reaches, it need not use.
+            continue
         if isinstance(value, torch.nn.Module):
             parameters = [*value.parameters(), *value.buffers()]
         elif isinstance(value, torch.optim.Optimizer):
@@ -369,7 +466,8 @@ def _check_devices(name: str, referred: Mapping[str, Any]) -> None:
             )
 
 
-def _add_names(names: dict[int, tuple[str, Shape]], referred: Mapping[str, Any]) -> None:
+def _add_names(out: Captured, referred: Mapping[str, Any]) -> None:
+    names = out.names
     taken = {name for name, _ in names.values()}
 
     def add(name: str, x: torch.Tensor) -> None:
@@ -378,6 +476,7 @@ def _add_names(names: dict[int, tuple[str, Shape]], referred: Mapping[str, Any])
         storage: Storage = memory_of(x).typed(bridge.HELD[x.dtype])
         if id(storage) not in names and name not in taken:
             whole = x.is_contiguous() and x.numel() == storage.elements
+            out.held.append(storage)
             names[id(storage)] = name, tuple(x.shape) if whole else (storage.elements,)
             taken.add(name)
 
