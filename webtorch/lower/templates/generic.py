@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, int32
@@ -25,6 +25,8 @@ from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.affine import affine
 
 P = TypeVar("P", bound=Matmul | Convolution)
+# A row and a column.
+Place: TypeAlias = Sequence[Expr]
 
 
 def _sum_of_products(a: Expr, b: Expr, dtype: DType) -> Reduce:
@@ -149,6 +151,28 @@ def guarded(slot: int, dtype: DType, position: Expr, valid: Expr) -> Expr:
     return ex.make("load", dtype, (position, valid, ex.const(0, dtype)), slot)
 
 
+def met(r: Convolution, spot: Place, tap: Place) -> tuple[ex.Expr, ex.Expr, ex.Expr]:
+    """Return the row and column of the image that a tap of the window meets at a spot of the output,
+    and whether there is such a place."""
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    y = spot[0] * sy + tap[0] * dy - py
+    x = spot[1] * sx + tap[1] * dx - px
+    return y, x, within(y, r.input_shape[2]) & within(x, r.input_shape[3])
+
+
+def meeting(r: Convolution, place: Place, tap: Place) -> tuple[ex.Expr, ex.Expr, ex.Expr]:
+    """Return the spot of the output at which a tap meets a place of the image, and whether there is such a spot."""
+    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
+    ty, tx = place[0] + py - tap[0] * dy, place[1] + px - tap[1] * dx
+    y, x = ex.floordiv(ty, sy), ex.floordiv(tx, sx)
+    valid = within(y, r.output_shape[2]) & within(x, r.output_shape[3])
+    if sy > 1:
+        valid = valid & ex.eq(ex.mod(ty, sy), 0)
+    if sx > 1:
+        valid = valid & ex.eq(ex.mod(tx, sx), 0)
+    return y, x, valid
+
+
 def conv_kernel(routine: Convolution) -> Kernel:
     """Return a convolution, or one of its gradients, as a generic kernel with the same buffers."""
     r = routine
@@ -156,26 +180,18 @@ def conv_kernel(routine: Convolution) -> Kernel:
     o, cg, kh, kw = r.weight_shape
     _, _, oh, ow = r.output_shape
     og = o // r.groups
-    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
     first, second, out = (b.dtype for b in r.buffers[:3])
     if r.kind == "forward":
         outer, inner = (n, o, oh, ow), (cg, kh, kw)
         i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
-        y = i[2] * sy + i[5] * dy - py
-        x = i[3] * sx + i[6] * dx - px
+        y, x, valid = met(r, (i[2], i[3]), (i[5], i[6]))
         channel = ex.floordiv(i[1], og) * cg + i[4] if r.groups > 1 else i[4]
-        a = guarded(0, first, ((i[0] * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
+        a = guarded(0, first, ((i[0] * c + channel) * h + y) * w + x, valid)
         b = ex.load(1, second, ((i[1] * cg + i[4]) * kh + i[5]) * kw + i[6])
     elif r.kind == "input":
         outer, inner = (n, c, h, w), (og, kh, kw)
         i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
-        ty, tx = i[2] + py - i[5] * dy, i[3] + px - i[6] * dx
-        y, x = ex.floordiv(ty, sy), ex.floordiv(tx, sx)
-        valid = within(y, oh) & within(x, ow)
-        if sy > 1:
-            valid = valid & ex.eq(ex.mod(ty, sy), 0)
-        if sx > 1:
-            valid = valid & ex.eq(ex.mod(tx, sx), 0)
+        y, x, valid = meeting(r, (i[2], i[3]), (i[5], i[6]))
         channel = ex.floordiv(i[1], cg) * og + i[4] if r.groups > 1 else i[4]
         a = guarded(0, first, ((i[0] * o + channel) * oh + y) * ow + x, valid)
         local = ex.mod(i[1], cg) if r.groups > 1 else i[1]
@@ -183,10 +199,9 @@ def conv_kernel(routine: Convolution) -> Kernel:
     else:
         outer, inner = (o, cg, kh, kw), (n, oh, ow)
         i = [ex.index(d, s) for d, s in enumerate((*outer, *inner))]
-        y = i[5] * sy + i[2] * dy - py
-        x = i[6] * sx + i[3] * dx - px
+        y, x, valid = met(r, (i[5], i[6]), (i[2], i[3]))
         channel = ex.floordiv(i[0], og) * cg + i[1] if r.groups > 1 else i[1]
-        a = guarded(0, first, ((i[4] * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
+        a = guarded(0, first, ((i[4] * c + channel) * h + y) * w + x, valid)
         b = ex.load(1, second, ((i[4] * o + i[0]) * oh + i[5]) * ow + i[6])
     reduce = _sum_of_products(a, b, r.accumulates)
     if r.epilogue:

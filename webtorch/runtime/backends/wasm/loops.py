@@ -22,7 +22,7 @@ from webtorch.ir.kernel import (
     Sort,
     Store,
 )
-from webtorch.lower.templates.generic import guarded, within
+from webtorch.lower.templates.generic import guarded, meeting, met
 
 _SCAN = """
 def scan(begin, end, b0: {kind}, b1: {out}, length: int, inner: int):
@@ -468,10 +468,8 @@ def _window(
 ) -> ex.Expr:
     """Return the element of an image that a tap of the window at a spot meets; 0 outside."""
     _, c, h, w = r.input_shape
-    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
-    y = spot[0] * sy + tap[0] * dy - py
-    x = spot[1] * sx + tap[1] * dx - px
-    return guarded(0, float32, ((image * c + channel) * h + y) * w + x, within(y, h) & within(x, w))
+    y, x, valid = met(r, spot, tap)
+    return guarded(0, float32, ((image * c + channel) * h + y) * w + x, valid)
 
 
 def _columns(r: Convolution, by_image: bool) -> Kernel:
@@ -508,16 +506,9 @@ def _folded(r: Convolution) -> Kernel:
     n, c, h, w = r.input_shape
     kh, kw = r.weight_shape[2:]
     oh, ow = r.output_shape[2:]
-    (sy, sx), (py, px), (dy, dx) = r.stride, r.padding, r.dilation
     outer, inner = (n, c, h, w), (kh, kw)
     i = [ex.index(d, size) for d, size in enumerate((*outer, *inner))]
-    ty, tx = i[2] + py - i[4] * dy, i[3] + px - i[5] * dx
-    y, x = ex.floordiv(ty, sy), ex.floordiv(tx, sx)
-    valid = within(y, oh) & within(x, ow)
-    if sy > 1:
-        valid = valid & ex.eq(ex.mod(ty, sy), 0)
-    if sx > 1:
-        valid = valid & ex.eq(ex.mod(tx, sx), 0)
+    y, x, valid = meeting(r, i[2:4], i[4:6])
     column = (((i[0] * c + i[1]) * kh + i[4]) * kw + i[5]) * oh * ow + y * ow + x
     reduce = Reduce("sum", guarded(0, float32, column, valid), float32)
     store = Store(1, _flat(i[:4], outer), ex.reduced(0, float32))
