@@ -10,6 +10,7 @@ import pytest
 from tests.web.conftest import Page
 from webtorch import cli
 from webtorch.demo import gpt
+from webtorch.io.safetensors import load_file
 
 
 @pytest.mark.covers("T3")
@@ -34,4 +35,42 @@ def test_the_exported_gpt_trains_and_writes_on_the_processor(
     prompt = page.page.locator("#inputs textarea").input_value()
     written = page.page.locator("#answers pre").text_content()
     assert written.startswith(prompt) and len(written) > len(prompt) + 100
+    assert page.problems == []
+
+
+@pytest.mark.covers("T2")
+@pytest.mark.parametrize("name", ["site", "digits.html"])
+def test_the_exported_digits_train_on_and_a_drawing_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Page, serve: Any
+) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    command = ["demo", "digits", "--quick", "--epochs", "1", "--device", "cpu", "--export", name]
+    assert cli.main(command) == 0
+    one = name.endswith(".html")
+    page.page.goto((tmp_path / name).as_uri() if one else serve(tmp_path / name) + "?device=cpu")
+    page.until("document.getElementById('status').dataset.ready")
+    page.page.click("#run")
+    page.until("Number(document.getElementById('steps').textContent) >= 48")
+    page.page.click("#run")
+    losses = [float(text) for text in page.page.locator("#values li").all_text_contents()]
+    assert sum(losses[32:48]) < 0.9 * sum(losses[:16])
+    # Pictures that were never trained on, with what the network reads in them.
+    read = page.page.locator("#samples figcaption").all_text_contents()
+    assert len(read) == 16 and all(" · " in text for text in read)
+    # A vertical stroke.
+    page.page.locator("canvas.draw").scroll_into_view_if_needed()
+    box = page.page.locator("canvas.draw").bounding_box()
+    assert box is not None
+    mouse = page.page.mouse
+    mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.1 * box["height"])
+    mouse.down()
+    mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.9 * box["height"], steps=12)
+    mouse.up()
+    page.until("document.querySelectorAll('#answers meter').length === 5")
+    # What is downloaded is what Python reads.
+    with page.page.expect_download() as download:
+        page.page.click("#download")
+    state = load_file(str(download.value.path()))
+    assert {"model.features.0.weight", "optimizer.exp_avg.model.features.0.weight"} <= set(state)
     assert page.problems == []

@@ -1071,7 +1071,7 @@ class Host {
     this.files ??= source.cpu ?? (await Promise.all(["cpu.wasm", "cpu.bin"].map((name) => fetchFile(source.base, name))));
     const [code, constants] = this.files;
     const script = source.cpuScript ?? new URL("cpu.js", source.base).href;
-    const engine = await openCpu(program, tensors, { code, constants }, { library: await import(script), script, threads });
+    const engine = await openCpu(program, tensors, { code, constants }, { library: globalThis.webtorchEngine ?? (await import(script)), script, threads });
     Object.assign(this, { program, device: "cpu", reason });
     return engine;
   }

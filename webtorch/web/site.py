@@ -34,9 +34,12 @@ const text = (id) => document.getElementById(id).textContent.replaceAll("<\\\\/s
 const module = (code) => URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
 const runtime = module(text("runtime.js"));
 // A page opened as a file may start classic workers only: one is the module without its exports.
-const classic = text("runtime.js").replace(/^export /gm, "").replaceAll("import.meta.url", "location.href");
-globalThis.webtorchWorker = module(classic);
-globalThis.webtorchCpu = document.getElementById("cpu.js") ? module(text("cpu.js")) : null;
+const plain = (id) => text(id).replace(/^export /gm, "").replaceAll("import.meta.url", "location.href");
+const cpu = document.getElementById("cpu.js") !== null;
+// Nor may those import a module: the processor's engine comes with them.
+const engine = cpu ? `;(() => { ${plain("cpu.js")}\nglobalThis.webtorchEngine = { openEngine }; })();` : "";
+globalThis.webtorchWorker = module(engine + plain("runtime.js"));
+globalThis.webtorchCpu = cpu ? module(text("cpu.js")) : null;
 import(module(text("page.js").replace('"./runtime.js"', JSON.stringify(runtime))));
 """
 
