@@ -54,6 +54,49 @@ def test_training_gives_the_cpus_losses(webgpu: str) -> None:
     assert losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.covers("S8")
+def test_custom_operators_with_gradients_run_on_the_device(webgpu: str) -> None:
+    ran: list[str] = []
+
+    @torch.library.custom_op("webtorch_test::squash", mutates_args=())
+    def squash(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.tanh(x) * scale
+
+    @squash.register_kernel("webgpu")
+    def _(x: torch.Tensor, scale: float) -> torch.Tensor:
+        ran.append(x.device.type)
+        return torch.tanh(x) * scale
+
+    @squash.register_fake
+    def _(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.scale = inputs[1]
+
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        return g * ctx.scale * (1 - torch.tanh(ctx.saved_tensors[0]) ** 2), None
+
+    squash.register_autograd(backward, setup_context=setup)
+
+    @torch.library.custom_op("webtorch_test::bump", mutates_args={"x"})
+    def bump(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    found = []
+    for device in ("cpu", webgpu):
+        x = torch.linspace(-1, 1, 5).to(device).requires_grad_()
+        y = squash(x, 2.0)
+        y.sum().backward()
+        assert x.grad is not None
+        bump(x.grad)
+        found.append([y.detach().cpu(), x.grad.cpu()])
+    torch.testing.assert_close(found[1], found[0])
+    assert ran == ["webgpu"]
+    torch.library.opcheck(squash, (torch.ones(3, device=webgpu), 2.0))
+
+
 @pytest.mark.covers("S9")
 def test_names_are_pytorchs() -> None:
     ours = {n for n in dir(webtorch.Tensor) if not n.startswith("_")}
