@@ -70,7 +70,8 @@ PyTorch's type of error, and types that PyTorch refuses ("refused").
   tests/conformance/test_optimizers.py`.
 - Samples are spread evenly over those of the database (`--limit`; 0 for all). On WebGPU, one sample of each
   operation is compared in result and gradient alone when the limit is 1. Each row says at which commit it was
-  measured; what a run has not reached keeps its place from the page before.
+  measured. Where a run has reached a part of a type's operations only, its rows stand below those of the page
+  before, and its findings in place of theirs.
 """
 
 
@@ -166,24 +167,16 @@ def _measured(key: Key, kept: dict[str, dict[str, Any]]) -> Column:
 
 
 def _merged(key: Key, before: Column, kept: dict[str, dict[str, Any]]) -> Column:
-    """Return the column of the page before, with what was run since in place of the same operations."""
+    """Return the column of the page before, with what was run since beside it: rows of its own in the
+    totals, and the cells and failures of the same operations replaced.
+    """
     if not kept:
         return before
     new = _measured(key, kept)
-    cells = {**before.cells, **new.cells}
+    most = max((int(row[0].split()[0]) for row in before.totals), default=0)
+    totals = [row for row in before.totals if int(row[0].split()[0]) == most]
     failures = {k: v for k, v in before.failures.items() if k not in kept} | new.failures
-    passed = failed = run = 0
-    for cell in cells.values():
-        numbers = [int(n) for n in re.findall(r"\d+", cell)]
-        passed += numbers[0] if numbers else 0
-        failed += numbers[1] if len(numbers) > 1 else 0
-        run += bool(numbers)
-    old = before.totals[0] if before.totals else ["", "", "", "", "", "", "", ""]
-    when = f"{old[-1]}; {len(kept)} of them again at {_commits(kept)}"
-    samples = f"{old[1]}; again {_samples(kept)}"
-    numbers = [str(passed), str(failed), "0", share(passed, failed, 0)]
-    row = [f"{run} of {_taken(key[1])}", samples, "all checks", *numbers, when]
-    return Column([row], failures, cells)
+    return Column([*totals, *new.totals], failures, {**before.cells, **new.cells})
 
 
 def _page_before() -> dict[Key, Column]:
