@@ -88,12 +88,13 @@ def test_the_browser_trains_to_the_same_20_losses_and_weights(site, page, serve)
 
 
 @pytest.mark.covers("O1", "O2", "O4")
-def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(site, page, serve):
+@pytest.mark.parametrize("device", ["webgpu", "cpu"])
+def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(device, site, page, serve):
     folder, expected, _, data = site
     page.page.goto(serve(folder) + "blank")
-    script = """async ({ data, rates }) => {
+    script = """async ({ data, rates, device }) => {
       const { load } = await import("./runtime.js");
-      const m = await load("./", { device: "webgpu" });
+      const m = await load("./", { device });
       const pending = rates.map((rate, i) => {
         m.set("lr", rate);
         return m.train(data[(i + 2) % data.length], { read: i % 2 === 1 });
@@ -101,7 +102,7 @@ def test_calls_that_overlap_run_in_their_order_and_read_only_on_request(site, pa
       return (await Promise.all(pending)).map((o) => (o.loss ? o.loss.data[0] : null));
     }"""
     rates = [rate(i) for i in range(WARM, WARM + STEPS)]
-    found = page.run(script, {"data": _plain(data), "rates": rates})
+    found = page.run(script, {"data": _plain(data), "rates": rates, "device": device})
     assert found[::2] == [None] * (STEPS // 2)
     assert found[1::2] == pytest.approx(expected[1::2], abs=1e-4, rel=1e-4)
 

@@ -950,7 +950,7 @@ class Host {
     while (this.jobs.length) {
       const job = this.jobs[0];
       // Calls follow each other closely; everything else waits until they are done.
-      if (job.op === "call" ? this.running >= (this.engine?.ahead ?? AHEAD) || (this.engine?.failure && this.running > 0) : this.running > 0 && job.op !== "set") break;
+      if (job.op === "call" ? this.running >= (this.engine?.ahead ?? AHEAD) || (this.engine?.failure && this.running > 0) : this.running > 0 && (job.op !== "set" || this.engine.ahead === 1)) break;
       this.jobs.shift();
       const work = this.start(job);
       if (job.op !== "call") await work;
