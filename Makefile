@@ -30,7 +30,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: pyodide conformance conformance-torch testpage numerics packages help demo test venv lint types format check system coverage-table clean
+.PHONY: pyodide conformance conformance-torch models-torch testpage numerics packages help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -42,6 +42,7 @@ help:
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
+	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
@@ -79,6 +80,11 @@ testpage: $(VENV)/.full system
 conformance-torch: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.pytorch.databases.run $(CONFORMANCE_ARGS)
+
+# On webtorch's CPU backend, where it takes minutes: make models-torch WEBTORCH_PYTORCH_ENGINE=cpu
+models-torch: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m tests.pytorch.zoo.run --write
 
 numerics: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

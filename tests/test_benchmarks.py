@@ -90,6 +90,17 @@ def test_gpu_training_agrees_with_pytorch(name: str) -> None:
 
 
 @pytest.mark.usefixtures("_adapter")
+@pytest.mark.parametrize("part", ["decode", "prefill", "vit"])
+def test_pytorch_on_the_gpu_agrees_with_pytorch(part: str) -> None:
+    from benchmarks.gpu import pytorch
+
+    for row in pytorch.rows(True, (part,)):
+        _check([row])
+        assert "TOO MUCH" not in row.note
+        assert part != "decode" or "8 of 8" in row.note
+
+
+@pytest.mark.usefixtures("_adapter")
 def test_tiles_are_checked_before_they_are_timed() -> None:
     from benchmarks.gpu import tiles
 

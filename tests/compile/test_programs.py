@@ -400,3 +400,24 @@ def test_an_argument_that_churns_is_named(device: str) -> None:
     for size in range(20):
         add(webtorch.ones(size + 4, device=device), 0)
     assert len(add.captures) == 16
+
+
+def test_checks_of_indices_in_kernels_of_any_size() -> None:
+    """The number of a check differs from kernel to kernel of one family."""
+    w = webtorch.randn(16, 16)
+
+    def f(x, i):
+        a = x[i] @ w
+        b = a[i] @ w
+        return b[i] @ w
+
+    compiled = webtorch.compile(f)
+    for n in (40, 50, 61, 73):
+        x, i = webtorch.randn(n, 16), webtorch.arange(n)
+        for t in (x, i):
+            webtorch.mark_dynamic(t, 0)
+        for _ in range(2):
+            assert webtorch.allclose(compiled(x, i), f(x, i), atol=1e-3, rtol=1e-3)
+    i[3] = 500
+    with pytest.raises(IndexError, match="index 500 is out of bounds for dimension 0 with size 73"):
+        compiled(x, i).sum().item()

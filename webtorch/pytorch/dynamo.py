@@ -49,6 +49,29 @@ def compile_backend(
     return compiler(gm, example_inputs)
 
 
+def _count_steps_on_the_device() -> None:
+    """Let optimizers whose step is compiled count their steps on the device, as PyTorch does for CUDA.
+
+    Else each compiled step would wait for the numbers of steps to come back to the CPU.
+    """
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+
+    original = OptimizerVariable._set_capturable
+
+    def set_capturable(self: Any, tx: Any) -> None:
+        for group in self.value.param_groups:
+            params = group.get("params", [])
+            new = all(p.is_webgpu and p not in self.value.state for p in params)
+            if "capturable" in group and params and new:
+                group["capturable"] = True
+        original(self, tx)
+
+    OptimizerVariable._set_capturable = set_capturable
+
+
+_count_steps_on_the_device()
+
+
 def _check_devices(gm: torch.fx.GraphModule) -> None:
     """Raise RuntimeError where an input on the CPU is not just moved and others are on the device."""
     values = [n.meta.get("example_value") for n in gm.graph.nodes]
@@ -86,7 +109,7 @@ def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> F
     """Return a callable for a forward graph, which ends with what its backward graph will take."""
     metadata = torch._guards.TracingContext.get().fw_metadata
     saved = None
-    if metadata is not None and not metadata.dynamic_saved_tensors_idxs:
+    if metadata is not None and not getattr(metadata, "dynamic_saved_tensors_idxs", None):
         saved = metadata.tensors_saved_for_backwards_slice
     return make_boxed_func(Programs(Graph(gm), _static_inputs(), saved, is_backward=False))
 

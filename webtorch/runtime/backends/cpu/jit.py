@@ -659,8 +659,8 @@ class _Compiler:
                 with self.b.if_then(self.value(test).value):
                     self.block(body)
             case ast.Expr(value=ast.Call(func=ast.Name(id="report"), args=[_, site, value])):
-                assert isinstance(site, ast.Constant) and isinstance(site.value, int)
-                self.report(site.value, self.value(value))
+                # A kernel for any sizes takes even the number of the check as an argument.
+                self.report(self.value(site), self.value(value))
             case ast.Pass():
                 pass
             case _:
@@ -719,14 +719,14 @@ class _Compiler:
         b.branch(head)
         b.position_at_end(after)
 
-    def report(self, site: int, value: _Value) -> None:
+    def report(self, site: _Value, value: _Value) -> None:
         """Note a failed check, if it is the first."""
         i32 = self.ir.IntType(32)
         b = self.b
         old = b.cmpxchg(
             self.status,
             self.ir.Constant(i32, 0),
-            self.ir.Constant(i32, site + 1),
+            b.add(self.m.cast(site, "int32").value, self.ir.Constant(i32, 1)),
             "monotonic",
             "monotonic",
         )

@@ -1,8 +1,8 @@
 """Real PyTorch on WebGPU: train a small network, eagerly and compiled.
 
     pip install "webtorch[torch]"
-    python examples/pytorch_mlp.py            # on "webgpu"
-    python examples/pytorch_mlp.py cpu        # the same numbers from PyTorch's own CPU kernels
+    python examples/pytorch/mlp.py            # on "webgpu"
+    python examples/pytorch/mlp.py cpu        # the same numbers from PyTorch's own CPU kernels
 
 Nothing of webtorch is imported here: `import torch` finds the installed device by itself.
 """
