@@ -499,6 +499,10 @@ def test_a_process_is_not_copied_while_threads_compile(monkeypatch: pytest.Monke
         os._exit(0)
     assert done.is_set() and not executable._COMPILING
     assert os.waitpid(child, 0)[1] == 0
+    # Another thread may be about to start one.
+    monkeypatch.setattr(executable, "_COMPILING", {threading.Thread()})
+    executable._stop_compiling()
+    assert not executable._FORKING.is_set()
 
 
 def test_without_the_compiler_numpy_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,30 @@ def test_parts_on_a_processor_are_the_same(types: str) -> None:
         np.testing.assert_allclose(two[order.index(number)], one[number], rtol=1e-3, atol=1e-3)
 
 
+def test_a_page_on_the_processor_holds_sums_until_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums that are wider than the result wait in scratch memory, beside that of the product."""
+    from webtorch.runtime.backends.wasm import program as pages
+
+    inputs = [torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)]
+    _, program = fused(lambda x, w, b: (x @ w) > b, *inputs)
+    assert program.routines[0].epilogue  # type: ignore[union-attr]
+    noted: list[tuple[set[int], set[int]]] = []
+    call = pages._LayOut.call
+
+    def note(self: Any, number: int, units: int, parts: int, cells: Any, *rest: Any) -> None:
+        noted.append((set(cells), set(self.page.memory.blocks)))
+        call(self, number, units, parts, cells, *rest)
+
+    monkeypatch.setattr(pages._LayOut, "call", note)
+    pages.lay_out(program, pages.Page(), {})
+    assert len(noted) > 1
+    read, held = noted[-1]
+    # The result, the bias and the sums.
+    assert len(read) == 3 and read <= held
+
+
 def fused(function: Callable[..., Any], *tensors: Any) -> tuple[list[Any], Program]:
     """Return the results on WebGPU and the compiled program."""
     step = webtorch.compile(function)

@@ -453,9 +453,13 @@ _FORKING = threading.Event()
 def _stop_compiling() -> None:
     """Wait until no thread compiles: a child process would never get the locks that one holds."""
     _FORKING.set()
-    for thread in list(_COMPILING):
-        thread.join()
-    _FORKING.clear()
+    try:
+        for thread in list(_COMPILING):
+            # One that another thread is about to start has no lock yet, and cannot be waited for.
+            if thread.ident is not None:
+                thread.join()
+    finally:
+        _FORKING.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -347,10 +347,10 @@ class _LayOut(Target):
                     self.kernel(part, at, args, whole=True)
             case Matmul() | Convolution() if routine.epilogue:
                 plain, after, order, scratch = without_epilogue(routine)
-                every = list(at)
-                if scratch is not None:
-                    size = scratch.elements * scratch.dtype.itemsize
-                    every.append(_Scratch(self.page.memory, size).address)
+                sizes = [] if scratch is None else [scratch.elements * scratch.dtype.itemsize]
+                # Held until both calls are noted: the product takes scratch memory too.
+                room = [_Scratch(self.page.memory, size) for size in sizes]
+                every = [*at, *[r.address for r in room]]
                 self.routine(plain, [*at[:2], every[order[0]]], ())
                 self.kernel(after, [every[n] for n in order], args)
             case Matmul():
