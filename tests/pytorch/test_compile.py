@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -242,9 +243,9 @@ def _operators(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     graphs: list[list[str]] = []
     original = dynamo.Graph.__init__
 
-    def collect(self: dynamo.Graph, gm: torch.fx.GraphModule) -> None:
+    def collect(self: dynamo.Graph, gm: torch.fx.GraphModule, *args: Any, **options: Any) -> None:
         graphs.append([str(n.target) for n in gm.graph.nodes if n.op == "call_function"])
-        original(self, gm)
+        original(self, gm, *args, **options)
 
     monkeypatch.setattr(dynamo.Graph, "__init__", collect)
     return graphs
@@ -381,6 +382,45 @@ def test_conjugates_and_negatives_that_are_not_computed_yet(webgpu: str) -> None
             actual = torch.compile(run, backend="webgpu")(take(given))
             torch.testing.assert_close(actual.cpu(), run(take(expected)))
             torch.testing.assert_close(given.cpu(), expected)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.transpose(1, 3).softmax(-1),
+        lambda x: x.transpose(1, 3).clone(),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: torch.zeros_like(x.transpose(1, 3)),
+        lambda x: torch.as_strided(x.transpose(1, 3).softmax(-1), (3, 2), (2, 5), 1),
+    ],
+)
+def test_results_lie_in_memory_as_pytorchs(
+    webgpu: str, f: Callable[[torch.Tensor], torch.Tensor], needs_grad: bool
+) -> None:
+    def several(x: torch.Tensor) -> Any:
+        y = f(x) + 0 if needs_grad else f(x)
+        return y, y.transpose(0, 1), y[1]
+
+    x = torch.randn(2, 3, 4, 6)
+    expected = torch.compile(several, backend="aot_eager")(x.clone().requires_grad_(needs_grad))
+    torch._dynamo.reset()
+    given = x.to(webgpu).requires_grad_(needs_grad)
+    actual = torch.compile(several, backend="webgpu")(given)
+    for a, e in zip(actual, expected, strict=True):
+        assert a.stride() == e.stride()
+        torch.testing.assert_close(a.cpu(), e, rtol=1e-5, atol=1e-6)
+
+
+def test_overlapping_inputs_that_are_written(webgpu: str) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return a + b
+
+    given, x = torch.arange(6.0).to(webgpu), torch.arange(6.0)
+    actual = torch.compile(f, backend="webgpu")(given[:4], given[2:])
+    assert actual.tolist() == f(x[:4], x[2:]).tolist()
+    assert given.tolist() == x.tolist()
 
 
 def test_what_a_step_computes_does_not_outlive_it(webgpu: str) -> None:

@@ -247,3 +247,19 @@ def test_memory_is_constant_over_steps(webgpu: str) -> None:
     for _ in range(3):
         step()
     assert len({step() for _ in range(10)}) == 1
+
+
+def test_momentum_begins_at_zero_where_the_first_fused_step_fails(webgpu: str) -> None:
+    # What is in new memory: not zeros.
+    used = torch.full((4,), 7.0, device=webgpu) + 1
+    assert used.sum().item() == 32
+    del used
+    p = torch.ones(4, device=webgpu, requires_grad=True)
+    optimizer = torch.optim.SGD([p], lr=0.5, momentum=0.9, fused=True)
+    for gradient, failed in ((float("inf"), 1.0), (1.0, 0.0), (1.0, 0.0)):
+        p.grad = torch.full((4,), gradient, device=webgpu)
+        optimizer.grad_scale = torch.ones((), device=webgpu)
+        optimizer.found_inf = torch.tensor(failed, device=webgpu)
+        optimizer.step()
+    # 1 - 0.5 * 1 - 0.5 * 1.9
+    torch.testing.assert_close(p.detach().cpu(), torch.full((4,), -0.45))

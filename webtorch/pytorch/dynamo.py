@@ -20,10 +20,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils._pytree import tree_leaves
 
+from webtorch.ir.view import is_contiguous
+from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch.device import upload, webtorch_dtype
+from webtorch.pytorch.functions import op
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.programs import Programs, Value
+from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
 
@@ -102,7 +106,8 @@ def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
 
 def _lower_backward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for a backward graph."""
-    return make_boxed_func(Programs(Graph(gm), frozenset(), None, is_backward=True))
+    graph = Graph(gm, visible=0)
+    return make_boxed_func(Programs(graph, frozenset(), None, is_backward=True))
 
 
 def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
@@ -111,7 +116,8 @@ def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> F
     saved = None
     if metadata is not None and not getattr(metadata, "dynamic_saved_tensors_idxs", None):
         saved = metadata.tensors_saved_for_backwards_slice
-    return make_boxed_func(Programs(Graph(gm), _static_inputs(), saved, is_backward=False))
+    graph = Graph(gm, None if saved is None else saved.start)
+    return make_boxed_func(Programs(graph, _static_inputs(), saved, is_backward=False))
 
 
 def _static_inputs() -> frozenset[int]:
@@ -178,7 +184,8 @@ _IGNORED = frozenset(
 class Graph:
     """A graph of operators as steps on webtorch tensors."""
 
-    def __init__(self, gm: torch.fx.GraphModule) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, visible: int | None = None) -> None:
+        """`visible`: how many of the first results the user gets to see; None for all."""
         nodes = list(gm.graph.nodes)
         slots = {n: i for i, n in enumerate(nodes)}
         last = {slots[source]: i for i, n in enumerate(nodes) for source in n.all_input_nodes}
@@ -226,6 +233,18 @@ class Graph:
                         f"torch.compile(backend='webgpu'): unexpected node {node.op} {node.target}"
                     )
         self.written = frozenset(written)
+        # Values that must lie in memory as PyTorch traced them, with their dims in that order: what the
+        # user gets, who may take views of it, and what `as_strided` reads.
+        outputs = tree_leaves(nodes[-1].args[0])[:visible]
+        strided = [n.args[0] for n in nodes if str(n.target).startswith("aten.as_strided")]
+        self.layouts: dict[int, tuple[int, ...]] = {}
+        for node in (*outputs, *strided):
+            while isinstance(node, torch.fx.Node) and getattr(node.target, "is_view", False):
+                node = node.args[0]
+            if isinstance(node, torch.fx.Node) and node.op == "call_function":
+                order = _traced_order(node.meta.get("val"))
+                if order is not None:
+                    self.layouts[slots[node]] = order
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph's operators once on webtorch tensors."""
@@ -236,12 +255,30 @@ class Graph:
             values[slot] = _constant(constant)
         for step in self.steps:
             args = [_fill_in(a, values) for a in step.args]
-            values[step.slot] = step.function(
-                *args, **{k: _fill_in(v, values) for k, v in step.kwargs.items()}
-            )
+            value = step.function(*args, **{k: _fill_in(v, values) for k, v in step.kwargs.items()})
+            order = self.layouts.get(step.slot)
+            values[step.slot] = value if order is None else _laid(value, order)
             for slot in step.dead:
                 values[slot] = None
         return [_fill_in(r, values) for r in self.result]
+
+
+def _traced_order(fake: Any) -> tuple[int, ...] | None:
+    """Return the dims of a traced tensor in the order in which they lie in memory; None if it has gaps."""
+    if not isinstance(fake, torch.Tensor):
+        return None
+    sizes = [
+        [n.node.hint if hasattr(n, "node") else n for n in x] for x in (fake.shape, fake.stride())
+    ]
+    return None if None in (*sizes[0], *sizes[1]) else bridge.memory_order(*sizes)
+
+
+def _laid(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Return `x`, copied if its dims do not lie in memory in this order."""
+    turned = op.permute(x, order)
+    if not turned.numel() or is_contiguous(turned._shape, turned._strides):
+        return x
+    return op.permute(copy(turned), tuple(order.index(d) for d in range(len(order))))
 
 
 def _constant(value: Any) -> Any:

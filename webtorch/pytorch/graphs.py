@@ -323,6 +323,7 @@ _SAME = [
     "stack",
     "diagonal",
     "unfold",
+    "as_strided_scatter",
     "flip",
     "roll",
     "logsumexp",

@@ -117,9 +117,12 @@ def _sgd(
         if momentum:
             if is_first_step:
                 kept = copy(g)
+                # The buffer is new memory: where the step fails, it begins at zero.
+                begun = kept if scaler.failed is None else op.where(scaler.failed, 0.0, kept)
+                store(buffers[i], begun, fresh=begun is not kept)
             else:
                 kept = widened(wrap(buffers[i])) * momentum + g * (1 - dampening)
-            scaler.write(buffers[i], kept)
+                scaler.write(buffers[i], kept)
             g = g + kept * momentum if nesterov else kept
         scaler.write(param, x - g * rate)
 
