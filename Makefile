@@ -30,7 +30,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: pyodide conformance conformance-torch models-torch testpage numerics packages help demo test venv lint types format check system coverage-table clean
+.PHONY: reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -45,6 +45,7 @@ help:
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
+	@echo "make reference       every public name with its signature and docstring: build/reference/index.html"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -94,6 +95,10 @@ numerics: $(VENV)/.full system
 packages: $(VENV)/.full
 	$(BIN)/python -m pip install --quiet --target "$(CACHE)/packages" --no-deps -r tests/packages/requirements.txt
 	PYTHONPATH="$(CACHE)/packages" $(BIN)/python -m tests.packages.run $(PACKAGES)
+
+# build/reference/index.html, with a search.
+reference: $(VENV)/.full
+	$(BIN)/python -m tools.reference
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table

@@ -156,6 +156,13 @@ legacy_contiguous_format = contiguous_format
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045
 newaxis = None
 
+# What `from webtorch import *` brings, and what the reference lists: as in PyTorch, no modules.
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if not name.startswith("_") and not hasattr(value, "__spec__")
+)
+
 
 # Rooms that only some programs enter; loaded when they are.
 _LATE = frozenset(

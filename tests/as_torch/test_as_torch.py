@@ -185,6 +185,10 @@ assert importlib.metadata.version("torch") == torch.__version__ and importlib.ut
 namespace = {}
 exec("from torch.nn.functional import *", namespace)
 assert namespace["gelu"] is F.gelu
+namespace = {}
+exec("from torch import *; from torch.nn import *", namespace)
+assert namespace["Conv2d"] is torch.nn.Conv2d and namespace["float32"] is torch.float32
+assert "conv" not in namespace and "optim" not in namespace
 F.marker = 1
 assert torch.nn.functional.marker == 1
 for name in ("torch.sparse", "torch.mtia"):

@@ -50,5 +50,11 @@ __all__ = [
     "quantized",
     "utils",
 ]
+# And what the families above bring: `from webtorch.nn import *` gives every layer, as in PyTorch.
+__all__ += sorted(
+    name
+    for name, value in globals().items()
+    if name not in __all__ and not name.startswith("_") and not hasattr(value, "__spec__")
+)
 
 __getattr__ = _missing_names(__name__, "nn")
