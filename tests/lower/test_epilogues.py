@@ -260,6 +260,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "softmax": (lambda x, w, b, r: ((x @ w) * 0.3 + b).softmax(-1), 2),
     "dropped": (lambda x, w, b, r: x @ w + 0 * r, 1),
     "dot": (lambda x, w, b, r: x[:1] @ w[:, :1] + b[:1], 1),
+    "gate, up and silu": (
+        lambda x, w, b, r: (lambda gate: gate * gate.sigmoid())(x @ w) * (x @ r[:9]),
+        2,
+    ),
     "matrix and vector": (lambda x, w, b, r: (x @ w[:, 0]).relu() + r[:, 0], 1),
 }
 
@@ -276,7 +280,7 @@ def torch_index(like: Any) -> Any:
     return webtorch.tensor(numbers, device=like.device)
 
 
-@pytest.mark.covers("M11")
+@pytest.mark.covers("M11", "M13")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str) -> None:
     function, steps = PROGRAMS[name]

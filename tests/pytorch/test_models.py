@@ -29,6 +29,7 @@ def test_forward_and_training(webgpu: str, name: str, compiled: bool) -> None:
     assert check.training(case, compiled) == ""
 
 
+@pytest.mark.covers("S7")
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_generation(webgpu: str, cache: str | None) -> None:
     assert check.generate(FAMILIES["GPT-2"](), False, cache) == ""
