@@ -8,16 +8,39 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import sys
 import warnings
 from types import ModuleType
 from typing import Any
 
 NAME = "webgpu"
+# The PyTorch that the tests run with, and the oldest with which the device was tried as a whole.
+TESTED, OLDEST = "2.13", "2.11"
 
 # The libraries hold the registrations: they must live as long as PyTorch does.
 _libraries: list[Any] = []
 _state = {"loaded": False}
+
+
+def unfit(version: str) -> str | None:
+    """Return what to say of a PyTorch that is too old for the device, or None of one that is not."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) >= tuple(map(int, OLDEST.split("."))):
+        return None
+    return (
+        f"webtorch: the 'webgpu' device needs PyTorch {OLDEST} or later, and this is {version}. It is tested with "
+        f"{TESTED}: pip install --upgrade 'torch>={TESTED}'"
+    )
+
+
+def check_version() -> None:
+    """Raise ImportError if the installed PyTorch is too old for the device."""
+    import torch
+
+    reason = unfit(str(torch.__version__))
+    if reason is not None:
+        raise ImportError(reason, name="torch")
 
 
 def autoload() -> None:
@@ -27,6 +50,10 @@ def autoload() -> None:
     try:
         import torch
 
+        reason = unfit(str(torch.__version__))
+        if reason is not None:
+            warnings.warn(f"{reason}. PyTorch works without it.", RuntimeWarning, stacklevel=2)
+            return
         # `import torch` may itself have called this function, through the entry point.
         if not _state["loaded"]:
             _register(torch)
@@ -35,7 +62,7 @@ def autoload() -> None:
         warnings.warn(
             f"webtorch: the 'webgpu' device could not be registered with PyTorch "
             f"({type(error).__name__}: {error}). PyTorch "
-            "works without it; webtorch is made for PyTorch 2.13.",
+            f"works without it; webtorch is made for PyTorch {TESTED}.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -227,6 +227,12 @@ def host_kernel_counts() -> dict[str, int]:
     return dict(fallback.host_counts) if fallback is not None else {}
 
 
+def eager_call_counts() -> dict[str, int]:
+    """Return how often compiled graphs called each operator that no program holds, such as custom ones."""
+    fallback = sys.modules.get("webtorch.pytorch.fallback")
+    return dict(fallback.eager_counts) if fallback is not None else {}
+
+
 # ---- random numbers -----------------------------------------------------------------------------
 
 

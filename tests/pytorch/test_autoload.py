@@ -110,6 +110,55 @@ def test_a_fault_of_ours_does_not_break_import_torch(fault: str) -> None:
     assert out.splitlines() == ["[2.0, 2.0]", "refused"]
 
 
+@pytest.mark.parametrize("version", ["1.13.1+cu117", "2.9.1", "2.10.0a0+git1234567"])
+def test_an_older_pytorch_is_refused_in_words(version: str) -> None:
+    """By a warning where `import torch` asks, by an error where the user does."""
+    out = python(
+        f"""
+        import sys, warnings
+        import torch
+        torch.__version__ = "{version}"
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            import webtorch_autoload
+            webtorch_autoload.autoload()
+        print([w.category.__name__ for w in seen], seen[0].message)
+        print(hasattr(torch, "webgpu"), torch.ones(2).sum().item())
+        for use in (
+            lambda: __import__("webtorch.pytorch"),
+            lambda: torch.compile(torch.sin, backend="webgpu")(torch.ones(2)),
+        ):
+            try:
+                use()
+            except Exception as error:
+                print(type(error).__name__, error)
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    warning, state, imported, *compiled = out.splitlines()
+    words = f"needs PyTorch 2.11 or later, and this is {version}"
+    assert warning.startswith("['RuntimeWarning']") and words in warning
+    assert state == "False 2.0"
+    assert imported.startswith("ImportError") and words in imported and "pip install" in imported
+    assert words in " ".join(compiled)
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0", "3.0.0.dev1"])
+def test_other_versions_of_pytorch_get_the_device(version: str) -> None:
+    out = python(
+        f"""
+        import warnings
+        warnings.simplefilter("error")
+        import torch
+        torch.__version__ = "{version}"
+        import webtorch.pytorch
+        print(torch.device("webgpu").type, hasattr(torch, "webgpu"))
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert out == "webgpu True"
+
+
 def test_registering_again_does_nothing() -> None:
     out = python(
         """

@@ -308,6 +308,10 @@ class TestErrors:
             torch.ones(2, dtype=torch.complex128, device=webgpu)
 
     def test_integers_beyond_32_bits(self, webgpu: str) -> None:
+        if bridge.runtime().backend.name != "webgpu":
+            # The engine's own CPU backend has all 64.
+            assert torch.tensor([2**40], device=webgpu).item() == 2**40
+            return
         with pytest.raises(OverflowError):
             torch.tensor([2**40], device=webgpu).cpu()
 

@@ -2,7 +2,7 @@
 
 After `pip install webtorch`, `import torch` is enough: its entry points call `compile_backend` and, in a package of its
 own that imports nothing of this one, `webtorch_autoload.autoload`. Importing this package does the same by hand, for
-machines where autoloading is switched off.
+machines where autoloading is switched off. Raises ImportError for a PyTorch that is too old.
 
 interrupt  Ctrl-C that cannot abort the process
 device     PyTorch storages that carry webtorch's, allocation, copies, views
@@ -18,13 +18,15 @@ fallback   operators without a kernel: an error, or the CPU when the user asks f
 profiler   kernels as events of `torch.profiler`
 graphs     what operators mean that only traced graphs contain
 programs   the programs of a compiled graph: inputs, sizes, results
+partition  compiled graphs with operators that no program can hold: programs, and calls between them
 dynamo     `torch.compile`: forward and backward graphs as programs
 """
 
 from __future__ import annotations
 
-from webtorch_autoload import autoload
+from webtorch_autoload import autoload, check_version
 
+check_version()
 autoload()
 
 __all__ = ["autoload"]

@@ -26,6 +26,7 @@ from webtorch.pytorch import device as bridge
 from webtorch.pytorch.device import upload, webtorch_dtype
 from webtorch.pytorch.functions import op
 from webtorch.pytorch.graphs import meaning
+from webtorch.pytorch.partition import Partition, is_called
 from webtorch.pytorch.programs import Programs, Value
 from webtorch.tensors.tensor import Tensor
 
@@ -101,13 +102,16 @@ def _check_devices(gm: torch.fx.GraphModule) -> None:
 
 def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for one graph of aten operators."""
-    return make_boxed_func(Programs(Graph(gm), _static_inputs(), None, is_backward=False))
+    if _is_split(gm):
+        return make_boxed_func(Partition(gm, _static_inputs(), None, _programs))
+    return make_boxed_func(Programs(Graph(gm), _static_inputs()))
 
 
 def _lower_backward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for a backward graph."""
-    graph = Graph(gm, visible=0)
-    return make_boxed_func(Programs(graph, frozenset(), None, is_backward=True))
+    if _is_split(gm):
+        return make_boxed_func(Partition(gm, frozenset(), None, _programs))
+    return make_boxed_func(Programs(Graph(gm, visible=0), frozenset(), is_backward=True))
 
 
 def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
@@ -116,8 +120,27 @@ def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> F
     saved = None
     if metadata is not None and not getattr(metadata, "dynamic_saved_tensors_idxs", None):
         saved = metadata.tensors_saved_for_backwards_slice
+    if _is_split(gm):
+        return make_boxed_func(Partition(gm, _static_inputs(), saved, _programs))
     graph = Graph(gm, None if saved is None else saved.start)
-    return make_boxed_func(Programs(graph, _static_inputs(), saved, is_backward=False))
+    numbers = range(len(graph.results))[saved] if saved is not None else ()
+    return make_boxed_func(Programs(graph, _static_inputs(), frozenset(numbers), packs=True))
+
+
+def _is_split(gm: torch.fx.GraphModule) -> bool:
+    """Whether a graph has operators that no program can hold."""
+    return any(map(is_called, gm.graph.nodes))
+
+
+def _programs(
+    gm: torch.fx.GraphModule,
+    static: frozenset[int],
+    visible: int,
+    saved: frozenset[int],
+    downloads: bool,
+) -> Programs:
+    """Return the programs of a part of a graph."""
+    return Programs(Graph(gm, visible), static, saved, downloads=downloads)
 
 
 def _static_inputs() -> frozenset[int]:

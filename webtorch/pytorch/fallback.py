@@ -19,6 +19,8 @@ from torch._decomp import decomposition_table
 counts: collections.Counter[str] = collections.Counter()
 # Calls of operators that only the CPU computes, by decision: factorisations.
 host_counts: collections.Counter[str] = collections.Counter()
+# Calls by compiled graphs of operators that no program holds: of custom operators, and of those above.
+eager_counts: collections.Counter[str] = collections.Counter()
 _warned: set[str] = set()
 
 

@@ -348,11 +348,18 @@ def _foreach(name: str) -> Function | None:
     return run
 
 
-def meaning(target: Any) -> Function:
-    """Return what a node's target means on webtorch tensors. Raises NotImplementedError when it has no meaning here."""
+_NAMESPACES = ("aten", "prims", "webgpu")
+
+
+def find_meaning(target: Any) -> Function | None:
+    """Return what a node's target means on webtorch tensors, or None when it has no meaning here."""
     if not isinstance(target, torch._ops.OpOverload):
-        return target  # operator.getitem, arithmetic on sizes
+        function: Function = target  # operator.getitem, arithmetic on sizes
+        return function
     packet, overload = target._schema.name.rpartition("::")[2], target._overloadname
+    if target.namespace not in _NAMESPACES:
+        # Somebody else's operator, whatever its name.
+        return None
     if packet in GRAPH:
         return GRAPH[packet]
     found = kernels.meaning(packet, overload)
@@ -360,6 +367,12 @@ def meaning(target: Any) -> Function:
         found = TABLE[packet].function
     if found is None and packet.startswith("_foreach_"):
         found = _foreach(packet)
+    return found
+
+
+def meaning(target: Any) -> Function:
+    """Return what a node's target means on webtorch tensors. Raises NotImplementedError when it has no meaning here."""
+    found = find_meaning(target)
     if found is None:
         raise unsupported(target)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
@@ -182,7 +182,7 @@ class Inputs:
 _uploads = WeakTensorKeyDictionary()
 
 
-def _uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
+def uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
     """Return a CPU tensor on the device: a parameter as it was uploaded, if it has not changed."""
     # Tensors of inference mode have no versions: nobody knows whether they changed.
     keeps = keeps and not x.is_inference()
@@ -202,12 +202,23 @@ class Programs:
     """A compiled graph as PyTorch calls it."""
 
     def __init__(
-        self, graph: Evaluates, static: frozenset[int], saved: slice | None, is_backward: bool
+        self,
+        graph: Evaluates,
+        static: frozenset[int],
+        saved: frozenset[int] = frozenset(),
+        *,
+        packs: bool = False,
+        is_backward: bool = False,
+        downloads: bool = True,
     ) -> None:
-        """`static`: inputs that are parameters or buffers. `saved`: results for the backward graph."""
+        """`static`: inputs that are parameters or buffers. `saved`: results for the backward graph.
+
+        `packs`: what is saved need be no tensors. `downloads`: results traced on the CPU go there.
+        """
         self.graph = graph
         self.static = static
-        self.saved = range(*saved.indices(len(graph.results))) if saved is not None else range(0)
+        self.saved = saved
+        self.packs = packs and len(saved) > 0
         inputs = graph.inputs
         self.tensors = [i for i, v in enumerate(inputs) if v.is_tensor]
         self.others = [i for i, v in enumerate(inputs) if not v.is_tensor]
@@ -218,7 +229,7 @@ class Programs:
             is_backward or self.others or any(v.is_on_cpu or v.is_lazy for v in inputs)
         )
         self.downloads = [
-            r.is_on_cpu and i not in self.saved and r.origin is None
+            downloads and r.is_on_cpu and i not in self.saved and r.origin is None
             for i, r in enumerate(graph.results)
         ]
         self.programs: OrderedDict[Any, Ready] = OrderedDict()
@@ -244,7 +255,7 @@ class Programs:
         for i in self.tensors:
             a = args[i]
             if a.is_cpu:
-                a = _uploaded(a, i in self.static)
+                a = uploaded(a, i in self.static)
             else:
                 saved = getattr(a, "_webgpu_saved", None)
                 if saved is not None:
@@ -463,7 +474,7 @@ class Programs:
         out: list[Any] = []
         kept: list[Kept] = []
         stands: torch.Tensor | None = None
-        packs = len(self.saved) > 0 and not _has_hooks()
+        packs = self.packs and not _has_hooks()
         for i, found in enumerate(ready.results):
             kind = type(found)
             if kind is Itself:
@@ -508,6 +519,19 @@ class Programs:
                 with torch.no_grad():
                     a.detach().copy_(given[self.tensors.index(i)])
         return out
+
+
+def unpacked(args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a backward graph with a tensor for each that a forward saved."""
+    out: list[Any] = []
+    taken: dict[int, Iterator[Kept]] = {}
+    made: dict[Storage, Any] = {}
+    for a in args:
+        saved = getattr(a, "_webgpu_saved", None) if isinstance(a, torch.Tensor) else None
+        if saved is not None:
+            a = _torch_tensor(*next(taken.setdefault(id(saved), iter(saved))), made)
+        out.append(a)
+    return out
 
 
 def _target(ready: Ready, found: Fresh, storages: list[Storage]) -> Storage:
