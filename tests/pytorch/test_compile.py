@@ -784,6 +784,54 @@ def test_factorisations_and_control_flow_between_programs(webgpu: str) -> None:
     assert (_called("cholesky") - before[0], _called("cond") - before[1]) == (2, 2)
 
 
+class _Experts(nn.Module):
+    """A mixture of experts: how many rows each gets is known when the values are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share, chosen = self.gate(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            at = torch.nonzero(chosen == number).squeeze(1)
+            out = out.index_add(0, at, expert(x[at]).relu() * share[at, None])
+        return out + x
+
+
+def test_sizes_that_values_decide(webgpu: str) -> None:
+    reference = _Experts()
+    model = copy.deepcopy(reference).to(webgpu)
+    before = _called("nonzero")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(model, backend="webgpu", fullgraph=True)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = torch.randn(7, 4)
+            expected, actual = reference(x), compiled(x.to(webgpu))
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+            expected.square().sum().backward()
+            actual.square().sum().backward()
+            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(p.grad.cpu(), q.grad, rtol=1e-4, atol=1e-5)
+    assert _called("nonzero") == before + 9
+
+
+def test_as_many_values_as_a_mask_has(webgpu: str) -> None:
+    def f(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[x[:, 0] > 0] = row
+        y[y[:, 0] < 0, 1] = torch.arange(2.0, device=x.device)
+        return y + 1
+
+    x = torch.tensor([[1.0, 2.0], [-1.0, 3.0], [-2.0, 4.0]])
+    row = torch.tensor([5.0, 6.0])
+    compiled = torch.compile(f, backend="webgpu", fullgraph=True)
+    torch.testing.assert_close(compiled(x.to(webgpu), row.to(webgpu)).cpu(), f(x, row))
+
+
 def test_operators_with_no_kernel_for_the_device(
     webgpu: str, custom: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

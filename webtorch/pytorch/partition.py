@@ -20,6 +20,7 @@ from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from webtorch.pytorch import device as bridge
@@ -34,20 +35,38 @@ Compiler = Callable[[GraphModule, frozenset[int], int, frozenset[int], bool], Pr
 
 
 def is_called(node: Node) -> bool:
-    """Whether a node is called between programs: a custom operator, control flow, or an element of their results."""
+    """Whether a node is called between programs: a custom operator, control flow, or an element of their results.
+
+    So is one whose values decide how large its result is, or what number the trace goes on with.
+    """
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and is_called(node.args[0])
-    if isinstance(node.target, HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator) or node.meta.get("unbacked_bindings"):
         return True
-    return isinstance(node.target, OpOverload) and graphs.find_meaning(node.target) is None
+    if not isinstance(node.target, OpOverload):
+        return False
+    return graphs.find_meaning(node.target) is None or _puts_as_many_as_a_mask_has(node)
+
+
+def _puts_as_many_as_a_mask_has(node: Node) -> bool:
+    """Whether a node is the gradient of `x[mask]`, or alike: it writes as many values as a mask says."""
+    if "index_put" not in node.target.__name__:
+        return False
+    _, indices, values = (n.meta.get("val") if isinstance(n, Node) else n for n in node.args[:3])
+    if free_unbacked_symbols(values):
+        return True
+    # One value for all places is chosen by the mask where they lie.
+    found = [n.meta["val"].dtype for n in indices if isinstance(n, Node)]
+    return values.numel() != 1 and (torch.bool in found or torch.uint8 in found)
 
 
 def _operator(node: Node) -> Any:
-    """Return the operator that a node calls: of one that writes its arguments, not what makes it functional."""
-    is_wrapper = isinstance(node.target, HigherOrderOperator) and node.args
-    return node.args[0] if is_wrapper and isinstance(node.args[0], OpOverload) else node.target
+    """Return the operator that a node calls: not what wraps it because it writes, or must keep its turn."""
+    if not isinstance(node.target, HigherOrderOperator):
+        return node.target
+    return next((a for a in node.args if isinstance(a, OpOverload)), node.target)
 
 
 def _has_kernel(op: Any) -> bool:
