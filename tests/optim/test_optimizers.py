@@ -10,6 +10,7 @@ import weakref
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -236,7 +237,48 @@ def test_parameters_at_one_step_share_one_counter(device: str) -> None:
     other = optim.Adam(ours)
     other.load_state_dict(optimizer.state_dict())
     assert len({id(other.state[p]["step"]) for p in ours}) == 1
-    assert other.state[ours[0]]["step"] is not optimizer.state[ours[0]]["step"]
+
+
+def counts_and_moments(lib: Any, device: str) -> list[Any]:
+    """Load one state dict twice, step; return what all that share it hold."""
+
+    def made() -> Any:
+        params = [lib.ones(size, device=device, requires_grad=True) for size in (2, 3)]
+        return params, lib.optim.Adam(params, lr=0.1)
+
+    def step(params: Any, optimizer: Any) -> None:
+        for p in params:
+            p.grad = lib.ones_like(p)
+        optimizer.step()
+
+    found = []
+
+    def note(*optimizers: Any) -> None:
+        for _, one in optimizers:
+            for state in one.state.values():
+                found.append((float(state["step"]), state["exp_avg"].tolist()))
+
+    first, second, third = made(), made(), made()
+    step(*first)
+    step(*first)
+    saved = first[1].state_dict()
+    for taker in (second, third):
+        taker[1].load_state_dict(saved)
+    step(*second)
+    note(first, second, third)
+    step(*third)
+    note(first, second, third)
+    # What was given before goes on with the optimizer, all of it.
+    first[1].load_state_dict(saved)
+    note(first)
+    return found
+
+
+def test_a_state_dict_is_shared_by_those_who_take_it(device: str) -> None:
+    ours, theirs = counts_and_moments(webtorch, device), counts_and_moments(torch, "cpu")
+    for (count, moment), (wanted, wanted_moment) in zip(ours, theirs, strict=True):
+        assert count == wanted
+        np.testing.assert_allclose(moment, wanted_moment, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

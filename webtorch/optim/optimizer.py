@@ -14,12 +14,14 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import webtorch
 from webtorch import Tensor
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.whole import kept_value, realize
 
 __all__ = [
@@ -550,6 +552,7 @@ class Optimizer:
             if isinstance(step, Tensor):
                 if id(step) in given:
                     value = {**value, "step": step.detach().clone()}
+                    _count_of[value["step"]._storage] = step
                 given.add(id(step))
             state[numbers[id(key)] if isinstance(key, Tensor) else key] = value
         result: StateDict = {"state": state, "param_groups": groups}
@@ -562,7 +565,9 @@ class Optimizer:
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Take state and options from `state_dict`, whose tensors are copied where they move.
 
-        Raises ValueError when its groups do not have the sizes of this optimizer's.
+        As in PyTorch, those that need not move are shared with it, and so with every optimizer that
+        takes it: give each a deep copy where that is not meant. Raises ValueError when its groups do
+        not have the sizes of this optimizer's.
         """
         bindings.change()
         state_dict = state_dict.copy()
@@ -578,7 +583,7 @@ class Optimizer:
                 "loaded state dict contains a parameter group that doesn't match the size of "
                 "optimizer's group"
             )
-        steps: dict[Any, Tensor] = {}
+        together: dict[Any, list[tuple[dict[str, Any], Any]]] = {}
         # Copies of one count share their value, and reading it waits for the device.
         counts: dict[int, tuple[Any, float]] = {}
         params: dict[Any, tuple[int, Tensor]] = {}
@@ -594,18 +599,19 @@ class Optimizer:
             loaded = _moved(param, value)
             if isinstance(loaded, dict) and "step" in loaded:
                 # Equal counts of a group share one tensor again (see _advanced).
-                saved_step = value["step"]
+                saved_step = _counted(value["step"])
                 node = saved_step._storage.node if isinstance(saved_step, Tensor) else saved_step
                 if id(node) not in counts:
                     counts[id(node)] = (node, float(saved_step))
-                count = counts[id(node)][1]
-                place = (position, param.device, count)
-                if place not in steps:
-                    steps[place] = webtorch.tensor(
-                        count, dtype=webtorch.float32, device=param.device
-                    )
-                loaded["step"] = steps[place]
+                place = (position, param.device, counts[id(node)][1])
+                together.setdefault(place, []).append((loaded, saved_step))
             state[param] = loaded
+        for (_, device, count), members in together.items():
+            step = members[0][1]
+            if not (_is_count(step, device) and all(one is step for _, one in members)):
+                step = webtorch.tensor(count, dtype=webtorch.float32, device=device)
+            for loaded, _ in members:
+                loaded["step"] = step
         for group, new in zip(groups, saved, strict=True):
             new["params"] = group["params"]
             if "param_names" in group:
@@ -616,6 +622,23 @@ class Optimizer:
 
 
 Optimizer.step = _hooked(Optimizer.step)  # type: ignore[method-assign]
+
+
+# Memory of the copies of a step count in a state dict -> the count. Without it some counts of a state
+# dict would go on with the optimizer and some would not.
+_count_of: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
+
+
+def _counted(step: Any) -> Any:
+    """Return the step count of which a saved one is a copy, or that itself."""
+    return _count_of.get(step._storage, step) if isinstance(step, Tensor) else step
+
+
+def _is_count(step: Any, device: Any) -> bool:
+    """Whether a saved step count can be an optimizer's own."""
+    if not isinstance(step, Tensor) or step.dtype is not webtorch.float32:
+        return False
+    return step.device == device and step.ndim == 0
 
 
 def _moved(param: Tensor, value: Any) -> Any:
