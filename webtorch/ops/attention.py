@@ -151,7 +151,7 @@ def scaled_dot_product_attention(
         if out is not None:
             return out
     dtype = query.dtype
-    if dtype.itemsize < 4 and not multiplies_narrow(query):
+    if dtype.itemsize < 4 and not multiplies_narrow(query, key):
         # Scores of 16 bits are off by half where they are large. As PyTorch's own products do it.
         query, key, value = (t.to(dtype.compute) for t in (query, key, value))
     scores = _scores(query, key, attn_mask, is_causal, factor, enable_gqa)

@@ -85,8 +85,8 @@ suits_attention = _primitive(
 )
 multiplies_narrow = _primitive(
     "_multiplies_narrow",
-    "(x)",
-    "Whether products of tensors like `x`, of 16 bits, have units of their own, which sum in float32.",
+    "(query, key)",
+    "Whether query key^T, of 16 bits, runs on units of its own, or reads too few queries to cast all keys.",
 )
 scan = _primitive(
     "_scan",

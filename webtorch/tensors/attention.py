@@ -167,9 +167,16 @@ primitive.attention.function = attention
 primitive.suits_attention.function = suits
 
 
-def multiplies_narrow(x: Tensor) -> bool:
-    """Whether products of tensors like `x` run on matrix units."""
-    return x.dtype is float16 and x._storage.runtime.backend.limits.has_matrix_units
+def multiplies_narrow(query: Tensor, key: Tensor) -> bool:
+    """Whether matrix units serve query (.., L, E) key^T (E, S), whose scores are then of 16 bits.
+
+    They read rows of vectors of eight, and work on 16 x 16 x 16. Fewer queries than that stay in 16
+    bits as well: a copy of all keys in float32, for each query anew, takes longer than the product.
+    """
+    if query.dtype is not float16 or not query._storage.runtime.backend.limits.has_matrix_units:
+        return False
+    size, source = query._shape[-1], key._shape[-2]
+    return size % 8 == 0 and min(size, source) >= 16
 
 
 primitive.multiplies_narrow.function = multiplies_narrow

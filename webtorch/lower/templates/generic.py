@@ -60,6 +60,7 @@ def at_points(
             s,
             position=ex.rewrite(s.position, other, memo),
             value=ex.rewrite(s.value, other, memo),
+            valid=None if s.valid is None else ex.rewrite(s.valid, other, memo),
         )
         for s in routine.epilogue
     )
@@ -100,7 +101,8 @@ def without_epilogue(
 
     stores = tuple(
         replace(s, buffer=place[s.buffer], position=ex.rewrite(s.position, other, memo),
-                value=ex.rewrite(s.value, other, memo))
+                value=ex.rewrite(s.value, other, memo),
+                valid=None if s.valid is None else ex.rewrite(s.valid, other, memo))
         for s in r.epilogue
     )  # fmt: skip
     slots = tuple(r.buffers[n] for n in order if n < len(r.buffers))
