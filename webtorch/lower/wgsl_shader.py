@@ -233,7 +233,8 @@ def on_scratch(
 ) -> WgslPass:
     """Return a pass some of whose buffers are scratch memory of a routine: `scratch` gives them its
     number, `numbers` gives the others the routine's, and `sizes` are the bytes of all scratch
-    buffers, which are bound, used or not."""
+    buffers, which are bound, used or not. The pass must have no scratch memory of its own."""
+    assert not p.scratch, "its own scratch buffers would be those of the routine by number"
     own = len(p.slots)
     found: dict[int, int] = {scratch[s]: i for i, s in enumerate(p.slots) if s in scratch}
     kept = [i for i, s in enumerate(p.slots) if s not in scratch]
