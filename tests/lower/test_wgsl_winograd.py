@@ -121,6 +121,14 @@ def test_which_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     # There is no tile to tune; nor does it serve where tiles are larger than a binding may be.
     assert search.product_of(large, gpu, "naga") is None
     assert not winograd.suits(large, replace(gpu, max_binding_bytes=16 << 20))
+    # Nor where the tiles of a single image take more memory than their speed is worth.
+    wide = replace(gpu, max_binding_bytes=1 << 34)
+    for side, serves in ((512, True), (2048, False)):
+        image = {"input_shape": (1, 64, side, side), "output_shape": (1, 64, side, side)}
+        one = replace(large, weight_shape=(64, 64, 3, 3), **image)
+        assert winograd.suits(one, wide) == serves
+        if not serves:
+            assert not any(p.scratch for p in render(one, wide, "naga"))
     # Where it was not measured, it is not used.
     assert not winograd.suits(large, replace(gpu, family="discrete"))
     assert not winograd.suits(large, replace(gpu, is_gpu=False))

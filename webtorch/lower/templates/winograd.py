@@ -46,6 +46,8 @@ _POINTS = _IN * _IN
 _A, _B = 0.5**0.5, 2.0**0.5
 # Bytes of transformed tiles at once; more images are worked on in parts.
 _MOST_SCRATCH = 256 << 20
+# Bytes of transformed tiles of one image: beyond, convolutions are products without scratch memory.
+_MOST_OF_AN_IMAGE = 1 << 30
 # Numbers of the scratch buffers: transformed inputs, transformed kernels (or cotangents), products.
 _TILES, _KERNELS, _SUMS = range(3)
 
@@ -132,6 +134,11 @@ class _Geometry:
         """Tiles of an image."""
         return self.across[0] * self.across[1]
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of an image's transformed tiles, read and written."""
+        return 4 * _POINTS * self.tiles * (self.channels + self.others)
+
 
 def _geometry(r: Convolution) -> _Geometry:
     n, c, *image = r.input_shape
@@ -145,8 +152,7 @@ def _geometry(r: Convolution) -> _Geometry:
 
 def _together(g: _Geometry) -> int:
     """Return how many images are worked on at once: as few parts as fit, of equal size."""
-    one = 4 * _POINTS * g.tiles * (g.channels + g.others)
-    parts = -(-g.images * one // _MOST_SCRATCH)
+    parts = -(-g.images * g.scratch_bytes // _MOST_SCRATCH)
     return -(-g.images // parts)
 
 
@@ -155,6 +161,8 @@ def suits(r: Convolution, limits: Limits) -> bool:
     if not (limits.is_gpu and FAMILIES[limits.family].winograd) or limits.varying or not fits(r):
         return False
     g = _geometry(r)
+    if g.scratch_bytes > _MOST_OF_AN_IMAGE:
+        return False
     # The largest scratch buffer is bound as a whole: tiles, or sums of a weight for each part of the images.
     together = _together(g)
     tiles = max(g.channels, g.others) * together * g.tiles
