@@ -87,6 +87,23 @@ def test_a_run_allocates_what_the_plan_says() -> None:
     assert loss.item() > 0
 
 
+def test_the_memory_plan_counts_parts_of_sums() -> None:
+    """A product of few outputs and many terms is split: its parts wait in scratch memory."""
+    x, y = webtorch.ones(16, 8192, device="webgpu"), webtorch.ones(8192, 16, device="webgpu")
+    step = webtorch.compile(lambda x, y: (x @ y).sum())
+    assert step(x, y).item() == 16 * 16 * 8192
+    plan = step.memory_plan()
+    assert plan.scratch >= 2 * 4 * 16 * 16
+    assert plan.peak == plan.inputs + plan.outputs + plan.temporaries + plan.scratch
+    assert "of scratch memory" in str(plan)
+    backend = resolve("webgpu").backend
+    backend.reset_peak_memory()
+    before = backend.memory_allocated()
+    step(x, y).item()
+    taken = backend.max_memory_allocated() - before
+    assert plan.scratch <= taken + 4096
+
+
 @pytest.mark.covers("M4")
 def test_kernels_show_their_shader_and_the_users_lines(device: str) -> None:
     @webtorch.compile

@@ -46,9 +46,12 @@ class MemoryPlan:
 
     `inputs` are there before the run (parameters, state, arguments), `outputs` are new and stay
     (results, gradients), `temporaries` is the memory in which the values in between share their
-    places: `peak` is the sum of the three, what a run takes at once. `timeline[i]` is what holds a
-    value that is still needed while step i runs, `at_peak` the buffers where that is the most,
-    the largest first.
+    places, `scratch` is what kernels work in beside them (parts of sums, transformed tiles; on WebGPU,
+    where it is shared by all kernels of a program and held during a run). `peak` is the sum of the
+    four, what a run takes at once. `timeline[i]` is what holds a value that is still needed while
+    step i runs, `at_peak` the buffers where that is the most, the largest first.
+
+    Not counted are uniforms, status words, and what CPU kernels allocate while they run.
     """
 
     inputs: int
@@ -56,11 +59,12 @@ class MemoryPlan:
     temporaries: int
     timeline: tuple[int, ...]
     buffers: tuple[Held, ...]
+    scratch: int = 0
 
     @property
     def peak(self) -> int:
         """The bytes that a run takes at once."""
-        return self.inputs + self.outputs + self.temporaries
+        return self.inputs + self.outputs + self.temporaries + self.scratch
 
     @property
     def peak_step(self) -> int:
@@ -75,9 +79,11 @@ class MemoryPlan:
         return tuple(sorted(held, key=lambda h: (-h.nbytes, h.buffer)))
 
     def __str__(self) -> str:
+        scratch = f", {size_text(self.scratch)} of scratch memory" if self.scratch else ""
         lines = [
             f"peak {size_text(self.peak)}: {size_text(self.inputs)} of inputs, "
-            f"{size_text(self.outputs)} of new outputs, {size_text(self.temporaries)} in between",
+            f"{size_text(self.outputs)} of new outputs, {size_text(self.temporaries)} in between"
+            f"{scratch}",
             f"most values are held at step {self.peak_step} of {len(self.timeline)}: "
             f"{size_text(max(self.timeline, default=self.inputs))}",
             *map(str, self.at_peak[:_SHOWN]),
@@ -118,8 +124,11 @@ def size_text(nbytes: int) -> str:
     raise AssertionError
 
 
-def memory_plan(program: Program, names: Mapping[int, str] | None = None) -> MemoryPlan:
-    """Return what memory a program takes; `names` gives the names of inputs by their number."""
+def memory_plan(
+    program: Program, names: Mapping[int, str] | None = None, scratch: int = 0
+) -> MemoryPlan:
+    """Return what memory a program takes; `names` gives the names of inputs by their number, and
+    `scratch` the bytes that its kernels work in, which only those who have rendered them know."""
     names = names or {}
     count = len(program.steps)
     first: dict[int, int] = {}
@@ -169,4 +178,4 @@ def memory_plan(program: Program, names: Mapping[int, str] | None = None) -> Mem
     for c in change[:count]:
         timeline.append((timeline[-1] if timeline else 0) + c)
     inputs = sum(h.nbytes for h in held if h.role == "input")
-    return MemoryPlan(inputs, outputs, sum(slots.values()), tuple(timeline), tuple(held))
+    return MemoryPlan(inputs, outputs, sum(slots.values()), tuple(timeline), tuple(held), scratch)

@@ -25,6 +25,8 @@ _REFUSAL = (
 class MetaExecutable:
     """A planned program that no device runs."""
 
+    scratch_bytes = 0
+
     def __init__(self, program: Program) -> None:
         self.program = program
 

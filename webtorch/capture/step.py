@@ -482,7 +482,8 @@ class CompiledFunction:
     def memory_plan(self) -> MemoryPlan:
         """Return what memory a run of the latest program takes, known before it runs."""
         captured = self.latest()
-        return memory_plan(captured.executable.program, captured.input_names())
+        executable = captured.executable
+        return memory_plan(executable.program, captured.input_names(), executable.scratch_bytes)
 
     def graph(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the latest program as a page of HTML that needs nothing else; write it to `path`.
@@ -734,7 +735,8 @@ def compile(
     returns tensors without values. `captures` names intermediate results that `captured()` is to
     give after a call (True: all that have a name). `memory_budget`, in bytes or as a text like
     "2 GiB", is what `memory_plan().peak` should not exceed: values between forward and backward are
-    then computed again instead of kept, and a warning says when that is not enough.
+    then computed again instead of kept, and a warning says when that is not enough. It is chosen
+    before kernels are written, so without `memory_plan().scratch`.
     """
     if model is None:
         return functools.partial(

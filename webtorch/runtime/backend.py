@@ -59,6 +59,8 @@ class Executable(Protocol):
     """A program made ready for one device."""
 
     program: Program
+    # Memory that kernels work in beside the program's buffers, as far as the backend allots it ahead.
+    scratch_bytes: int
 
     def run(self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]) -> list[Buffer]:
         """Enqueue the program and return its output buffers. Does not wait.

@@ -474,6 +474,8 @@ def copy(source: CpuBuffer, target: CpuBuffer) -> None:
 class CpuExecutable:
     """A program ready for the CPU."""
 
+    scratch_bytes = 0
+
     def __init__(
         self,
         program: Program,

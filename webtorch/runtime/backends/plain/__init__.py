@@ -106,6 +106,8 @@ def _call(routine: Routine) -> Call:
 class PlainExecutable:
     """A program ready to run in Python."""
 
+    scratch_bytes = 0
+
     def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
         self.program = program
         self.failed = failed

@@ -214,6 +214,7 @@ class WebGPUExecutable:
                     scratch[place] = max(scratch[place], (nbytes + 15) & -16)
                 self.labels.append((number, routine.name))
                 self._steps.append(self._prepare_pass(step, routine.name, part, pipeline, sizes))
+        self.scratch_bytes = sum(scratch)
         self._temporary += scratch
         # The blocks that results and temporaries had before: with the same, the bind groups fit.
         self._fresh_blocks: list[list[Block]] = [[] for _ in self._fresh]
