@@ -19,7 +19,7 @@ from webtorch.ir.kernel import BufferSlot, Convolution, Matmul, Store
 from webtorch.ir.program import Program
 from webtorch.ir.view import numel
 from webtorch.lower.templates import conv, gemm, matmul, matrix_units
-from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, without_epilogue
+from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, within, without_epilogue
 from webtorch.lower.templates.tuning import TILES, MatrixTile, Tile
 from webtorch.lower.wgsl import WgslPass
 from webtorch.runtime.backend import Limits
@@ -196,6 +196,39 @@ def test_parts_on_a_processor_are_the_same(types: str) -> None:
     two = device.run(after, [every[n] for n in order], (2.0,))
     for number in (2, 3):
         np.testing.assert_allclose(two[order.index(number)], one[number], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["matmul", "convolution"])
+def test_stores_under_a_test_keep_it(form: str) -> None:
+    """Elements for which a store's test does not hold stay as they were, in every form."""
+    if form == "matmul":
+        r: Routine = make((2,), 5, 6, 7, TYPES["f32"])
+        generic: Callable[..., Any] = matmul_kernel
+    else:
+        r, _, _ = test_wgsl_conv.make("3x3", "forward", float32)
+        generic = conv_kernel
+    whole = finished(r)
+    valid = within(ex.index(len(r.points) - 1, r.points[-1]), 4)
+    slots = tuple(
+        replace(b, access="read_write") if i == 2 else b for i, b in enumerate(whole.buffers)
+    )
+    whole = replace(
+        whole, buffers=slots, epilogue=tuple(replace(s, valid=valid) for s in whole.epilogue)
+    )
+    device, rng = open_device(), np.random.default_rng(2)
+    inputs = [values(s, rng, False) for s in whole.buffers]
+    one = device.run(whole, inputs, (2.0,))
+    kept = inputs[2].reshape(-1, r.points[-1])
+    np.testing.assert_array_equal(one[2].reshape(kept.shape)[:, 4:], kept[:, 4:])
+    assert (one[2].reshape(kept.shape)[:, :4] != kept[:, :4]).all()
+    plain, after, order, scratch = without_epilogue(whole)
+    assert scratch is not None
+    sums = device.run(plain, [*inputs[:2], None])[2]
+    parts = device.run(after, [[*inputs, sums][n] for n in order], (2.0,))
+    alone = device.run(generic(whole), inputs, (2.0,))
+    for number in (2, 3):
+        for found in (parts[order.index(number)], alone[number]):
+            np.testing.assert_allclose(found, one[number], rtol=1e-5, atol=1e-5)
 
 
 def test_a_page_on_the_processor_holds_sums_until_they_are_read(

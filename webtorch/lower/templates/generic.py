@@ -79,11 +79,12 @@ def without_epilogue(
     dtype, count = r.accumulates, numel(r.points)
     flat = _linear([ex.index(d, s) for d, s in enumerate(r.points)], contiguous_strides(r.points))
     rest = tuple(range(2, len(r.buffers)))
-    # The sums wait where a result is going to be, if that is written only.
+    # The sums wait where a result is going to be, if that is written only, and all of it.
     free = [
         s.buffer
         for s in r.epilogue
         if r.buffers[s.buffer] == BufferSlot(dtype, "write", count)
+        and s.valid is None
         and affine(s.position) == affine(flat)
     ]
     scratch = None if free else BufferSlot(dtype, "write", count)
