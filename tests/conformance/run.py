@@ -11,16 +11,13 @@ import argparse
 import functools
 import json
 import os
-import select
 import subprocess
 import sys
-import time
-from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.conformance.pool import ROOT, Worker, work_off
+
 CACHE = ROOT / ".cache" / "conformance"
 TASK_SECONDS = 900
 Task = tuple[str, str, str]
@@ -59,72 +56,21 @@ def _keep(task: Task, result: dict[str, Any]) -> None:
         file.write(json.dumps({"op": name, **result}) + "\n")
 
 
-class Worker:
-    """A process that checks one operation after another."""
-
-    def __init__(self, limit: int) -> None:
-        environment = {
-            **os.environ,
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.conformance.worker", str(limit)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, bufsize=1, cwd=ROOT, env=environment,
-        )  # fmt: skip
-        self.task: Task | None = None
-        self.since = 0.0
-
-    @property
-    def answers(self) -> IO[str]:
-        """Where the results come from."""
-        assert self.process.stdout is not None
-        return self.process.stdout
-
-    def give(self, task: Task) -> None:
-        """Send one task."""
-        assert self.process.stdin is not None
-        self.task, self.since = task, time.monotonic()
-        self.process.stdin.write(json.dumps(task) + "\n")
-        self.process.stdin.flush()
-
-    def stop(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
-
-
 def run(tasks: Sequence[Task], jobs: int, limit: int, show: bool) -> None:
     """Do the tasks and keep their results."""
-    waiting, workers = deque(tasks), [Worker(limit) for _ in range(min(jobs, len(tasks)))]
-    done = 0
-    for worker in workers:
-        worker.give(waiting.popleft())
-    while workers:
-        ready, _, _ = select.select([w.answers for w in workers], [], [], 5.0)
-        for worker in list(workers):
-            assert worker.task is not None
-            late = time.monotonic() - worker.since > TASK_SECONDS
-            if worker.answers not in ready and not late:
-                continue
-            line = "" if late else worker.answers.readline()
-            result = json.loads(line) if line else {"died": "timeout" if late else "crash"}
-            _keep(worker.task, result)
-            done += 1
-            _tell(worker.task, result, done, len(tasks), show)
-            if not line:
-                worker.stop()
-                workers[workers.index(worker)] = worker = Worker(limit)
-            if waiting:
-                worker.give(waiting.popleft())
-            else:
-                worker.stop()
-                workers.remove(worker)
+    variables = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+    def start() -> Worker[Task]:
+        return Worker(("-m", "tests.conformance.worker", str(limit)), variables)
+
+    def finish(task: Task, result: dict[str, Any], place: str) -> None:
+        _keep(task, result)
+        _tell(task, result, place, show)
+
+    work_off(tasks, jobs, start, TASK_SECONDS, finish)
 
 
-def _tell(task: Task, result: dict[str, Any], done: int, total: int, show: bool) -> None:
+def _tell(task: Task, result: dict[str, Any], place: str, show: bool) -> None:
     device, dtype, name = task
     kinds = {k: v for k, v in result.items() if isinstance(v, dict)}
     bad = {k: v for k, v in kinds.items() if v.get("failed") or v.get("missing")}
@@ -137,7 +83,7 @@ def _tell(task: Task, result: dict[str, Any], done: int, total: int, show: bool)
         if v
     )
     seconds = result.get("seconds", "")
-    lines = [f"[{done}/{total}] {device} {dtype} {name} {seconds}s {counts} {died}"]
+    lines = [f"[{place}] {device} {dtype} {name} {seconds}s {counts} {died}"]
     if show:
         lines += [f"    {k}: {note}" for k, v in bad.items() for note in v.get("notes", ())[:3]]
     sys.stdout.write("\n".join(lines) + "\n")

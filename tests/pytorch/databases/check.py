@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -180,6 +181,22 @@ def _count(result: Result, error: BaseException, sample: SampleInput) -> None:
         result.fail(_shown(sample, error))
 
 
+@contextmanager
+def _judged(result: Result, sample: SampleInput) -> Iterator[list[str]]:
+    """Count a sample as passed unless the body appends what is wrong, raises, or takes too long."""
+    wrong: list[str] = []
+    try:
+        with time_limit(SECONDS):
+            yield wrong
+    except (Exception, OutOfTime) as error:
+        _count(result, error, sample)
+        return
+    if wrong:
+        result.fail(_shown(sample, wrong[0]))
+    else:
+        result.passed += 1
+
+
 def forward(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> None:
     """Compare results on the database's inputs."""
     for sample in samples(op, dtype, False, limit):
@@ -187,23 +204,16 @@ def forward(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> None:
         if got is None or any(t.layout is not torch.strided for t in leaves(got[0])):
             continue
         exact, wide = got
-        try:
-            with time_limit(SECONDS):
-                there = moved(sample, "webgpu", op.name == "tensor_split")
-                torch.manual_seed(0)
-                mine = sample.output_process_fn_grad(_call(op.op, there))
-                right, true = (
-                    sample.output_process_fn_grad(x) if x is not None else None
-                    for x in (exact, wide)
-                )
-                found = compare(op, mine, right, true, sample, leaves(sample.input))
-        except (Exception, OutOfTime) as error:
-            _count(result, error, sample)
-            continue
-        if found:
-            result.fail(_shown(sample, found))
-        else:
-            result.passed += 1
+        with _judged(result, sample) as wrong:
+            there = moved(sample, "webgpu", op.name == "tensor_split")
+            torch.manual_seed(0)
+            mine = sample.output_process_fn_grad(_call(op.op, there))
+            right, true = (
+                sample.output_process_fn_grad(x) if x is not None else None for x in (exact, wide)
+            )
+            found = compare(op, mine, right, true, sample, leaves(sample.input))
+            if found:
+                wrong.append(found)
 
 
 def _slopes(fn: Callable[..., Any], sample: SampleInput, weights: list[torch.Tensor] | None) -> Any:
@@ -261,32 +271,23 @@ def gradients(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> Non
             true = _slopes(op.op, sample.transform(doubled), weights)[0]
         except Exception:
             true = None
-        try:
-            with time_limit(SECONDS):
-                there = moved(sample.transform(fresh), "webgpu", op.name == "tensor_split")
-                torch.manual_seed(0)
-                mine = _slopes(op.op, there, weights)[0]
-                found = None
-                for i, (m, t) in enumerate(zip(mine, exact, strict=True)):
-                    if (m is None) != (t is None):
-                        if (t if m is None else m.cpu()).abs().sum() != 0:
-                            found = f"gradient {i}: {'none' if m is None else 'one'} for {t}"
-                        continue
-                    if m is None:
-                        continue
-                    rtol, atol = tolerance(op, t.dtype)
-                    w = None if true is None or true[i] is None else true[i]
-                    found = difference(m.cpu(), t, w, max(rtol, 1e-5), atol)
-                    if found:
-                        found = f"gradient {i}: {found}"
-                        break
-        except (Exception, OutOfTime) as error:
-            _count(result, error, sample)
-            continue
-        if found:
-            result.fail(_shown(sample, found))
-        else:
-            result.passed += 1
+        with _judged(result, sample) as wrong:
+            there = moved(sample.transform(fresh), "webgpu", op.name == "tensor_split")
+            torch.manual_seed(0)
+            mine = _slopes(op.op, there, weights)[0]
+            for i, (m, t) in enumerate(zip(mine, exact, strict=True)):
+                if (m is None) != (t is None):
+                    if (t if m is None else m.cpu()).abs().sum() != 0:
+                        wrong.append(f"gradient {i}: {'none' if m is None else 'one'} for {t}")
+                    continue
+                if m is None:
+                    continue
+                rtol, atol = tolerance(op, t.dtype)
+                w = None if true is None or true[i] is None else true[i]
+                found = difference(m.cpu(), t, w, max(rtol, 1e-5), atol)
+                if found:
+                    wrong.append(f"gradient {i}: {found}")
+                    break
 
 
 def check(op: OpInfo, dtype: torch.dtype, limit: int = 0) -> dict[str, Any]:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
-import subprocess
 import sys
-import time
-from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from tests.conformance.pool import ROOT, Worker, work_off
 from tests.conformance.run import has_failed
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CACHE = ROOT / ".cache" / "conformance-torch"
 DTYPES = ("float32", "float16", "int32", "int64", "bool")
 TASK_SECONDS = 600
@@ -39,41 +34,6 @@ def _keep(task: Task, result: dict[str, Any]) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{task[0]}.jsonl").open("a") as file:
         file.write(json.dumps({"op": task[1], **result}) + "\n")
-
-
-class Worker:
-    """A process that checks one operation after another; one that dies takes one operation with it."""
-
-    def __init__(self, limit: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pytorch.databases.run", "--worker", "--limit", str(limit)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, bufsize=1, cwd=ROOT, env=environment,
-        )  # fmt: skip
-        self.task: Task = ("", "")
-        self.since = 0.0
-
-    def give(self, task: Task) -> None:
-        """Send one task."""
-        assert self.process.stdin is not None
-        self.task, self.since = task, time.monotonic()
-        self.process.stdin.write(json.dumps(task) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, seconds: float) -> dict[str, Any] | None:
-        """Return the result, or None if there is none yet after `seconds`."""
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], seconds)[0]:
-            return {"died": "timeout"} if time.monotonic() - self.since > TASK_SECONDS else None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else {"died": "crash"}
-
-    def stop(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
 
 
 def work(limit: int) -> None:
@@ -96,26 +56,17 @@ def work(limit: int) -> None:
 
 def run(tasks: Sequence[Task], jobs: int, limit: int, show: bool) -> None:
     """Do the tasks and keep their results."""
-    waiting, done = deque(tasks), 0
-    workers = [Worker(limit) for _ in range(min(jobs, len(tasks)))]
-    for worker in workers:
-        worker.give(waiting.popleft())
-    while workers:
-        for worker in list(workers):
-            result = worker.answer(0.05)
-            if result is None:
-                continue
-            _keep(worker.task, result)
-            done += 1
-            _tell(worker.task, result, f"{done}/{len(tasks)}", show)
-            if "died" in result:
-                worker.stop()
-                workers[workers.index(worker)] = worker = Worker(limit)
-            if waiting:
-                worker.give(waiting.popleft())
-            else:
-                worker.stop()
-                workers.remove(worker)
+    variables = {k: v for k, v in os.environ.items() if k != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    arguments = ("-m", "tests.pytorch.databases.run", "--worker", "--limit", str(limit))
+
+    def start() -> Worker[Task]:
+        return Worker(arguments, variables)
+
+    def finish(task: Task, result: dict[str, Any], place: str) -> None:
+        _keep(task, result)
+        _tell(task, result, place, show)
+
+    work_off(tasks, jobs, start, TASK_SECONDS, finish)
 
 
 def _tell(task: Task, result: dict[str, Any], place: str, show: bool) -> None:
