@@ -46,7 +46,7 @@ class Worker(Generic[Task]):
     def stop(self) -> None:
         """End the process."""
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
 def work_off(

@@ -1,12 +1,10 @@
 """Attention on matrix units: that its kernels compute it.
 
-No adapter here has matrix units, so their built-in functions are replaced by plain code, as in
-test_wgsl_matrix_units.py; everything else of the kernels runs as it is.
+No adapter here has matrix units: emulated.py.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lower.emulated import without_units
 from tests.lower.harness import open_device
 from webtorch.ir.dtype import bool_, float16, float32
 from webtorch.ir.kernel import Attention, BufferSlot
@@ -63,47 +62,31 @@ fn back(at: u32, line: u32, lane: u32) -> array<f32, 8> {
 """
 
 
-def emulated(p: WgslPass) -> WgslPass:
-    """Return a pass that needs no matrix units, nor subgroups."""
-    text = re.sub(r"^(enable (subgroups|chromium)|diagnostic).*\n", "", p.source, flags=re.M)
-    if "subgroupMatrix" not in text:
-        return p
-    text = text.replace("subgroup_matrix_result<f32, 16, 16>", "array<f32, 8>")
-    text = re.sub(
+OWN = (
+    (
         r"subgroupMatrixLoad<array<f32, 8>, row_major>\(&scores, (.+), (\d+u)\);",
         r"back(\1, \2, lid % 32u);",
-        text,
-    )
-    text = re.sub(
+    ),
+    (
         r"subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>\(&halves, (.+), (\d+u)\);",
         r"left_of(\1, \2, lid % 32u);",
-        text,
-    )
-    text = re.sub(
-        r"subgroupMatrixLoad<subgroup_matrix_right<f16, 16, 16>, (row|col)_major>\(&tile, (.+), (\d+u)\);",
-        lambda m: f"vec3<u32>({m[2]}, {m[3]}, {'1u' if m[1] == 'row' else '0u'});",
-        text,
-    )
-    text = re.sub(
-        r"subgroupMatrixMultiplyAccumulate\((\w+), (\w+), (\w+)\)",
-        r"accumulate(\1, \2, \3, lid % 32u)",
-        text,
-    )
-    text = re.sub(
+    ),
+    (
         r"subgroupMatrixStore<row_major>\(&scores, (.+), (\w+), (\d+u)\);",
         r"put(\1, \3, \2, lid % 32u);",
-        text,
-    )
+    ),
     # The lane with the other half of the row, through workgroup memory.
-    text = re.sub(
+    (
         r"^( *let \w+ = )(.*)subgroupShuffleXor\((\w+), 1u\)(.*)$",
         r"  workgroupBarrier(); other[lid] = \3; workgroupBarrier();\n\1\2other[lid ^ 1u]\4",
-        text,
-        flags=re.M,
-    )
-    assert "subgroup" not in text
+    ),
+)
+
+
+def emulated(p: WgslPass) -> WgslPass:
+    """Return a pass that needs no matrix units, nor subgroups."""
     shared = f"var<workgroup> other: array<f32, {p.workgroup_size[0]}>;\n"
-    return replace(p, source=text.replace("@compute", shared + EMULATED + "@compute"))
+    return without_units(p, OWN, shared + EMULATED)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,15 @@
 """Products on matrix units: which are, and that the kernels compute them.
 
-No adapter here has matrix units, so their three built-in functions are replaced by plain code that
-does, lane by lane, what the proposal says; everything else of the kernel runs as it is. Source:
-https://github.com/gpuweb/gpuweb/blob/main/proposals/subgroup-matrix.md
+No adapter here has matrix units: emulated.py.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 
+from tests.lower.emulated import without_units
 from tests.lower.harness import open_device
 from tests.lower.test_wgsl_matmul import LAYOUTS, compare, make
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
@@ -43,30 +41,16 @@ fn accumulate(a: vec3<u32>, b: vec3<u32>, old: array<f32, 8>, lane: u32) -> arra
 """
 
 
+STORE = (
+    r"subgroupMatrixStore<row_major>\(&tiles, (.+), (\w+), (\d+u)\);",
+    r"for (var i = 0u; i < 8u; i = i + 1u) {"
+    r" tiles[\1 + (lid % 32u) / 2u * \3 + (lid % 2u) * 2u + i / 4u][i % 4u] = bitcast<u32>(\2[i]); }",
+)
+
+
 def emulated(p: WgslPass) -> WgslPass:
     """Return a pass that needs no matrix units."""
-    text = re.sub(r"^(enable (subgroups|chromium)|diagnostic).*\n", "", p.source, flags=re.M)
-    if "subgroupMatrix" not in text:
-        return p
-    text = text.replace("subgroup_matrix_result<f32, 16, 16>", "array<f32, 8>")
-    text = re.sub(
-        r"subgroupMatrixLoad<\w+<f16, 16, 16>, (row|col)_major>\(&\w+, (.+), (\d+u)\);",
-        lambda m: f"vec3<u32>({m[2]}, {m[3]}, {'1u' if m[1] == 'row' else '0u'});",
-        text,
-    )
-    text = re.sub(
-        r"subgroupMatrixMultiplyAccumulate\((\w+), (\w+), (\w+)\)",
-        r"accumulate(\1, \2, \3, lid % 32u)",
-        text,
-    )
-    text = re.sub(
-        r"subgroupMatrixStore<row_major>\(&tiles, (.+), (\w+), (\d+u)\);",
-        r"for (var i = 0u; i < 8u; i = i + 1u) {"
-        r" tiles[\1 + (lid % 32u) / 2u * \3 + (lid % 2u) * 2u + i / 4u][i % 4u] = bitcast<u32>(\2[i]); }",
-        text,
-    )
-    assert "subgroup" not in text
-    return replace(p, source=text.replace("@compute", EMULATED + "@compute"))
+    return without_units(p, [STORE], EMULATED)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nn", "tn", "nt", "tt"])
