@@ -260,21 +260,14 @@ class _Again(AttentionWriter):
             body.append(f"let head = row_head * {self.inner_heads} + inner;")
         else:
             body.append("let head = row_head;")
-        body += [f"let {name}_base = {self.base(name, 'head')};" for name in column_names]
-        if r.mask:
-            body.append(f"let mask_base = {self.base('mask', 'head')};")
+        body += self.bases(column_names, "head")
         body.append(f"let first_line = (batch * {r.heads} + head) * {r.length};")
         if not self.by_key:
             for i in range(quads):
                 self.statistics(i, body)
-        body.append(
-            f"for (var first_column: i32 = {first}; first_column < {last}; "
-            f"first_column = first_column + {tile.columns}) {{"
-        )
         step: list[str] = []
         self.step(step, column_names)
-        body += indented(step)
-        body.append("}")
+        body += self.over_columns(first, last, step)
         if self.by_key and self.inner_heads > 1:
             body.append("}")
         self.write(body)

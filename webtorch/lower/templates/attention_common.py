@@ -4,6 +4,8 @@ Floor 2; imports floor 0 and the renderer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.kernel import Attention, Kernel
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
@@ -68,16 +70,20 @@ class AttentionWriter:
             and not any(s % width for s in strides[:3])
         )
 
+    def groups(self, count: int) -> tuple[list[str], tuple[int, int, int]]:
+        """Return the lines that number `count` workgroups, and the grid."""
+        grid = fold_grid(count, self.limits)
+        lines = [f"let group = i32({group_number(grid)});"]
+        if grid[0] * grid[1] * grid[2] != count:
+            lines.append(f"if (group >= {count}) {{ return; }}")
+        return lines, grid
+
     def start(self) -> tuple[list[str], tuple[int, int, int]]:
         """Return the lines that say where the workgroup is, and the grid."""
         r = self.r
         heads, total = (r.shared, r.source) if self.by_key else (r.heads, r.length)
         blocks = -(-total // self.rows)
-        groups = r.batch * heads * blocks
-        grid = fold_grid(groups, self.limits)
-        lines = [f"let group = i32({group_number(grid)});"]
-        if grid[0] * grid[1] * grid[2] != groups:
-            lines.append(f"if (group >= {groups}) {{ return; }}")
+        lines, grid = self.groups(r.batch * heads * blocks)
         block = f"group % {blocks}"
         if r.causal and not self.by_key:
             # The last queries see the most keys: they start first.
@@ -98,6 +104,20 @@ class AttentionWriter:
         terms += [f"batch * {strides[0]}"] if strides[0] else []
         terms += [f"{head} * {strides[1]}"] if strides[1] else []
         return " + ".join(terms) or "0"
+
+    def bases(self, names: Sequence[str], head: str) -> list[str]:
+        """Write where the rows of operands, and of the mask if there is one, begin."""
+        every = [*names, "mask"] if self.r.mask else names
+        return [f"let {name}_base = {self.base(name, head)};" for name in every]
+
+    def over_columns(self, first: str, last: str, step: list[str]) -> list[str]:
+        """Write the loop over tiles of columns."""
+        return [
+            f"for (var first_column: i32 = {first}; first_column < {last}; "
+            f"first_column = first_column + {self.columns}) {{",
+            *indented(step),
+            "}",
+        ]
 
     def columns_seen(self) -> tuple[str, str]:
         """Return the first column that a row of the tile sees, and one past the last."""

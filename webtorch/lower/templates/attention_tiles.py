@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from webtorch.ir.kernel import Attention
 from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
 from webtorch.lower.templates.gemm import lanes
-from webtorch.lower.wgsl_shader import WgslPass, fold_grid, group_number
+from webtorch.lower.wgsl_shader import WgslPass
 from webtorch.runtime.backend import Limits
 
 _BARRIER = "workgroupBarrier();"
@@ -107,9 +107,13 @@ def choose_forward(r: Attention, limits: Limits) -> ScoreTile | None:
         and t.threads <= limits.max_workgroup_invocations
         and (t.registers(r.width) <= 256 or t is FORWARD_TILES[-1])
     ]
-    for tile in found:
-        # Tiles far larger than what there is compute in vain.
-        if (tile.rows < 2 * r.length and tile.columns < 2 * r.source) or tile is found[-1]:
+    return _first_of_use(r, found)
+
+
+def _first_of_use(r: Attention, fitting: list[ScoreTile]) -> ScoreTile | None:
+    """Return the first of the tiles that fit which is not far larger than what there is, or the last."""
+    for tile in fitting:
+        if (tile.rows < 2 * r.length and tile.columns < 2 * r.source) or tile is fitting[-1]:
             return tile
     return None
 
@@ -122,10 +126,7 @@ def choose_weights(r: Attention, limits: Limits) -> ScoreTile | None:
         if 16 * t.stage <= limits.workgroup_memory_bytes
         and t.threads <= limits.max_workgroup_invocations
     ]
-    for tile in found:
-        if (tile.rows < 2 * r.length and tile.columns < 2 * r.source) or tile is found[-1]:
-            return tile
-    return None
+    return _first_of_use(r, found)
 
 
 class _Tiles(AttentionWriter):
@@ -294,13 +295,7 @@ class Forward(_Tiles):
         r, tile = self.r, self.tile
         body, grid = self.start()
         body += self.places()
-        body += [
-            f"let query_base = {self.base('query', 'row_head')};",
-            f"let key_base = {self.base('key', 'row_head')};",
-            f"let value_base = {self.base('value', 'row_head')};",
-        ]
-        if r.mask:
-            body.append(f"let mask_base = {self.base('mask', 'row_head')};")
+        body += self.bases(("query", "key", "value"), "row_head")
         body.append("let head = row_head;")
         chunks = tile.chunks(r.width)
         for i in range(tile.own_rows):
@@ -309,12 +304,7 @@ class Forward(_Tiles):
             body += [f"var top{i} = vec4<f32>({LEAST_TOP});", f"var sum{i} = vec4<f32>();"]
         rows = self.units("query", "first_row", tile.rows, "a", body)
         _, last = self.columns_seen()
-        body.append(
-            f"for (var first_column: i32 = 0; first_column < {last}; "
-            f"first_column = first_column + {tile.columns}) {{"
-        )
-        body += indented(self._step(rows))
-        body.append("}")
+        body += self.over_columns("0", last, self._step(rows))
         self._write(body)
         first = max(tile.stage, tile.columns * tile.line)
         values = tile.columns * chunks * tile.across
@@ -508,11 +498,7 @@ class Weights(_Tiles):
         r, tile = self.r, self.tile
         across, down = -(-r.source // tile.columns), -(-r.length // tile.rows)
         part, heads = self.part, self.part.heads * self.inner_heads
-        groups = part.batches * heads * across * down
-        grid = fold_grid(groups, self.limits)
-        body = [f"let group = i32({group_number(grid)});"]
-        if grid[0] * grid[1] * grid[2] != groups:
-            body.append(f"if (group >= {groups}) {{ return; }}")
+        body, grid = self.groups(part.batches * heads * across * down)
         body += [
             f"let first_column = (group % {across}) * {tile.columns};",
             f"let first_row = (group / {across} % {down}) * {tile.rows};",
@@ -536,11 +522,7 @@ class Weights(_Tiles):
                 "  return;",
                 "}",
             ]
-        body += [
-            f"let {n}_base = {self.base(n, 'head')};" for n in ("query", "key", "value", "grad")
-        ]
-        if r.mask:
-            body.append(f"let mask_base = {self.base('mask', 'head')};")
+        body += self.bases(("query", "key", "value", "grad"), "head")
         sides = (("query", "key", "s", r.size), ("grad", "value", "d", r.width))
         second = tile.depth * (tile.rows // 4 + tile.pad)
         loops = []

@@ -20,7 +20,7 @@ from webtorch.ir.kernel import Attention
 from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
 from webtorch.lower.templates.attention_tiles import Part
 from webtorch.lower.templates.matrix_units import ENABLES
-from webtorch.lower.wgsl_shader import Engine, WgslPass, fold_grid, group_number
+from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
 
 _BARRIER = "workgroupBarrier();"
@@ -96,30 +96,31 @@ def suits(r: Attention, limits: Limits, engine: Engine) -> bool:
     )
 
 
-def forward(r: Attention, limits: Limits, engine: Engine) -> WgslPass | None:
-    """Return the dispatch of the forward pass, or None where matrix units do not serve."""
+def _choose(
+    r: Attention, limits: Limits, engine: Engine, further: int, kept: int
+) -> UnitTile | None:
+    """Return the fastest tile that fits, with `further` bytes of workgroup memory and `kept` numbers
+    of each row, or None where matrix units do not serve."""
     if not suits(r, limits, engine):
         return None
     for tile in TILES:
-        if (
-            tile.shared_bytes(max(r.size, r.width)) + 16 <= limits.workgroup_memory_bytes
-            and tile.registers(r.width + r.size // 2) <= 256
-        ):
-            return Forward(r, limits, tile).render()
+        shared = tile.shared_bytes(max(r.size, r.width)) + further
+        if shared <= limits.workgroup_memory_bytes and tile.registers(kept) <= 256:
+            return tile
     return None
+
+
+def forward(r: Attention, limits: Limits, engine: Engine) -> WgslPass | None:
+    """Return the dispatch of the forward pass, or None where matrix units do not serve."""
+    # One word more is for what the workgroup agrees upon.
+    tile = _choose(r, limits, engine, 16, r.width + r.size // 2)
+    return None if tile is None else Forward(r, limits, tile).render()
 
 
 def weights(r: Attention, limits: Limits, engine: Engine, part: Part) -> WgslPass | None:
     """Return the dispatch that writes a part of the weights, or None."""
-    if not suits(r, limits, engine):
-        return None
-    for tile in TILES:
-        if (
-            tile.shared_bytes(max(r.size, r.width)) <= limits.workgroup_memory_bytes
-            and tile.registers((r.size + r.width) // 2) <= 256
-        ):
-            return Weights(r, limits, tile, part).render()
-    return None
+    tile = _choose(r, limits, engine, 0, (r.size + r.width) // 2)
+    return None if tile is None else Weights(r, limits, tile, part).render()
 
 
 class _Units(AttentionWriter):
@@ -343,9 +344,7 @@ class Forward(_Units):
         r, tile = self.r, self.tile
         body, grid = self.start()
         body += self.places()
-        body += [f"let {n}_base = {self.base(n, 'row_head')};" for n in ("query", "key", "value")]
-        if r.mask:
-            body.append(f"let mask_base = {self.base('mask', 'row_head')};")
+        body += self.bases(("query", "key", "value"), "row_head")
         body.append("let head = row_head;")
         body.append("if (lid == 0u) { grown = 0; }")
         body += self.rows_held("query", "q")
@@ -356,12 +355,7 @@ class Forward(_Units):
         self.fetch("key", "0", "fk", body)
         self.fetch("value", "0", "fv", body)
         _, last = self.columns_seen()
-        body.append(
-            f"for (var first_column: i32 = 0; first_column < {last}; "
-            f"first_column = first_column + {tile.columns}) {{"
-        )
-        body += indented(self._step(width))
-        body.append("}")
+        body += self.over_columns("0", last, self._step(width))
         self._write(width, body)
         shared = [*self.shared(), "var<workgroup> grown: i32;"]
         one = self.finish(body, shared, tile.threads, grid, ENABLES)
@@ -500,11 +494,7 @@ class Weights(_Units):
         """Write the kernel."""
         r, tile, part = self.r, self.tile, self.part
         heads, blocks = part.heads * self.inner_heads, -(-r.length // tile.rows)
-        groups = part.batches * heads * blocks
-        grid = fold_grid(groups, self.limits)
-        body = [f"let group = i32({group_number(grid)});"]
-        if grid[0] * grid[1] * grid[2] != groups:
-            body.append(f"if (group >= {groups}) {{ return; }}")
+        body, grid = self.groups(part.batches * heads * blocks)
         block = f"group % {blocks}"
         body += [
             # The last queries see the most keys: they start first.
@@ -516,10 +506,7 @@ class Weights(_Units):
             f"let first_line = number * {r.length} + first_row;",
         ]
         body += self.places()
-        names = ("query", "key", "value", "grad")
-        body += [f"let {n}_base = {self.base(n, 'head')};" for n in names]
-        if r.mask:
-            body.append(f"let mask_base = {self.base('mask', 'head')};")
+        body += self.bases(("query", "key", "value", "grad"), "head")
         stats, delta = self.number["stats"], self.number["delta"]
         body += [
             f"let known = lines + min(row, {r.length - 1});",
@@ -536,12 +523,7 @@ class Weights(_Units):
             # Beyond the diagonal, products read to the end of their own tile.
             size = part.block
             last = f"min({last}, (first_row + {tile.rows - 1} + {size}) / {size} * {size})"
-        body.append(
-            f"for (var first_column: i32 = 0; first_column < {last}; "
-            f"first_column = first_column + {tile.columns}) {{"
-        )
-        body += indented(self._step())
-        body.append("}")
+        body += self.over_columns("0", last, self._step())
         one = self.finish(body, self.shared(), tile.threads, grid, ENABLES)
         return replace(one, trusted_indices=True, trusted_loops=True)
 
