@@ -215,3 +215,29 @@ def test_more_than_65535_workgroups(device: str) -> None:
     y = (x % 1000) * 2 + 1
     assert int(y[-1].item()) == ((count - 1) % 1000) * 2 + 1
     assert int(y[65_535 * 256 + 300].item()) == ((65_535 * 256 + 300) % 1000) * 2 + 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lib, x: x.add(3, 2),
+        lambda lib, x: lib.add(x, 3, x),
+        lambda lib, x: x.add_(-0.5, x * 2),
+        lambda lib, x: x.sub(2, x),
+        lambda lib, x: lib.addcmul(x, 3, x, x + 1),
+        lambda lib, x: x.addcdiv_(-2, x, x + 1),
+    ],
+)
+def test_a_factor_before_the_operands(call: Any, device: str) -> None:
+    """Optimizers written before PyTorch 1.5 call `p.add_(-lr, grad)`."""
+    found = call(webtorch, webtorch.tensor([1.0, 2.0], device=device))
+    assert found.tolist() == pytest.approx(call(torch, torch.tensor([1.0, 2.0])).tolist())
+
+
+def test_a_factor_before_the_operands_is_warned_of() -> None:
+    x = webtorch.ones(2)
+    with pytest.warns(UserWarning, match="This overload of add is deprecated"):
+        x.add(1, 2)
+    for wrong in (lambda: x.add(1, 2, 3), lambda: x.add(x, 2), lambda: x.add(1, 2, alpha=3)):
+        with pytest.raises(TypeError):
+            wrong()

@@ -58,6 +58,8 @@ def _bind(op: Op) -> None:
         op.function = calls.bind_composite(op)
     if op.refuses:
         op.function = calls.refuse_types(op)
+    if op.name in calls.OLD_ORDERS:
+        op.function = calls.accept_old_order(op, calls.OLD_ORDERS[op.name])
     if "dim" in op.signature and op.function_in and not isinstance(op, Elementwise):
         op.function = calls.accept_numpy_names(op.function)
     # The name is given outside the entry: operations that are made of others do not pay for it.

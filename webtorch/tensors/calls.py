@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -733,6 +734,36 @@ def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return renamed
+
+
+# The factor of these may stand before the operands, by position: PyTorch's old order, which it warns of.
+OLD_ORDERS = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}
+
+
+def accept_old_order(op: Op, factor: str) -> Callable[..., Any]:
+    """Return the function of an entry of `OLD_ORDERS` that also takes its factor first."""
+    function, title = op.function, op.name
+    operands = [name for name in inspect.signature(function).parameters if name != factor]
+    count = 1 + len(operands)
+
+    @functools.wraps(function)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        if (
+            len(args) == count
+            and factor not in kwargs
+            and isinstance(args[1], (int, float, complex))
+        ):
+            rest = ", ".join(operands[1:])
+            warnings.warn(
+                f"This overload of {title} is deprecated:\n\t{title}(Number {factor}, {rest})\n"
+                "Consider using one of the following signatures instead:\n"
+                f"\t{title}({rest}, *, Number {factor} = 1)",
+                stacklevel=3,
+            )
+            return function(args[0], *args[2:], **{factor: args[1]}, **kwargs)
+        return function(*args, **kwargs)
+
+    return public
 
 
 # Parameters of composites that are tensors, in PyTorch's words.
