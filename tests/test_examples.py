@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,7 @@ from tests.nn.oracle import to_web
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # Steps, and what must be left of the first losses at the end.
 LEARNED = {
+    "chat": (30, 0.4),
     "diffusion": (60, 0.85),
     "flow_matching": (60, 0.85),
     "gpt": (20, 0.85),
@@ -37,7 +40,7 @@ LEARNED = {
 }
 # These have --compile, and are tested so; what they compute without is compared with PyTorch below.
 COMPILED = frozenset(
-    "diffusion flow_matching gpt kan lenet llama mlp nerf neural_style resnet18 siren word2vec".split()  # noqa: SIM905
+    "chat diffusion flow_matching gpt kan lenet llama mlp nerf neural_style resnet18 siren word2vec".split()  # noqa: SIM905
 )
 
 
@@ -147,3 +150,83 @@ def test_a_llama_with_its_cache_says_what_it_says_without() -> None:
         parts = [model(x[:, :4], caches, 0)]
         parts += [model(x[:, i : i + 1], caches, i) for i in range(4, 8)]
     webtorch.testing.assert_close(webtorch.cat(parts, 1), whole[:, :8], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.covers("T7")
+def test_a_conversation_about_the_village(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = program("chat", "webtorch")
+    model, _ = chat.train(250, "cpu", True)
+    draw = random.Random("a conversation")
+    traced, drawn = [], chat.drawn
+
+    def counted(*args: Any) -> Any:
+        traced.append(1)
+        return drawn(*args)
+
+    chat.drawn = counted
+    talk = chat.Chat(model, chat.TOKENIZER, temperature=0.0)
+    assert "".join(talk.say("Hello!")) == chat.HELLO
+    captured = len(traced)
+    # "Where does she live?" is answered from what was said before.
+    right, count = chat.examine(talk, [chat.dialogue(draw) for _ in range(8)])
+    assert right >= 0.8 * count
+    # Questions are read in pieces, answers token by token: one program for each, whatever the place.
+    assert len(traced) == captured
+    pieces = list(talk.say("Hello!"))
+    assert len(pieces) > 2
+    assert "".join(pieces) == chat.HELLO
+    # Drawn from hardly any, what is drawn is the likeliest.
+    sure = chat.Chat(model, chat.TOKENIZER, temperature=1.0, top_p=1e-6)
+    assert "".join(sure.say("Hello!")) == chat.HELLO
+    # What is more than the cache holds begins anew.
+    for _ in range(12):
+        assert "".join(talk.say("Hi!", 24)) == chat.HELLO
+    with pytest.raises(ValueError, match="too many"):
+        next(talk.say("Where? " * 200))
+
+
+def test_draws_come_from_the_likeliest_as_often_as_they_should() -> None:
+    chat = program("chat", "webtorch")
+    webtorch.manual_seed(0)
+    logits = webtorch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(4000, 4)
+    counts = webtorch.bincount(chat.drawn(logits, 1.0, 0.85).flatten(), minlength=4)
+    found = (counts / 4000).tolist()
+    assert found == pytest.approx([0, 4 / 9, 2 / 9, 3 / 9], abs=0.03)
+    cold = webtorch.bincount(chat.drawn(logits, 0.5, 1.0).flatten(), minlength=4) / 4000
+    assert cold.tolist() == pytest.approx([1 / 30, 16 / 30, 4 / 30, 9 / 30], abs=0.03)
+
+
+def test_the_chat_takes_weights_of_hugging_face(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="no transformers")
+    chat = program("chat", "webtorch")
+    torch.manual_seed(0)
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 5e3, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=len(chat.TOKENIZER), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, rope_parameters=scaling,
+        max_position_embeddings=512, initializer_range=0.3, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    reference = transformers.LlamaForCausalLM(config).eval()
+    reference.save_pretrained(tmp_path)
+    chat.TOKENIZER.save(tmp_path / "tokenizer.json")
+    model, tokenizer = chat.load(tmp_path, "cpu")
+    x = torch.randint(0, len(tokenizer), (2, 100))
+    with torch.no_grad():
+        wanted = reference(x).logits
+    logits = model(webtorch.tensor(x.tolist())).tolist()
+    torch.testing.assert_close(torch.tensor(logits), wanted, rtol=1e-3, atol=1e-3)
+    # Through the cache, in pieces of questions longer than one piece.
+    question = "Where does Ada live? And what is she? And which animal does she have?"
+    asked = tokenizer.encode(chat.START + chat.asked(question))
+    assert len(asked) > 2 * chat.PIECE
+    found = reference.generate(torch.tensor([asked]), max_new_tokens=8, do_sample=False)
+    talk = chat.Chat(model, tokenizer, temperature=0.0)
+    said = "".join(talk.say(question, 8))
+    assert said == tokenizer.decode(found[0, len(asked) :].tolist(), skip_special_tokens=True)
+    sizes = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "gpt2"}))
+    with pytest.raises(ValueError, match="gpt2"):
+        chat.load(tmp_path, "cpu")
