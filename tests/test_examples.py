@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import wave
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,7 @@ LEARNED = {
     "resnet18": (8, 0.95),
     "seq2seq_attention": (14, 0.97),
     "siren": (30, 0.5),
+    "speech": (30, 0.6),
     "transformer_classifier": (40, 0.7),
     "unet": (6, 0.95),
     "vae": (30, 0.8),
@@ -40,7 +42,7 @@ LEARNED = {
 }
 # These have --compile, and are tested so; what they compute without is compared with PyTorch below.
 COMPILED = frozenset(
-    "chat diffusion flow_matching gpt kan lenet llama mlp nerf neural_style resnet18 siren word2vec".split()  # noqa: SIM905
+    "chat diffusion flow_matching gpt kan lenet llama mlp nerf neural_style resnet18 siren speech word2vec".split()  # noqa: SIM905
 )
 
 
@@ -230,3 +232,37 @@ def test_the_chat_takes_weights_of_hugging_face(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "gpt2"}))
     with pytest.raises(ValueError, match="gpt2"):
         chat.load(tmp_path, "cpu")
+
+
+@pytest.mark.covers("T8")
+def test_words_nobody_said_are_spoken_like_the_synthesiser_does(tmp_path: Path) -> None:
+    speech = program("speech", "webtorch")
+    model, losses = speech.train(100, "cpu", True)
+    assert losses[-1] < 0.4
+    words = ["salami", "tomato", "kimono", "risotto"]
+    model.eval()
+    sounds, lengths = speech.speak(model, words, "cpu")
+    taught = speech.synthesise([f" {word} " for word in words])
+    other = speech.synthesise([f" {word} " for word in words[1:] + words[:1]])
+    near, far = speech.distance(sounds, taught), speech.distance(sounds, other)
+    assert near < 4.5
+    assert near < 0.7 * far
+    for length, word in zip(lengths, words, strict=True):
+        assert length / speech.HOP == pytest.approx(sum(speech.durations_of(f" {word} ")), abs=5)
+    speech.save(tmp_path / "one.wav", sounds[0].tolist()[: lengths[0]])
+    with wave.open(str(tmp_path / "one.wav")) as file:
+        assert (file.getframerate(), file.getnframes()) == (speech.RATE, lengths[0])
+        heard = memoryview(file.readframes(lengths[0])).cast("h")
+    assert max(abs(s) for s in heard) == 32000
+
+
+def test_griffin_lim_finds_a_sound_of_given_magnitudes() -> None:
+    speech = program("speech", "webtorch")
+    webtorch.manual_seed(0)
+    taught = speech.synthesise([" salami ", " tofu "])
+    magnitudes = speech.spectrogram(taught).exp() - speech.FLOOR
+    errors = [
+        speech.distance(speech.griffin_lim(magnitudes, rounds), taught) for rounds in (0, 5, 40)
+    ]
+    assert errors[2] < errors[1] < errors[0]
+    assert errors[2] < 0.5
