@@ -23,9 +23,11 @@ OURS = "webgpu"
 
 def peer_device() -> str | None:
     """Return PyTorch's GPU, or None where it has none; its float32 is then not TF32."""
+    if not torch.cuda.is_available():
+        return None
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    return "cuda" if torch.cuda.is_available() else None
+    return "cuda"
 
 
 def describe() -> dict[str, str]:

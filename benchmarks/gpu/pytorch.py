@@ -216,8 +216,6 @@ def main() -> None:
     parser.add_argument("--out", metavar="FILE", help="also write the figures as JSON")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     chosen = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     about = {**machine(), **describe()}
     print(about, flush=True)
     found: list[Row] = []

@@ -64,7 +64,10 @@ def test_shape_mistakes(name: str) -> None:
 
 DTYPES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "float &": (lambda t: t.zeros(3) & t.zeros(3), ["bitwise_and", "Float", "int64"]),
-    "bool -": (lambda t: (t.zeros(3) > 0) - (t.zeros(3) > 0), ["sub", "Bool"]),
+    "bool -": (
+        lambda t: (t.zeros(3) > 0) - (t.zeros(3) > 0),
+        ["sub", "two bool tensors", "logical_xor()"],
+    ),
     "matmul": (
         lambda t: t.zeros(2, 3) @ t.zeros(3, 2, dtype=t.float16),
         ["matmul", "same dtype", ".to(torch.float32)"],

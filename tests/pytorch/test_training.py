@@ -263,3 +263,15 @@ def test_momentum_begins_at_zero_where_the_first_fused_step_fails(webgpu: str) -
         optimizer.step()
     # 1 - 0.5 * 1 - 0.5 * 1.9
     torch.testing.assert_close(p.detach().cpu(), torch.full((4,), -0.45))
+
+
+def test_a_scaler_that_is_not_enabled_does_nothing() -> None:
+    """On any device: PyTorch's class is one for all."""
+    w = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(w.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert w.tolist() == [0.0, 0.0]

@@ -19,7 +19,7 @@ from webtorch.ir.view import (
     numel,
     reshape_strides,
 )
-from webtorch.ops.movement import cat, narrow
+from webtorch.ops.movement import join, narrow
 from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
 from webtorch.ops.record import BOOL, FP32, LOWER, NOT_FLOATS, Autocast, composite
 
@@ -892,7 +892,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
             f"{other.shape[at]}"
         )
     # c[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1], counted modulo 3: windows of each twice in a row.
-    a, b = cat([input, input], at), cat([other, other], at)
+    a, b = join([input, input], at), join([other, other], at)
     first = narrow(a, at, 1, 3) * narrow(b, at, 2, 3)
     return first - narrow(a, at, 2, 3) * narrow(b, at, 1, 3)
 

@@ -1095,7 +1095,8 @@ def _shapes(tensors: Sequence[Any]) -> str:
     return shown + (f", ... ({len(tensors)} tensors)" if len(tensors) > 6 else "")
 
 
-def _cat(tensors: Sequence[Any], dim: int) -> Any:
+def join(tensors: Sequence[Any], dim: int) -> Any:
+    """What `cat` computes, for other operations: autocast does not see it."""
     from webtorch.tensors import tape
 
     tensors = _listed("cat", tensors)
@@ -1159,19 +1160,19 @@ def _cat(tensors: Sequence[Any], dim: int) -> Any:
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors one after another along `dim`; types are promoted."""
-    return _cat(tensors, dim)
+    return join(tensors, dim)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def concat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Another name of cat."""
-    return _cat(tensors, dim)
+    return join(tensors, dim)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
 def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Any:
     """Another name of cat."""
-    return _cat(tensors, dim if axis is None else axis)
+    return join(tensors, dim if axis is None else axis)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
@@ -1188,7 +1189,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
                 f"{list(part._shape)} at entry {i}: use cat to join tensors of different sizes"
             )
     dim = normalize_dim(dim, len(shape) + 1)
-    return _cat([unsqueeze(part, dim) for part in tensors], dim)
+    return join([unsqueeze(part, dim) for part in tensors], dim)
 
 
 def _promoted(args: tuple[Any, ...], rank: Callable[[Any], Any]) -> Any:
@@ -1233,7 +1234,7 @@ def hstack(tensors: Sequence[Any]) -> Any:
     parts = [_at_least_1d(x) for x in tensors]
     if not parts:
         raise RuntimeError("hstack expects a non-empty TensorList")
-    return _cat(parts, 0 if len(parts[0]._shape) == 1 else 1)
+    return join(parts, 0 if len(parts[0]._shape) == 1 else 1)
 
 
 @composite(
@@ -1247,7 +1248,7 @@ def vstack(tensors: Sequence[Any]) -> Any:
     parts = [_at_least_2d(x) for x in tensors]
     if not parts:
         raise RuntimeError("vstack expects a non-empty TensorList")
-    return _cat(parts, 0)
+    return join(parts, 0)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
@@ -1256,7 +1257,7 @@ def dstack(tensors: Sequence[Any]) -> Any:
     parts = [_at_least_3d(x) for x in tensors]
     if not parts:
         raise RuntimeError("dstack expects a non-empty TensorList")
-    return _cat(parts, 2)
+    return join(parts, 2)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
@@ -1265,7 +1266,7 @@ def column_stack(tensors: Sequence[Any]) -> Any:
     parts = [reshape(x, (x.numel(), 1)) if len(x._shape) <= 1 else x for x in tensors]
     if not parts:
         raise RuntimeError("column_stack expects a non-empty TensorList")
-    return _cat(parts, 1)
+    return join(parts, 1)
 
 
 @composite(family="movement", function_in=("torch",))
@@ -1284,7 +1285,7 @@ def block_diag(*tensors: Any) -> Any:
     for part in parts:
         rows.append(pad_dim(part, 1, at, width - at - part._shape[1]))
         at += part._shape[1]
-    return _cat(rows, 0)
+    return join(rows, 0)
 
 
 @composite(family="movement", function_in=("torch",))
@@ -1484,7 +1485,7 @@ def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
         shift %= size
         if shift:
             parts = (window(out, dim, size - shift, shift), window(out, dim, 0, size - shift))
-            out = _cat(parts, dim)
+            out = join(parts, dim)
     return copy(input) if out is input else out
 
 
@@ -1646,7 +1647,7 @@ def _padded(input: Any, counts: list[int], mode: str, value: Scalar | None) -> A
         if mode == "constant":
             low[dim], high[dim] = max(before, 0), max(after, 0)
         elif before > 0 or after > 0:
-            out = _cat([p for p in (sides[0], out, sides[1]) if p is not None], dim)
+            out = join([p for p in (sides[0], out, sides[1]) if p is not None], dim)
     if any(low) or any(high):
         filler: Scalar = 0 if value is None else value
         if input.dtype.kind == "bool":

@@ -677,7 +677,8 @@ def _scaling() -> None:
     original = scaler.unscale_
 
     def unscale_(self: Any, optimizer: Any) -> None:
-        scale = self._scale
+        # One that is not enabled has no scale at all.
+        scale = getattr(self, "_scale", None)
         if scale is None or scale.device.type != "webgpu":
             original(self, optimizer)
             return

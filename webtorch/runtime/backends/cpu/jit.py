@@ -1163,13 +1163,26 @@ def _engine() -> _Engine:
     return _ENGINE
 
 
+# Python 3.11 counts the depth of trees in one place for all threads: two at once, or one that a finaliser
+# interrupts, may find the count wrong and raise SystemError.
+_PARSING = threading.Lock()
+
+
+def _parsed(source: str) -> ast.Module:
+    with _PARSING:
+        try:
+            return ast.parse(source)
+        except SystemError:
+            return ast.parse(source)
+
+
 def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> str:
     """Return LLVM's text for the one function of `source`, under the name `name`. Positions and the
     parameters begin and end are integers of `position_bits`.
     """
     from llvmlite import ir
 
-    tree = ast.parse(source).body[0]
+    tree = _parsed(source).body[0]
     assert isinstance(tree, ast.FunctionDef)
     tree.name = name
     module = ir.Module(name)
