@@ -763,24 +763,8 @@ def replay(
     backward = captured.backward
     held = [] if backward is None else backward.hold(tensors, moved)
     buffers = captured.executable.run(inputs, args)
-    fresh: dict[int, Storage] = {}
-    for target, shape, buffer in zip(captured.targets, captured.shapes, buffers, strict=False):
-        if isinstance(target, int):
-            node = computed(shape, buffer)
-            fresh[target] = Storage(node, runtime)
-            # A value that backward reads too must not be overwritten.
-            node.shared = backward is not None
-        else:
-            target = moved.get(target, target)
-            # What was written in place is where it was.
-            if target.node.buffer is not buffer:
-                target.settle(target.node, computed(shape, buffer))
-            target.version += 1
-    if captured.one_value_twice is None:
-        values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
-        captured.one_value_twice = len(set(values)) < len(values)
-    if captured.one_value_twice:
-        share_values(captured, buffers, fresh, moved)
+    # A value that backward reads too must not be overwritten.
+    fresh = settle(captured, buffers, moved, shared=backward is not None)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     for gradient, owner in gradients:
         if gradient.after is not KEPT:
@@ -796,7 +780,33 @@ def replay(
     return result, named
 
 
-def share_values(
+def settle(
+    captured: Capture, buffers: list[Any], moved: dict[Any, Storage], shared: bool = False
+) -> dict[int, Storage]:
+    """Put what a program returned where it belongs: into memory that it overwrote (where `moved` has
+    it now), and into new storages, which are returned by the number of the output.
+    """
+    fresh: dict[int, Storage] = {}
+    for target, shape, buffer in zip(captured.targets, captured.shapes, buffers, strict=False):
+        if isinstance(target, int):
+            node = computed(shape, buffer)
+            fresh[target] = Storage(node, captured.runtime)
+            node.shared = shared
+        else:
+            target = moved.get(target, target)
+            # What was written in place is where it was.
+            if target.node.buffer is not buffer:
+                target.settle(target.node, computed(shape, buffer))
+            target.version += 1
+    if captured.one_value_twice is None:
+        values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
+        captured.one_value_twice = len(set(values)) < len(values)
+    if captured.one_value_twice:
+        _share_values(captured, buffers, fresh, moved)
+    return fresh
+
+
+def _share_values(
     captured: Capture, buffers: list[Any], fresh: dict[int, Storage], moved: dict[Any, Storage]
 ) -> None:
     """Let storages that got one value hold it together, until one of them is written."""

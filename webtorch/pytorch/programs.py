@@ -31,9 +31,8 @@ from webtorch.capture.trace import (
     capture,
     compile_never,
     compile_varying,
-    computed,
     read_arguments,
-    share_values,
+    settle,
 )
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
@@ -442,21 +441,8 @@ class Programs:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
         outputs = captured.executable.run(buffers, numbers)
-        fresh: dict[int, Storage] = {}
         moved: dict[Any, Storage] = {s: storages[n] for s, n in ready.written.items()}
-        for target, shape, buffer in zip(captured.targets, captured.shapes, outputs):
-            if isinstance(target, int):
-                fresh[target] = Storage(computed(shape, buffer), runtime)
-            else:
-                target = moved.get(target, target)
-                if target.node.buffer is not buffer:
-                    target.settle(target.node, computed(shape, buffer))
-                target.version += 1
-        if captured.one_value_twice is None:
-            captured.one_value_twice = len(set(map(id, outputs))) < len(outputs)
-        if captured.one_value_twice:
-            share_values(captured, outputs, fresh, moved)
-        return fresh
+        return settle(captured, outputs, moved)
 
     def _results(
         self,
