@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
@@ -225,8 +226,14 @@ class _Step:
             yield on_scratch(one, self.scratch, self.numbers, self.sizes)
 
 
-def _slot(elements: int, access: str) -> BufferSlot:
-    return BufferSlot(float32, "read" if access == "read" else "write", elements)
+def _slot(elements: int, access: Literal["read", "write"]) -> BufferSlot:
+    return BufferSlot(float32, access, elements)
+
+
+def _product_slots(elements: tuple[int, int, int]) -> tuple[BufferSlot, ...]:
+    """Return the slots of a product: two operands of so many elements, and what it writes."""
+    first, second, result = elements
+    return _slot(first, "read"), _slot(second, "read"), _slot(result, "write")
 
 
 def _patch(
@@ -326,11 +333,7 @@ def _images(
         )
         yield _Step(tiles, {1: _TILES}, {0: 0}, sizes)
         v = [ex.index(d, s) for d, s in enumerate((_POINTS, o, total, c, 1))]
-        slots = (
-            _slot(elements[0], "read"),
-            _slot(elements[1], "read"),
-            _slot(elements[2], "write"),
-        )
+        slots = _product_slots(elements)
         product = Product(
             f"{r.name}_products",
             _POINTS,
@@ -424,11 +427,7 @@ def _weight(
         ]
         point, piece = v[PARTS], v[PARTS + 1]
         sum_of = ex.floordiv(v[BATCH], pieces) * parts + ex.mod(v[BATCH], pieces) + before
-        slots = (
-            _slot(elements[0], "read"),
-            _slot(elements[1], "read"),
-            _slot(elements[2], "write"),
-        )
+        slots = _product_slots(elements)
         product = Product(
             f"{r.name}_products",
             _POINTS * pieces,
