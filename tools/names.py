@@ -60,7 +60,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"^[Ss]ym|SymInt|SymBool|SymFloat|while_loop|^cond$|compiler|dynamo",
         "Belongs to PyTorch's own compiler.",
     ),
-    (r"distributed|rpc|RRef", "One process, one device."),
+    (r"distributed|rpc|RRef", "One process."),
     (
         r"[Ss]torage|^set_$|const_data_ptr|data_ptr|USE_|has_(lapack|mkl|openmp|spectral)|set_num_interop"
         r"|get_num_interop|init_num_threads|flush_denormal|compiled_with|module_load|thread_safe|prepare_multi",

@@ -49,6 +49,20 @@ def device_count() -> int:
     return int(_module().device_count())
 
 
+def graphics_cards() -> list[int]:
+    """Return the numbers of the adapters that are graphics cards of the best one's kind, each card once.
+
+    Software adapters do not count, nor a card's second graphics interface. Empty without a card.
+    """
+    found = _module().adapters() if is_available() else []
+    return [
+        a.index
+        for a in found
+        if a.is_hardware
+        and (a.adapter_type, a.backend_type) == (found[0].adapter_type, found[0].backend_type)
+    ]
+
+
 def current_device() -> int:
     """Return the index of the device that "webgpu" without an index means."""
     return 0

@@ -73,7 +73,7 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
     "accelerate_loop": (
         ("accelerate",),
         "`Accelerator.prepare`, `backward`, `accumulate`, clipping",
-        "several processes: webtorch drives one device from one process",
+        "several processes: webtorch works in one process",
     ),
     "torchdiffeq_ode": (("torchdiffeq",), "four solvers, `odeint_adjoint`", ""),
     "geoopt_manifolds": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 _PROCESSES = (
-    "webtorch drives one device from one process (torch.distributed.is_available() is False)"
+    "webtorch works in one process (torch.distributed.is_available() is False); nn.DataParallel takes several devices"
 )
 _TRACER = "webtorch has no symbolic tracer; torch.compile captures a step as it runs"
 _QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"

@@ -198,7 +198,7 @@ class BatchSampler(Sampler[list[int]]):
 class DistributedSampler(Sampler[int]):
     """The indices of one of several processes, each of which reads another part.
 
-    Without drop_last the first indices are read twice, until all parts are as long. webtorch drives one device from one
+    Without drop_last the first indices are read twice, until all parts are as long. webtorch works in one
     process: num_replicas and rank are given where several programs share a dataset.
     """
 

@@ -1,34 +1,271 @@
-"""DataParallel, for programs that use it. May import nn's base files only."""
+"""Data parallelism in one process: a batch split over devices. May import nn's base files only.
+
+Every device records its part of the work; nothing waits until results are gathered, so that the
+devices compute at the same time. Copies between devices pass through the host's memory.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
+from webtorch import webgpu
 from webtorch.nn.module import Module
+from webtorch.ops.movement import cat
+from webtorch.tensors.device import device as as_device
+from webtorch.tensors.function import Function
+from webtorch.tensors.tape import is_grad_enabled, no_grad
+from webtorch.tensors.tensor import Tensor
 
-__all__ = ["DataParallel"]
+_Network = TypeVar("_Network", bound=Module)
+
+__all__ = ["DataParallel", "data_parallel", "gather", "parallel_apply", "replicate", "scatter"]
+
+
+def _device(which: Any) -> Any:
+    """Return a device with its number: `which` is one, its name, the number of an adapter, or -1 for the CPU."""
+    if isinstance(which, int):
+        return as_device("cpu") if which == -1 else as_device("webgpu", which)
+    found = as_device(which)
+    return as_device("webgpu", 0) if found.type == "webgpu" and found.index is None else found
+
+
+def _devices(device_ids: Sequence[Any] | None) -> list[Any]:
+    chosen = webgpu.graphics_cards() if device_ids is None else device_ids
+    return [_device(which) for which in chosen]
+
+
+def _like(whole: tuple[Any, ...], parts: Iterable[Any]) -> Any:
+    """Return `parts` as a tuple of the type of `whole`, named fields kept."""
+    kind = type(whole)
+    return kind(*parts) if hasattr(whole, "_fields") else kind(parts)
+
+
+class _Broadcast(Function):
+    """Copies of several tensors on another device, in one transfer a dtype; so go their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.home = tensors[0].device
+        return tuple(_copied(tensors, target))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *_copied(grads, ctx.home))
+
+
+def _copied(tensors: Sequence[Tensor], target: Any) -> list[Tensor]:
+    """Return copies of `tensors` on `target`, those of one dtype sent as one."""
+    places: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.dtype, []).append(place)
+    found: dict[int, Tensor] = {}
+    for same in places.values():
+        flat = cat([tensors[i].reshape(-1) for i in same]).to(target)
+        for i, part in zip(same, flat.split([tensors[i].numel() for i in same]), strict=True):
+            found[i] = part.reshape(tensors[i].shape)
+    return [found[i] for i in range(len(tensors))]
+
+
+def _broadcast(tensors: Sequence[Tensor], target: Any, detach: bool) -> list[Tensor]:
+    if not tensors or tensors[0].device == target:
+        return [t.detach() for t in tensors] if detach else list(tensors)
+    if detach:
+        with no_grad():
+            return _copied(tensors, target)
+    return list(_Broadcast.apply(target, *tensors))
+
+
+def replicate(network: _Network, devices: Sequence[Any], detach: bool = False) -> list[_Network]:
+    """Return a copy of `network` for each device, whose parameters' gradients flow to `network`'s.
+
+    The first copy, on the device of `network`, shares its memory, so that running statistics stay. With
+    `detach`, copies have no gradients.
+    """
+    parameters, buffers = list(network.parameters()), list(network.buffers())
+    modules = list(network.modules())
+    replicas = []
+    for number, target in enumerate(map(_device, devices)):
+        copies = dict(zip(map(id, parameters), _broadcast(parameters, target, detach), strict=True))
+        held = _broadcast(buffers, target, True)
+        # A second replica on the same device writes its own.
+        copies |= zip(map(id, buffers), [b.clone() for b in held] if number else held, strict=True)
+        twins: dict[int, Any] = {}
+        for module in modules:
+            twin = twins[id(module)] = module.__new__(type(module))
+            twin.__dict__ = module.__dict__.copy()
+            for table in ("_parameters", "_buffers"):
+                twin.__dict__[table] = {
+                    name: t if t is None else copies[id(t)]
+                    for name, t in module.__dict__[table].items()
+                }
+        for module in modules:
+            twins[id(module)].__dict__["_modules"] = {
+                name: m if m is None else twins[id(m)] for name, m in module._modules.items()
+            }
+        replicas.append(twins[id(network)])
+    return replicas
+
+
+def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
+    """Return for each device its part of `inputs`: tensors cut along `dim`, tuples, lists and dicts
+    entry by entry, other objects shared.
+
+    A tensor too short for all devices gives fewer parts.
+    """
+    devices = [_device(which) for which in target_gpus]
+
+    def parts(value: Any) -> list[Any]:
+        if isinstance(value, Tensor):
+            pieces = value.chunk(len(devices), dim)
+            return [p.to(d) for p, d in zip(pieces, devices, strict=False)]
+        if isinstance(value, tuple) and value:
+            return [_like(value, each) for each in zip(*map(parts, value), strict=False)]
+        if isinstance(value, list) and value:
+            return [list(each) for each in zip(*map(parts, value), strict=False)]
+        if isinstance(value, Mapping) and value:
+            kind: Any = type(value)
+            return [kind(each) for each in zip(*map(parts, value.items()), strict=False)]
+        return [value for _ in devices]
+
+    return parts(inputs)
+
+
+def _scattered(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[Any], dim: int
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the positional and the keyword arguments of each replica: at least of one."""
+    positional = scatter(inputs, devices, dim) if inputs else []
+    named = scatter(kwargs, devices, dim) if kwargs else []
+    calls = max(len(positional), len(named), 1)
+    positional += [()] * (calls - len(positional))
+    named += [{}] * (calls - len(named))
+    return list(zip(positional, named, strict=True))
+
+
+def parallel_apply(
+    modules: Sequence[Callable[..., Any]],
+    inputs: Sequence[Any],
+    kwargs_tup: Sequence[dict[str, Any]] | None = None,
+    devices: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Return modules[i](*inputs[i], **kwargs_tup[i]) for every i; the devices compute at the same time.
+
+    An input that is no tuple is the one argument. Calls only record, so one thread makes them all.
+    """
+    if len(modules) != len(inputs):
+        raise AssertionError(
+            f"The number of modules {len(modules)} is not equal to the number of inputs {len(inputs)}"
+        )
+    outputs = []
+    for number, (module, given) in enumerate(zip(modules, inputs, strict=True)):
+        named = kwargs_tup[number] if kwargs_tup else {}
+        try:
+            outputs.append(
+                module(*(given if isinstance(given, tuple | list) else (given,)), **named)
+            )
+        except Exception as error:
+            where = f" on device {_device(devices[number])}" if devices else ""
+            error.add_note(f"Caught in replica {number}{where}.")
+            raise
+    return outputs
+
+
+def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
+    """Return the outputs of all devices as one on `target_device`: tensors joined along `dim`, tuples,
+    lists and dicts entry by entry. Differentiable.
+    """
+    target = _device(target_device)
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        if all(not t.dim() for t in outputs) and dim == 0:
+            warnings.warn(
+                "Was asked to gather along dimension 0, but all input tensors were scalars; will "
+                "instead unsqueeze and return a vector.",
+                stacklevel=2,
+            )
+            outputs = [t.unsqueeze(0) for t in outputs]
+        return cat([t.to(target) for t in outputs], dim)
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        if any(len(one) != len(first) for one in outputs):
+            raise ValueError("All dicts must have the same number of keys")
+        kind: Any = type(first)
+        return kind((key, gather([one[key] for one in outputs], target, dim)) for key in first)
+    return _like(first, [gather(each, target, dim) for each in zip(*outputs, strict=True)])
+
+
+def _checked(module: Module, home: Any) -> None:
+    for tensor in chain(module.parameters(), module.buffers()):
+        if tensor.device != home:
+            raise RuntimeError(
+                f"module must have its parameters and buffers on device {home} (device_ids[0]) but "
+                f"found one of them on device: {tensor.device}. Move it: module.to('{home}')"
+            )
+
+
+def data_parallel(
+    module: Module,
+    inputs: Any,
+    device_ids: Sequence[Any] | None = None,
+    output_device: Any = None,
+    dim: int = 0,
+    module_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Return module(*inputs, **module_kwargs), tensors cut along `dim` and computed on all devices.
+
+    `inputs` is a tuple or the one input. `device_ids` are numbers of WebGPU adapters, or devices;
+    default: all graphics cards like the best one; without any, the module is called where it is. Results
+    come to `output_device` (default: the first device). Raises RuntimeError where the module is not on
+    the first device.
+    """
+    devices = _devices(device_ids)
+    given = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    named = module_kwargs or {}
+    if not devices:
+        return module(*given, **named)
+    _checked(module, devices[0])
+    calls = _scattered(given, named, devices, dim)
+    if len(devices) == 1:
+        return module(*calls[0][0], **calls[0][1])
+    devices = devices[: len(calls)]
+    replicas = replicate(module, devices, not is_grad_enabled())
+    outputs = parallel_apply(replicas, [c[0] for c in calls], [c[1] for c in calls], devices)
+    return gather(outputs, devices[0] if output_device is None else output_device, dim)
 
 
 class DataParallel(Module):
-    """Call `module` on its device: a batch is not split here, since one process drives one device.
+    """Cut each batch over several devices: a replica of `module` on each computes its part.
 
-    Entries of the state dict have the prefix "module.", as in PyTorch.
+    Arguments as of `data_parallel`. The module's own parameters collect the gradients of all replicas;
+    buffers are those of the first replica. Entries of the state dict have the prefix "module.", as in
+    PyTorch. Captures (`webtorch.compile`) take one device only.
     """
 
     def __init__(
-        self, module: Module, device_ids: Any = None, output_device: Any = None, dim: int = 0
+        self,
+        module: Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
     ) -> None:
-        """Hold the module."""
+        """Hold the module; one device alone gets it at once."""
         super().__init__()
-        if device_ids is not None and len(device_ids) > 1:
-            raise NotImplementedError(
-                f"DataParallel: {len(device_ids)} devices are not supported. Leave out device_ids."
-            )
         self.module = module
-        self.device_ids = list(device_ids or [])
-        self.output_device = output_device
+        self.device_ids = _devices(device_ids)
+        self.output_device = None
         self.dim = dim
+        if self.device_ids:
+            first = self.device_ids[0]
+            self.output_device = _device(first if output_device is None else output_device)
+        if len(self.device_ids) == 1:
+            self.module.to(self.device_ids[0])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module."""
-        return self.module(*inputs, **kwargs)
+        """Call the module on all devices and gather what it returns."""
+        return data_parallel(
+            self.module, inputs, self.device_ids, self.output_device, self.dim, kwargs
+        )

@@ -26,7 +26,7 @@ from webtorch.ir.view import (
     strides_like,
 )
 from webtorch.ops import primitive
-from webtorch.runtime.realize import Runtime
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.tensors import override
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.formats import strided
@@ -1120,6 +1120,12 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
         raise DTypeError(unsupported_text(x.dtype, runtime))
     if x.dtype.is_complex:
         return primitive.paired(_transfer(primitive.pairs(x), runtime))
+    home = x._storage.runtime
+    if home.kind == runtime.kind == "webgpu":
+        # Reading waits for one card: the others start with what is theirs, so that all work meanwhile.
+        for each in open_runtimes():
+            if each.kind == "webgpu":
+                each.flush()
     strides = strides_like(x._shape, x._strides)
     order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
     if order is None:
@@ -1129,7 +1135,6 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
         source = x.detach().permute(order)
         there = from_contents(source._contents(), source._shape, x.dtype, runtime)
         out = Tensor._from_storage(there._storage, x._shape, strides, 0, False)
-    home = x._storage.runtime
     return attach(out, "ToCopy", (x,), lambda g: (_transfer(g, home),))
 
 

@@ -1,4 +1,4 @@
-"""torch.distributed where it is not built: one process drives one device."""
+"""torch.distributed where it is not built: webtorch works in one process."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def is_mpi_available() -> bool:
 
 def _refuse(name: str) -> NoReturn:
     raise RuntimeError(
-        f"torch.distributed.{name}: Default process group has not been initialized (webtorch drives one "
-        "device from one process, torch.distributed.is_available() is False)"
+        f"torch.distributed.{name}: Default process group has not been initialized (webtorch works in "
+        "one process, torch.distributed.is_available() is False; nn.DataParallel takes several devices)"
     )
 
 

@@ -1,4 +1,4 @@
-"""torch.nn.parallel.distributed: one process drives one device."""
+"""torch.nn.parallel.distributed: webtorch works in one process."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class DistributedDataParallel(Module):
         """Raise ValueError."""
         raise ValueError(
             "Default process group has not been initialized, please make sure to call "
-            "init_process_group. (webtorch: one process drives one device; use the module itself)"
+            "init_process_group. (webtorch works in one process; nn.DataParallel takes several devices)"
         )
