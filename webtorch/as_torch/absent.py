@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 _PROCESSES = (
-    "webtorch works in one process (torch.distributed.is_available() is False); nn.DataParallel takes several devices"
+    "webtorch works in one process (torch.distributed.is_available() is False); nn.DataParallel takes "
+    "several devices"
 )
 _TRACER = "webtorch has no symbolic tracer; torch.compile captures a step as it runs"
 _QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
@@ -61,7 +62,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "rpc_async rpc_sync shutdown",
     ),
     "torch.futures": (_PROCESSES, "Future collect_all wait_all"),
-    "torch.nn.parallel.scatter_gather": (_PROCESSES, "gather scatter scatter_kwargs"),
     "torch.fx.experimental": (_TRACER, ""),
     "torch.fx.graph_module": (
         _TRACER,

@@ -133,16 +133,16 @@ def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
     return parts(inputs)
 
 
-def _scattered(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[Any], dim: int
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return the positional and the keyword arguments of each replica: at least of one."""
-    positional = scatter(inputs, devices, dim) if inputs else []
-    named = scatter(kwargs, devices, dim) if kwargs else []
-    calls = max(len(positional), len(named), 1)
+def scatter_kwargs(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, target_gpus: Sequence[Any], dim: int = 0
+) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
+    """Return for each device its positional and its keyword arguments, as `scatter` cuts them."""
+    positional = scatter(inputs, target_gpus, dim) if inputs else []
+    named = scatter(kwargs, target_gpus, dim) if kwargs else []
+    calls = max(len(positional), len(named))
     positional += [()] * (calls - len(positional))
     named += [{}] * (calls - len(named))
-    return list(zip(positional, named, strict=True))
+    return tuple(positional), tuple(named)
 
 
 def parallel_apply(
@@ -228,12 +228,15 @@ def data_parallel(
     if not devices:
         return module(*given, **named)
     _checked(module, devices[0])
-    calls = _scattered(given, named, devices, dim)
+    # A module without inputs runs on the first device.
+    inputs, kwargs = (
+        scatter_kwargs(given, named, devices, dim) if given or named else (((),), ({},))
+    )
     if len(devices) == 1:
-        return module(*calls[0][0], **calls[0][1])
-    devices = devices[: len(calls)]
+        return module(*inputs[0], **kwargs[0])
+    devices = devices[: len(inputs)]
     replicas = replicate(module, devices, not is_grad_enabled())
-    outputs = parallel_apply(replicas, [c[0] for c in calls], [c[1] for c in calls], devices)
+    outputs = parallel_apply(replicas, inputs, kwargs, devices)
     return gather(outputs, devices[0] if output_device is None else output_device, dim)
 
 
