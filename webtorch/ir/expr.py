@@ -36,7 +36,7 @@ ARITY: dict[str, int] = {
     "load": 1,
     # two arguments
     "add": 2, "sub": 2, "mul": 2, "div": 2, "floordiv": 2, "truncdiv": 2, "mod": 2, "truncmod": 2,
-    "pow": 2, "atan2": 2, "hypot": 2,
+    "pow": 2, "atan2": 2, "hypot": 2, "gcd": 2,
     "copysign": 2, "min": 2, "max": 2, "lt": 2, "le": 2, "eq": 2, "ne": 2, "and": 2, "or": 2,
     "xor": 2, "shl": 2, "shr": 2,
     # three arguments
@@ -348,7 +348,7 @@ eq, ne, lt, le = (_binary_function(n) for n in ("eq", "ne", "lt", "le"))
 floordiv, truncdiv, mod, truncmod = (
     _binary_function(n) for n in ("floordiv", "truncdiv", "mod", "truncmod")
 )
-shl, shr = _binary_function("shl"), _binary_function("shr")
+shl, shr, gcd = (_binary_function(n) for n in ("shl", "shr", "gcd"))
 
 
 def gt(x: Operand, y: Operand) -> Expr:

@@ -82,6 +82,7 @@ _COSTS = {
     "erfc": 8, "pow": 8, "sqrt": 2, "rsqrt": 2, "div": 2, "philox": 12, "sinh": 6, "cosh": 6,
     "asin": 6, "acos": 6, "atan": 6,
     "atan2": 8, "asinh": 6, "acosh": 6, "atanh": 6, "hypot": 4, "mod": 2, "floordiv": 2, "truncdiv": 2, "truncmod": 2,
+    "gcd": 12,
 }  # fmt: skip
 
 

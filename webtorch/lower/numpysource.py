@@ -55,6 +55,7 @@ UFUNC: dict[str, str] = {
     "mod": "remainder",
     "atan2": "arctan2",
     "hypot": "hypot",
+    "gcd": "gcd",
     "copysign": "copysign",
     "min": "minimum",
     "max": "maximum",

@@ -19,7 +19,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==",
 _BITS = {"and": "&", "or": "|", "xor": "^"}
 # Ops whose result may not be a number of the type yet.
 _WRAPPED = frozenset(
-    ("add", "sub", "mul", "neg", "abs", "shl", "pow", "truncdiv", "floordiv", "bitnot")
+    ("add", "sub", "mul", "neg", "abs", "shl", "pow", "truncdiv", "floordiv", "bitnot", "gcd")
 )
 _EXACT = frozenset(
     ("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "copysign", "min", "max", "truncmod")

@@ -136,6 +136,18 @@ fn wt_u32_rem(a: u32, b: u32) -> u32 {
   return a % b;
 }
 """,
+    "wt_u32_gcd": """
+fn wt_u32_gcd(x: u32, y: u32) -> u32 {
+  var a = x;
+  var b = y;
+  while (b != 0u) {
+    let r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+""",
     # Powers by squaring, as PyTorch: a negative exponent gives 0 except for the bases 1 and -1.
     "wt_u32_pow": """
 fn wt_u32_pow(a: u32, b: u32) -> u32 {

@@ -70,7 +70,7 @@ COSTS: dict[str, int] = {
         ),
         25,
     ),
-    **dict.fromkeys(("pow", "philox"), 50),
+    **dict.fromkeys(("pow", "philox", "gcd"), 50),
     **dict.fromkeys(
         ("div", "sqrt", "rsqrt", "hypot", "floordiv", "truncdiv", "mod", "truncmod"), 5
     ),

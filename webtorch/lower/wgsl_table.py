@@ -175,6 +175,7 @@ _INT_BINARY: dict[str, str] = {
     "mod": "wt_i32_mod({0}, {1})",
     "truncmod": "wt_i32_rem({0}, {1})",
     "pow": "wt_i32_pow({0}, {1})",
+    "gcd": "bitcast<i32>(wt_u32_gcd(bitcast<u32>(abs({0})), bitcast<u32>(abs({1}))))",
     "min": "min({0}, {1})",
     "max": "max({0}, {1})",
     "lt": "({0} < {1})",
@@ -204,6 +205,7 @@ _UINT_BINARY: dict[str, str] = {
     "mod": "wt_u32_rem({0}, {1})",
     "truncmod": "wt_u32_rem({0}, {1})",
     "pow": "wt_u32_pow({0}, {1})",
+    "gcd": "wt_u32_gcd({0}, {1})",
     "shl": "wt_shl({0}, {1})",
     "shr": "wt_shr_u32({0}, {1})",
 }
@@ -237,7 +239,7 @@ TABLES: dict[str, dict[str, str]] = {
 
 # Arithmetic whose result may leave an 8- or 16-bit type, and the text that brings it back.
 WRAPPING = frozenset(
-    {"add", "sub", "mul", "neg", "abs", "shl", "pow", "bitnot", "floordiv", "truncdiv"}
+    {"add", "sub", "mul", "neg", "abs", "shl", "pow", "bitnot", "floordiv", "truncdiv", "gcd"}
 )
 
 

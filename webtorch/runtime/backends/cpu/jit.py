@@ -30,11 +30,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from webtorch.ir.dtype import float16
-from webtorch.runtime.backends.cpu import elementary
+from webtorch.runtime.backends.cpu import elementary, lane_loops
 from webtorch.runtime.disk import CODE
 
-# Part of the key of code on disk: raise it when this file or elementary.py changes what is generated.
-_VERSION = 5
+# Part of the key of code on disk: raise it when this file, elementary.py or lane_loops.py changes what is generated.
+_VERSION = 7
 
 _FLOATS = {"float32", "float64"}
 _HALVES = {"float16", "bfloat16"}
@@ -368,7 +368,7 @@ class LlvmMachine:
         if op == "truncdiv":
             return self.rounded("trunc", a / b)
         zero, one = self.constant(0.0, kind), self.constant(1.0, kind)
-        rest = self.wrap(self.builder.frem(a.value, b.value), kind)
+        rest = self.remainder(a, b)
         if op == "truncmod":
             return rest
         crooked = (rest != zero) & ((b < zero) != (rest < zero))
@@ -380,6 +380,25 @@ class LlvmMachine:
         whole = self.select(quotient - whole > self.constant(0.5, kind), whole + one, whole)
         whole = self.select(quotient != zero, whole, self.copysign(zero, a / b))
         return self.select(b == zero, a / b, whole)
+
+    def remainder(self, a: _Value, b: _Value) -> _Value:
+        """Return what is left of a float, with its sign."""
+        if a.kind == "float32" and self.widths["int"] == 64:
+            return self.looped("remainder", a, b)
+        return self.wrap(self.builder.frem(a.value, b.value), a.kind)
+
+    def gcd(self, a: _Value, b: _Value) -> _Value:
+        """Return the greatest common divisor of two integers."""
+        return self.looped("gcd", self.abs(a), self.abs(b))
+
+    def looped(self, name: str, a: _Value, b: _Value) -> _Value:
+        """Call a function that loops; loops over elements call its form for vectors."""
+        number = self.types[a.kind]
+        vectors = self.widths["int"] == 64
+        function = lane_loops.define(
+            self.module, self.ir, name, number, self.widths[a.kind] // 8, vectors
+        )
+        return self.wrap(self.builder.call(function, [a.value, b.value]), a.kind)
 
     def shift(self, op: str, a: _Value, b: _Value) -> _Value:
         """Shift; a count of the type's size or more shifts everything out."""
@@ -875,6 +894,7 @@ class _Compiler:
                 | "isnan"
                 | "isinf"
                 | "copysign"
+                | "gcd"
                 | "sqrt"
             ):
                 return getattr(m, name)(*values)
@@ -1188,6 +1208,7 @@ def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> s
     module = ir.Module(name)
     compiler = _Compiler(module, tree, fused, position_bits)
     compiler.function.attributes.add("nounwind")
+    lane_loops.keep(module, ir)
     return str(module)
 
 

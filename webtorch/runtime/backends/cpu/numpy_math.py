@@ -206,7 +206,7 @@ def philox(
 _NAMES = """
 negative absolute exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan arcsin arccos arctan sinh
 cosh tanh arcsinh arccosh arctanh floor ceil trunc rint logical_not invert isnan isinf add
-subtract multiply divide floor_divide fmod remainder arctan2 hypot copysign minimum maximum less
+subtract multiply divide floor_divide fmod remainder gcd arctan2 hypot copysign minimum maximum less
 less_equal equal not_equal left_shift right_shift logical_and logical_or logical_xor bitwise_and
 bitwise_or bitwise_xor where arange float32 float64 float16 uint16 int8 int16 int32 int64 uint8
 uint32 bool_

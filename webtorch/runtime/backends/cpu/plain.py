@@ -182,6 +182,7 @@ NAMESPACE: dict[str, Any] = {
     "floordiv": np.floor_divide,
     "mod": np.remainder,
     "truncmod": np.fmod,
+    "gcd": np.gcd,
     "truncdiv": _scalar(numpy_math.truncdiv),
     "shl": np.left_shift,
     "shr": np.right_shift,

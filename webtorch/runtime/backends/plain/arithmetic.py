@@ -293,6 +293,7 @@ NAMESPACE |= {
     "isinf": math.isinf,
     "f_abs": abs,
     "i_abs": abs,
+    "i_gcd": math.gcd,
     "i_max": max,
     "i_min": min,
     "f_log": _log(math.log),

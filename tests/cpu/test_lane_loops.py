@@ -1,0 +1,74 @@
+"""Functions with loops of their own (remainders, divisors): every lane as the C library's and Python's."""
+
+import math
+import struct
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from webtorch.runtime.backends.cpu import jit
+
+_TEXT = """
+def kernel(begin, end, b0: {kind}, b1: {kind}, b2: {kind}, status):
+    for i in range(begin, end):
+        t1 = b1[i]
+        t2 = b2[i]
+        b0[i] = {name}(t1, t2)
+"""
+
+
+def _applied(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    native = jit.function(_TEXT.format(name=name, kind=x.dtype.name))
+    out = np.empty_like(x)
+    native.call(0, x.size, struct.pack("4Q", *[a.ctypes.data for a in (out, x, y)], 0))
+    return out
+
+
+def _pairs() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    special = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 3e38, 1e-45, 1.1754944e-38, 0.1, 2.0**28]
+    grid = np.array(np.meshgrid(special, special), np.float32).reshape(2, -1)
+    # Whole quotients, and quotients next to whole numbers, of every size.
+    divisor = rng.standard_normal(4000).astype(np.float32)
+    whole = (divisor * np.exp2(rng.integers(0, 100, 4000))).astype(np.float32)
+    near = np.nextafter(whole, np.float32(0))
+    bits = rng.integers(0, 2**32, (2, 20_003), dtype=np.uint32).view(np.float32)
+    x = np.concatenate([grid[0], whole, near, bits[0]])
+    return x, np.concatenate([grid[1], divisor, divisor, bits[1]])
+
+
+def test_remainders_of_floats_are_exact() -> None:
+    x, y = _pairs()
+    with np.errstate(all="ignore"):
+        expected = np.fmod(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+    found = _applied("truncmod", x, y)
+    same = (found.view(np.int32) == expected.view(np.int32)) | (
+        np.isnan(found) & np.isnan(expected)
+    )
+    assert same.all(), (x[~same][:3], y[~same][:3], found[~same][:3], expected[~same][:3])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_divisors_are_the_greatest(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    rng = np.random.default_rng(4)
+    x, y = (
+        rng.integers(limits.min // 2, limits.max, 5003, dtype=dtype, endpoint=True)
+        for _ in range(2)
+    )
+    x[::5], y[::7] = 0, 0
+    x[::3] &= ~np.asarray(7, dtype)
+    y[::3] &= ~np.asarray(3, dtype)
+    expected = [math.gcd(int(a), int(b)) for a, b in zip(x, y)]
+    assert _applied("gcd", x, y).tolist() == expected
+
+
+def test_loops_over_elements_call_the_form_for_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBTORCH_CPU_DUMP", "1")
+    text = jit.llvm_text(_TEXT.format(name="truncmod", kind="float32"), "kernel", True)
+    engine = jit._engine()
+    engine.object_code(text)
+    calls = [line for line in engine.optimised.splitlines() if "call <" in line]
+    assert any("@wt_remainder_f32_" in line for line in calls)
