@@ -194,6 +194,11 @@ assert torch.nn.functional.marker == 1
 for name in ("torch.sparse", "torch.mtia"):
     assert importlib.util.find_spec(name) is None
 assert not hasattr(torch, "no_such_name")
+import torch.nn.parallel.replicate
+from torch.nn.parallel.scatter_gather import scatter_kwargs
+# A function and the module it is in have one name.
+assert len(torch.nn.parallel.replicate(torch.nn.Linear(2, 2), ["cpu", "cpu"])) == 2
+assert scatter_kwargs((torch.ones(4, 2),), None, ["cpu", "cpu"])[0][1][0].shape == (2, 2)
 try:
     torch.device("cuda")
 except RuntimeError as error:
@@ -222,8 +227,8 @@ def test_imports_and_idioms_of_pytorch_programs(tmp_path: Path) -> None:
         ("from torch.nn import Linearr", "ImportError", "The nearest that exists is torch.nn.Linear."),
         ("import torch; torch.sparse_coo_tensor", "AttributeError", "{file}:1: PyTorch has it, webtorch does not"),
         ("import torch; torch.ops.aten.x", "AttributeError", "'_OpNamespace' 'aten' object has no attribute 'x'"),
-        ("import torch.distributed.tensor as t; t.DTensor()", "RuntimeError", "one device from one process"),
-        ("from torch.distributed.fsdp import Nothing", "ImportError", "one device from one process"),
+        ("import torch.distributed.tensor as t; t.DTensor()", "RuntimeError", "works in one process"),
+        ("from torch.distributed.fsdp import Nothing", "ImportError", "works in one process"),
     ],
 )  # fmt: skip
 def test_a_missing_name_says_which_and_where(

@@ -89,6 +89,13 @@ class Room(ModuleType):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if (
+            isinstance(value, Room)
+            and value.__name__ == f"{self.__name__}.{name}"
+            and any(callable(getattr(m, name, None)) for m in self._modules())
+        ):
+            # The import system hands over a submodule: torch.nn.parallel.replicate stays the function.
+            return
         super().__setattr__(name, value)
         sources = _own(self).get("__sources__", ())
         # A switch (torch.backends.cudnn.benchmark): its functions read it where they are. What the import
