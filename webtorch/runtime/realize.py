@@ -115,6 +115,7 @@ def freeze(owners: list[Owner]) -> Frozen:
     order: list[Node] = []
     inputs: list[Node] = []
     args: list[Scalar] = []
+    # What follows tells what an entry is: a type begins data, a kind another node, a tuple ends all.
     parts: list[Any] = []
     equal: dict[int, int | None] = {}
     # Views by source, offset and size: their numbers, and the arguments that are their offsets.
@@ -129,56 +130,62 @@ def freeze(owners: list[Owner]) -> Frozen:
             if node in number:
                 stack.pop()
                 continue
-            if node.srcs:
-                waiting = [s for s in node.srcs if s not in number]
-                if waiting:
-                    stack.extend(waiting)
-                    continue
+            kind = node.kind
+            if kind == "buffer":
+                stack.pop()
+                number[node] = len(order)
+                order.append(node)
+                inputs.append(node)
+                parts += (node.dtype, node.shape)
+                continue
+            srcs = []
+            for s in node.srcs:
+                n = number.get(s)
+                if n is None:
+                    if s.kind != "buffer":
+                        stack.append(s)
+                        continue
+                    n = number[s] = len(order)
+                    order.append(s)
+                    inputs.append(s)
+                    parts += (s.dtype, s.shape)
+                srcs.append(n)
+            if stack[-1] is not node:
+                continue
             stack.pop()
             number[node] = len(order)
             order.append(node)
-            if node.kind == "buffer":
-                inputs.append(node)
-                parts.append((node.dtype, node.shape))
-            else:
-                scalars = node.scalars
-                if node.kind == "view":
-                    offset, argument = (scalars[0], len(args)) if scalars else (node.attrs[1], None)
-                    window = (node.srcs[0], offset, numel(node.shape))
-                    windows.setdefault(window, []).append((number[node], argument))
-                elif node.kind == "update":
-                    read = windows.get((node.srcs[0], scalars[0], numel(node.attrs[0])))
-                    if read is not None:
-                        first = read[0][1]
-                        for view, argument in read:
-                            parts.append(view)
-                            if argument is not None and first is not None:
-                                equal[argument] = first
-                        equal[len(args)] = first
-                elif node.kind in ("take", "scatter") and node.line is not None:
-                    # A bad index is reported with the user's line.
-                    code, instruction = node.line
-                    parts.append((code.co_filename, code.co_firstlineno, instruction))
+            scalars = node.scalars
+            if kind == "map":
+                pass
+            elif kind == "view":
+                offset, argument = (scalars[0], len(args)) if scalars else (node.attrs[1], None)
+                window = (node.srcs[0], offset, numel(node.shape))
+                windows.setdefault(window, []).append((number[node], argument))
+            elif kind == "update":
+                read = windows.get((node.srcs[0], scalars[0], numel(node.attrs[0])))
+                if read is not None:
+                    first = read[0][1]
+                    for view, argument in read:
+                        parts.append(view)
+                        if argument is not None and first is not None:
+                            equal[argument] = first
+                    equal[len(args)] = first
+            elif (kind == "take" or kind == "scatter") and node.line is not None:
+                # A bad index is reported with the user's line.
+                code, instruction = node.line
+                parts += (code.co_filename, code.co_firstlineno, instruction)
+            if scalars:
                 args.extend(scalars)
-                parts.append(
-                    (
-                        node.kind,
-                        node.attrs,
-                        node.shape,
-                        node.dtype,
-                        tuple([number[s] for s in node.srcs]),
-                    )
-                )
-    donors: list[Node | None] = []
-    for owner in owners:
-        donor = owner.donor
+            parts += (kind, node.attrs, node.shape, node.dtype, tuple(srcs))
+    donors = [owner.donor for owner in owners]
+    for donor in donors:
         if donor is not None and donor not in number:
             # The old value is not read any more: it is an input only to give its memory.
             number[donor] = len(order)
             order.append(donor)
             inputs.append(donor)
-            parts.append((donor.dtype, donor.shape))
-        donors.append(donor)
+            parts += (donor.dtype, donor.shape)
     parts.append(
         tuple(
             [
@@ -188,6 +195,54 @@ def freeze(owners: list[Owner]) -> Frozen:
         )
     )
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
+
+
+def signature(owner: Owner) -> tuple[tuple[Any, ...], list[Node], Sequence[Scalar]] | None:
+    """Return a key for the graph of one operation on data or on views of data, which is what one call
+    by itself leaves; None for other graphs. The inputs and arguments are in the order of `freeze`.
+    """
+    node = owner.node
+    kind = node.kind
+    parts: list[Any] = [kind, node.attrs, node.shape, node.dtype]
+    inputs: list[Node] = []
+    views: list[Node] = []
+    for s in node.srcs:
+        if s.kind == "buffer":
+            if s in inputs:
+                parts.append(inputs.index(s))
+            else:
+                inputs.append(s)
+                parts += (s.dtype, s.shape)
+        elif (
+            s.kind == "view" and s.srcs[0].kind == "buffer" and kind != "update" and s not in views
+        ):
+            views.append(s)
+            parts += (s.attrs, s.shape, s.dtype)
+        else:
+            return None
+    args: Sequence[Scalar] = node.scalars
+    if views:
+        args = []
+        for s in reversed(views):
+            args += s.scalars
+            base = s.srcs[0]
+            if base in inputs:
+                parts.append(inputs.index(base))
+            else:
+                inputs.append(base)
+                parts += (base.dtype, base.shape)
+        args += node.scalars
+    if (kind == "take" or kind == "scatter") and node.line is not None:
+        code, instruction = node.line
+        parts += (code.co_filename, code.co_firstlineno, instruction)
+    donor = owner.donor
+    if donor is not None:
+        if donor in inputs:
+            parts.append(inputs.index(donor))
+        else:
+            inputs.append(donor)
+            parts += (donor.dtype, donor.shape)
+    return tuple(parts), inputs, args
 
 
 def family(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
@@ -280,6 +335,8 @@ class Runtime:
         self.settled: dict[int, weakref.ref[Owner]] = {}
         self.most_settled = 1024
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        # Some of them once more, by the keys of `signature`.
+        self.single: dict[tuple[Any, ...], weakref.ref[Executable]] = {}
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # By executable: the family it belongs to.
@@ -325,8 +382,15 @@ class Runtime:
 
     def take_pending(self) -> list[Owner]:
         """Return what `live_owners` does, and take all for settled."""
-        found: dict[int, Owner] = {}
         settled = self.settled
+        if len(self.pending) == 1:
+            reference = self.pending.pop()
+            owner = reference()
+            if owner is None:
+                return []
+            settled[id(owner)] = reference
+            return [owner] if owner.node.kind != "buffer" else []
+        found: dict[int, Owner] = {}
         for reference in self.pending:
             owner = reference()
             if owner is not None:
@@ -368,7 +432,7 @@ class Runtime:
             )
         with self.lock:
             owners = self.take_pending()
-            if 0 < len(self.lent) < _MAX_LENT_CHECKED:
+            if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
                 self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
             if not owners:
                 return
@@ -406,8 +470,10 @@ class Runtime:
             self.realize()
 
     def _run(self, owners: list[Owner]) -> None:
-        frozen = freeze(owners)
         self.counters.realized += 1
+        if len(owners) == 1 and not self.debug and self._run_single(owners[0]):
+            return
+        frozen = freeze(owners)
         executable = self.program(frozen.key, frozen)
         started = time.perf_counter() if self.debug >= 4 else 0.0
         buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
@@ -416,6 +482,27 @@ class Runtime:
         for owner, buffer in zip(owners, buffers, strict=True):
             owner.node.become_buffer(buffer)
             owner.donor = None
+
+    def _run_single(self, owner: Owner) -> bool:
+        """Compute a value that is one operation on data, with less work than a larger graph takes."""
+        found = signature(owner)
+        # While there is little room somebody must ask which program was used last.
+        if found is None or len(self.programs) > _MAX_PROGRAMS // 2:
+            return False
+        key, inputs, args = found
+        known = self.single.get(key)
+        executable = known() if known is not None else None
+        if executable is None:
+            frozen = freeze([owner])
+            executable = self.program(frozen.key, frozen)
+            self.single[key] = weakref.ref(executable)
+        else:
+            self.counters.hits += 1
+            self.churn.found(self.families.get(id(executable)))
+        (buffer,) = executable.run([n.buffer for n in inputs], args)
+        owner.node.become_buffer(buffer)
+        owner.donor = None
+        return True
 
     def caches(self) -> dict[str, dict[str, int]]:
         """Return the counters of this device's caches, by name."""
@@ -447,6 +534,7 @@ class Runtime:
             watch.listener.compiled(executable.program, where, started, time.perf_counter())
         self.programs[key] = executable
         if len(self.programs) > _MAX_PROGRAMS:
+            self.single.clear()
             old_key, old = self.programs.popitem(last=False)
             self.families.pop(id(old), None)
             self.churn.dropped(old_key)

@@ -114,7 +114,7 @@ class KernelRunner(Runner):
         self.ahead: jit.Native | None = None
         per_row = max(self.points // max(self.rows, 1), 1)
         self.block = max(_BLOCK // per_row, 1) if kernel.outer else self.rows
-        # One cell of 8 bytes for each buffer, each argument and the status words.
+        # One cell of 8 bytes for each buffer, each argument and the address of the status words.
         kinds = ["d" if d.kind == "float" else "Q" for d in kernel.args]
         self.pack = struct.Struct("Q" * len(kernel.buffers) + "".join(kinds) + "Q").pack
         self.masks = [0 if d.kind == "float" else _ALL_BITS for d in kernel.args]
@@ -158,6 +158,11 @@ class KernelRunner(Runner):
             run_parallel(
                 [functools.partial(native.call, begin, end, block) for begin, end in parts]
             )
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether `run` is nothing but one call of machine code, from now on."""
+        return self.native is not None and not self.parallel and not self.sizes
 
     def chunk(self, threads: int) -> int:
         """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
@@ -487,8 +492,16 @@ class CpuExecutable:
         self.runners = [runner(r, varying) for r in program.routines]
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
+        self.checks = bool(program.sites)
         # Temporaries and argument blocks are shared by the runs of one program.
         self.lock = threading.Lock()
+        self.names, self.head = self._begin()
+        # Kernels that are not machine code yet. Once all are, the steps are written anew.
+        self.waiting = (
+            [k for k in self.runners if isinstance(k, KernelRunner) and not k.parallel]
+            if jit.available()
+            else []
+        )
         self.call = self._compile()
 
     def run(self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar]) -> list[CpuBuffer]:
@@ -500,17 +513,23 @@ class CpuExecutable:
                 if listener is None
                 else run_timed(self, listener, inputs, args)
             )
-            if self.program.sites and self.status[0]:
+            if self.checks and self.status[0]:
                 site, value = int(self.status[0]) - 1, int(self.status[1])
                 self.status[:] = 0
                 self.failed(self.program, site, value)
+            if self.waiting:
+                while self.waiting and self.waiting[-1].native is not None:
+                    self.waiting.pop()
+                if not self.waiting:
+                    self.call = self._compile()
         return outputs
 
     def source(self) -> str:
         """Return the Python text that runs the steps."""
         return self.text
 
-    def _compile(self) -> Callable[..., list[CpuBuffer]]:
+    def _begin(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the names of the straight-line function, and its lines before the steps."""
         program = self.program
         names: dict[str, Any] = {"new": CpuBuffer, "copy": copy, "status": self.status}
         lines = ["def run(inputs, args):"]
@@ -518,7 +537,6 @@ class CpuExecutable:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
         names |= {f"d{d.name}": d for d in {b.dtype for b in program.buffers}}
         self._temporaries(names, lines)
-        given = len(program.args) - len(program.constants)
         for i, decl in enumerate(program.buffers):
             if decl.role == "output":
                 value = (
@@ -527,17 +545,32 @@ class CpuExecutable:
                     else f"new(d{decl.dtype.name}, {decl.elements})"
                 )
                 lines.append(f"    x{i} = {value}")
+        return names, lines
+
+    def _compile(self) -> Callable[..., list[CpuBuffer]]:
+        """Return the straight-line function. What `run_timed` times has names that begin with k."""
+        program, names, lines = self.program, self.names, list(self.head)
+        given = len(program.args) - len(program.constants)
         for step in program.steps:
             if isinstance(step, Copy):
                 lines.append(f"    copy(x{step.source}, x{step.target})")
                 continue
-            names[f"k{step.routine}"] = self.runners[step.routine].run
+            number, made = step.routine, self.runners[step.routine]
+            values = [
+                f"args[{a}]" if a < given else repr(program.constants[a - given]) for a in step.args
+            ]
+            if isinstance(made, KernelRunner) and made.native is not None and made.is_one_call:
+                cells = [f"x{b}.address" for b in step.buffers]
+                cells += [f"{v} & {m}" if m else v for v, m in zip(values, made.masks)]
+                cells.append(str(self.status.ctypes.data) if made.kernel.checks else "0")
+                names[f"k{number}"], names[f"p{number}"] = made.native.call, made.pack
+                lines.append(f"    k{number}(0, {made.count}, p{number}({', '.join(cells)}))")
+                continue
+            names[f"k{number}"] = made.run
             buffers = "".join(f"x{b}, " for b in step.buffers)
-            args = "".join(
-                f"args[{a}], " if a < given else f"{program.constants[a - given]!r}, "
-                for a in step.args
+            lines.append(
+                f"    k{number}(({buffers}), ({''.join(f'{v}, ' for v in values)}), status)"
             )
-            lines.append(f"    k{step.routine}(({buffers}), ({args}), status)")
         lines.append(f"    return [{', '.join(f'x{i}' for i in program.outputs)}]")
         self.text = "\n".join(lines) + "\n"
         exec(compile(self.text, "<program>", "exec"), names)

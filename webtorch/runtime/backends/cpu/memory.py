@@ -64,11 +64,11 @@ class Memory:
 
     def take(self, nbytes: int) -> Block:
         """Return a block of at least `nbytes` bytes. Raises OutOfMemoryError."""
-        size = _block_size(nbytes)
+        size = (nbytes + 63) & -64 or 64 if nbytes < _LARGE else _large_size(nbytes)
         with self.lock:
-            self.live += size
-            if self.live > self.peak:
-                self.peak = self.live
+            live = self.live = self.live + size
+            if live > self.peak:
+                self.peak = live
             blocks = self.free.get(size)
             if blocks:
                 self.pooled -= size
@@ -92,7 +92,10 @@ class Memory:
             self.live -= size
             # Arrays made from `raw` hold it as their base: the block's own reference and the argument make two.
             if self.pooled + size <= _POOL_LIMIT and sys.getrefcount(block.raw) <= 2:
-                self.free.setdefault(size, []).append(block)
+                blocks = self.free.get(size)
+                if blocks is None:
+                    blocks = self.free[size] = []
+                blocks.append(block)
                 self.pooled += size
 
     def release(self) -> None:
@@ -102,12 +105,8 @@ class Memory:
             self.pooled = 0
 
 
-def _block_size(nbytes: int) -> int:
-    """Round up so that blocks of like sizes are interchangeable: to 64 bytes, large ones to 1/8 of
-    the power of two below.
-    """
-    if nbytes < _LARGE:
-        return max((nbytes + 63) & -64, 64)
+def _large_size(nbytes: int) -> int:
+    """Round up so that blocks of like sizes are interchangeable: to 1/8 of the power of two below."""
     step = 1 << (nbytes.bit_length() - 4)
     return (nbytes + step - 1) & -step
 
@@ -127,13 +126,13 @@ class CpuBuffer:
     def __init__(self, dtype: DType, elements: int, owner: CpuBuffer | None = None) -> None:
         self.dtype = dtype
         self.elements = elements
-        self.nbytes = elements * dtype.itemsize
+        nbytes = self.nbytes = elements * dtype.itemsize
         # Whether `array` has been made.
         self.viewed = False
         # With an owner, this is another name for the start of the owner's memory.
         self.owner = owner
-        self.block = MEMORY.take(self.nbytes) if owner is None else owner.block
-        self.address = self.block.address
+        block = self.block = MEMORY.take(nbytes) if owner is None else owner.block
+        self.address = block.address
 
     def __getattr__(self, name: str) -> Array:
         # Made at first use: compiled code needs only the address.

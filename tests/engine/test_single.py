@@ -1,0 +1,118 @@
+"""One operation on data, the commonest graph, takes a shorter way than larger ones: it must find the
+same program, with the same inputs and arguments."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import webtorch
+from webtorch.runtime.realize import freeze, signature, to_graph
+
+Call = Callable[[Any, Any], Any]
+CALLS: list[Call] = [
+    lambda x, y: x + y,
+    lambda x, y: x * x,
+    lambda x, y: x.t() - y,
+    lambda x, y: x[1:3] + y[:2],
+    lambda x, y: y[:2] * x[1:3],
+    lambda x, y: x[2] - x[1],
+    lambda x, y: webtorch.addcmul(x[1], y[2], y[0], value=2.5),
+    lambda x, y: x * 3.0,
+    lambda x, y: x.clone().add_(y),
+    lambda x, y: x.sum(1, keepdim=True),
+    lambda x, y: x.t().sum(1, keepdim=True),
+    lambda x, y: x[0].expand(4, 4) + x[0],
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_inputs_and_arguments_are_those_of_the_general_way(call: Call, device: str) -> None:
+    x, y = (webtorch.rand(4, 4, device=device) for _ in range(2))
+    webtorch.realize(x, y)
+    result = call(x, y)
+    owner = result._storage
+    found = signature(owner)
+    assert found is not None
+    frozen = freeze([owner])
+    _, inputs, args = found
+    assert inputs == frozen.inputs
+    assert list(args) == frozen.args
+
+
+def test_what_differs_in_structure_has_another_key() -> None:
+    x, y = webtorch.rand(4, 4), webtorch.rand(4, 4)
+    z, bits = webtorch.rand(2, 8), webtorch.ones(4, 4, dtype=webtorch.int32)
+    webtorch.realize(x, y, z, bits)
+    results = [
+        x + y, x + x, x + 2.0, x - y, x + x.t(), x.t() + x, x.t() + y, x.t() + y.t(), z + z,
+        x[1] + x[2], x[1:3] + x[1:3], x[1:3] + y[1:3], bits + bits, x[:, 1] + y[1], x[1] + y[:, 1],
+        x.double(), x.int(),
+    ]  # fmt: skip
+    keys: dict[Any, set[str]] = {}
+    for result in results:
+        found = signature(result._storage)
+        assert found is not None
+        keys.setdefault(found[0], set()).add(str(to_graph(freeze([result._storage]))))
+    assert len(keys) >= 10
+    assert all(len(graphs) == 1 for graphs in keys.values())
+    assert len({next(iter(g)) for g in keys.values()}) == len(keys)
+
+
+def test_another_number_or_offset_is_the_same_program(device: str) -> None:
+    x = webtorch.arange(12.0, device=device).reshape(3, 4)
+    webtorch.realize(x)
+    runtime = x._storage.runtime
+    first = (x[1] * 2.0).tolist()
+    misses = runtime.counters.misses
+    assert (x[2] * 3.0).tolist() == [24.0, 27.0, 30.0, 33.0]
+    assert runtime.counters.misses == misses
+    assert first == [8.0, 10.0, 12.0, 14.0]
+
+
+def test_a_program_that_is_dropped_is_made_again(device: str) -> None:
+    x = webtorch.arange(5.0, device=device)
+    assert (x * 7.0).tolist() == [0.0, 7.0, 14.0, 21.0, 28.0]
+    runtime = x._storage.runtime
+    runtime.programs.clear()
+    gc.collect()
+    assert (x * 8.0).tolist() == [0.0, 8.0, 16.0, 24.0, 32.0]
+    assert (x * 9.0).tolist() == [0.0, 9.0, 18.0, 27.0, 36.0]
+
+
+def test_writes_in_place_stay_in_their_memory() -> None:
+    x = webtorch.zeros(64)
+    view = x[:4]
+    webtorch.realize(x)
+    buffer = x._storage.node.buffer
+    for n in range(5):
+        x.add_(1.0)
+        webtorch.realize(x)
+        assert x._storage.node.buffer is buffer
+        assert view.tolist() == [n + 1.0] * 4
+    y = x.clone()
+    x.mul_(2.0)
+    assert y[0].item() == 5.0
+    assert x[0].item() == 10.0
+
+
+def test_machine_code_takes_over_from_numpy_with_the_same_results() -> None:
+    """After enough calls a program calls machine code directly: with its arguments, and its checks."""
+    x = webtorch.arange(-64, 64, dtype=webtorch.int32)
+    expected = [(v * 3 - 5) % 7 for v in range(-64, 64)]
+    for _ in range(1500):
+        found = (x * 3 - 5) % 7
+        webtorch.realize(found)
+    assert found.tolist() == expected
+    table = webtorch.arange(10.0)
+    good, bad = webtorch.tensor([3, 4]), webtorch.tensor([3, 12])
+    for _ in range(3000):
+        picked = table[good]
+        webtorch.realize(picked)
+    assert picked.tolist() == [3.0, 4.0]
+    with pytest.raises(IndexError, match="12"):
+        table[bad].tolist()
+    assert table[good].tolist() == [3.0, 4.0]
