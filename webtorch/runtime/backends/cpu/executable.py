@@ -34,6 +34,7 @@ from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.scansource import scan_source
 from webtorch.lower.sizes import Families, Family
 from webtorch.lower.templates.generic import conv_kernel, without_epilogue
 from webtorch.runtime.backends.cpu import (
@@ -353,6 +354,43 @@ class ArgumentRunner(ArrayRunner):
             self.function([b.array for b in buffers], args)
 
 
+class ScanRunner(ArrayRunner):
+    """A scan: NumPy's at first, machine code once it has done enough work to pay for compiling."""
+
+    def __init__(self, routine: Scan) -> None:
+        super().__init__(routine, contraction.scan(routine))
+        self.source = scan_source(routine)
+        self.rows = routine.outer * routine.inner
+        self.sizes = routine.length, routine.inner
+        # An element waits for the one before it.
+        work = 4 * self.rows * routine.length
+        self.spent, self.step = 0, work + _CALL_COST
+        self.parallel = work >= _PARALLEL_WORK
+        self.multiple = 16 if routine.inner >= 16 else 1
+        self.native: jit.Native | None = None
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        if self.native is None:
+            self.spent += self.step
+            if self.spent < _COMPILE_WORK or not jit.available():
+                super().run(buffers, args, status)
+                return
+            self.native = jit.function(self.source)
+        block = _SCAN_BLOCK(*[b.address for b in buffers], *self.sizes)
+        threads = get_num_threads() if self.parallel else 1
+        parts = split(0, self.rows, threads, self.multiple)
+        if len(parts) == 1:
+            self.native.call(0, self.rows, block)
+        elif not native_threads.available() or not native_threads.run(
+            self.native.address, 0, self.rows, parts[0][1], block, threads
+        ):
+            run_parallel([functools.partial(self.native.call, *part, block) for part in parts])
+
+
+_SCAN_BLOCK = struct.Struct("QQqq").pack
+
+
 class BufferRunner(Runner):
     """A routine that is a function of buffers."""
 
@@ -400,7 +438,7 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
             case Convolution():
                 found = ArrayRunner(routine, contraction.convolution(routine))
             case Scan():
-                found = ArrayRunner(routine, contraction.scan(routine))
+                found = ScanRunner(routine)
             case Attention():
                 found = ArgumentRunner(routine, attention.attention(routine))
             case Sort():

@@ -1,4 +1,4 @@
-"""Scans, sorts, attention and convolutions as loops and products, where NumPy is not there to do them. Imports
+"""Sorts, attention and convolutions as loops and products, where NumPy is not there to do them. Imports
 floors 0-2.
 
 The texts are those of `lower/pysource.py`; each does the units begin..end-1 of a routine.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, float32, int32, integer_limits, uint32
+from webtorch.ir.dtype import bool_, float32, int32, uint32
 from webtorch.ir.kernel import (
     Attention,
     BufferSlot,
@@ -18,58 +18,10 @@ from webtorch.ir.kernel import (
     Kernel,
     Matmul,
     Reduce,
-    Scan,
     Sort,
     Store,
 )
 from webtorch.lower.templates.generic import guarded, meeting, met
-
-_SCAN = """
-def scan(begin, end, b0: {kind}, b1: {out}, length: int, inner: int):
-    for unit in range(begin, end):
-        first = div(unit, inner) * length * inner + rem(unit, inner)
-        total = {start}
-        for i in range(length):
-            x = {load}
-            total = {combined}
-            b1[first + i * inner] = {store}
-"""
-
-
-def scan(r: Scan) -> str:
-    """Return the loops of a scan, a unit of which is a row."""
-    source, out = (b.dtype for b in r.buffers[:2])
-    wide = out.compute
-    combined = {
-        "sum": "total + x",
-        "prod": "total * x",
-        "max": "maximum(total, x)",
-        "min": "minimum(total, x)",
-    }[r.op]
-    if wide is bool_:
-        combined = "total | x" if r.op in ("sum", "max") else "total & x"
-    start = f"{wide.name}({1 if r.op == 'prod' else 0})"
-    if wide is bool_:
-        start = f"bool({int(r.op in ('prod', 'min'))})"
-    elif r.op in ("max", "min"):
-        start = f"{wide.name}({_least(wide, r.op)})"
-    load = "b0[first + i * inner]"
-    return _SCAN.format(
-        kind=source.name,
-        out=out.name,
-        start=start,
-        load=load if source is wide else f"{wide.name}({load})",
-        combined=combined,
-        store="total" if out is wide else f"{out.name}(total)",
-    ).strip()
-
-
-def _least(dtype: DType, op: str) -> str:
-    """Return what no element is beyond."""
-    if dtype.kind == "float":
-        return "-inf" if op == "max" else "inf"
-    return str(integer_limits(dtype)[0 if op == "max" else 1])
-
 
 # Digits of 8 bits, from the last one, each pass stable (Knuth, The Art of Computer Programming 3,
 # section 5.2.5). Two passes bring keys and places back to where they were.

@@ -20,6 +20,7 @@ from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, 
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.scansource import scan_source
 from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, without_epilogue
 from webtorch.runtime.backends.cpu import direct, gemm, jit
@@ -360,7 +361,7 @@ class _LayOut(Target):
             case Scan():
                 rows = routine.outer * routine.inner
                 cells = [*at, routine.length, routine.inner]
-                self.loop(loops.scan(routine), rows, rows * routine.length * 2, cells)
+                self.loop(scan_source(routine), rows, rows * routine.length * 2, cells)
             case Sort():
                 self.sort(routine, at)
             case Attention():
