@@ -7,6 +7,7 @@ numbers of the matrices' type. `info` is 0 where all is well, as in LAPACK; noth
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from webtorch.ir.kernel import Host
+from webtorch.runtime.backends.cpu import jit
 
 Array = npt.NDArray[Any]
 Results = tuple[Array, ...]
@@ -135,28 +137,86 @@ def _lu_matrix(a: Array, pivots: Array, first: int) -> None:
             a[j + 1 :, j + 1 :] -= np.outer(a[j + 1 :, j], a[j, j + 1 :])
 
 
+# Columns begin..end-1 of an LU factorisation, and what follows of their rows: pivots are sought in the
+# column, rows are swapped over their whole width. One row of the block at a time is kept apart, which
+# shows that it is not what is written.
+_PANEL = """
+def panel(begin, end, b0: {kind}, b1: int64, m: int, n: int):
+    row = local({kind}, 512)
+    for j in range(begin, end):
+        best = {kind}(-1)
+        p = j
+        for i in range(j, m):
+            size = abs(b0[i * n + j])
+            better = (size > best) | (isnan(size) & logical_not(isnan(best)))
+            best = where(better, size, best)
+            p = where(better, i, p)
+        b1[j] = int64(p)
+        if p != j:
+            for c in range(n):
+                x = b0[j * n + c]
+                b0[j * n + c] = b0[p * n + c]
+                b0[p * n + c] = x
+        pivot = b0[j * n + j]
+        width = end - j - 1
+        for c in range(width):
+            row[c] = b0[j * n + j + 1 + c]
+        for i in range(j + 1, m):
+            factor = b0[i * n + j]
+            if pivot != {kind}(0):
+                factor = factor / pivot
+            b0[i * n + j] = factor
+            for c in range(width):
+                b0[i * n + j + 1 + c] = b0[i * n + j + 1 + c] - factor * row[c]
+    for first in range(end, n, 512):
+        width = min(n - first, 512)
+        for j in range(begin, end):
+            for c in range(width):
+                row[c] = b0[j * n + first + c]
+            for i in range(j + 1, end):
+                factor = b0[i * n + j]
+                for c in range(width):
+                    b0[i * n + first + c] = b0[i * n + first + c] - factor * row[c]
+"""
+# From this many elements on, compiling pays.
+_LARGE = 32 * 32
+
+
 def _lu(a: Array) -> tuple[Array, Array, int]:
     """Return (packed factors, pivots counted from 0, info) of one matrix. Golub and Van Loan, 3.2."""
-    a = a.copy()
+    a = np.array(a, order="C")
     m, n = a.shape
     k = min(m, n)
-    pivots = np.arange(k)
+    pivots = np.arange(k, dtype=np.int64)
+    native = None
+    if a.size >= _LARGE and a.dtype.name in ("float32", "float64") and jit.available():
+        native = jit.function(_PANEL.strip().format(kind=a.dtype.name))
+        block = struct.pack("QQqq", a.ctypes.data, pivots.ctypes.data, m, n)
     with np.errstate(all="ignore"):
         for j in range(0, k, _BLOCK):
             end = min(j + _BLOCK, k)
-            panel = a[j:, j:end].copy()
-            _lu_matrix(panel, pivots, j)
-            for i in range(j, end):
-                p = pivots[i]
-                if p != i:
-                    a[[i, p]] = a[[p, i]]
-            a[j:, j:end] = panel
+            if native is not None:
+                native.call(j, end, block)
+            else:
+                _lu_rows(a, pivots, j, end)
             if end < n:
-                lower = panel[: end - j]
-                a[j:end, end:] = _substitute(lower[None], a[None, j:end, end:], True)[0]
                 a[end:, end:] -= a[end:, j:end] @ a[j:end, end:]
     zero = np.flatnonzero(np.diagonal(a)[:k] == 0)
     return a, pivots, int(zero[0]) + 1 if zero.size else 0
+
+
+def _lu_rows(a: Array, pivots: Array, begin: int, end: int) -> None:
+    """Do what _PANEL does, by NumPy."""
+    panel = a[begin:, begin:end].copy()
+    _lu_matrix(panel, pivots, begin)
+    for i in range(begin, end):
+        p = pivots[i]
+        if p != i:
+            a[[i, p]] = a[[p, i]]
+    a[begin:, begin:end] = panel
+    if end < a.shape[1]:
+        lower = panel[: end - begin]
+        a[begin:end, end:] = _substitute(lower[None], a[None, begin:end, end:], True)[0]
 
 
 @host_function
