@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16, float32, int32, int64, integer_limits
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Kernel, Reduce, Store
+from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import Affine, affine
 
@@ -337,11 +337,46 @@ class _Writer:
         for check in self.kernel.checks:
             reduced = any(isinstance(d, tuple) for d in self.deps(check.value))
             if check.level == level and (reduced and level == "outer") == late:
-                value, name = self.value(check.value), check.value.dtype.name
-                self.line(
-                    f"if ({value} < {name}({check.low})) | ({value} >= {name}({check.high})):"
-                )
-                self.line(f"    report(status, {check.site}, {value})")
+                self.report(check)
+
+    def report(self, check: Check) -> None:
+        """Test an index, and note it where it fails."""
+        self.line(f"if {self.fails(check)}:")
+        self.line(f"    report(status, {check.site}, {self.value(check.value)})")
+
+    def fails(self, check: Check) -> str:
+        """Return the test that holds where an index is out of its range."""
+        value, name = self.value(check.value), check.value.dtype.name
+        return f"({value} < {name}({check.low})) | ({value} >= {name}({check.high}))"
+
+    def checks_ahead(
+        self, head: str, known: Dep, prepare: Callable[[], None] | None = None
+    ) -> None:
+        """Test the indices of a loop before it: a report in a loop would keep it from being vectors.
+
+        The tests of all turns come together first, and only where one fails are they made one by one.
+        """
+        here = self.scopes[-1].known
+        inside = [c for c in self.kernel.checks if not self.deps(c.value) <= here]
+        for check in self.kernel.checks:
+            if check not in inside:
+                self.report(check)
+        if not inside:
+            return
+
+        def each(body: Callable[[Check], None]) -> None:
+            self.open(known)
+            if prepare is not None:
+                prepare()
+            for check in inside:
+                body(check)
+            self.close(head)
+
+        self.line("bad = int32(0)")
+        each(lambda c: self.line(f"bad = bad | int32({self.fails(c)})"))
+        self.open()
+        each(self.report)
+        self.close("if bad != int32(0):")
 
     def prepare(self, stores: Iterable[Store]) -> list[tuple[Store, str, str, str]]:
         """Compute what the stores need. Values come before the first write, for an output may be an input too."""
@@ -436,24 +471,39 @@ class _Writer:
             self.body()
             return
         last = live[-1]
+        # Checks of what a reduction gives come after it, in the loop.
+        ahead = not self.kernel.reduces
         if len(live) == 1:
+            head = f"for i{last} in range(begin, end):"
+            if ahead:
+                self.checks_ahead(head, last)
             self.open(last)
-            self.body()
-            self.close(f"for i{last} in range(begin, end):")
+            self.body(not ahead)
+            self.close(head)
             return
         if dims[last] < _SHORT:
+            head = "for i in range(begin, end):"
+
+            def decode() -> None:
+                self.decode(dims, "i")
+                self.merged = (tuple(live), "i")
+
+            if ahead:
+                self.checks_ahead(head, -1, decode)
             self.open()
-            self.decode(dims, "i")
-            self.merged = (tuple(live), "i")
-            self.body()
-            self.close("for i in range(begin, end):")
+            decode()
+            self.body(not ahead)
+            self.close(head)
             return
         self.line("i = begin")
         self.open()
         self.decode_segment(dims, last, f"min({dims[last]} - start, end - i)")
+        head = f"for i{last} in range(start, start + n):"
+        if ahead:
+            self.checks_ahead(head, last)
         self.open(last)
-        self.body()
-        self.close(f"for i{last} in range(start, start + n):")
+        self.body(not ahead)
+        self.close(head)
         self.line("i = i + n")
         self.close("while i < end:")
 
@@ -465,8 +515,11 @@ class _Writer:
             self.decode(dims[:last], "row")
         self.line(f"n = {count}")
 
-    def body(self) -> None:
+    def body(self, checks: bool = True) -> None:
         """The inside of an elementwise kernel."""
+        if not checks:
+            self.write(self.prepare(self.kernel.stores))
+            return
         self.checks("outer")
         for k, reduce in enumerate(self.kernel.reduces):
             if reduce.op in ("argmax", "argmin"):

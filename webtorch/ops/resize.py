@@ -14,12 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import DType, int32, int64, uint8
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import FLOATS, DType, int32, int64, uint8
+from webtorch.ir.expr import Expr
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
-from webtorch.ops.primitive import iota, take
-from webtorch.ops.record import NOT_FLOATS, Autocast, composite
+from webtorch.ops.primitive import cast_to, iota, take
+from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, composite, elementwise
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -532,6 +534,19 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool | None = No
     return total + offset
 
 
+_unnormalised: Elementwise = elementwise(
+    "_unnormalised",
+    lambda x, size, edge: ((x + 1) * size - edge) * 0.5,
+    tensors=("x",),
+    numbers=("size", "edge"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The position in elements of a place between -1 and 1.",
+)
+
+
 def _reflect(x: Any, low2: int, high2: int) -> Any:
     """Return x reflected between low2 / 2 and high2 / 2 until it is inside."""
     if low2 == high2:
@@ -638,7 +653,7 @@ def grid_sample(
     places = []
     for d in range(rank):
         at = grid.select(-1, rank - 1 - d)
-        at = (at + 1) * ((sizes[d] - 1) / 2) if align else ((at + 1) * sizes[d] - 1) / 2
+        at = _unnormalised(at, float(sizes[d] - align), float(not align))
         places.append(at if mode == "bicubic" else _placed(at, sizes[d], padding_mode, align))
     if not numel((*out_sizes, n)) or not input.shape[1]:
         return input.new_zeros((n, input.shape[1], *out_sizes), dtype=dtype)
@@ -652,21 +667,81 @@ def grid_sample(
     return out.permute((0, rank + 1, *range(1, rank + 1))).contiguous().to(dtype)
 
 
+def _between(x: Expr, last: Expr) -> Expr:
+    return ex.ge(x, 0) & ex.le(x, last)
+
+
+_neighbour: Elementwise = elementwise(
+    "_neighbour",
+    lambda place, up, last: ex.where(_between(ex.floor(place) + up, last), ex.floor(place) + up, 0),
+    tensors=("place",),
+    numbers=("up", "last"),
+    dtypes=FLOATS,
+    differentiable=False,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The whole position before a place, or after it (up 1); 0 where it is not in 0..last.",
+)
+
+
+def _four_corners(rank: int, first: int) -> Elementwise:
+    """Return the entry of the sum over corners first..first+3 of 2^rank around a place.
+
+    Four at a time: a kernel of WebGPU may have no more than eight buffers, its gradient's included.
+    """
+
+    def formula(*given: Expr) -> Expr:
+        values, places, last = given[:4], given[4 : 4 + rank], given[4 + rank :]
+        total: Expr | None = None
+        for number, value in enumerate(values, first):
+            weight: Expr | None = None
+            inside: Expr | None = None
+            for d, (place, end) in enumerate(zip(places, last, strict=True)):
+                low, up = ex.floor(place), number >> d & 1
+                part = place - low if up else 1 - (place - low)
+                within = _between(low + up, end)
+                weight = part if weight is None else weight * part
+                inside = within if inside is None else inside & within
+            assert weight is not None and inside is not None
+            # Not times the weight 0, which makes NaN of an infinity.
+            term = ex.where(inside, value * weight, 0)
+            total = term if total is None else total + term
+        assert total is not None
+        return total
+
+    return elementwise(
+        f"_corners_{rank}d_{first}",
+        formula,
+        tensors=(*[f"value{n}" for n in range(4)], *[f"place{d}" for d in range(rank)]),
+        numbers=tuple([f"last{d}" for d in range(rank)]),
+        dtypes=FLOATS,
+        inplace=False,
+        torch="",
+        function_in=(),
+        doc="The values at four corners around a place times their weights; 0 for those outside.",
+    )
+
+
+_CORNERS = {rank: [_four_corners(rank, n) for n in range(0, 2**rank, 4)] for rank in (2, 3)}
+
+
 def _linear_corners(image: Any, batch: Any, places: list[Any]) -> Any:
     rank = len(places)
-    low = [p.detach().floor() for p in places]
-    high = [p - l for p, l in zip(places, low, strict=True)]
-    total: Any = None
+    last = [image.shape[1 + d] - 1 for d in range(rank)]
+    sides = [
+        [cast_to(_neighbour(p.detach(), float(up), float(end)), int64) for up in (0, 1)]
+        for p, end in zip(places, last, strict=True)
+    ]
+    values = []
     for number in range(2**rank):
-        weight: Any = None
-        corner = []
-        for d in range(rank):
-            up = number >> d & 1
-            corner.append(low[d] + 1 if up else low[d])
-            part = high[d] if up else 1 - high[d]
-            weight = part if weight is None else weight * part
-        value = _corner(image, batch, corner, weight)
-        total = value if total is None else total + value
+        index = [side[number >> d & 1] for d, side in enumerate(sides)]
+        values.append(take(image, (batch, *index), "grid_sample"))
+    at = [p.unsqueeze(-1) for p in places]
+    total: Any = None
+    for n, corners in enumerate(_CORNERS[rank]):
+        found = corners(*values[4 * n : 4 * n + 4], *at, *map(float, last))
+        total = found if total is None else total + found
     return total
 
 
