@@ -8,11 +8,23 @@ depends on the data (nonzero, masked_select, bincount, ...): these say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import DType, Scalar, bool_, float32, float64, int32, int64, uint8
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    INTEGERS,
+    DType,
+    Scalar,
+    bool_,
+    float32,
+    float64,
+    int32,
+    int64,
+    uint8,
+)
+from webtorch.ir.expr import Expr
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.movement import METHOD, pick, window
@@ -21,7 +33,8 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import BOOL, Autocast, composite
+from webtorch.ops.record import BOOL, Autocast, Elementwise, composite
+from webtorch.ops.record import elementwise as entry
 
 FUNCTIONAL = ("nn.functional",)
 _NAMES = {
@@ -1069,6 +1082,35 @@ def searchsorted(
     return _search(sequence, input, right, int32 if out_int32 else int64)
 
 
+def _search_step(name: str, expr: Callable[..., Expr], doc: str, **options: Any) -> Elementwise:
+    return entry(
+        name, expr, dtypes=INTEGERS, differentiable=False, inplace=False, torch="", function_in=(), doc=doc,
+        **options,
+    )  # fmt: skip
+
+
+_search_probe = _search_step(
+    "_search_probe",
+    lambda low, high, last: ex.minimum(ex.shr(low + high, 1), last),
+    "The middle between two positions, at most `last`.",
+    numbers=("last",),
+)
+_search_low = _search_step(
+    "_search_low",
+    lambda low, high, stop: ex.where(
+        ex.lt(low, high) & ex.eq(stop, 0), ex.shr(low + high, 1) + 1, low
+    ),
+    "Past the middle, unless the search stops there or is done.",
+    tensors=("low", "high", "stop"),
+)
+_search_high = _search_step(
+    "_search_high",
+    lambda low, high, stop: ex.where(ex.lt(low, high) & ex.ne(stop, 0), ex.shr(low + high, 1), high),
+    "The middle, if the search stops there.",
+    tensors=("low", "high", "stop"),
+)
+
+
 def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     """Binary search of every value at once: a fixed number of halvings, which read nothing from the device."""
     n, shape, device = sequence._shape[-1], values._shape, values.device
@@ -1084,16 +1126,10 @@ def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     inside = values._shape
     low, high = fill(inside, 0, int64, device), fill(inside, n, int64, device)
     for _ in range(n.bit_length()):
-        middle = elementwise.bitwise_right_shift(low + high, 1)
-        probe = elementwise.clamp_max(middle, n - 1)
-        found = _take(sequence, [*rows, probe], "searchsorted")
-        # Written with "not", so that a NaN among the values goes to the end.
+        found = _take(sequence, [*rows, _search_probe(low, high, n - 1)], "searchsorted")
+        # Where it does not stop, not where it goes on: a NaN among the values goes to the end.
         stop = elementwise.gt(found, values) if right else elementwise.ge(found, values)
-        searching = elementwise.lt(low, high)
-        low = elementwise.where(
-            elementwise.logical_and(searching, elementwise.logical_not(stop)), middle + 1, low
-        )
-        high = elementwise.where(elementwise.logical_and(searching, stop), middle, high)
+        low, high = _search_low(low, high, stop), _search_high(low, high, stop)
     return movement.reshape(cast_to(low, dtype), shape)
 
 
