@@ -26,6 +26,7 @@ from webtorch.ir.dtype import (
     uint32,
 )
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
+from webtorch.lower.pysource import python_source
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EXECUTIONS = harness.EXECUTIONS
@@ -730,6 +731,47 @@ def test_failed_check_is_noted(execution: str) -> None:
     status = np.zeros(2, np.int64)
     runner.run(buffers, (), status)
     assert status.tolist() == [4, -11]
+
+
+@pytest.mark.parametrize("bad", [None, 0, 77, 699])
+def test_indices_are_tested_before_the_loop_that_uses_them(bad: int | None) -> None:
+    i = ex.index(0, 700)
+    index = ex.load(0, int64, i)
+    inside = ex.maximum(ex.minimum(index, 49), 0)
+    kernel = Kernel(
+        "gather",
+        (700,),
+        (),
+        (harness.slot(int64, 700), harness.slot(float32, 50), harness.slot(float32, 700, "write")),
+        (),
+        (),
+        (Store(2, i, ex.load(1, float32, inside)),),
+        (Check(index, 50, 6, low=0),),
+    )
+    text = python_source(kernel)
+    # A report in a loop would keep it from being vectors.
+    assert "report" not in text[text.rindex("for ") :] and "report" in text
+    places = np.random.default_rng(0).integers(0, 50, 700)
+    if bad is not None:
+        places[bad:] = 50
+        places[-1] = -3
+    table = np.arange(50, dtype=np.float32)
+    from webtorch.runtime.backends.cpu.executable import KernelRunner
+
+    for execution in ("numpy", "native"):
+        runner = KernelRunner(kernel)
+        if execution == "native":
+            runner.compile()
+        buffers = [
+            harness.buffer(int64, places),
+            harness.buffer(float32, table),
+            harness.buffer(float32, np.zeros(700)),
+        ]
+        status = np.zeros(2, np.int64)
+        runner.run(buffers, (), status)
+        np.testing.assert_array_equal(buffers[2].array, table[places.clip(0, 49)])
+        first = -3 if bad == 699 else 50
+        assert status.tolist() == ([0, 0] if bad is None else [7, first])
 
 
 def test_kernel_text_is_readable() -> None:

@@ -593,8 +593,9 @@ class _Writer:
         outside = [s for s in self.kernel.stores if s.level == "outer"]
         inside = [s for s in self.kernel.stores if s.level == "inner"]
         ready = self.prepare(outside)
-        if inside or any(c.level == "inner" for c in self.kernel.checks):
-            self.inner_loops(lambda: self.inner_body(inside), merge=True)
+        self.inner_checks()
+        if inside:
+            self.inner_loops(lambda: self.write(self.prepare(inside)), merge=True)
         self.write(ready)
         if together:
             self.merged = ((), "")
@@ -622,10 +623,34 @@ class _Writer:
             turns *= self.dims[live[first]]
         return live[first:] if first and turns >= _SHORT else []
 
-    def inner_body(self, inside: list[Store]) -> None:
-        """The checks and stores of one inner point."""
-        self.checks("inner")
-        self.write(self.prepare(inside))
+    def inner_checks(self, columns: int | None = None) -> None:
+        """Test the indices of the inner points, each column of them if there are columns: all together
+        first, as `checks_ahead` does.
+        """
+        found = [c for c in self.kernel.checks if c.level == "inner"]
+        if not found:
+            return
+
+        apart = [c for c in found if columns is None or columns not in self.deps(c.value)]
+        among = [c for c in found if c not in apart]
+
+        def run(body: Callable[[Check], None], checks: list[Check]) -> None:
+            for check in checks:
+                body(check)
+
+        def each(body: Callable[[Check], None]) -> None:
+            run(body, apart)
+            if among and columns is not None:
+                self.columns(columns, lambda: run(body, among))
+
+        def note(check: Check) -> None:
+            self.line(f"bad = bad | int32({self.fails(check)})")
+
+        self.line("bad = int32(0)")
+        self.inner_loops(lambda: each(note), merge=columns is None)
+        self.open()
+        self.inner_loops(lambda: each(self.report), merge=columns is None)
+        self.close("if bad != int32(0):")
 
     def plan_rows(self) -> None:
         """Choose the values that are kept between stages: dear ones that a later sweep needs again."""
@@ -818,8 +843,9 @@ class _Writer:
                     self.line(f"{name}[c] = {self.value(s.value)}")
 
             self.columns(last, save)
-        if inside or any(c.level == "inner" for c in self.kernel.checks):
-            self.inner_loops(lambda: self.columns(last, lambda: self.inner_body(inside)))
+        self.inner_checks(last)
+        if inside:
+            self.inner_loops(lambda: self.columns(last, lambda: self.write(self.prepare(inside))))
 
         def epilogue() -> None:
             if saved:

@@ -1105,7 +1105,9 @@ _search_low = _search_step(
 )
 _search_high = _search_step(
     "_search_high",
-    lambda low, high, stop: ex.where(ex.lt(low, high) & ex.ne(stop, 0), ex.shr(low + high, 1), high),
+    lambda low, high, stop: ex.where(
+        ex.lt(low, high) & ex.ne(stop, 0), ex.shr(low + high, 1), high
+    ),
     "The middle, if the search stops there.",
     tensors=("low", "high", "stop"),
 )
