@@ -71,6 +71,30 @@ def test_scores_that_matrix_units_do_not_serve_are_float32(
     np.testing.assert_allclose(found.tolist(), expected.tolist(), rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("sizes", [(40, 24), (8, 16), (16, 40)], ids=str)
+def test_heads_are_made_whole_fragments_for_matrix_units(
+    sizes: tuple[int, int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = webtorch.zeros(1, device=device)._storage.runtime.backend
+    monkeypatch.setattr(backend, "limits", replace(backend.limits, has_matrix_units=True))
+    monkeypatch.setenv("WEBTORCH_ATTENTION", "fused")
+    size, width = sizes
+    shapes = [(2, 3, 24, size), (2, 3, 20, size), (2, 3, 20, width)]
+    inputs = [randn(*s, seed=i).half() for i, s in enumerate(shapes)]
+    exact = [x.double().requires_grad_() for x in inputs]
+    expected = torch.nn.functional.scaled_dot_product_attention(*exact)
+    (expected * expected).sum().backward()
+    ours = [webtorch.tensor(x.numpy(), device=device, requires_grad=True) for x in inputs]
+    found = webtorch.nn.functional.scaled_dot_product_attention(*ours)
+    assert found.shape == expected.shape and found.is_contiguous()
+    (found * found).sum().backward()
+    np.testing.assert_allclose(found.tolist(), expected.tolist(), rtol=0, atol=2e-3)
+    for x, e in zip(ours, exact, strict=True):
+        assert x.grad is not None and e.grad is not None
+        atol = 4e-3 * float(e.grad.abs().max())
+        np.testing.assert_allclose(x.grad.tolist(), e.grad.tolist(), rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_attention(shapes: str, causal: bool, device: str) -> None:

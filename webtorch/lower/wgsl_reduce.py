@@ -41,6 +41,8 @@ _STATIC_POINTS = 16
 _STATIC_NODES = 1500
 
 
+# Invocations that keep a large GPU at work.
+_INVOCATIONS = 1 << 17
 # Terms that one running float sum may take before a fresh partial sum is started.
 _BLOCK = 64
 # How often the body of a reducing loop is written out, and the most lines that this may give.
@@ -92,7 +94,9 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     while ty < most and n > ty * 8 * per and n <= most * 8 * per:
         ty *= 2
     # Short rows, and many: several vectors for each invocation, so that fewer have to be combined.
-    while limits.is_gpu and m >= 1 << 14 and ty > 4 and ty * 4 * per > n:
+    while limits.is_gpu and ty > 4 and ty * 4 * per > n:
+        if m < 1 << 14 and m * ty < 2 * _INVOCATIONS:
+            break
         ty //= 2
     tx = max(1, min((256 if limits.is_gpu else 64) // ty, most // ty, power_below(m)))
     return Geometry(tx, ty, False, _split(writer, -(-m // tx), n, 528, 4096, ty * per))

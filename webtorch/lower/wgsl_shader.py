@@ -230,15 +230,18 @@ def on_scratch(
     scratch: Mapping[int, int],
     numbers: Mapping[int, int] | Sequence[int],
     sizes: tuple[int, ...],
+    own: Sequence[int] = (),
 ) -> WgslPass:
     """Return a pass some of whose buffers are scratch memory of a routine: `scratch` gives them its
-    number, `numbers` gives the others the routine's, and `sizes` are the bytes of all scratch
-    buffers, which are bound, used or not. The pass must have no scratch memory of its own."""
-    assert not p.scratch, "its own scratch buffers would be those of the routine by number"
-    own = len(p.slots)
+    number, `numbers` gives the others the routine's, `own` those of the pass's own scratch memory in
+    the routine's, and `sizes` are the bytes of all scratch buffers, which are bound, used or not."""
+    assert len(p.scratch) <= len(own), "its own scratch buffers would be the routine's by number"
+    first = len(p.slots)
     found: dict[int, int] = {scratch[s]: i for i, s in enumerate(p.slots) if s in scratch}
+    found |= {own[j]: first + j for j in range(len(p.scratch))}
     kept = [i for i, s in enumerate(p.slots) if s not in scratch]
-    order = [*kept, *(found.get(j) for j in range(len(sizes))), *range(own, len(p.bindings))]
+    rest = range(first + len(p.scratch), len(p.bindings))
+    order = [*kept, *(found.get(j) for j in range(len(sizes))), *rest]
     new = {old: i for i, old in enumerate(order) if old is not None}
     source = re.sub(r"@binding\((\d+)\)", lambda m: f"@binding({new[int(m[1])]})", p.source)
     unused = "".join(

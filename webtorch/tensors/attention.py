@@ -18,7 +18,7 @@ from webtorch.ops import primitive
 from webtorch.runtime.backend import Limits
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import random_words
-from webtorch.tensors.primitives import cast_to, record, reduce_dims
+from webtorch.tensors.primitives import as_view, cast_to, copy, record, reduce_dims
 from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -65,15 +65,28 @@ def suits_shapes(
     if runtime.kind != "cpu":
         # A captured program may be exported for a browser, whose workgroups have 16 KB.
         least = min(limits.workgroup_memory_bytes, 16384)
-        if not _fits(replace(limits, workgroup_memory_bytes=least), (length, source, size, width)):
+        sizes = size, width
+        if _has_units(runtime, dtype):
+            sizes = _fragments(size), _fragments(width)
+        if not _fits(replace(limits, workgroup_memory_bytes=least), (length, source, *sizes)):
             return False
     if wanted == "fused":
         return True
     if limits.is_gpu and length >= _QUERIES:
-        # On matrix units products are ten times as fast as those that are written out here.
-        units = limits.has_matrix_units and dtype is float16
-        return not units or not (size % 16 or width % 16)
+        # On matrix units products are ten times as fast as those that are written out here, and so
+        # are kernels for heads of whole fragments, which `Parts` makes of rows of whole vectors.
+        return not _has_units(runtime, dtype) or not (size % 8 or width % 8)
     return 4 * batch * heads * length * source >= _MANY_SCORES
+
+
+def _has_units(runtime: Runtime, dtype: DType) -> bool:
+    """Whether attention is computed on matrix units."""
+    return runtime.backend.limits.has_matrix_units and dtype is float16
+
+
+def _fragments(size: int) -> int:
+    """Return `size` rounded up to whole fragments of matrix units."""
+    return -(-size // 16) * 16
 
 
 def attention(
@@ -109,7 +122,11 @@ def attention(
 
 
 class Parts:
-    """The kernels of one attention: what they read, and each of their results."""
+    """The kernels of one attention: what they read, and each of their results.
+
+    On matrix units heads are made as long as whole fragments of 16, with zeros, which change no score
+    and give results that are cut off again: 40 for 48 elements are read and multiplied.
+    """
 
     def __init__(
         self,
@@ -128,6 +145,12 @@ class Parts:
         self.dtype = query.dtype
         # What sums are in.
         self.wide: DType = float64 if self.dtype is float64 else float32
+        heads = inputs[:3]
+        if _has_units(query._storage.runtime, self.dtype):
+            heads = [_lengthened(x) for x in heads]
+        # What the kernels read.
+        self.operands = [*heads, *inputs[3:]]
+        self._whole: Tensor | None = None
 
     def _part(
         self, name: str, inputs: list[Tensor], number: int, shape: Any, dtype: DType
@@ -137,14 +160,16 @@ class Parts:
 
     def result(self) -> Tensor:
         """Return the attention itself: (B, H, L, V)."""
-        query, _, value = self.inputs[:3]
+        query, _, value = self.operands[:3]
         shape = (*query._shape[:3], value._shape[3])
-        return self._part("forward", self.inputs, 0, shape, self.dtype)
+        self._whole = self._part("forward", self.operands, 0, shape, self.dtype)
+        return _cut(self._whole, self.inputs[2]._shape[3])
 
     def statistics(self, out: Tensor) -> Tensor:
-        """Return what backward needs of the scores: (B, H, L, 2), float32."""
+        """Return what backward needs of the scores: (B, H, L, 2), float32. `out` is the `result`."""
         rows = self.inputs[0]._shape[:3]
-        return self._part("forward", [*self.inputs, out], 1, (*rows, 2), self.wide)
+        whole = out if self._whole is None else self._whole
+        return self._part("forward", [*self.operands, whole], 1, (*rows, 2), self.wide)
 
     def gradients(
         self, out: Tensor, statistics: Tensor, g: Tensor, needs: Sequence[bool]
@@ -152,15 +177,33 @@ class Parts:
         """Return the cotangents of query, key and value, the latter two where they are needed."""
         wide, dtype = self.wide, self.dtype
         delta = reduce_dims(cast_to(g, wide) * cast_to(out, wide), "sum", (3,))
-        sources = [*self.inputs, g, statistics, delta]
+        width = self.operands[2]._shape[3]
+        sources = [*self.operands, _lengthened(g, width), statistics, delta]
         grads: list[Tensor | None] = [None, None, None]
-        first = self._part("backward", sources, 0, self.inputs[0]._shape, dtype)
-        grads[0] = first
+        first = self._part("backward", sources, 0, self.operands[0]._shape, dtype)
+        grads[0] = _cut(first, self.inputs[0]._shape[3])
         for i in (1, 2):
             if needs[i]:
-                shape = self.inputs[i]._shape
-                grads[i] = self._part("backward", [*sources, first], i, shape, dtype)
+                shape = self.operands[i]._shape
+                found = self._part("backward", [*sources, first], i, shape, dtype)
+                grads[i] = _cut(found, self.inputs[i]._shape[3])
         return tuple(grads)
+
+
+def _lengthened(x: Tensor, length: int = 0) -> Tensor:
+    """Return x with zeros after its last dim, up to `length` or, without one, a multiple of 16."""
+    *rest, size = x._shape
+    length = length or _fragments(size)
+    if length == size:
+        return x
+    return record("pad", (x,), ((0,) * x.ndim,), (0,), (*rest, length), x.dtype)
+
+
+def _cut(x: Tensor, length: int) -> Tensor:
+    """Return the first elements of x's last dim."""
+    if x._shape[-1] == length:
+        return x
+    return copy(as_view(x, (*x._shape[:-1], length), x._strides, x._offset))
 
 
 primitive.attention.function = attention

@@ -14,14 +14,13 @@ generic reductions.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Convolution, Kernel, Store
-from webtorch.lower.templates import winograd
+from webtorch.ir.kernel import Convolution, Kernel
+from webtorch.lower.templates import conv_units, matrix_units, winograd
 from webtorch.lower.templates.gemm import (
     BATCH,
     COLUMN,
@@ -34,7 +33,8 @@ from webtorch.lower.templates.gemm import (
     product_passes,
     split,
 )
-from webtorch.lower.templates.generic import at_points, conv_kernel, guarded, within
+from webtorch.lower.templates.generic import conv_kernel, guarded, within
+from webtorch.lower.templates.phases import phase, untouched
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 from webtorch.runtime.backend import Limits
@@ -151,34 +151,11 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
     )
     row = v[BATCH] * og + v[ROW]
     place = row * (cg * taps) + v[COLUMN]
+    run = 1 if len(sizes) > TAP else oh * ow
+    if plain:
+        right = ex.load(0, first, (picture * c + v[COLUMN]) * (oh * ow) + spot)
     found = made(sizes, left, right, place, row, v[COLUMN])
-    return replace(found, k_fastest=True, left_run=1 if found.taps > 1 else oh * ow), 1
-
-
-def _phase(size: int, kernel: int, step: int, pad: int, dilation: int, phase: int) -> _Phase:
-    """Return which taps reach the input places phase, phase + step, ... of one dimension."""
-    taps = [k for k in range(kernel) if (phase + pad - k * dilation) % step == 0]
-    if not taps:
-        return _Phase(-(-(size - phase) // step), 0, 0, 0, 0, 0)
-    stride = step // math.gcd(step, dilation)
-    start = (phase + pad - taps[0] * dilation) // step
-    return _Phase(
-        -(-(size - phase) // step), len(taps), taps[0], stride, start, stride * dilation // step
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """One phase of a strided dimension: `places` of the input, and `taps` kernel places first,
-    first + stride, ...; tap j
-    meets output place start + (place number) - j * back."""
-
-    places: int
-    taps: int
-    first: int
-    stride: int
-    start: int
-    back: int
+    return replace(found, k_fastest=True, left_run=run, right_run=run if plain else 1), 1
 
 
 def phase_products(r: Convolution) -> list[Product | Kernel]:
@@ -196,18 +173,9 @@ def phase_products(r: Convolution) -> list[Product | Kernel]:
     out: list[Product | Kernel] = []
     for ry in range(min(sy, h)):
         for rx in range(min(sx, w)):
-            a, b = _phase(h, kh, sy, py, dy, ry), _phase(w, kw, sx, px, dx, rx)
+            a, b = phase(h, kh, sy, py, dy, ry), phase(w, kw, sx, px, dx, rx)
             if not a.taps * b.taps:
-                # No tap reaches these places.
-                i = [ex.index(d, s) for d, s in enumerate((n * c, a.places, b.places))]
-                place = (i[0] * h + i[1] * sy + ry) * w + i[2] * sx + rx
-                spot = (i[1] * sy + ry) * w + i[2] * sx + rx
-                stores: tuple[Store, ...] = (Store(2, place, ex.const(0, r.buffers[2].dtype)),)
-                if r.epilogue:
-                    points = (ex.floordiv(i[0], c), ex.mod(i[0], c), spot)
-                    stores = at_points(r, points, ex.const(0, r.accumulates))
-                sizes = (n * c, a.places, b.places)
-                out.append(Kernel(r.name, sizes, (), r.buffers, r.args, (), stores))
+                out.append(untouched(r, (a.places, b.places), (ry, rx)))
                 continue
             batch, rows, columns, k = (
                 r.groups, cg, n * a.places * b.places, og * a.taps * b.taps
@@ -264,11 +232,26 @@ def is_product(r: Convolution) -> bool:
     return min(p.m, p.n) >= 4 and p.k > 0 and not _has_phases(r, p)
 
 
+def is_special(r: Convolution, limits: Limits, engine: Engine) -> bool:
+    """Whether Winograd's method or matrix units compute the routine."""
+    return (
+        matrix_units.choose(product(r)[0], limits, engine) is not None
+        or conv_units.suits(r, limits, engine)
+        or winograd.suits(r, limits)
+    )
+
+
 def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a convolution or of one of its gradients."""
     p, columns = product(routine)
     if p.m < 4 or p.n < 4 or p.k == 0:
         return render_kernel(conv_kernel(routine), limits, engine)
+    # Where there is one tap, and all lies in vectors, matrix units read what there is.
+    found = matrix_units.render(p, limits, engine, columns)
+    if found is not None:
+        return found
+    if conv_units.suits(routine, limits, engine):
+        return conv_units.passes(routine, limits, engine)
     if _has_phases(routine, p):
         return _phases(routine, limits, engine)
     if winograd.suits(routine, limits):

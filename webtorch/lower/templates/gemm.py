@@ -60,9 +60,11 @@ class Product:
     # Whether operands whose positions are not linear have neighbouring k, rather than rows or
     # columns, next to one another.
     k_fastest: bool = False
-    # How many k from a multiple of it on are consecutive in the left operand's memory, where its
-    # position is not linear.
+    # How many k from a multiple of it on are consecutive in an operand's memory, where its position
+    # is not linear; and how many columns in the right one's.
     left_run: int = 1
+    right_run: int = 1
+    column_run: int = 1
     # Which k a row needs: all, those up to its own number ("before"), or those from it on ("from").
     # The left operand is read for others too, within a multiple of the tile's rows and depth, where
     # it must be 0.
@@ -264,11 +266,13 @@ class ProductWriter(KernelWriter):
         if slot.elements % width or slot.access != "read" or (self.is_packed(slot.dtype)):
             return False
         form = affine(source.args[0], self.affine_memo)
-        if form is None and variable == K and source is self.p.left:
-            return self.p.left_run % width == 0
+        if form is None:
+            run = self.p.left_run if source is self.p.left else self.p.right_run
+            if variable == COLUMN and source is self.p.right:
+                run = self.p.column_run
+            return variable in (K, COLUMN) and run % width == 0
         return (
-            form is not None
-            and form[0] % width == 0
+            form[0] % width == 0
             and form[1].get(variable, 0) == 1
             and all(c % width == 0 for d, c in form[1].items() if d != variable)
         )

@@ -19,6 +19,7 @@ from webtorch.lower.templates.gemm import (
     BATCHES,
     COLUMN,
     ROW,
+    TAP,
     K,
     Operand,
     Places,
@@ -81,12 +82,18 @@ def operands(w: ProductWriter) -> tuple[tuple[Operand, bool], tuple[Operand, boo
     return found[0], found[1]
 
 
+def usable(limits: Limits, engine: Engine) -> bool:
+    """Whether there are matrix units that kernels can use."""
+    return limits.has_matrix_units and limits.has_f16 and engine == "dawn"
+
+
 def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int] | None:
     """Return a tile and how many workgroups share the k of an output, or None where matrix units do
     not serve: other types, other adapters, operands that are not eight apart, tiny products."""
-    if not (limits.has_matrix_units and limits.has_f16 and engine == "dawn"):
+    if not usable(limits, engine):
         return None
-    if p.accumulates is not float32 or min(p.m, p.n, p.k) < _SIDE:
+    terms = p.k * p.taps
+    if p.accumulates is not float32 or min(p.m, p.n, terms) < _SIDE:
         return None
     both = operands(ProductWriter(p, limits))
     if both is None:
@@ -98,12 +105,15 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
         tile = known.tile
         if tile.shared_bytes > limits.workgroup_memory_bytes:
             continue
+        # A step of the loop is within a tap.
+        if p.taps > 1 and p.k % tile.depth:
+            continue
         groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
         for split in (1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 16):
-            if split > 1 and (p.k < 512 * split or groups * split > 4 * family.multiprocessors):
+            if split > 1 and (terms < 512 * split or groups * split > 4 * family.multiprocessors):
                 break
             # As in `ranked`: the busiest multiprocessor works on its workgroups in turns.
-            work = 2.0 * tile.rows * tile.columns * (-(-p.k // split) + known.start_k)
+            work = 2.0 * tile.rows * tile.columns * (-(-terms // split) + known.start_k)
             busiest = -(-groups * split // family.multiprocessors)
             rate = known.rates[along_k] * 1e12 / family.multiprocessors
             seconds = known.turns(busiest) * work / rate
@@ -114,21 +124,28 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
     return None if best is None else best[1:]
 
 
-def render(p: Product, limits: Limits, engine: Engine) -> list[WgslPass] | None:
-    """Return the dispatches of a product on matrix units, or None where they do not serve."""
+def render(
+    p: Product, limits: Limits, engine: Engine, image_columns: int = 0
+) -> list[WgslPass] | None:
+    """Return the dispatches of a product on matrix units, or None where they do not serve.
+    `image_columns`: as in `render_product`."""
     found = choose(p, limits, engine)
-    return None if found is None else matrix_passes(p, limits, *found)
+    return None if found is None else matrix_passes(p, limits, *found, image_columns)
 
 
-def matrix_passes(p: Product, limits: Limits, tile: MatrixTile, split: int) -> list[WgslPass]:
+def matrix_passes(
+    p: Product, limits: Limits, tile: MatrixTile, split: int, image_columns: int = 0
+) -> list[WgslPass]:
     """Return the dispatches of a product with a given tile and split of k."""
     w = ProductWriter(p, limits)
+    w.image_columns = image_columns or 1
     both = operands(w)
     assert both is not None, p.name
     w.declare({}, {operand.slot: _VECTOR for operand, _ in both})
-    chunk = -(-p.k // split)
+    terms = p.k * p.taps
+    chunk = -(-terms // split)
     chunk = -(-chunk // tile.depth) * tile.depth
-    split = -(-p.k // chunk)
+    split = -(-terms // chunk)
     words = p.batch * p.m * (-(-p.n // 4) * 4)
     scratch = (4 * words * split,) if split > 1 else ()
     groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch * split
@@ -155,7 +172,7 @@ def matrix_passes(p: Product, limits: Limits, tile: MatrixTile, split: int) -> l
     )
     passes = [replace(one, trusted_indices=True, trusted_loops=True)]
     if split > 1:
-        passes.append(add_parts(p, limits, split, words, scratch, 0))
+        passes.append(add_parts(p, limits, split, words, scratch, image_columns))
     return passes
 
 
@@ -173,7 +190,8 @@ def _multiply(
         f"let part_row = (lid / 32u / {tile.across}u) * {tile.fragment_rows * _SIDE}u;",
         f"let part_column = (lid / 32u % {tile.across}u) * {tile.fragment_columns * _SIDE}u;",
     ]
-    body += k_range(p, split, chunk, "tile_row", tile.rows, tile.depth)
+    every = replace(p, k=p.k * p.taps)
+    body += k_range(every, split, chunk, "tile_row", tile.rows, tile.depth)
     batch = batch_place(p, body)
     units: list[tuple[_Side, str, Places, bool]] = []
     for side in sides:
@@ -198,25 +216,32 @@ def _multiply(
             units.append((side, tag, place, (u + 1) * tile.threads > total))
 
     def fetch(base: str, indent: str) -> None:
+        first: list[str] = []
+        tap, inside = Places(first, (), 1 << TAP), base
+        if p.taps > 1:
+            # A tap has whole steps of the loop, so it is the same for the workgroup.
+            tap.env[p.variable(TAP)] = w.bind(f"({base}) / {p.k}", first)
+            inside = w.bind(f"{base} - {tap.env[p.variable(TAP)]} * {p.k}", first)
+        lines: list[str] = []
         for side, tag, place, guarded in units:
             block: list[str] = []
             step = f"vector{tag} * {_VECTOR}" if side.along_k else f"row{tag}"
-            k_name = w.bind(f"{base} + {step}", block)
-            over = p.k % tile.depth != 0
+            k_name = w.bind(f"{inside} + {step}", block)
+            over = p.taps == 1 and p.k % tile.depth != 0
             k = Places(block, (), 1 << K)
             last = p.k - (_VECTOR if side.along_k else 1)
             k.env[p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if over else k_name
-            both = Places(
-                block, (batch, place, k), BATCHES | (1 << side.operand.variable) | (1 << K)
-            )
+            mask = BATCHES | (1 << side.operand.variable) | (1 << K) | (1 << TAP)
+            both = Places(block, (batch, place, tap, k), mask)
             text = f"b{side.operand.slot}[{w.vector_index(side.operand.load.args[0], both, 8)}]"
             if over:
                 text = f"select(vec4<u32>(), {text}, {k_name} < {p.k})"
             block.append(f"f{tag} = {text};")
             if guarded:
-                inside = f"n{tag} < {side.rows * side.vectors}"
-                block = [f"if ({inside}) {{", *("  " + x for x in block), "}"]
-            body.extend(indent + x for x in block)
+                test = f"n{tag} < {side.rows * side.vectors}"
+                block = [f"if ({test}) {{", *("  " + x for x in block), "}"]
+            lines += block
+        body.extend(indent + x for x in (*first, *lines))
 
     rows, columns = tile.fragment_rows, tile.fragment_columns
     kind = f"subgroup_matrix_result<f32, {_SIDE}, {_SIDE}>"

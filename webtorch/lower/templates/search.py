@@ -5,7 +5,7 @@ and those kernels. Floor 2; imports floor 0 and the templates.
 from __future__ import annotations
 
 from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine
-from webtorch.lower.templates import conv, matmul, matrix_units, winograd
+from webtorch.lower.templates import conv, matmul, matrix_units
 from webtorch.lower.templates.gemm import (
     Product,
     choose,
@@ -33,7 +33,7 @@ def product_of(routine: Routine, limits: Limits, engine: Engine) -> tuple[Produc
             p = matmul.product(routine)
             return None if matrix_units.choose(p, limits, engine) else (p, 0)
         case Convolution() if conv.is_product(routine):
-            return None if winograd.suits(routine, limits) else conv.product(routine)
+            return None if conv.is_special(routine, limits, engine) else conv.product(routine)
     return None
 
 

@@ -196,9 +196,12 @@ HOPPER = Family(
         "float32 ww 192x256x64x256": (128, 64, 16, 8, 8, 1),
         "float32 ww 192x64x256x256": (64, 128, 16, 8, 8, 1),
     },
-    # Measured on an H200, Dawn, 2026-11-22: 4096^3 and the products of a GPT's training step.
+    # Measured on an H200, Dawn, 2026-11-22: 4096^3, the products of a GPT's training step, and the
+    # convolutions of a UNet.
     (
         KnownMatrix(MatrixTile(2, 2, 4, 4, 32), (330.0, 295.0, 285.0), 2, 200),
+        # (Both operands across k: not measured.)
+        KnownMatrix(MatrixTile(2, 2, 5, 4, 32), (300.0, 300.0, 285.0), 2, 200, alone=0.7),
         KnownMatrix(MatrixTile(2, 2, 4, 4, 64), (286.0, 286.0, 286.0), 1, 200),
         KnownMatrix(MatrixTile(2, 4, 4, 2, 64), (275.0, 275.0, 280.0), 1, 100),
         KnownMatrix(MatrixTile(2, 2, 4, 3, 64), (270.0, 265.0, 275.0), 1, 200),

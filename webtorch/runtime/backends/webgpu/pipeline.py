@@ -179,8 +179,10 @@ class PipelineCache:
         if self._native.engine == "browser":
             self._prepare_watched(wanted)
             return
-        # Dawn's binding keeps the errors of all threads in one list.
-        if len(wanted) < _FEW or self._native.engine == "dawn" or len(wanted) > self._capacity:
+        if len(wanted) < _FEW or len(wanted) > self._capacity:
+            return
+        if self._native.engine == "dawn":
+            self._prepare_promised(wanted)
             return
         for part, name in wanted.values():
             guarded(partial(self._layout, part.bindings), name, part.source)
@@ -214,19 +216,32 @@ class PipelineCache:
         for key, pipeline in made.items():
             self._add(key, pipeline, wanted[key][1])
 
+    def _prepare_promised(self, wanted: dict[_Key, tuple[Pass, str]]) -> None:
+        """Let Dawn compile on threads of its own: its binding keeps the errors of all of Python's in
+        one list, but those of a promise with the promise."""
+        promises = [
+            self._begin(part, name, "create_compute_pipeline_async")
+            for part, name in wanted.values()
+        ]
+        for (key, (part, name)), (promise, layout) in zip(wanted.items(), promises, strict=True):
+            wrapper = guarded(promise.sync_wait, name, part.source)
+            self._add(key, Pipeline(wrapper, layout), name)
+
     def _compile(self, part: Pass | _AnySize, name: str) -> Pipeline:
+        return Pipeline(*self._begin(part, name, "create_compute_pipeline"))
+
+    def _begin(self, part: Pass | _AnySize, name: str, method: str) -> tuple[Any, Any]:
+        """Return what a method of the binding makes of a pass, and the layout of its bind groups."""
         device: Any = self._native.wrapper
 
-        def build() -> Pipeline:
+        def build() -> tuple[Any, Any]:
             group_layout, pipeline_layout = self._layout(part.bindings)
             module = self._native.create_module(
                 part.source, part.trusted_indices, part.trusted_loops
             )
-            wrapper = device.create_compute_pipeline(
-                layout=pipeline_layout,
-                compute={"module": module, "entry_point": _entry_point(part.source)},
-            )
-            return Pipeline(wrapper, group_layout)
+            compute = {"module": module, "entry_point": _entry_point(part.source)}
+            made = getattr(device, method)(layout=pipeline_layout, compute=compute)
+            return made, group_layout
 
         return guarded(build, name, part.source)
 
