@@ -2,7 +2,8 @@
 one program.
 """
 
+from webtorch.capture.compiled import OptimizedModule, compile
 from webtorch.capture.dynamic import mark_dynamic
-from webtorch.capture.step import CompiledFunction, compile
+from webtorch.capture.step import CompiledFunction
 
-__all__ = ["CompiledFunction", "compile", "mark_dynamic"]
+__all__ = ["CompiledFunction", "OptimizedModule", "compile", "mark_dynamic"]

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.capture.outside import parts_of
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
@@ -43,11 +44,8 @@ def live_results(x: Any) -> list[Tensor]:
         if isinstance(x, Tensor):
             if x.requires_grad and _is_live(x):
                 found[id(x)] = x
-        elif isinstance(x, dict):
-            for v in x.values():
-                visit(v)
-        elif isinstance(x, (list, tuple)):
-            for v in x:
+        else:
+            for v in parts_of(x) or ():
                 visit(v)
 
     visit(x)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
+from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
 from webtorch.capture.trace import Capture, Compiler, Returned, compile_varying, is_constant
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
@@ -35,6 +36,9 @@ MAX_VARIABLES = 3
 _MAX_DIVISOR = 1 << 24
 
 Point = tuple[int, ...]
+
+
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class NotPolynomial(Exception):
@@ -225,6 +229,12 @@ class _Fit:
                 if f.name not in ("identity", "storage", "origin", "line")
             }
             return dataclasses.replace(first, **changed)
+        elif _is_users_structure(first):
+            if len({tuple(v if isinstance(v, dict) else attributes(v)) for v in values}) != 1:
+                raise NotPolynomial(f"{where}: their names")
+            columns = zip(*[parts_of(v) or () for v in values], strict=True)
+            following = iter([self(v, where) for v in columns])
+            return rebuilt(first, lambda _: next(following))
         elif kind is RandomOffset:
             made = copy.copy(first)
             made.relative = self([v.relative for v in values], where)
@@ -280,6 +290,11 @@ class _Fit:
         raise failed
 
 
+def _is_users_structure(x: Any) -> bool:
+    """Whether a value is a dict or a record of the user's, not one that a graph is made of."""
+    return isinstance(x, dict) or (is_record(x) and not type(x).__module__.startswith(_PACKAGE))
+
+
 Maker = Callable[[list[int]], Any]
 
 
@@ -310,11 +325,16 @@ def _maker(x: Any) -> Maker | None:
             if not fields:
                 return None
             return lambda row: dataclasses.replace(x, **{n: m(row) for n, m in fields.items()})
-        case dict():
-            keys, parts = list(x), _makers(x.values())
+        case _ if isinstance(x, dict) or _is_users_structure(x):
+            parts = _makers(parts_of(x) or ())
             if parts is None:
                 return None
-            return lambda row: dict(zip(keys, parts(row), strict=True))
+
+            def filled(row: list[int]) -> Any:
+                following = iter(parts(row))
+                return rebuilt(x, lambda _: next(following))
+
+            return filled
         case tuple() | list():
             kind: Any = type(x)
             made = _makers(x)

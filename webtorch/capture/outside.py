@@ -112,7 +112,7 @@ class Option:
         value = self.group.get(self.key)
         if isinstance(value, tuple):
             return tuple(type(v) for v in value)
-        return type(value) in (int, float), value == 0
+        return isinstance(value, (int, float)) and not isinstance(value, bool), value == 0
 
     def holds(self) -> bool:
         """Whether it is 0 if it was."""
@@ -204,7 +204,9 @@ class Survey:
     """All places that a function reaches, before it is captured."""
 
     def __init__(self, function: Callable[..., Any], objects: Sequence[Any] = ()) -> None:
-        """`objects` are arguments that are neither tensors nor numbers nor containers of those."""
+        """`objects` are to be looked at too: arguments that are neither tensors nor numbers nor
+        containers of those, and what an earlier capture of the call has met.
+        """
         # Checked at every replay; those of `slow` only after a module or an optimizer was changed.
         self.quick: list[Place] = []
         self.slow: list[Place] = []
@@ -213,6 +215,8 @@ class Survey:
         self.codes: list[CodeType] = []
         self.modules: list[Module] = []
         self.optimizers: list[Optimizer] = []
+        # What optimizers hold for their parameters besides tensors.
+        self.states: list[Place] = []
         # Whether the code has functions at hand that turn numbers into others, unseen.
         self.calculates = False
         self._seen: set[int] = set()
@@ -262,7 +266,12 @@ class Survey:
 
     def _visit(self, value: Any, name: str) -> None:
         """Walk `value` later, once."""
-        if isinstance(value, _PLAIN) or id(value) in self._seen or isinstance(value, Tensor):
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
+            return
+        if isinstance(value, Tensor):
+            for hooks in (value._hooks, value._post_accumulate):
+                for hook in (hooks or {}).values():
+                    self._visit(hook, name)
             return
         self._seen.add(id(value))
         self.reached.append((value, name))
@@ -322,14 +331,14 @@ class Survey:
         if len(container) > _MAX_ITEMS:
             return
         for key in keys:
-            if isinstance(key, (str, int, bool)):
-                self._place(container, key, "item", f"{name}[{key!r}]")
+            shown = repr(key) if isinstance(key, _PLAIN) else type(key).__name__
+            self._place(container, key, "item", f"{name}[{shown}]")
 
     def _function(self, function: FunctionType, name: str) -> None:
         inner = getattr(function, "__wrapped__", None)
         if inner is not None:
             self._visit(inner, name)
-        if not _is_code_of_user(function.__code__):
+        if not is_code_of_user(function.__code__):
             # A decorator of this package, such as no_grad: what it wraps is in its closure.
             for cell in function.__closure__ or ():
                 found = _contents(cell)
@@ -342,8 +351,10 @@ class Survey:
             self.calculates |= _is_mathematics(_contents(cell))
             if cell_name != "__class__":
                 self._place(cell, None, "cell", cell_name)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._visit(default, name)
+        if function.__defaults__:
+            self._place(function, "__defaults__", "attribute", f"{name}.__defaults__")
+        if function.__kwdefaults__:
+            self._visit(function.__kwdefaults__, f"{name}.__kwdefaults__")
         self._code(function.__code__, function.__globals__)
 
     def _code(self, code: CodeType, space: dict[str, Any]) -> None:
@@ -429,6 +440,17 @@ class Survey:
         # What they hold is watched in a way of its own.
         self._seen |= {id(optimizer.state), id(optimizer.param_groups)}
         self._seen |= {id(group) for group in optimizer.param_groups}
+        kind = type(optimizer)
+        if _is_users(kind.__module__):
+            self._class(kind, name)
+            for key in vars(optimizer):
+                if not key.startswith("_") and key not in ("state", "param_groups", "defaults"):
+                    self._place(vars(optimizer), key, "item", f"{name}.{key}")
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, (bool, int, float, str)):
+                    shown = f"{key!r} in the state of {name or type(optimizer).__name__}"
+                    self.states.append(Place(state, key, "item", shown))
         self._place(vars(optimizer), "state", "item", f"{name}.state")
         self._place(vars(optimizer), "param_groups", "item", f"{name}.param_groups")
         for number, group in enumerate(optimizer.param_groups):
@@ -477,7 +499,8 @@ def _global_names(code: CodeType) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_code_of_user(code: CodeType) -> bool:
+def is_code_of_user(code: CodeType) -> bool:
+    """Whether code is the user's own: neither this package's nor a library's."""
     return not is_internal(code) and not code.co_filename.startswith(_LIBRARIES)
 
 
@@ -605,6 +628,7 @@ __all__ = [
     "Survey",
     "attributes",
     "holds_tensor",
+    "is_code_of_user",
     "is_record",
     "new_items",
     "only_counts",

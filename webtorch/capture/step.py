@@ -211,7 +211,7 @@ class CompiledFunction:
             base = key
             self.written.add(base)
             return functools.partial(self, *args, **kwargs)
-        if not self._settle(key, captured, live, numbers):
+        if not self._settle(key, captured, numbers, tuple(sizes)):
             return functools.partial(self, *args, **kwargs)
         self.free.setdefault(key, set()).update(_free(captured, live))
         chosen = captured
@@ -339,19 +339,19 @@ class CompiledFunction:
         return all(n in free or _equal(live[n], value) for n, value in numbers.items())
 
     def _settle(
-        self, key: Any, captured: Capture, live: dict[str, Any], numbers: dict[str, Any]
+        self, key: Any, captured: Capture, numbers: dict[str, Any], sizes: tuple[int, ...]
     ) -> bool:
         """Compare a capture with one for other numbers: is a program all that they need?
 
         False where a number decided what was computed: then it belongs to the signature.
         """
-        for other, before in self.captures.get(key, ()):
+        for place, (other, before) in enumerate(self.captures.get(key, ())):
             changed = {n for n in numbers if not _equal(before[n], numbers[n])}
             if not changed or not other.fits():
                 continue
-            if _alike(captured, other):
+            if _alike(captured, other.template.at(sizes) if sizes else other):
                 self.free.setdefault(key, set()).update(changed)
-                self.captures[key].remove((other, before))
+                del self.captures[key][place]
                 return True
             self.fixed.setdefault(key, set()).update(changed)
             del self.captures[key]
@@ -453,6 +453,10 @@ class CompiledFunction:
             raise AttributeError(name)
         return getattr(self.function, name)
 
+    def __reduce__(self) -> str:
+        """Return the name that it has, as for any function: a copy is itself."""
+        return str(self.__dict__.get("__qualname__", type(self).__qualname__))
+
     # ---- looking inside
 
     def latest(self) -> Capture:
@@ -553,11 +557,7 @@ def _without_values(x: Any) -> Any:
     """Return a structure like the one that a call returns, with tensors that have no values."""
     if isinstance(x, Returned):
         return without_values(x.shape, x.dtype)
-    if isinstance(x, dict):
-        return {k: _without_values(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(_without_values(v) for v in x)
-    return x
+    return rebuilt(x, _without_values)
 
 
 def _equal(a: float, b: float) -> bool:
@@ -610,12 +610,13 @@ def _one_source(other: Capture, x: Any, y: Any) -> bool:
 
 def _shape_of(x: Any) -> Any:
     """Return a returned structure without the identities of its tensors."""
-    if isinstance(x, dict):
-        return {k: _shape_of(v) for k, v in x.items()}
+    if isinstance(x, Returned):
+        return (x.number, x.shape, x.strides, x.offset, x.history)
     if isinstance(x, (list, tuple)):
         return [_shape_of(v) for v in x]
-    if hasattr(x, "identity"):
-        return (x.number, x.shape, x.strides, x.offset, x.history)
+    if isinstance(x, dict) or is_record(x):
+        items = x if isinstance(x, dict) else attributes(x)
+        return type(x), {k: _shape_of(v) for k, v in items.items()}
     return "number" if isinstance(x, HostScalar) else x
 
 
@@ -674,6 +675,9 @@ def _described(
             yield f"len({name})", str(len(x))
             for i, v in enumerate(x):
                 yield from visit(f"{name}[{i}]", v)
+        elif is_record(x):
+            for k, v in attributes(x).items():
+                yield from visit(f"{name}.{k}", v)
         elif not isinstance(x, float):
             yield name, repr(x)
 
@@ -713,42 +717,3 @@ class _Arguments:
             ),
             "",
         )
-
-
-def compile(
-    model: Callable[..., Any] | None = None,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    backend: Any = "inductor",
-    mode: str | None = None,
-    options: dict[str, Any] | None = None,
-    disable: bool = False,
-    device: str | None = None,
-    captures: bool | Iterable[str] = (),
-    memory_budget: int | str | None = None,
-) -> Any:
-    """Return `model` (a function or Module) compiled; also a decorator, with or without arguments.
-
-    PyTorch's options are accepted; there is one compiler and one mode. With `device="meta"` nothing
-    runs and no device is needed: a call plans the program for a common GPU, to be looked at, and
-    returns tensors without values. `captures` names intermediate results that `captured()` is to
-    give after a call (True: all that have a name). `memory_budget`, in bytes or as a text like
-    "2 GiB", is what `memory_plan().peak` should not exceed: values between forward and backward are
-    then computed again instead of kept, and a warning says when that is not enough. It is chosen
-    before kernels are written, so without `memory_plan().scratch`.
-    """
-    if model is None:
-        return functools.partial(
-            compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
-            options=options, disable=disable, device=device, captures=captures,
-            memory_budget=memory_budget,
-        )  # fmt: skip
-    if device not in (None, "meta"):
-        raise ValueError(
-            f"compile: device={device!r}: a program runs where its tensors are; the only other "
-            "choice is 'meta', which compiles without a device"
-        )
-    if disable:
-        return model
-    return CompiledFunction(model, device=device, captures=captures, memory_budget=memory_budget)

@@ -27,6 +27,7 @@ from webtorch.capture.outside import (
     Survey,
     attributes,
     holds_tensor,
+    is_code_of_user,
     is_record,
     new_items,
     only_counts,
@@ -43,7 +44,15 @@ from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
 from webtorch.tensors.device import device_of, resolve
-from webtorch.tensors.host import Decision, HostScalar, RandomOffset, RandomSeed, bindings, tracing
+from webtorch.tensors.host import (
+    Decision,
+    HostScalar,
+    RandomOffset,
+    RandomSeed,
+    TracedOptions,
+    bindings,
+    tracing,
+)
 from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, mode
@@ -213,7 +222,7 @@ class Watched:
         self.tensors = [
             TensorPlace(p) for p in (*places, *survey.slow) if isinstance(p.before, Tensor)
         ]
-        self.quick = [p for p in places if not isinstance(p.before, Tensor)]
+        self.quick = [p for p in places if not isinstance(p.before, Tensor)] + survey.states
         self.slow = [
             p for p in survey.slow if id(p) not in dropped and not isinstance(p.before, Tensor)
         ]
@@ -355,6 +364,33 @@ def capture(
     call did what a program cannot repeat. Raises CaptureError where the function reads a value of
     what it computes.
     """
+    rest = careful, runtime, compiler, wanted
+    try:
+        return _capture(function, args, kwargs, tensors, objects, *rest)
+    except _Unwatched as met:
+        # What does not go by a name that the survey follows is looked at the second time.
+        return _capture(function, args, kwargs, tensors, [*objects, *met.objects], *rest)
+
+
+class _Unwatched(Exception):
+    """The call stepped optimizers that the survey did not reach."""
+
+    def __init__(self, objects: list[Optimizer]) -> None:
+        super().__init__()
+        self.objects = objects
+
+
+def _capture(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    objects: Sequence[Any],
+    careful: bool,
+    runtime: Runtime | None,
+    compiler: Compiler | None,
+    wanted: bool | frozenset[str],
+) -> Capture:
     survey = Survey(function, objects) if careful else None
     runtime = runtime or _one_runtime(function, tensors, survey)
     others = [r for r in open_runtimes() if r is not runtime]
@@ -369,6 +405,10 @@ def capture(
     tracing.wanted = wanted
     if survey is not None and wanted:
         tracing.module_names = survey.module_names()
+    if survey is not None:
+        groups = [group for o in survey.optimizers for group in o.param_groups]
+        tracing.options = TracedOptions(groups)
+        tracing.undo.append(tracing.options.restore)
     runtime.capturing = True
     runtime.overwritten.clear()
     effects: list[tuple[Place, Any]] = []
@@ -379,7 +419,16 @@ def capture(
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
         with _garbage_collected():
+            if tracing.options is not None:
+                tracing.options.show()
             result = _called(function, args, kwargs)
+            if tracing.options is not None:
+                tracing.options.hide()
+        if survey is not None:
+            reached = set(map(id, survey.optimizers))
+            unwatched = [o for o in tracing.optimizers.values() if id(o) not in reached]
+            if unwatched:
+                raise _Unwatched(unwatched)
         named = dict(tracing.named)
         reason = tracing.refused
         if any((r.counters.realized, len(r.pending)) != (n, m) for r, n, m in work):
@@ -472,7 +521,8 @@ def capture(
     for gradient in grads:
         if id(gradient.before) not in used:
             gradient.before = None
-    used = {id(x) for x in targets} | {id(r.storage) for r in _returned((result, effects))}
+    left = (result, shown, [value for _, value in effects], [g.after for g in grads])
+    used = {id(x) for x in targets} | {id(r.storage) for r in _returned(left)}
     donors = {d for d in frozen.donors if d is not None}
     dynamic = [
         i
@@ -521,15 +571,18 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     try:
         return function(*args, **kwargs)
     except CaptureError as error:
-        place = ""
+        places: dict[bool, str] = {}
         frame = error.__traceback__
         while frame is not None:
             code = frame.tb_frame.f_code
             if not is_internal(code):
                 text = linecache.getline(code.co_filename, frame.tb_lineno).strip()
-                place = f"{code.co_filename}:{frame.tb_lineno}" + (f": {text}" if text else "")
+                line = f"{code.co_filename}:{frame.tb_lineno}" + (f": {text}" if text else "")
+                places[is_code_of_user(code)] = line
             frame = frame.tb_next
-        if not place:
+        # A line of another library only where there is none of the user's.
+        place = places.get(True) or places.get(False)
+        if place is None:
             raise
         raise CaptureError(f"{error}\n  at {place}") from error
 
@@ -579,6 +632,9 @@ def _effects(
                 reason = f"it binds {place.name} to another {type(value).__name__} of tensors"
         else:
             reason = f"it binds {place.name} to another {type(value).__name__}"
+    for place in survey.states:
+        if not place.holds():
+            reason = f"it changes {place.name}, which is no tensor"
     for length in survey.lengths:
         if not length.holds():
             if any(holds_tensor(item, computed) for item in new_items(length)):
@@ -602,7 +658,7 @@ def _unknown(result: Any) -> str | None:
     for x in _leaves(result):
         if isinstance(x, (GeneratorType, CoroutineType)):
             return f"it returns a {type(x).__name__}"
-        if not isinstance(x, (Tensor, type, Module)):
+        if not isinstance(x, (Tensor, type, Module, HostScalar)):
             inside = holds_tensor(attributes(x), lambda t: t._storage.node.kind != "buffer")
             if inside:
                 return f"it returns a {type(x).__name__}, which holds what it computed"
@@ -714,7 +770,7 @@ class _Describe:
 def _leaves(x: Any) -> Iterator[Any]:
     if isinstance(x, dict):
         x = x.values()
-    elif is_record(x):
+    elif is_record(x) and not isinstance(x, Returned):
         x = attributes(x).values()
     elif not isinstance(x, (list, tuple)):
         yield x

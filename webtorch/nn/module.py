@@ -634,7 +634,7 @@ class Module:
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, with hooks only where there are any."""
         if tracing.active:
-            tracing.modules.setdefault(self, self._state_of_call())
+            self._note_state()
             name = tracing.module_names.pop(id(self), "")
             if name:
                 result = self._call_impl(*args, **kwargs)
@@ -649,6 +649,10 @@ class Module:
         ):
             return self.forward(*args, **kwargs)
         return self._call_with_hooks(args, kwargs)
+
+    def _note_state(self) -> None:
+        """Note, for the running capture, what the module is like."""
+        tracing.modules.setdefault(self, self._state_of_call())
 
     def _state_of_call(self) -> tuple[Any, ...]:
         """Return what a captured call depends on: another state needs another capture."""

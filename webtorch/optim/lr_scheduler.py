@@ -91,13 +91,14 @@ def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         if not tracing.active or tracing.acting:
             return step(self, *args, **kwargs)
-        tracing.undo.append(_restorer(self))
-        tracing.acting = True
-        try:
-            return step(self, *args, **kwargs)
-        finally:
-            tracing.acting = False
-            tracing.actions.append(functools.partial(step, self, *args, **kwargs))
+        with tracing.plain_options():
+            tracing.undo.append(_restorer(self))
+            tracing.acting = True
+            try:
+                return step(self, *args, **kwargs)
+            finally:
+                tracing.acting = False
+                tracing.actions.append(functools.partial(step, self, *args, **kwargs))
 
     run.noted = True  # type: ignore[attr-defined]
     return run

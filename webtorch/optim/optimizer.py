@@ -7,6 +7,7 @@ is replayed without Python, sees the value of the day.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import warnings
@@ -21,6 +22,7 @@ from webtorch import Tensor
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
+from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.whole import kept_value, realize
 
@@ -84,6 +86,8 @@ class _Begun(dict[str, Any]):
         """Set an entry; a constant is computed at once."""
         if isinstance(value, Tensor):
             make_before(value)
+        elif value is not None:
+            tracing.refuse(f"the state of the optimizer begins with {key!r}, which is no tensor")
         super().__setitem__(key, value)
 
 
@@ -139,8 +143,14 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
         found_inf = self.__dict__.get("found_inf")
         before = None if found_inf is None else self._values()
         if tracing.active:
+            tracing.optimizers[id(self)] = self
             self._begin_states()
-        with webtorch.set_grad_enabled(bool(self.defaults.get("differentiable", False))):
+        # Steps of this package read options through `Hyper`; those of users read the numbers.
+        plain = tracing.plain_options if is_internal(step.__code__) else contextlib.nullcontext
+        with (
+            webtorch.set_grad_enabled(bool(self.defaults.get("differentiable", False))),
+            plain(),
+        ):
             out = step(self, *args, **kwargs)
         if tracing.active:
             self._end_states()
@@ -583,7 +593,7 @@ class Optimizer:
                 "loaded state dict contains a parameter group that doesn't match the size of "
                 "optimizer's group"
             )
-        together: dict[Any, list[tuple[dict[str, Any], Any]]] = {}
+        together: dict[Any, list[tuple[dict[str, Any], Any, dict[str, Any]]]] = {}
         # Copies of one count share their value, and reading it waits for the device.
         counts: dict[int, tuple[Any, float]] = {}
         params: dict[Any, tuple[int, Tensor]] = {}
@@ -604,14 +614,16 @@ class Optimizer:
                 if id(node) not in counts:
                     counts[id(node)] = (node, float(saved_step))
                 place = (position, param.device, counts[id(node)][1])
-                together.setdefault(place, []).append((loaded, saved_step))
+                together.setdefault(place, []).append((loaded, saved_step, value))
             state[param] = loaded
         for (_, device, count), members in together.items():
-            step = members[0][1]
-            if not (_is_count(step, device) and all(one is step for _, one in members)):
-                step = webtorch.tensor(count, dtype=webtorch.float32, device=device)
-            for loaded, _ in members:
+            shared = [one for _, one, _ in members if _is_count(one, device)]
+            step = shared[0] if shared else webtorch.tensor(count, device=device)
+            for loaded, one, value in members:
                 loaded["step"] = step
+                if one is not step and _is_count(one, device):
+                    # What was saved shares the count as it shares the moments.
+                    value["step"] = step
         for group, new in zip(groups, saved, strict=True):
             new["params"] = group["params"]
             if "param_names" in group:

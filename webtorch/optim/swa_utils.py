@@ -14,6 +14,7 @@ from webtorch.nn.module import Module
 from webtorch.nn.norm import _BatchNorm
 from webtorch.optim.lr_scheduler import LRScheduler, _each
 from webtorch.optim.optimizer import Optimizer
+from webtorch.tensors.host import tracing
 
 __all__ = [
     "SWALR",
@@ -139,7 +140,8 @@ class AveragedModel(Module):
             current.detach().to(average.device)
             for average, current in zip(averages, currents, strict=True)
         ]
-        if bool(self.n_averaged == 0):
+        began = self.n_averaged == 0
+        if not tracing.active and bool(began):
             for average, current in zip(averages, currents, strict=True):
                 average.copy_(current)
         elif self.avg_fn is not None:
@@ -154,6 +156,10 @@ class AveragedModel(Module):
                 place[1].append(current)
             for (device, _), (some, others) in groups.items():
                 update(some, others, self.n_averaged.to(device))
+        if tracing.active:
+            # A program cannot know whether it is the first time: it computes both.
+            for average, current in zip(averages, currents, strict=True):
+                average.copy_(webtorch.where(began.to(average.device), current, average))
         if not self.use_buffers:
             for buffer, current in zip(kept, new, strict=True):
                 buffer.detach().copy_(current.detach().to(buffer.device))

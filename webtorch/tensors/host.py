@@ -6,9 +6,11 @@ every replay.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from webtorch.ir.dtype import Scalar
@@ -119,6 +121,15 @@ class HostScalar(float):
         return self._decides(operator.ge, other)
 
     __hash__ = float.__hash__
+
+    def __reduce__(self) -> Any:
+        return float, (_plain(self),)
+
+    def __copy__(self) -> float:
+        return self if tracing.active else float(self)
+
+    def __deepcopy__(self, memo: Any) -> float:
+        return self.__copy__()
 
     def __float__(self) -> float:
         return float(self._decides(float.__float__))
@@ -264,6 +275,116 @@ def random_words(seed: int, offset: int) -> tuple[Scalar, Scalar, Scalar, Scalar
     return out[0], out[1], out[2], out[3]
 
 
+class TracedOptions:
+    """The numbers of optimizers' groups while a function is captured.
+
+    Shown, they remember where they were read. What the function sets is set again at each replay:
+    a group holds plain numbers while the package's own code works with it.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        self.groups = list(groups)
+        self.before = [dict(group) for group in self.groups]
+        self.plain: list[dict[str, Any]] = []
+        self.shown: list[dict[str, Any]] = []
+
+    def show(self) -> None:
+        """Put numbers that remember where they were read into the groups."""
+        self.plain = [dict(group) for group in self.groups]
+        self.shown = []
+        for group in self.groups:
+            seen = {k: t for k, v in group.items() if (t := _traced(group, k, v)) is not v}
+            group.update(seen)
+            self.shown.append(seen)
+
+    def hide(self) -> None:
+        """Put plain numbers into the groups; replays repeat what was set meanwhile."""
+        changes = []
+        for group, plain, shown in zip(self.groups, self.plain, self.shown, strict=True):
+            if group.keys() != plain.keys():
+                tracing.refuse("it adds an option to an optimizer's group, or takes one away")
+            for key, value in group.items():
+                old = plain.get(key)
+                if key in shown and value is shown[key]:
+                    group[key] = old
+                elif value is not old and _is_option(value):
+                    if _is_late(value):
+                        tracing.refuse(f"it sets {key!r} of an optimizer by what that was earlier")
+                    if type(old) is int and not isinstance(value, HostScalar):
+                        tracing.refuse(f"it changes {key!r} of an optimizer, which is an int")
+                    changes.append((group, key, value))
+        for group, key, value in changes:
+            group[key] = _plain_option(value)
+        if changes:
+            tracing.actions.append(functools.partial(_set_options, changes))
+        self.plain, self.shown = [], []
+
+    def restore(self) -> None:
+        """Give the groups what they held before the capture."""
+        for group, before in zip(self.groups, self.before, strict=True):
+            for key in group.keys() - before.keys():
+                del group[key]
+            group.update(before)
+
+
+def _traced(group: dict[str, Any], key: str, value: Any) -> Any:
+    if type(value) is float:
+        return host_scalar(group, key)
+    if type(value) is tuple and value and all(type(v) is float for v in value):
+        part = _Part(group, key)
+        return tuple([host_scalar(part, i, key) for i in range(len(value))])
+    return value
+
+
+def _is_option(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_option, value))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _plain_option(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
+
+
+def _is_late(value: Any) -> bool:
+    """Whether a number stands on one of a group that may have been set since it was read."""
+    if isinstance(value, tuple):
+        return any(map(_is_late, value))
+    if not isinstance(value, HostScalar):
+        return False
+    if isinstance(value.source, _Computed):
+        return any(map(_is_late, value.source.operands))
+    # Arguments of the function stay what they are.
+    is_argument = type(value.source) is dict and "params" not in value.source
+    return value.when < len(tracing.actions) and not is_argument
+
+
+def _set_options(changes: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+    def now(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(now, value))
+        return value.read() if isinstance(value, HostScalar) else value
+
+    for (group, key, _), value in zip(changes, [now(v) for _, _, v in changes], strict=True):
+        group[key] = value
+
+
+class _Part(Mapping[int, float]):
+    """The numbers of a tuple in a dict."""
+
+    def __init__(self, group: Mapping[str, Any], key: str) -> None:
+        self.group, self.key = group, key
+
+    def __getitem__(self, place: int) -> float:
+        return float(self.group[self.key][place])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.group[self.key])
+
+
 class _Tracing(threading.local):
     active: bool = False
 
@@ -279,6 +400,10 @@ class _Tracing(threading.local):
         self.grads: dict[int, tuple[Any, Any, bool]] = {}
         # Modules that the capture called -> what they were like.
         self.modules: dict[Any, Any] = {}
+        # Optimizers that it stepped, by id.
+        self.optimizers: dict[int, Any] = {}
+        # The options of those that the function refers to.
+        self.options: TracedOptions | None = None
         # What the capture did on the host, to be done again at each replay.
         self.actions: list[Callable[[], object]] = []
         # Whether one of them is running.
@@ -297,6 +422,19 @@ class _Tracing(threading.local):
         self.module_names: dict[int, str] = {}
         # Why the call cannot be replayed, once that is known.
         self.refused: str | None = None
+
+    @contextlib.contextmanager
+    def plain_options(self) -> Iterator[None]:
+        """Hide from the block that options remember where they are read."""
+        options = self.options
+        if options is None or not options.plain:
+            yield
+            return
+        options.hide()
+        try:
+            yield
+        finally:
+            options.show()
 
     def restore(self) -> None:
         """Give the host its state back: gradients, generators' places, and what has an undo."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import webtorch
+from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import Capture, Returned, compile_never
 from webtorch.errors import CaptureError, DTypeError, KernelError, ShapeError
@@ -138,6 +139,7 @@ def export(
     several = isinstance(what, Mapping)
     functions: dict[str, Any]
     functions = dict(what) if isinstance(what, Mapping) else {name or _name(what): what}
+    functions = {key: function_of(value) for key, value in functions.items()}
     if several and name is not None:
         raise ValueError("export: with several functions, the keys are their names; drop name=")
     if not functions:
@@ -204,7 +206,11 @@ def export_json(
 ) -> Exported:
     """Return what `export` writes for one captured function, without writing it."""
     return export_all(
-        {name: step}, inputs={name: inputs}, outputs={name: outputs}, state=state, limits=limits
+        {name: function_of(step)},
+        inputs={name: inputs},
+        outputs={name: outputs},
+        state=state,
+        limits=limits,
     )
 
 
@@ -288,6 +294,7 @@ def _bridge(functions: Mapping[str, Any], calls: Mapping[str, Any]) -> Any:
 
 def _name(what: Any) -> str:
     """Return the name that a function has in the page when none is given."""
+    what = function_of(what)
     if isinstance(what, CompiledFunction):
         what = what.function
     if isinstance(what, Module) or hasattr(what, "graph_signature") or hasattr(what, "state_dict"):
@@ -881,6 +888,7 @@ def _referred(function: Any) -> dict[str, Any]:
     except TypeError:
         return found
     for name, value in (*variables.nonlocals.items(), *variables.globals.items()):
+        value = function_of(value)
         if isinstance(value, CompiledFunction):
             value = value.function
         if isinstance(value, (Module, Optimizer, Tensor)):
