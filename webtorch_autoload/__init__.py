@@ -126,13 +126,18 @@ def _register(torch: ModuleType) -> None:
 
 
 def hide(function: Any) -> Any:
-    """Keep Dynamo from tracing a kernel, and what it calls, when a compiled function runs one; return the function."""
+    """Keep Dynamo from tracing a function, and what it calls, when a compiled function runs it; return the function.
+
+    For all that PyTorch or its users call of ours: kernels, hooks, the functions of `torch.webgpu`.
+    """
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameAction.SKIP
     code = getattr(function, "__code__", None)
     if code is not None:
+        # Where a frame of it begins; and where its call would be traced into the caller's graph.
         eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+        function._torchdynamo_disable = True
     return function
 
 
@@ -239,7 +244,7 @@ def _printing(torch: ModuleType) -> None:
     def tensor_str(self: Any, indent: Any) -> Any:
         return original(self.cpu() if self.device.type == NAME else self, indent)
 
-    module._tensor_str = tensor_str
+    module._tensor_str = hide(tensor_str)
 
 
 def _accelerator(torch: ModuleType, module: ModuleType) -> None:

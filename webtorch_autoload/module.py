@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from webtorch_autoload import hide
+
 _ENGINE = "webtorch.pytorch.device"
 # A seed given before the first tensor: seeding must not open the device.
 _pending_seed: list[int] = []
@@ -99,11 +101,13 @@ def _exchange_device(index: int) -> int:
 _maybe_exchange_device = _exchange_device
 
 
+@hide
 def init() -> None:
     """Open the device now rather than at the first tensor."""
     _runtime()
 
 
+@hide
 def synchronize(device: Any = None) -> None:
     """Compute what is pending and wait for the device."""
     _check("synchronize", device)
@@ -113,18 +117,21 @@ def synchronize(device: Any = None) -> None:
         runtime.backend.synchronize()
 
 
+@hide
 def memory_allocated(device: Any = None) -> int:
     """Return the bytes held by live buffers. What is not computed yet holds none."""
     _check("memory_allocated", device)
     return int(_runtime().backend.memory_allocated()) if is_initialized() else 0
 
 
+@hide
 def max_memory_allocated(device: Any = None) -> int:
     """Return the largest `memory_allocated` since the start or the last reset."""
     _check("max_memory_allocated", device)
     return int(_runtime().backend.max_memory_allocated()) if is_initialized() else 0
 
 
+@hide
 def memory_reserved(device: Any = None) -> int:
     """Return the bytes held from the system: live buffers and the pool's unused ones."""
     _check("memory_reserved", device)
@@ -180,6 +187,7 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
     }
 
 
+@hide
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Start the peak count anew."""
     _check("reset_peak_memory_stats", device)
@@ -187,18 +195,21 @@ def reset_peak_memory_stats(device: Any = None) -> None:
         _runtime().backend.reset_peak_memory()
 
 
+@hide
 def empty_cache() -> None:
     """Give pooled, unused memory back to the system."""
     if is_initialized():
         _runtime().backend.empty_cache()
 
 
+@hide
 def get_device_name(device: Any = None) -> str:
     """Return the adapter's name."""
     _check("get_device_name", device)
     return str(_runtime().backend.description())
 
 
+@hide
 def get_device_properties(device: Any = None) -> Any:
     """Return the compiler's view of the device: sizes in bytes, workgroup limits."""
     _check("get_device_properties", device)
@@ -236,6 +247,7 @@ def eager_call_counts() -> dict[str, int]:
 # ---- random numbers -----------------------------------------------------------------------------
 
 
+@hide
 def manual_seed(seed: int) -> None:
     """Seed the device's random numbers. Opens no device."""
     _pending_seed[:] = [int(seed)]
@@ -258,11 +270,13 @@ def seed() -> int:
 seed_all = seed
 
 
+@hide
 def initial_seed() -> int:
     """Return the seed in use."""
     return int(importlib.import_module(_ENGINE).generator().initial_seed())
 
 
+@hide
 def get_rng_state(device: Any = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
     _check("get_rng_state", device)
@@ -270,6 +284,7 @@ def get_rng_state(device: Any = None) -> Any:
     return torch.tensor(state.tolist(), dtype=torch.uint8)
 
 
+@hide
 def set_rng_state(new_state: Any, device: Any = None) -> None:
     """Go back to a state that `get_rng_state` returned."""
     _check("set_rng_state", device)

@@ -565,6 +565,57 @@ def test_compiled_optimizer_steps(webgpu: str, name: str) -> None:
     torch.testing.assert_close(run(webgpu), run("cpu"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("whole", [False, True], ids=["step", "training step"])
+def test_compiled_steps_of_fused_optimizers(webgpu: str, name: str, whole: bool) -> None:
+    x = torch.randn(8, 3)
+
+    def run(where: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(where)
+        opt = getattr(torch.optim, name)(model.parameters(), lr=0.1, fused=True)
+        inputs = x.to(where)
+
+        def loss() -> torch.Tensor:
+            return model(inputs).square().mean()
+
+        def train() -> None:
+            opt.zero_grad()
+            loss().backward()
+            opt.step()
+
+        compiled = where == webgpu
+        step = torch.compile(opt.step, backend="webgpu") if compiled else opt.step
+        train = torch.compile(train, backend="webgpu") if compiled else train
+        for _ in range(4):
+            if whole:
+                train()
+                continue
+            opt.zero_grad()
+            # Pending when the step begins, and computed at its end.
+            loss().backward()
+            step()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    torch.testing.assert_close(run(webgpu), run("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_of_ours_is_traced(webgpu: str) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch.webgpu.synchronize()
+        assert torch.webgpu.memory_allocated() > 0
+        print(y)  # noqa: T201
+        return y * torch.webgpu.device_count()
+
+    pending = torch.ones(3, device=webgpu).relu() * 3
+    assert torch.compile(step, backend="webgpu")(pending).tolist() == [4.0, 4.0, 4.0]
+    codes = [code() for code in torch._dynamo.convert_frame.input_codes.seen]
+    traced = {(c.co_filename, c.co_name) for c in codes if c is not None}
+    assert (__file__, "step") in traced
+    assert not [t for t in traced if "webtorch" in t[0]]
+
+
 def test_results_that_the_function_moves_to_the_cpu(webgpu: str) -> None:
     compiled = torch.compile(lambda x: ((x * 2).cpu(), x + 1), backend="webgpu")
     x = torch.randn(3)

@@ -31,6 +31,7 @@ from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
+from webtorch_autoload import hide
 from webtorch_autoload import module as device_module
 
 DEVICE = torch.device("webgpu", 0)
@@ -75,10 +76,13 @@ def runtime() -> Runtime:
     if _open.runtime is None:
         # For development only: the engine's CPU backend, on which tests of the bridge run many times faster.
         _open.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or "webgpu")
+        # Memory may die anywhere, in functions that Dynamo traces too.
+        buffer = _open.runtime.backend.allocate(dtypes.float32, 1)
+        hide(getattr(type(buffer), "__del__", None))
         interrupt.install()
         # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
         torch.autograd.set_multithreading_enabled(False)
-        register_optimizer_step_post_hook(_after_step)
+        register_optimizer_step_post_hook(hide(_after_step))
         profiler.install(_flush)
         generator()
         _errors()

@@ -14,6 +14,7 @@ import torch
 
 from webtorch.ir.program import Program
 from webtorch.runtime.watch import Run, watch
+from webtorch_autoload import hide
 
 
 class _Listener:
@@ -50,4 +51,4 @@ def install(flush: Callable[[], object]) -> None:
             watch.listener = None
         return stop(self, *error)
 
-    profile._start_trace, profile.__exit__ = started, stopped
+    profile._start_trace, profile.__exit__ = hide(started), hide(stopped)
