@@ -123,8 +123,14 @@ def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> F
     if _is_split(gm):
         return make_boxed_func(Partition(gm, _static_inputs(), saved, _programs))
     graph = Graph(gm, None if saved is None else saved.start)
-    numbers = range(len(graph.results))[saved] if saved is not None else ()
-    return make_boxed_func(Programs(graph, _static_inputs(), frozenset(numbers), packs=True))
+    numbers: frozenset[int] = frozenset()
+    watched = numbers
+    if saved is not None:
+        every = range(len(graph.results))
+        numbers = frozenset(every[saved])
+        watched = frozenset(every[metadata.tensors_saved_for_backwards_with_vc_check_slice])
+    programs = Programs(graph, _static_inputs(), numbers, watched=watched, packs=True)
+    return make_boxed_func(programs)
 
 
 def _is_split(gm: torch.fx.GraphModule) -> bool:

@@ -49,6 +49,7 @@ from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
+_ADDRESS = torch.Tensor.data_ptr
 # Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
 _MAX_PROGRAMS = 16
 # The same where sizes are symbols: further sizes cost no capture.
@@ -117,10 +118,7 @@ class OfInput(NamedTuple):
     """A result that is a view of the storage of input `number`: what a forward saves for its backward often is."""
 
     number: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    geometry: Geometry
 
 
 class Itself(NamedTuple):
@@ -139,6 +137,26 @@ class Fresh(NamedTuple):
 
 # A tensor that a forward graph saved, as its backward graph takes it.
 Kept = tuple[Storage, Geometry]
+
+
+class Saved:
+    """What a forward graph saved for its backward and is no PyTorch tensor: one that is stands for all of it."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        # Inputs of which views were saved, and their versions then.
+        self.owners: list[tuple[torch.Tensor, int]] = []
+
+    def take(self) -> Iterator[Kept]:
+        """Yield all, in order. Raises RuntimeError, as PyTorch does, where some have been overwritten since."""
+        for owner, version in self.owners:
+            if owner._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: [{owner.type()} {list(owner.shape)}] is at version {owner._version}; "
+                    f"expected version {version} instead."
+                )
+        return iter(self.kept)
 
 
 @dataclass(slots=True)
@@ -206,17 +224,20 @@ class Programs:
         static: frozenset[int],
         saved: frozenset[int] = frozenset(),
         *,
+        watched: frozenset[int] = frozenset(),
         packs: bool = False,
         is_backward: bool = False,
         downloads: bool = True,
     ) -> None:
         """`static`: inputs that are parameters or buffers. `saved`: results for the backward graph.
 
+        `watched`: those that must not be overwritten before it.
         `packs`: what is saved need be no tensors. `downloads`: results traced on the CPU go there.
         """
         self.graph = graph
         self.static = static
         self.saved = saved
+        self.watched = watched
         self.packs = packs and len(saved) > 0
         inputs = graph.inputs
         self.tensors = [i for i, v in enumerate(inputs) if v.is_tensor]
@@ -250,17 +271,19 @@ class Programs:
     def _given(self, args: Sequence[Any]) -> list[Any]:
         """Return the tensors among the arguments, on the device; what a forward saved taken apart."""
         given: list[Any] = []
-        counts: dict[int, int] = {}
+        stands: torch.Tensor | None = None
+        taken: Iterator[Kept] = iter(())
         for i in self.tensors:
             a = args[i]
             if a.is_cpu:
                 a = uploaded(a, i in self.static)
+            elif a is stands:
+                a = next(taken)
             else:
                 saved = getattr(a, "_webgpu_saved", None)
                 if saved is not None:
-                    # One tensor stands for all that was saved, in its order.
-                    at = counts[id(saved)] = counts.get(id(saved), -1) + 1
-                    a = saved[at]
+                    stands, taken = a, saved.take()
+                    a = next(taken)
                 elif a.is_conj() or a.is_neg():
                     a = a.detach().resolve_conj().resolve_neg()
             given.append(a)
@@ -269,7 +292,7 @@ class Programs:
     def _inputs(self, given: Sequence[Any], args: Sequence[Any]) -> tuple[Ready, list[Storage]]:
         """Find the program and the storages for a call, by what has changed since the last one."""
         if self.plain:
-            addresses = [t.data_ptr() for t in given]
+            addresses = list(map(_ADDRESS, given))
         else:
             addresses = [0 if type(t) is tuple else t.data_ptr() for t in given]
         numbers = tuple([args[i] for i in self.keyed])
@@ -325,7 +348,7 @@ class Programs:
             captured = self._at_sizes(storages, geometry, aliases, args, live)
         if captured is None:
             captured = self._capture(storages, geometry, aliases, args, live, None)
-        ready = self._prepare(captured, live)
+        ready = self._prepare(captured, geometry, live)
         self.programs[key] = ready
         if len(self.programs) > (_MAX_SIZES if self.sizes.symbols else _MAX_PROGRAMS):
             self.programs.popitem(last=False)
@@ -398,7 +421,7 @@ class Programs:
             return None if template is None else template.at(point)
         return None
 
-    def _prepare(self, captured: Capture, live: dict[str, Any]) -> Ready:
+    def _prepare(self, captured: Capture, geometry: list[Geometry], live: dict[str, Any]) -> Ready:
         """Find out once what each call of a program needs."""
         results: list[Any] = []
         for value, found in zip(self.graph.results, captured.result, strict=True):
@@ -411,6 +434,9 @@ class Programs:
                     elements = found.storage.elements
                 form = Geometry(found.shape, found.strides, found.offset, elements, TO_TORCH[kind])
                 found = Fresh(found.number, found.storage, form)
+            elif isinstance(found, OfInput):
+                elements = geometry[found.number].elements
+                found = found._replace(geometry=found.geometry._replace(elements=elements))
             results.append(found)
         donated = [
             s for s, d in zip(captured.sources, captured.donated) if d and isinstance(s, int)
@@ -434,8 +460,8 @@ class Programs:
             if storages[n].node.shared:
                 storages[n].own()
         sources = [storages[s] if isinstance(s, int) else s for s in ready.order]
-        buffers = [s.node.buffer for s in sources]
-        if None in buffers:
+        buffers: list[Any] = [s.node.buffer for s in sources]
+        if not all(buffers):
             buffers = [s.realize().buffer for s in sources]
         for i in self.free:
             ready.live[f"n{i}"] = args[i]
@@ -458,9 +484,12 @@ class Programs:
         # refuses a backward whose saved tensors have been overwritten.
         first: dict[Storage, tuple[Geometry, torch.Tensor]] = {}
         out: list[Any] = []
-        kept: list[Kept] = []
         stands: torch.Tensor | None = None
+        saved = Saved()
         packs = self.packs and not _has_hooks()
+        if packs:
+            stands = bridge.allocate((0,), (1,), torch.float32)
+            stands._webgpu_saved = saved
         for i, found in enumerate(ready.results):
             kind = type(found)
             if kind is Itself:
@@ -477,17 +506,19 @@ class Programs:
                     out.append(x if seen == form else _torch_tensor(storage, form, made, x))
                     continue
                 if packs and i in self.saved and storage not in made:
-                    if stands is None:
-                        stands = bridge.allocate((0,), (1,), torch.float32)
-                        stands._webgpu_saved = kept
-                    kept.append((storage, form))
+                    saved.kept.append((storage, form))
                     out.append(stands)
                     continue
                 x = _torch_tensor(storage, form, made)
                 first.setdefault(storage, (form, x))
             elif kind is OfInput:
                 owner, storage = given[found.number], storages[found.number]
-                form = Geometry(found.shape, found.strides, found.offset, 0, found.dtype)
+                form = found.geometry
+                if packs and i in self.watched and not owner.is_inference():
+                    saved.kept.append((storage, form))
+                    saved.owners.append((owner, owner._version))
+                    out.append(stands)
+                    continue
                 if type(owner) is tuple:
                     x = _torch_tensor(storage, form, made)
                 else:
@@ -515,7 +546,9 @@ def unpacked(args: Sequence[Any]) -> list[Any]:
     for a in args:
         saved = getattr(a, "_webgpu_saved", None) if isinstance(a, torch.Tensor) else None
         if saved is not None:
-            a = _torch_tensor(*next(taken.setdefault(id(saved), iter(saved))), made)
+            if id(saved) not in taken:
+                taken[id(saved)] = saved.take()
+            a = _torch_tensor(*next(taken[id(saved)]), made)
         out.append(a)
     return out
 
@@ -561,7 +594,8 @@ def _view_of(storage: Storage, form: Geometry) -> Tensor:
 
 def _mark(x: Any, numbers: dict[Storage, int]) -> Any:
     if isinstance(x, Tensor) and x._storage in numbers:
-        return OfInput(numbers[x._storage], TO_TORCH[x.dtype], x._shape, x._strides, x._offset)
+        form = Geometry(x._shape, x._strides, x._offset, 0, TO_TORCH[x.dtype])
+        return OfInput(numbers[x._storage], form)
     return x
 
 
