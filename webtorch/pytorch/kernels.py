@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import webtorch_autoload as autoload
-from webtorch.ops.primitive import fill, iota
+from webtorch.ops.primitive import fill, iota, matmul3
 from webtorch.pytorch import attention, device, fallback, optimizer
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
@@ -125,7 +125,6 @@ _DIRECT_ELEMENTWISE = [
     "erf",
 ]
 _DIRECT = [
-    "mm",
     "bmm",
     "addmm",
     "sum.dim_IntList",
@@ -423,6 +422,38 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
         bad = op.maximum(bad, op.where(op.all(op.isfinite(x)), 0.0, 1.0))
         store(g, x * scale, fresh=True)
     store(found_inf, bad, fresh=True)
+
+
+def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
+    """Return a matrix as a batch of one."""
+    kind, strides, offset = TO_WEBTORCH[x.dtype], x.stride(), x.storage_offset()
+    found = memory.storage
+    storage = found if found is not None and found.dtype is kind else memory.typed(kind)
+    whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
+    return Tensor._from_storage(storage, (1, *x.shape), (0, *strides), offset, whole)
+
+
+def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`aten::mm`, of which backward passes are made: matrices that need no word said go the shortest way."""
+    if flag.pressed:
+        check()
+    left = getattr(a.untyped_storage(), "_webgpu", None)
+    right = getattr(b.untyped_storage(), "_webgpu", None)
+    if (
+        left is None
+        or right is None
+        or a.dtype is not b.dtype
+        or not a.is_floating_point()
+        or not a.dim() == b.dim() == 2
+        or a.shape[1] != b.shape[0]
+        or not (a.numel() and b.numel())
+        or a.is_neg()
+        or b.is_neg()
+    ):
+        return new_tensor(FUNCTIONS["mm"](operand(a, "mm"), operand(b, "mm")), fresh=True)
+    found = matmul3(_matrix(a, left), _matrix(b, right))
+    _, m, n = found._shape
+    return new_tensor(Tensor._from_storage(found._storage, (m, n), (n, 1), 0, True), fresh=True)
 
 
 def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
@@ -767,6 +798,7 @@ def _register_own(library: Any) -> None:
         "_copy_from_and_resize": _copy_from_and_resize,
         "_to_copy": device.to_copy,
         "linalg_pinv.atol_rtol_tensor": _pinv,
+        "mm": _mm,
         "_efficientzerotensor": _zero_tensor,
         "_transformer_encoder_layer_fwd": _encoder_layer,
         "_native_multi_head_attention": _native_attention,
