@@ -8,6 +8,7 @@ captures give one form for all sizes (`capture.dynamic`), as `webtorch.mark_dyna
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from webtorch import errors
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
@@ -45,6 +47,7 @@ from webtorch.pytorch.device import (
     flat,
     memory_of,
 )
+from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -176,6 +179,19 @@ class Ready:
     live: dict[str, Any]
     # Whether there are numbers to be read anew at each call.
     reads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call gives a graph: its tensors' storages, how they lie there, and all of its arguments."""
+
+    storages: list[Storage]
+    geometry: list[Geometry]
+    # For each tensor the first that has the same storage; None where all have their own.
+    aliases: tuple[int, ...] | None
+    args: Sequence[Any]
+    # Free numbers, which a program reads anew at each call.
+    live: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -343,11 +359,10 @@ class Programs:
             self.programs.move_to_end(key)
             return found
         live = {f"n{i}": args[i] for i in self.free}
-        captured = None
-        if self.sizes.symbols:
-            captured = self._at_sizes(storages, geometry, aliases, args, live)
+        call = Call(storages, geometry, aliases, args, live)
+        captured = self._at_sizes(call) if self.sizes.symbols else None
         if captured is None:
-            captured = self._capture(storages, geometry, aliases, args, live, None)
+            captured = self._capture(call, None)
         ready = self._prepare(captured, geometry, live)
         self.programs[key] = ready
         if len(self.programs) > (_MAX_SIZES if self.sizes.symbols else _MAX_PROGRAMS):
@@ -356,31 +371,23 @@ class Programs:
 
     # ---- captures
 
-    def _capture(
-        self,
-        storages: list[Storage],
-        geometry: list[Geometry],
-        aliases: tuple[int, ...] | None,
-        args: Sequence[Any],
-        live: dict[str, Any],
-        point: Point | None,
-    ) -> Capture:
+    def _capture(self, call: Call, point: Point | None) -> Capture:
         """Record the graph on these inputs; with `point` on ones of these sizes, without values."""
-        forms = geometry
+        forms = call.geometry
         if point is not None:
-            forms = [self.sizes.geometry(n, point, g) for n, g in enumerate(geometry)]
+            forms = [self.sizes.geometry(n, point, g) for n, g in enumerate(call.geometry)]
         flats = [
             flat(s) if form is was else placeholder(flat(s), (form.elements,))
-            for s, was, form in zip(storages, geometry, forms)
+            for s, was, form in zip(call.storages, call.geometry, forms)
         ]
-        if aliases is not None:
-            flats = [flats[first] for first in aliases]
-        whole: list[Any] = list(args)
+        if call.aliases is not None:
+            flats = [flats[first] for first in call.aliases]
+        whole: list[Any] = list(call.args)
         for i in self.others:
             if i in self.free:
-                whole[i] = host_scalar(live, f"n{i}")
+                whole[i] = host_scalar(call.live, f"n{i}")
             elif point is not None:
-                whole[i] = self.sizes.number(i, point, args[i])
+                whole[i] = self.sizes.number(i, point, call.args[i])
 
         def run(*tensors: Tensor) -> list[Any]:
             for i, t, form in zip(self.tensors, tensors, forms):
@@ -393,33 +400,34 @@ class Programs:
             return capture(run, tuple(flats), {}, flats, runtime=runtime)
         return capture(run, tuple(flats), {}, flats, runtime=runtime, compiler=compile_never)
 
-    def _at_sizes(
-        self,
-        storages: list[Storage],
-        geometry: list[Geometry],
-        aliases: tuple[int, ...] | None,
-        args: Sequence[Any],
-        live: dict[str, Any],
-    ) -> Capture | None:
+    def _at_sizes(self, call: Call) -> Capture | None:
         """Return the capture for a call's sizes, from the form for all of them; None if there is none."""
-        point = self.sizes.point(geometry, args)
+        point = self.sizes.point(call.geometry, call.args)
         if point is None:
             return None
-        kinds = (tuple([g.dtype for g in geometry]), aliases)
+        kinds = (tuple([g.dtype for g in call.geometry]), call.aliases)
         if kinds not in self.templates:
-            self.templates[kinds] = None
-            # Where sizes decide more than sizes, or others do not fit, each choice is captured.
-            with contextlib.suppress(NotPolynomial, RuntimeError, ValueError, IndexError):
-                if len(point) <= MAX_VARIABLES:
-                    points = probes(point)
-                    captures = [
-                        self._capture(storages, geometry, aliases, args, live, p) for p in points
-                    ]
-                    self.templates[kinds] = Template(points, captures, compile_varying)
+            self.templates[kinds] = self._template(call, point)
         template = self.templates[kinds]
         with contextlib.suppress(NotPolynomial):
             return None if template is None else template.at(point)
         return None
+
+    def _template(self, call: Call, point: Point) -> Template | None:
+        """Record the graph at a few sizes, without values; None where that gives no form for all sizes."""
+        if len(point) > MAX_VARIABLES:
+            return None
+        points = probes(point)
+        try:
+            captures = [self._capture(call, p) for p in points]
+            return Template(points, captures, compile_varying)
+        except (errors.OutOfMemoryError, errors.DeviceLostError, errors.KernelError):
+            raise
+        except (NotPolynomial, RuntimeError, ValueError, IndexError) as error:
+            # Sizes decide more than sizes, or the graph refuses others: each choice is captured by itself.
+            if debug_level():
+                sys.stderr.write(f"webtorch: a graph is recorded for each size anew: {error}\n")
+            return None
 
     def _prepare(self, captured: Capture, geometry: list[Geometry], live: dict[str, Any]) -> Ready:
         """Find out once what each call of a program needs."""
