@@ -137,11 +137,11 @@ BEHAVIOUR = """
 - `flip`, `logsumexp` of integers over no dimension, `clamp_min` of bools with a number, `interpolate` and pooling of
   complex numbers, `scatter_reduce` with `out=` of a wider float: taken here, refused by PyTorch.
 - `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
-- `heaviside` promotes its two types; PyTorch wants one. Where `acosh` is NaN (below 1), so is its gradient.
+- `heaviside` promotes its two types; PyTorch wants one.
 - The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place
   elementwise operations; methods as `x.dot(object)` ask when one of these, a tensor subclass or a mode has come before.
 - `heaviside`, `floor_divide`, `unique`: the result requires no gradient; PyTorch's does, and its backward raises.
-- `bernoulli` does not check a tensor of probabilities: above 1 counts as 1, NaN and below 0 as 0; PyTorch raises.
+- `bernoulli` checks a tensor of probabilities on the device: the next read raises, where PyTorch's call does.
 - On an H100 or H200 float32 convolutions of 3 x 3 and 64 channels or more go by Winograd's method: an infinity of the
   input is NaN in all of its tiles of 4 x 4 outputs; in PyTorch it stays within its windows. There is no switch.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.

@@ -27,6 +27,10 @@ class OutOfMemoryError(WebtorchError):
     """The device has no memory left; names the largest live tensors."""
 
 
+class NoValuesError(DeviceError, NotImplementedError):
+    """Values are asked of a tensor on the device "meta", which has none."""
+
+
 class DeviceLostError(WebtorchError):
     """The device was lost or destroyed; its tensors cannot be used any more."""
 
@@ -53,6 +57,10 @@ class LinAlgError(WebtorchError):
 
 class NonFiniteError(FloatingPointError, WebtorchError):
     """A computed value is NaN or infinite, and `debug.check_numerics` was asked to say where it began."""
+
+
+class DeviceCheckError(WebtorchError):
+    """Values read on the device broke a rule of an operation; names the rule and the user's line."""
 
 
 class IndexOutOfRangeError(IndexError, WebtorchError):

@@ -404,3 +404,19 @@ def test_what_backward_needs_may_be_overwritten_where_that_is_allowed() -> None:
 
     for mine, theirs in zip(program(webtorch), program(torch), strict=True):
         webtorch.testing.assert_close(mine, webtorch.tensor(theirs.tolist()))
+
+
+def test_what_allows_overwriting_can_be_cleared_and_is_not_nested() -> None:
+    allow = webtorch.autograd.graph.allow_mutation_on_saved_tensors
+    with allow() as held:
+        x = webtorch.ones(2, requires_grad=True)
+        y = x * 3
+        loss = (y**2).sum()
+        y.zero_()
+        held.clear()
+        with pytest.raises(RuntimeError, match="cannot be nested"), allow():
+            pass
+    loss.backward()
+    assert x.grad.tolist() == [18.0, 18.0]
+    with allow():
+        pass

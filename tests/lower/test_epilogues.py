@@ -446,8 +446,8 @@ def test_the_memory_of_a_residual_is_taken_over() -> None:
 
 def test_bindings_bound_epilogues() -> None:
     """What a device cannot bind together is not fused; what it can is."""
-    from webtorch.capture.kernels import COMMON_GPU
     from webtorch.lower.compiler import compile_graph
+    from webtorch.runtime.meta import COMMON_GPU
 
     x, w = torch.randn(8, 4), torch.randn(4, 6)
     rest = [torch.randn(8, 6) for _ in range(6)]

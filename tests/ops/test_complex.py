@@ -326,3 +326,16 @@ def test_copies_of_the_other_view(device: str) -> None:
     x.fill_(0)
     assert z.tolist() == [1j, 2 + 3j, 4 + 5j]
     assert back.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("turn", [1.0, 5.0, 20.0])
+def test_logcumsumexp_has_the_multiples_of_2_pi_of_sums_in_order(
+    dtype: torch.dtype, turn: float
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    parts = torch.randn(3, 40, 2, generator=generator, dtype=torch.float64)
+    x = torch.complex(parts[..., 0], parts[..., 1] * turn).to(dtype)
+    x[1, 5], x[2, 7] = complex("nan"), complex("-inf")
+    for dim in (0, 1):
+        _same(webtorch.logcumsumexp(_ours(x), dim), torch.logcumsumexp(x, dim))

@@ -234,6 +234,7 @@ ERRORS: dict[str, Callable[[Any], Any]] = {
     "rand of integers": lambda t: t.rand(2, dtype=t.int64),
     "bernoulli of integers": lambda t: t.bernoulli(t.tensor([1])),
     "bernoulli_ above 1": lambda t: t.zeros(2).bernoulli_(2),
+    "bernoulli with a tensor as p": lambda t: t.ones(2).bernoulli(t.tensor([0.1, 0.2])),
     "multinomial too many": lambda t: t.multinomial(t.tensor([1.0, 2.0]), 3),
     "multinomial negative": lambda t: t.multinomial(t.tensor([1.0, -2.0]), 1),
     "multinomial nan": lambda t: t.multinomial(t.tensor([1.0, math.nan]), 1),
@@ -281,3 +282,50 @@ def test_randperm_in_a_compiled_function_is_the_order_of_an_eager_call(device: s
         found.append([[t.tolist() for t in function(x)] for _ in range(3)])
     assert found[0] == found[1]
     assert found[0][0][1] != found[0][1][1]
+
+
+@pytest.mark.parametrize("p", [(0.5, 1.5), (-0.1, 0.5), (math.nan, 0.5)])
+def test_probabilities_in_a_tensor_are_checked_on_the_device(
+    p: tuple[float, float], device: str
+) -> None:
+    bad = webtorch.tensor(p, device=device)
+    good = webtorch.tensor([0.0, 1.0], device=device)
+    for draw in (webtorch.bernoulli, lambda p: webtorch.zeros(2, device=device).bernoulli_(p)):
+        with pytest.raises(webtorch.errors.DeviceCheckError) as caught:
+            draw(bad).tolist()
+        assert str(caught.value).startswith("bernoulli")
+        assert "probabilities p to be in [0, 1]" in str(caught.value)
+        assert "test_random.py:" in str(caught.value)
+        assert draw(good).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_multinomial_in_a_compiled_function(replacement: bool, device: str) -> None:
+    @webtorch.compile
+    def draw(weights: webtorch.Tensor) -> webtorch.Tensor:
+        return webtorch.multinomial(weights, 2, replacement)
+
+    weights = webtorch.tensor([[1.0, 3.0, 0.0, 4.0]], device=device)
+    webtorch.manual_seed(5)
+    eager = [webtorch.multinomial(weights, 2, replacement).tolist() for _ in range(3)]
+    webtorch.manual_seed(5)
+    assert [draw(weights).tolist() for _ in range(3)] == eager
+    for bad, text in (
+        ([1.0, -1.0, 1.0, 1.0], "element < 0"),
+        ([1.0, math.inf, 1.0, 1.0], "`inf`"),
+        ([0.0, 0.0, 0.0, 0.0], "sum of probabilities <= 0"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            draw(webtorch.tensor([bad], device=device)).tolist()
+    assert set(draw(weights).flatten().tolist()) <= {0, 1, 3}
+
+
+def test_a_negative_rate_in_a_compiled_function_is_reported(device: str) -> None:
+    draw = webtorch.compile(webtorch.poisson)
+    rates = webtorch.tensor([4.0, 0.0], device=device)
+    webtorch.manual_seed(5)
+    eager = webtorch.poisson(rates).tolist()
+    webtorch.manual_seed(5)
+    assert draw(rates).tolist() == eager
+    with pytest.raises(RuntimeError, match="invalid Poisson rate"):
+        draw(webtorch.tensor([4.0, -1.0], device=device)).tolist()

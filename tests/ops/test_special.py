@@ -48,3 +48,13 @@ def test_special_points_are_pytorchs(name: str) -> None:
     found = getattr(webtorch.special, name)(webtorch.tensor(points)).tolist()
     wanted = getattr(torch.special, name)(torch.tensor(points)).tolist()
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_the_slope_of_acosh_below_its_domain_is_that_of_pytorch(device: str) -> None:
+    numbers = [-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.0001, 2.0]
+    theirs = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
+    torch.acosh(theirs).sum().backward()
+    ours = webtorch.tensor(numbers, device=device, requires_grad=True)
+    webtorch.acosh(ours).sum().backward()
+    expected = theirs.grad.tolist()
+    assert ours.grad.tolist() == pytest.approx(expected, rel=1e-3, nan_ok=True)

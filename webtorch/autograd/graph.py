@@ -69,16 +69,27 @@ def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, Non
         mode.hooks_disabled = before
 
 
+class _AllowMutationOnSavedContext:
+    """What `allow_mutation_on_saved_tensors` gives. It holds nothing: saved values belong to the graph alone."""
+
+    def clear(self) -> None:
+        """Forget what is held here, which is nothing: in PyTorch these are the values saved so far."""
+
+
 @contextlib.contextmanager
-def allow_mutation_on_saved_tensors() -> Generator[None, None, None]:
+def allow_mutation_on_saved_tensors() -> Generator[_AllowMutationOnSavedContext, None, None]:
     """Inside, tensors that backward needs may be overwritten: it uses the values that they had when
     they were saved. They are copied only where they are written. Backward may also run outside.
+
+    Raises RuntimeError inside of another.
     """
-    before, mode.mutation_allowed = mode.mutation_allowed, True
+    if mode.mutation_allowed:
+        raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
+    mode.mutation_allowed = True
     try:
-        yield
+        yield _AllowMutationOnSavedContext()
     finally:
-        mode.mutation_allowed = before
+        mode.mutation_allowed = False
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:

@@ -9,18 +9,7 @@ from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.wgsl import render
 from webtorch.runtime.backend import Limits
-
-# A hardware adapter of today, for programs that are not planned for a device with WGSL.
-COMMON_GPU = Limits(
-    max_binding_bytes=1 << 31,
-    max_buffers_per_kernel=14,
-    max_workgroup_invocations=256,
-    max_workgroups_per_dim=65535,
-    workgroup_memory_bytes=32768,
-    has_f16=True,
-    is_gpu=True,
-    has_epilogues=True,
-)
+from webtorch.runtime.meta import COMMON_GPU
 
 
 @dataclass(frozen=True, slots=True)

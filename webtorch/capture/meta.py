@@ -7,19 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from webtorch.capture.kernels import COMMON_GPU
-from webtorch.errors import DeviceError
+from webtorch.errors import NoValuesError
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_graph
-from webtorch.runtime.backend import Limits
+from webtorch.runtime.meta import COMMON_GPU, NOT_RUN, meta_runtime
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.tensor import Tensor
-
-_REFUSAL = (
-    "device 'meta' holds no data: what was compiled for it can be looked at (program(), kernels(), "
-    "graph(), memory_plan()), and not run. Compile the function without device='meta' to run it"
-)
 
 
 class MetaExecutable:
@@ -31,42 +25,13 @@ class MetaExecutable:
         self.program = program
 
     def run(self, inputs: Sequence[Any], args: Sequence[Any]) -> NoReturn:
-        """Raise DeviceError."""
-        raise DeviceError(_REFUSAL)
-
-
-class _MetaBackend:
-    name = "meta"
-    index = 0
-    limits = COMMON_GPU
-    unsupported: frozenset[Any] = frozenset()
-
-    def description(self) -> str:
-        """Return the device's name."""
-        return "no device"
-
-    def compile(self, program: Program) -> NoReturn:
-        """Raise DeviceError."""
-        raise DeviceError(_REFUSAL)
-
-    download = allocate = upload = compile
-
-
-_runtime: list[Runtime] = []
-
-
-def meta_runtime() -> Runtime:
-    """Return the runtime of tensors that have a shape and a type, but no values."""
-    if not _runtime:
-        backend: Any = _MetaBackend()
-        _runtime.append(Runtime(backend))
-    return _runtime[0]
+        """Raise NoValuesError."""
+        raise NoValuesError(NOT_RUN)
 
 
 def compile_for_nothing(runtime: Runtime, key: Any, graph: Graph) -> MetaExecutable:
     """Return the program of a graph for a common GPU."""
-    limits: Limits = COMMON_GPU
-    return MetaExecutable(compile_graph(graph, limits))
+    return MetaExecutable(compile_graph(graph, COMMON_GPU))
 
 
 def without_values(shape: tuple[int, ...], dtype: Any) -> Tensor:

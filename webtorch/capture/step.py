@@ -21,7 +21,7 @@ from webtorch.capture.dynamic import (
     placeholder,
     probes,
 )
-from webtorch.capture.kernels import COMMON_GPU, KernelText, kernel_texts
+from webtorch.capture.kernels import KernelText, kernel_texts
 from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
 from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
@@ -45,6 +45,7 @@ from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
 from webtorch.ops import movement
 from webtorch.runtime.backend import Executable
+from webtorch.runtime.meta import COMMON_GPU
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast

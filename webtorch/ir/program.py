@@ -60,7 +60,7 @@ Step = Dispatch | Copy
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a checked index came from: the op, what was indexed, and the user's line, for the error
-    message.
+    message. Where `dim` is -1 it is no index but a rule about values, and `op` is the whole text.
     """
 
     op: str
@@ -68,9 +68,16 @@ class Site:
     size: int
     line: str
 
+    @property
+    def is_index(self) -> bool:
+        """Whether an index is checked, not a rule about values."""
+        return self.dim >= 0
+
     def message(self, value: int) -> str:
         """Return what is wrong with index `value`."""
         where = f" ({self.line})" if self.line else ""
+        if not self.is_index:
+            return f"{self.op}{where}"
         return (
             f"{self.op}: index {value} is out of bounds for dimension {self.dim} with size "
             f"{self.size}{where}"

@@ -931,6 +931,14 @@ class Module:
                 f"checkpoint, the shape in current model is {current.shape}."
             )
             return
+        if current.is_meta and not value.is_meta and not assign:
+            warnings.warn(
+                f"for {key}: copying from a non-meta parameter in the checkpoint to a meta parameter "
+                "in the current model, which is a no-op. (Did you mean to pass `assign=True` to "
+                "assign items in the state dictionary to their corresponding key in the module "
+                "instead of copying them in place?)",
+                stacklevel=5,
+            )
         try:
             with webtorch.no_grad():
                 if not assign:

@@ -692,9 +692,21 @@ asinh = elementwise(
     promotion="float",
     doc="The inverse hyperbolic sine.",
 )
+
+
+def _acosh_slope(x: Any) -> Any:
+    """Return the derivative of acosh; below -1, where acosh is NaN, 1 / sqrt(x * x - 1) as in PyTorch."""
+    # Of complex numbers two roots: right also left of the imaginary axis.
+    if x.dtype.is_complex:
+        return rsqrt(x - 1) * rsqrt(x + 1)
+    size = abs(x)
+    return rsqrt((size - 1) * (size + 1))
+
+
 acosh = elementwise(
     "acosh",
     lambda x: ex.acosh(x),
+    vjp=lambda g, out, x: (g * _acosh_slope(x),),
     aliases=("arccosh",),
     promotion="float",
     domain=(1.1, 9.0),

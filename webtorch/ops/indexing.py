@@ -1013,6 +1013,15 @@ def embedding(
     return tape.attach(out, "Embedding", (weight,), rule)
 
 
+def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) -> Any:
+    """Return how often each place 0, 1, ... below `size` occurs, or the sum of its weights."""
+    where = places.device
+    values = fill(places._shape, 1, kind, where) if weights is None else weights
+    return _scatter(
+        fill((size,), 0, kind, where), [cast_to(places, int64)], values, "add", "bincount"
+    )
+
+
 @composite(family="index")
 def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
@@ -1034,9 +1043,7 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     if int(reduce_dims(input, "min", (0,)).item()) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     size = max(int(reduce_dims(input, "max", (0,)).item()) + 1, minlength)
-    index = cast_to(input, int64)
-    values = fill((n,), 1, kind, input.device) if weights is None else weights.detach()
-    return _scatter(fill((size,), 0, kind, input.device), [index], values, "add", "bincount")
+    return counted(input, size, None if weights is None else weights.detach(), kind)
 
 
 @composite(family="index", function_in=("torch",))

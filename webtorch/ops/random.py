@@ -16,6 +16,7 @@ from webtorch.errors import DTypeError
 from webtorch.ir.dtype import FLOATS, DType, bool_, float64, int32, int64, integer_limits
 from webtorch.ir.view import Shape, numel
 from webtorch.ops import creation, elementwise, movement
+from webtorch.ops.check import demand
 from webtorch.ops.creation import TORCH, chosen_dtype, finish
 from webtorch.ops.movement import METHOD
 from webtorch.ops.primitive import (
@@ -526,15 +527,30 @@ def normal(
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 
-def _below(shape: Shape, p: Any, dtype: DType, device: Any, generator: Any) -> Any:
-    """Return whether uniform numbers are below `p`: true with probability p."""
+def _below(op: str, shape: Shape, p: Any, dtype: DType, device: Any, generator: Any) -> Any:
+    """Return whether uniform numbers are below `p`: true with probability p. A tensor of probabilities is
+    checked on the device.
+    """
     kind = dtype if dtype is float64 else creation.float32
-    return elementwise.lt(_draw(shape, kind, device, generator), p)
+    drawn = elementwise.lt(_draw(shape, kind, device, generator), p)
+    if not _is_tensor(p) or not numel(p._shape):
+        return drawn
+    # NaN is in no range.
+    holds = elementwise.logical_and(elementwise.ge(p, 0), elementwise.le(p, 1))
+    return demand(drawn, holds, f"{op}: Expected all probabilities p to be in [0, 1]")
 
 
 @composite(family="random")
 def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out: Any = None) -> Any:
-    """1 with the probability that each element of `input` gives (or `p` for all), else 0."""
+    """1 with the probability that each element of `input` gives (or `p` for all), else 0.
+
+    Probabilities in a tensor are checked on the device: the next read raises DeviceCheckError.
+    """
+    if _is_tensor(p):
+        raise TypeError(
+            "bernoulli(): p must be a number. For a tensor of probabilities use bernoulli(p), or "
+            "input.bernoulli_(p) in place"
+        )
     if p is not None:
         _check_probability("bernoulli", p)
     elif input.dtype not in FLOATS:
@@ -542,10 +558,8 @@ def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out:
             f'"bernoulli" not implemented for {input.dtype}: use input.float()'
         )
     source = input.detach() if p is None else p
-    result = cast_to(
-        _below(input._shape, source, input.dtype, input.device, generator), input.dtype
-    )
-    return finish(result, False, out, "bernoulli")
+    drawn = _below("bernoulli", input._shape, source, input.dtype, input.device, generator)
+    return finish(cast_to(drawn, input.dtype), False, out, "bernoulli")
 
 
 def _check_probability(op: str, p: float) -> None:
@@ -565,9 +579,10 @@ def multinomial(
     """Indices of the last dimension of `input` (weights, one or two dims), drawn in proportion to the weights.
 
     Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the largest u ** (1 / weight) win.
-    Reads one number from the device, to check the weights.
+    Reads one number from the device, to check the weights; in a captured program the device checks them.
     """
     from webtorch.ops import indexing, ordering
+    from webtorch.tensors.host import tracing
 
     if input.dtype not in FLOATS:
         raise DTypeError(
@@ -590,7 +605,8 @@ def multinomial(
         weights = cast_to(weights, creation.float32)
     rows = movement.reshape(weights, (-1, n))
     count = rows._shape[0]
-    if count:
+    captured = tracing.active
+    if count and not captured:
         _check_weights(rows)
     if replacement:
         sums = scan(rows, "sum", 1)
@@ -605,24 +621,37 @@ def multinomial(
         key = elementwise.log1p(-u) / rows
         key = elementwise.where(elementwise.gt(rows, 0), key, -math.inf)
         result = ordering.topk(key, num_samples, 1).indices
+    if count and captured:
+        for wrong, message in _wrong_weights(rows):
+            result = demand(result, elementwise.logical_not(wrong), message)
     return finish(
         movement.reshape(result, (*input._shape[:-1], num_samples)), False, out, "multinomial"
     )
 
 
+def _wrong_weights(rows: Any) -> tuple[tuple[Any, str], ...]:
+    """Return, for each rule that weights must keep, which rows (count, 1) break it, and what to say."""
+    fits = elementwise.logical_and(elementwise.ge(rows, 0), elementwise.isfinite(rows))
+    return (
+        (
+            reduce_dims(elementwise.logical_not(fits), "any", (1,)),
+            "probability tensor contains either `inf`, `nan` or element < 0",
+        ),
+        (
+            elementwise.le(reduce_dims(rows, "sum", (1,)), 0),
+            "invalid multinomial distribution (sum of probabilities <= 0)",
+        ),
+    )
+
+
 def _check_weights(rows: Any) -> None:
     """Raise RuntimeError for weights that are no distribution. Reads one number from the device, as PyTorch does."""
-    total = reduce_dims(rows, "sum", (1,))
-    wrong = elementwise.logical_not(
-        elementwise.logical_and(elementwise.ge(rows, 0), elementwise.isfinite(rows))
-    )
-    bad = cast_to(reduce_dims(wrong, "any", (0, 1)), int64) * 2
-    empty = cast_to(reduce_dims(elementwise.le(total, 0), "any", (0, 1)), int64)
-    found = int((bad + empty).item())
-    if found >= 2:
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-    if found:
-        raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
+    rules = _wrong_weights(rows)
+    bits = [cast_to(reduce_dims(w, "any", (0, 1)), int64) * 2**i for i, (w, _) in enumerate(rules)]
+    found = int(sum(bits[1:], bits[0]).item())
+    for i, (_, message) in enumerate(rules):
+        if found >> i & 1:
+            raise RuntimeError(message)
 
 
 # -- in place --------------------------------------------------------------------------------------
@@ -673,7 +702,8 @@ def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
         _check_probability("bernoulli_", p)
     else:
         p = p.detach()
-    return _fill_in(input, _below(input._shape, p, input.dtype, input.device, generator))
+    drawn = _below("bernoulli_", input._shape, p, input.dtype, input.device, generator)
+    return _fill_in(input, drawn)
 
 
 # Up to these numbers a type holds every integer.

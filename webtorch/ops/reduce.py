@@ -32,10 +32,12 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import contiguous_strides
 from webtorch.ops.elementwise import (
     _div,
+    _round,
     _where,
     eq,
     exp,
     is_tensor,
+    isfinite,
     isinf,
     isnan,
     log,
@@ -57,6 +59,7 @@ from webtorch.ops.primitive import (
     fill,
     imag_part,
     iota,
+    join,
     pad_with,
     pairs,
     real_part,
@@ -898,11 +901,33 @@ def logcumsumexp(input: Any, dim: int) -> Any:
     if not input.ndim or 0 in input.shape:
         return input.clone()
     # By doubling: after step k each element covers the 2 ** k before it.
-    total, step = widened(input), 1
+    x = total = widened(input)
+    step = 1
     while step < input.shape[dim]:
         total = _log_add(total, _shifted(total, dim, step, -math.inf))
         step *= 2
+    if input.dtype.is_complex:
+        total = _on_branch(total, x, dim)
     return to_type(total, input.dtype)
+
+
+def _on_branch(total: Any, x: Any, dim: int) -> Any:
+    """Add the multiples of 2 pi i that PyTorch's order of addition gives logcumsumexp: each sum is
+    within pi / 2 of the larger (in its real part) of the sum before and the new element.
+    """
+    phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
+
+    def turns(to: Any) -> Any:
+        found = _round((to - phase) / (2 * math.pi))
+        return _where(isfinite(found), found, 0)
+
+    after_new, after_sum = turns(imag_part(x.detach())), turns(imag_part(before))
+    # The last place where the new element was the larger one: from there on turns add up.
+    is_new = real_part(x.detach()) >= real_part(before)
+    last = scan(_where(is_new, positions(x, dim), 0), "max", dim)
+    running = scan(_where(is_new, 0, after_sum), "sum", dim)
+    whole = running + (after_new - running).gather(dim, last)
+    return total + join(fill(whole.shape, 0, whole.dtype, whole.device), whole * (2 * math.pi))
 
 
 def _running(name: str, input: Any, dim: int, combine: str, result: Any) -> Any:

@@ -18,6 +18,7 @@ from webtorch.ir.dtype import FLOATS, DType, float64, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import creation, elementwise, movement
+from webtorch.ops.check import demand
 from webtorch.ops.creation import TORCH
 from webtorch.ops.derive import derivative
 from webtorch.ops.primitive import draw
@@ -418,8 +419,7 @@ def poisson(input: Any, generator: Any = None) -> Any:
     Raises RuntimeError for a negative rate, which takes a number from the device.
     """
     _check_floats("poisson", input=input)
-    _refuse_negative(input)
-    return _sample(_POISSON, (input,), generator)
+    return _not_negative(input, _sample(_POISSON, (input,), generator))
 
 
 def _binomial_rule(words: _Words, count: Expr, prob: Expr) -> Expr:
@@ -485,12 +485,19 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     return _sample(_BINOMIAL, (count, prob), generator)
 
 
-def _refuse_negative(rates: Any) -> None:
-    """Raise RuntimeError for a rate below 0. A captured program, which reads nothing, leaves the check out."""
+def _not_negative(rates: Any, drawn: Any) -> Any:
+    """Return `drawn`. A rate below 0 raises RuntimeError: now, or from the device where a program is captured."""
     from webtorch.tensors.host import tracing
 
-    if not tracing.active and numel(rates._shape) and bool((rates.detach() < 0).any().item()):
-        raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
+    if not numel(rates._shape):
+        return drawn
+    message = "invalid Poisson rate, expected rate to be non-negative"
+    wrong = elementwise.lt(rates.detach(), 0)
+    if tracing.active:
+        return demand(drawn, elementwise.logical_not(wrong), message)
+    if bool(wrong.any().item()):
+        raise RuntimeError(message)
+    return drawn
 
 
 # -- directions ------------------------------------------------------------------------------------------

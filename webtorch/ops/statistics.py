@@ -285,6 +285,7 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     low, high = float(min), float(max)
     if low == high and x.numel():
         low, high = float(x.min().item()), float(x.max().item())
+    _check_range("torch.histc: ", low, high)
     if low == high:
         low, high = low - 1, high + 1
     place = cast_to(((x - low) * (bins / (high - low))).floor(), int64)
@@ -292,7 +293,12 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     place = elementwise.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
     place = elementwise.where(inside, place, bins)
-    return indexing.bincount(place, None, bins + 1)[:bins].to(input.dtype)
+    return indexing.counted(place, bins + 1)[:bins].to(input.dtype)
+
+
+def _check_range(what: str, low: float, high: float) -> None:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise RuntimeError(f"{what}range of [{low:g}, {high:g}] is not finite")
 
 
 def _edges(name: str, x: Any, bins: int, low_high: Any) -> Any:
@@ -305,6 +311,7 @@ def _edges(name: str, x: Any, bins: int, low_high: Any) -> Any:
         low, high = float(x.min().item()), float(x.max().item())
     else:
         low = high = 0.0
+    _check_range(f"{name}(): ", low, high)
     if low > high:
         raise RuntimeError(f"{name}(): min {low} should not exceed max {high}")
     if low == high:

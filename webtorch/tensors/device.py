@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from webtorch.errors import DeviceError
+from webtorch.runtime.meta import meta_runtime
 from webtorch.runtime.realize import Runtime, runtime_for
 
 _KINDS = ("cpu", "webgpu")
@@ -98,7 +99,9 @@ def device_of(runtime: Runtime) -> device:
     found = _BY_RUNTIME.get(key)
     if found is None:
         found = _BY_RUNTIME[key] = (
-            device(runtime.kind) if runtime.kind == "cpu" else device(runtime.kind, runtime.index)
+            device(runtime.kind, runtime.index)
+            if runtime.kind == "webgpu"
+            else device(runtime.kind)
         )
     return found
 
@@ -110,10 +113,7 @@ def resolve(where: DeviceLike) -> Runtime:
     elif not isinstance(where, device):
         where = device(where)
     if where.type == "meta":
-        raise DeviceError(
-            "device 'meta' holds no data: it is available to webtorch.compile(..., device='meta') "
-            "only"
-        )
+        return meta_runtime()
     if where.type in _OTHERS:
         raise DeviceError(
             f"device '{where}': webtorch has {' and '.join(map(repr, _KINDS))}; a program asks "

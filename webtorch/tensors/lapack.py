@@ -59,6 +59,8 @@ def host(
                 logical(t.reshape((*lead, *s)), levels) for t, s in zip(made, shapes, strict=True)
             )
     home = first._storage.runtime
+    if home.kind == "meta":
+        return tuple(primitive.empty(s, first.dtype, first.device) for s in shapes)
     if home.kind != "cpu":
         if not _settings.host_kernels:
             title = name.removeprefix("_").removeprefix("complex ")

@@ -29,7 +29,8 @@ def show_tensor(x: Tensor) -> str:
     name = None if fn is None else fn.title.removeprefix("torch::autograd::")
     kind = type(x).__name__
     text = format_tensor(
-        fetch, x._shape, x.dtype.name, device=str(x.device), requires_grad=x.requires_grad, grad_fn=name,
+        None if x.is_meta else fetch, x._shape, x.dtype.name, device=str(x.device),
+        requires_grad=x.requires_grad, grad_fn=name,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip
     # A parameter of a subclass, also one that Parameter(x) made of an x of a class of tensors.

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from webtorch.errors import DeviceError, DTypeError
+from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
 from webtorch.ir.view import (
@@ -372,7 +372,7 @@ class Tensor(TensorMethods):
 
     def get_device(self) -> int:
         """Return the device index; -1 on the CPU."""
-        return -1 if self._storage.runtime.kind == "cpu" else self._storage.runtime.index
+        return self._storage.runtime.index if self.is_webgpu else -1
 
     @property
     def is_webgpu(self) -> bool:
@@ -384,7 +384,12 @@ class Tensor(TensorMethods):
         """Whether the tensor is on the CPU."""
         return self._storage.runtime.kind == "cpu"
 
-    is_cuda = is_meta = is_sparse = is_quantized = is_mkldnn = False
+    @property
+    def is_meta(self) -> bool:
+        """Whether the tensor has no values, only shape and type."""
+        return self._storage.runtime.kind == "meta"
+
+    is_cuda = is_sparse = is_quantized = is_mkldnn = False
     is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
     layout = strided
 
@@ -727,6 +732,11 @@ class Tensor(TensorMethods):
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+            )
+        if self.is_meta:
+            raise NoValuesError(
+                "Tensor.item() cannot be called on meta tensors: they have no values. A function "
+                "compiled without device='meta' returns them"
             )
 
     def tolist(self) -> Any:
@@ -1128,7 +1138,10 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
                 each.flush()
     strides = strides_like(x._shape, x._strides)
     order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
-    if order is None:
+    if runtime.kind == "meta":
+        node = Node("empty", (), (), (), x._shape, x.dtype)
+        out = Tensor._from_storage(Storage(node, runtime), x._shape, strides, 0, order is None)
+    elif order is None:
         out = from_contents(x.detach()._contents(), x._shape, x.dtype, runtime)
     else:
         # The dims keep their order in memory.

@@ -444,10 +444,11 @@ function argumentValues(model, { args, numbers }, inputs) {
   });
 }
 
-/** Return the error of an index that a kernel reported. */
+/** Return the error of an index that a kernel reported, or of a rule about values (dimension -1), which is its text. */
 function indexError(sites, site, value) {
   const [op, dim, size, line] = sites[site - 1] ?? ["an operation", 0, "?", ""];
-  return new WebtorchError(`${op}: index ${value} is out of bounds for dimension ${dim} with size ${size}${line ? ` (${line})` : ""}`);
+  const text = dim < 0 ? op : `${op}: index ${value} is out of bounds for dimension ${dim} with size ${size}`;
+  return new WebtorchError(`${text}${line ? ` (${line})` : ""}`);
 }
 
 /** Return the bytes of every state, from tensors of a file. All are checked. */

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from webtorch.errors import IndexOutOfRangeError
+from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.program import Program
 from webtorch.runtime.backend import Limits
@@ -42,7 +42,7 @@ class ProcessorBackend:
     def __init__(self, index: int, memory: Count) -> None:
         self.index = index
         self.memory = memory
-        self.failure: IndexOutOfRangeError | None = None
+        self.failure: IndexOutOfRangeError | DeviceCheckError | None = None
 
     def download(self, buffer: Any) -> memoryview:
         """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last
@@ -82,4 +82,6 @@ class ProcessorBackend:
     def failed(self, program: Program, number: int, value: int) -> None:
         """Note that check `number` of a program met a bad index; the first one is raised."""
         if self.failure is None:
-            self.failure = IndexOutOfRangeError(program.sites[number].message(value))
+            site = program.sites[number]
+            kind = IndexOutOfRangeError if site.is_index else DeviceCheckError
+            self.failure = kind(site.message(value))

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from webtorch.errors import (
+    DeviceCheckError,
     DeviceError,
     DeviceLostError,
     DTypeError,
@@ -501,7 +502,7 @@ class WebGPUBackend:
         for number, executable in enumerate(read.checked):
             site, value = words[2 * number : 2 * number + 2]
             if site:
-                raise _index_error(executable.program, site - 1, value)
+                raise _check_error(executable.program, site - 1, value)
         return found
 
     def _take_staging(self, capacity: int) -> Pointer:
@@ -637,10 +638,13 @@ class WebGPUBackend:
                 self.native.wrapper.destroy()
 
 
-def _index_error(program: Program, number: int, value: int) -> IndexOutOfRangeError:
+def _check_error(
+    program: Program, number: int, value: int
+) -> IndexOutOfRangeError | DeviceCheckError:
     if not 0 <= number < len(program.sites):
         return IndexOutOfRangeError(f"index {value} is out of bounds (unknown site {number})")
-    return IndexOutOfRangeError(program.sites[number].message(value))
+    site = program.sites[number]
+    return (IndexOutOfRangeError if site.is_index else DeviceCheckError)(site.message(value))
 
 
 def wanted(adapter: Any) -> tuple[list[str], dict[str, int]]:

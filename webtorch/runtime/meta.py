@@ -1,0 +1,99 @@
+"""The device "meta": tensors with shape and type, but no values. Floor 3.
+
+What is recorded there counts as computed at once, into memory that is nothing. Programs can be compiled for
+it, and are those of a common GPU; none runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from webtorch.errors import NoValuesError
+from webtorch.ir.dtype import DType
+from webtorch.ir.view import numel
+from webtorch.runtime.backend import Limits
+from webtorch.runtime.realize import Owner, Runtime
+
+# A hardware adapter of today, for programs that are not planned for a device with WGSL.
+COMMON_GPU = Limits(
+    max_binding_bytes=1 << 31,
+    max_buffers_per_kernel=14,
+    max_workgroup_invocations=256,
+    max_workgroups_per_dim=65535,
+    workgroup_memory_bytes=32768,
+    has_f16=True,
+    is_gpu=True,
+    has_epilogues=True,
+)
+
+NOT_RUN = (
+    "device 'meta' holds no data: what was compiled for it can be looked at (program(), kernels(), "
+    "graph(), memory_plan()), and not run. Compile the function without device='meta' to run it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    dtype: DType
+    elements: int
+
+    @property
+    def nbytes(self) -> int:
+        """No bytes."""
+        return 0
+
+
+class _MetaBackend:
+    name = "meta"
+    index = 0
+    limits = COMMON_GPU
+    unsupported: frozenset[Any] = frozenset()
+
+    def description(self) -> str:
+        """Return the device's name."""
+        return "no device"
+
+    def allocate(self, dtype: DType, elements: int) -> _Nothing:
+        """Return memory that is nothing."""
+        return _Nothing(dtype, elements)
+
+    def upload(self, data: object, dtype: DType, elements: int) -> _Nothing:
+        """Return memory that is nothing."""
+        return _Nothing(dtype, elements)
+
+    def download(self, buffer: object) -> NoReturn:
+        """Raise NoValuesError."""
+        raise NoValuesError(
+            "Cannot copy out of meta tensor; no data! Make it on a device that holds values: "
+            "empty_like(tensor, device='cpu'), or module.to_empty(device='cpu') and load_state_dict"
+        )
+
+    download_async = download
+
+    def compile(self, program: object, varying: bool = False) -> NoReturn:
+        """Raise NoValuesError."""
+        raise NoValuesError(NOT_RUN)
+
+
+class MetaRuntime(Runtime):
+    """Records nothing: a value without numbers needs no past."""
+
+    def add(self, owner: Owner) -> None:
+        """Take the value of `owner` for computed. In a capture the recorded operations are kept."""
+        if self.capturing:
+            super().add(owner)
+        else:
+            owner.node.become_buffer(_Nothing(owner.node.dtype, numel(owner.node.shape)))
+            self.settle(owner)
+
+
+_runtime: list[MetaRuntime] = []
+
+
+def meta_runtime() -> MetaRuntime:
+    """Return the runtime of tensors that have a shape and a type, but no values."""
+    if not _runtime:
+        backend: Any = _MetaBackend()
+        _runtime.append(MetaRuntime(backend))
+    return _runtime[0]
