@@ -52,7 +52,9 @@ def _gradient(t: Any, op: Op, inputs: tuple[Any, ...], g: Any, which: tuple[int,
 
 def _convolutions(quick: bool) -> list[Work]:
     found = []
-    for side, k in ((56, 3), (28, 1)):
+    for side, k, dtype in (
+        (56, 3, torch.float32), (28, 1, torch.float32), (56, 3, torch.float16), (28, 1, torch.float16)
+    ):  # fmt: skip
         n, c, o, s = (
             (2, 8, 8, 6) if quick else (64, 128, 128, side) if k == 3 else (64, 256, 512, side)
         )
@@ -63,19 +65,28 @@ def _convolutions(quick: bool) -> list[Work]:
             return lambda image, weight: t.nn.functional.conv2d(image, weight, padding=pad)
 
         name = f"conv2d {k}x{k} {n}x{c}x{s}x{s} to {o}"
+        name += ", f16" if dtype is torch.float16 else ""
         found += [
-            Work(f"{name}, forward", lambda t, x, w, f=conv: f(t)(x, w), [x, w], flops),
+            Work(
+                f"{name}, forward",
+                lambda t, x, w, f=conv: f(t)(x, w),
+                [x, w],
+                flops,
+                dtype=dtype,
+            ),
             Work(
                 f"{name}, gradient of input",
                 lambda t, x, w, g, f=conv: _gradient(t, f(t), (x, w), g, (0,)),
                 [x, w, y],
                 flops,
+                dtype=dtype,
             ),
             Work(
                 f"{name}, gradient of weight",
                 lambda t, x, w, g, f=conv: _gradient(t, f(t), (x, w), g, (1,)),
                 [x, w, y],
                 flops,
+                dtype=dtype,
             ),
         ]
     return found

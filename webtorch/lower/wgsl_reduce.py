@@ -42,7 +42,7 @@ _STATIC_NODES = 1500
 
 
 # Invocations that keep a large GPU at work.
-_INVOCATIONS = 1 << 17
+_INVOCATIONS = 1 << 16
 # Terms that one running float sum may take before a fresh partial sum is started.
 _BLOCK = 64
 # How often the body of a reducing loop is written out, and the most lines that this may give.

@@ -37,6 +37,8 @@ from webtorch.runtime.backend import Limits
 
 # A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
 _SIDE, _VECTOR = 16, 8
+# Parts of k that are tried: the last ones for gradients of weights, sums over all places of a batch.
+_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 16, 22, 29, 44, 58, 88, 132)
 ENABLES = (
     "enable subgroups;",
     "enable chromium_experimental_subgroup_matrix;",
@@ -109,7 +111,7 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
         if p.taps > 1 and p.k % tile.depth:
             continue
         groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
-        for split in (1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 16):
+        for split in _SPLITS:
             if split > 1 and (terms < 512 * split or groups * split > 4 * family.multiprocessors):
                 break
             # As in `ranked`: the busiest multiprocessor works on its workgroups in turns.
