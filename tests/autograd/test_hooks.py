@@ -219,3 +219,19 @@ def _programs() -> dict[str, Any]:
 def test_names_of_the_graph(name: str) -> None:
     program = _programs()[name]
     assert program(webtorch) == program(torch)
+
+
+def test_warnings_of_backward_hooks_and_gradcheck_name_the_line_of_the_program() -> None:
+    layer = webtorch.nn.Linear(2, 2)
+    layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+    with pytest.warns(UserWarning, match="Full backward hook is firing") as seen:
+        layer(webtorch.ones(1, 2)).sum().backward()
+    assert [w.filename for w in seen] == [__file__]
+    x = webtorch.ones(1, requires_grad=True)
+    with pytest.warns(UserWarning, match="not a double precision") as seen:
+        webtorch.autograd.gradcheck(lambda x: x * 2, (x,), eps=1e-2, atol=1e-2)
+    assert [w.filename for w in seen] == [__file__]
+    meta = webtorch.nn.Linear(2, 2, device="meta")
+    with pytest.warns(UserWarning, match="no-op") as seen:
+        meta.load_state_dict(layer.state_dict())
+    assert {w.filename for w in seen} == {__file__}

@@ -42,7 +42,7 @@ TOLERANCE = {
 # Of gradients in bfloat16, the part that may differ: in a sample of two layers a unit of a relu lies within
 # rounding of 0, and has the slope of the other side in one of the libraries. (Of 24 other inputs both are as near
 # to float64: 0.9 and 0.8 % of the largest gradient on average.)
-AT_A_KINK = {("TransformerEncoder", torch.bfloat16): 1 / 20}
+AT_A_KINK = {("TransformerEncoder", torch.bfloat16): 1 / 16}
 
 
 def to_ours(value: Any, seen: dict[int, Any] | None = None) -> Any:

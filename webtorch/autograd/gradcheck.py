@@ -15,6 +15,7 @@ from webtorch.ops.movement import stack
 from webtorch.ops.primitive import paired, pairs
 from webtorch.ops.random import randn_like
 from webtorch.tensors.batching import Vmap, batch, unbatch
+from webtorch.tensors.lines import user_depth
 from webtorch.tensors.tape import enable_grad, grad, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -167,7 +168,7 @@ def _check(
             warnings.warn(
                 f"Input #{i} requires gradient and is not a double precision floating point or complex. This check "
                 "will likely fail if all the inputs are not of double precision floating point or complex. ",
-                stacklevel=4,
+                stacklevel=user_depth(),
             )
         if any(st == 0 and n > 1 for n, st in zip(x.shape, x.stride(), strict=True)):
             raise RuntimeError(

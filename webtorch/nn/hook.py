@@ -15,6 +15,7 @@ from typing import Any
 import webtorch
 from webtorch import Tensor
 from webtorch.tensors.host import bindings
+from webtorch.tensors.lines import user_depth
 
 __all__ = ["BackwardTap", "RemovableHandle"]
 
@@ -134,7 +135,7 @@ class BackwardTap:
             warnings.warn(
                 "Full backward hook is firing when gradients are computed with respect to module "
                 "outputs since no inputs require gradients.",
-                stacklevel=5,
+                stacklevel=user_depth(),
             )
             nothing = (None,) * self.input_count
             for hook in self.hooks:

@@ -18,6 +18,7 @@ from webtorch.errors import DeviceError
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.tensors.host import bindings, tracing
+from webtorch.tensors.lines import user_depth
 
 __all__ = [
     "Module",
@@ -937,7 +938,7 @@ class Module:
                 "in the current model, which is a no-op. (Did you mean to pass `assign=True` to "
                 "assign items in the state dictionary to their corresponding key in the module "
                 "instead of copying them in place?)",
-                stacklevel=5,
+                stacklevel=user_depth(),
             )
         try:
             with webtorch.no_grad():

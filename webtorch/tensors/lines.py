@@ -28,6 +28,14 @@ def user_line() -> tuple[CodeType, int] | None:
     return None
 
 
+def user_depth() -> int:
+    """Return the `stacklevel` with which a warning of the caller names the user's line."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and is_internal(frame.f_code):
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
 def is_internal(code: CodeType) -> bool:
     """Whether code belongs to the package itself."""
     inside = _internal.get(code)
