@@ -37,6 +37,16 @@ ON_CPU: list[tuple[Any, ...]] = [
     (1, 2, 2, 5, 40, 33, 33, "float32", "bool", False, "heads"),
     (2, 2, 2, 40, 17, 8, 8, "float32", None, True, "heads"),
 ]
+# In machine code: several blocks of queries and of keys, whole or not; heads of one vector and of
+# several, whole or not; elements far from each other; masks with and without a row for each query.
+IN_BLOCKS: list[tuple[Any, ...]] = [
+    (1, 3, 1, 130, 200, 64, 64, "float32", None, True, "rows"),
+    (2, 2, 1, 100, 65, 32, 17, "float32", "float", False, "heads"),
+    (1, 1, 1, 65, 300, 80, 48, "float32", "bool", False, "columns"),
+    (1, 2, 2, 1, 129, 128, 5, "float32", "keys", False, "rows"),
+    (3, 1, 1, 49, 16, 1, 33, "float32", "float", False, "columns"),
+    (1, 2, 1, 16, 1, 16, 16, "float32", None, True, "heads"),
+]
 
 
 def arrays(case: tuple[Any, ...]) -> tuple[list[Any], Any]:
@@ -45,7 +55,9 @@ def arrays(case: tuple[Any, ...]) -> tuple[list[Any], Any]:
     random = np.random.default_rng(5)
 
     def one(heads: int, rows: int, last: int) -> Any:
-        shape = (b, rows, heads, last) if layout == "rows" else (b, heads, rows, last)
+        shape = {"rows": (b, rows, heads, last), "columns": (b, heads, last, rows)}.get(
+            layout, (b, heads, rows, last)
+        )
         return random.standard_normal(shape).astype(dtype)
 
     found = [one(h, length, size), one(g, source, size), one(g, source, width)]
@@ -53,6 +65,8 @@ def arrays(case: tuple[Any, ...]) -> tuple[list[Any], Any]:
         return found, None
     seen = random.random((length, source)) < 0.7
     seen[0] = False
+    if mask == "keys":
+        return found, seen[-1:]
     if mask == "bool":
         return found, np.broadcast_to(seen, (b, 1, length, source)).copy()
     added = random.standard_normal((length, source)).astype(dtype)
@@ -68,7 +82,8 @@ def results(case: tuple[Any, ...], library: Any, device: str, exact: bool) -> li
         inputs = [x.astype("float64") for x in inputs]
         mask = mask.astype("float64") if mask is not None and mask.dtype != bool else mask
     leaves = [library.tensor(x, device=device, requires_grad=True) for x in inputs]
-    used = [x.transpose(1, 2) for x in leaves] if layout == "rows" else leaves
+    order = {"rows": (0, 2, 1, 3), "columns": (0, 1, 3, 2)}.get(layout, (0, 1, 2, 3))
+    used = [x.permute(order) for x in leaves]
     m = None if mask is None else library.tensor(mask, device=device)
     out = library.nn.functional.scaled_dot_product_attention(
         *used, m, is_causal=causal, enable_gqa=case[1] != case[2]
@@ -106,6 +121,53 @@ def test_attention_and_its_gradients_are_pytorchs(case: tuple[Any, ...], device:
 @pytest.mark.parametrize("case", ON_CPU, ids=str)
 def test_on_the_cpu(case: tuple[Any, ...]) -> None:
     check(case, "cpu")
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.parametrize("case", IN_BLOCKS, ids=str)
+def test_in_machine_code(case: tuple[Any, ...], threads: int) -> None:
+    before = webtorch.get_num_threads()
+    webtorch.set_num_threads(threads)
+    try:
+        check(case, "cpu")
+    finally:
+        webtorch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("heads", [1, 4])
+def test_some_gradients(wanted: tuple[int, ...], heads: int) -> None:
+    random = np.random.default_rng(2)
+    given = [random.standard_normal((1, heads, 70, 24)).astype(np.float32) for _ in range(3)]
+
+    def found(library: Any) -> list[Any]:
+        leaves = [library.tensor(x, requires_grad=i in wanted) for i, x in enumerate(given)]
+        out = library.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+        (out**2).sum().backward()
+        return [leaves[i].grad.numpy() for i in wanted]
+
+    for x, y in zip(found(webtorch), found(torch), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinite scores, a NaN, and a key that a mask hides, as products have them."""
+    query, key = np.ones((1, 1, 20, 4), np.float32), np.ones((1, 1, 70, 4), np.float32)
+    key[0, 0, 3] = np.inf
+    query[0, 0, 7, 0] = np.nan
+    query[0, 0, 9] = -1e30
+    mask = np.ones((20, 70), bool)
+    mask[11, 3] = False
+
+    def found(mode: str) -> Any:
+        monkeypatch.setenv("WEBTORCH_ATTENTION", mode)
+        q, k, m = webtorch.tensor(query), webtorch.tensor(key), webtorch.tensor(mask)
+        v = webtorch.arange(70.0).reshape(1, 1, 70, 1)
+        return F.scaled_dot_product_attention(q, k, v, m).numpy().ravel()
+
+    expected = found("products")
+    assert list(np.flatnonzero(np.isfinite(expected))) == [9, 11]
+    np.testing.assert_allclose(found("fused"), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Limits:
     has_matmul: bool = True
     has_convolution: bool = True
     has_scan: bool = True
+    # Whether attention of float32 without scores in memory is faster than products.
+    has_attention: bool = False
     # Whether products compute what follows them while their sums are in registers. (Not on CPU threads: there
     # it would be a pass of its own, and what now shares one with a reduction would not.)
     has_epilogues: bool = False

@@ -1,12 +1,14 @@
 """Records attention whose scores are never in memory, with its gradients. Floor 4.
 
-The kernels are those of `lower/templates/attention.py` and of the CPU's `attention.py`.
+The kernels are those of `lower/templates/attention.py` and of the CPU's `flash.py` and `attention.py`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,16 +24,28 @@ from webtorch.tensors.primitives import as_view, cast_to, copy, record, reduce_d
 from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
 from webtorch.tensors.tensor import Tensor
 
-# Bytes of scores from which they are not stored on a CPU, nor by an adapter that runs on one. There it
-# was at best 1.3 times as slow as products, and several times where the threads of NumPy's BLAS and
-# ours wait for each other. So only where scores, softmax and gradients would take more memory than
-# many devices have.
+# Bytes of scores from which they are not stored where there is no fast kernel without: on a CPU for other
+# types than float32 or without a compiler, and by an adapter that runs on a CPU. There it was at best
+# 1.3 times as slow as products, and several times where the threads of NumPy's BLAS and ours wait for each
+# other. So only where scores, softmax and gradients would take more memory than many devices have.
 _MANY_SCORES = 2 << 30
+_for_pages: ContextVar[bool] = ContextVar("for_pages", default=False)
 # Queries from which a GPU computes attention without scores in memory: a tile of fewer is mostly empty.
 # Measured on an H200, causal, forward and backward: float32 8x12x1024x64 1.7 ms, with products 2.2;
 # 32x6x256x64 0.33 and 0.45 (with copies of transposed operands); float16 8x12x2048x64 6.8 and 9.3 ms,
 # on matrix units 2.2 and 5.5.
 _QUERIES = 16
+
+
+@contextmanager
+def for_pages() -> Iterator[None]:
+    """Record attention on a CPU with products: other machines run the program, among them WebAssembly and
+    adapters in software, which do products faster."""
+    before = _for_pages.set(True)
+    try:
+        yield
+    finally:
+        _for_pages.reset(before)
 
 
 @lru_cache(maxsize=256)
@@ -71,6 +85,8 @@ def suits_shapes(
         if not _fits(replace(limits, workgroup_memory_bytes=least), (length, source, *sizes)):
             return False
     if wanted == "fused":
+        return True
+    if limits.has_attention and dtype is float32 and not _for_pages.get():
         return True
     if limits.is_gpu and length >= _QUERIES:
         # On matrix units products are ten times as fast as those that are written out here, and so

@@ -40,6 +40,7 @@ from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends import webassembly
 from webtorch.runtime.realize import open_runtimes
+from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import HostScalar, RandomOffset
 from webtorch.tensors.storage import Storage
@@ -326,6 +327,7 @@ def _captured(what: Any, name: str, call: Any) -> CompiledFunction | Capture:
         args = (call,)
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(for_pages())
         warnings.simplefilter("ignore")
         if isinstance(function, Module):
             stack.enter_context(_evaluating(function))

@@ -8,6 +8,7 @@ and what comes to their weights (again).
 
 from __future__ import annotations
 
+from webtorch.errors import KernelError
 from webtorch.ir.kernel import Attention
 from webtorch.lower.templates import (
     attention_again,
@@ -28,7 +29,22 @@ def fits(r: Attention, limits: Limits) -> bool:
 
 
 def render(routine: Attention, limits: Limits, engine: Engine) -> list[WgslPass]:
-    """Return the dispatches of an attention or of its gradients."""
+    """Return the dispatches of an attention or of its gradients.
+
+    Raises KernelError where a tile of its heads exceeds workgroup memory: then it was recorded for
+    a processor.
+    """
+    if routine.part == "forward":
+        served = attention_tiles.choose_forward(routine, limits) is not None
+    else:
+        split = attention_backward.split(routine)
+        served = all(attention_again.choose(one, limits) is not None for one, _ in split)
+    if not served:
+        raise KernelError(
+            f"{routine.name}: heads of {max(routine.size, routine.width)} elements do not fit into "
+            f"{limits.workgroup_memory_bytes} bytes of workgroup memory: capture the function where it is to "
+            "run, or give export its example_inputs, with which it is captured anew"
+        )
     if routine.part == "backward":
         return attention_backward.render(routine, limits, engine)
     found = attention_units.forward(routine, limits, engine)

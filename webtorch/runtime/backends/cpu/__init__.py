@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
 from webtorch.runtime.backends.cpu.memory import MEMORY, Array, ArrayBuffer, CpuBuffer, lend
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
-from webtorch.runtime.backends.on_processor import ProcessorBackend
+from webtorch.runtime.backends.on_processor import LIMITS, ProcessorBackend
 
 __all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
 
@@ -30,6 +31,7 @@ class CpuBackend(ProcessorBackend):
 
     def __init__(self, index: int) -> None:
         super().__init__(index, MEMORY)
+        self.limits = replace(LIMITS, has_attention=jit.available())
 
     def description(self) -> str:
         """Return the processor's name and the number of threads."""

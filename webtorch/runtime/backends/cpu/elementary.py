@@ -176,6 +176,18 @@ def exp(m: Machine, x: Value) -> Value:
     return p * _power_of_two(m, half) * _power_of_two(m, whole - half)
 
 
+def exp_of_negative(m: Machine, x: Value) -> Value:
+    """Return e^x for float32 below 88: 0 where it is less than 2^-126."""
+    f, i = "float32", "int32"
+    shifted = m.fma(x, m.constant(_LOG2E, f), m.constant(_ROUND32, f))
+    n = shifted - m.constant(_ROUND32, f)
+    r = m.fma(n, m.constant(-0.693145751953125, f), x)
+    r = m.fma(n, m.constant(-1.4286068203094173e-06, f), r)
+    p = _polynomial(m, r, _EXP)
+    found = p * _power_of_two(m, m.bits(shifted, i) - m.constant(0x4B400000, i))
+    return m.select(x < m.constant(-87.33654, f), m.constant(0.0, f), found)
+
+
 _EXP2 = (
     1.0,
     0.6931472134901656,

@@ -41,6 +41,7 @@ from webtorch.runtime.backends.cpu import (
     attention,
     contraction,
     direct,
+    flash,
     fourier,
     gemm,
     jit,
@@ -403,6 +404,14 @@ class BufferRunner(Runner):
         self.function(*buffers)
 
 
+class AddressRunner(BufferRunner):
+    """A routine that is a function of buffers and of arguments."""
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        self.function(buffers, args)
+
+
 # By routine, and whether its sizes vary.
 _RUNNERS: WeakValueDictionary[tuple[Routine, bool], Runner] = WeakValueDictionary()
 _FAMILIES = Families()
@@ -439,6 +448,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                 found = ArrayRunner(routine, contraction.convolution(routine))
             case Scan():
                 found = ScanRunner(routine)
+            case Attention() if flash.suits(routine):
+                found = AddressRunner(routine, flash.Plan(routine).run)
             case Attention():
                 found = ArgumentRunner(routine, attention.attention(routine))
             case Sort():

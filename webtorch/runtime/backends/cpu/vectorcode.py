@@ -114,7 +114,7 @@ class VectorWriter:
         self.pointer = ir.PointerType()
         self.zero = ir.Constant(self.vector, None)
         # A function, and what it is called with after its first unit and the end of its units.
-        self.functions: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {}
+        self.functions: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
     def text(self, name: str, symbol: str) -> str:
         """Return a module with the function `name`, there called `symbol`, in LLVM's language."""
