@@ -241,3 +241,29 @@ def test_a_factor_before_the_operands_is_warned_of() -> None:
     for wrong in (lambda: x.add(1, 2, 3), lambda: x.add(x, 2), lambda: x.add(1, 2, alpha=3)):
         with pytest.raises(TypeError):
             wrong()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lib, x: lib.addcmul(x, x, x, 2),
+        lambda lib, x: x.addcdiv(x, x, 2),
+        lambda lib, x: lib.subtract(x, 2, x),
+        lambda lib, x: x.subtract_(2, x),
+        lambda lib, x: lib.rsub(x, x, 2),
+        lambda lib, x: lib.rsub(x, 1, 2, 3),
+        lambda lib, x: lib.addcmul(x, 2, x, x, value=3),
+        lambda lib, x: lib.rsub(x, 1, 2),
+        lambda lib, x: lib.rsub(x, x, alpha=3),
+        lambda lib, x: lib.subtract(x, x, alpha=3),
+    ],
+)
+def test_factors_are_given_by_name_or_as_pytorch_takes_them(call: Any) -> None:
+    x = torch.tensor([1.0, 2.0])
+    try:
+        expected = call(torch, x).tolist()
+    except TypeError:
+        with pytest.raises(TypeError):
+            call(webtorch, webtorch.tensor([1.0, 2.0]))
+    else:
+        assert call(webtorch, webtorch.tensor([1.0, 2.0])).tolist() == expected

@@ -70,7 +70,7 @@ def check_types(op: str, a: Any, b: Any) -> None:
 
 def viewable(x: Any, shape: tuple[int, ...]) -> bool:
     """Whether `x` can be seen as `shape` without a copy."""
-    return reshape_strides(tuple(x.shape), tuple(x.stride()), shape) is not None
+    return reshape_strides(x._shape, x._strides, shape) is not None
 
 
 def product(a: Any, b: Any) -> Any:
@@ -99,24 +99,29 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
 
     The leading dimensions of a are one long column of rows. All of it is one gradient function.
     """
-    lead, k = tuple(a.shape[:-1]), a.shape[-1]
-    m, n = numel(lead), b.shape[0 if transposed else 1]
+    lead, k = a._shape[:-1], a._shape[-1]
+    m, n = numel(lead), b._shape[0 if transposed else 1]
     if not (m and k and n):
         right = (b.transpose(0, 1) if transposed else b).unsqueeze(0)
         return product(a.reshape((1, m, k)), right).reshape((*lead, n))
     from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
 
-    strides = reshape_strides(tuple(a.shape), tuple(a.stride()), (m, k))
+    strides = reshape_strides(a._shape, a._strides, (m, k))
     if strides is None:
         a, strides = a.contiguous(), (k, 1)
-    rows, columns = b.stride()
+    rows, columns = b._strides
     across = (0, columns, rows) if transposed else (0, rows, columns)
     with unrecorded():
         out = matmul3(
-            as_view(a, (1, m, k), (0, *strides), a.storage_offset()),
-            as_view(b, (1, k, n), across, b.storage_offset()),
+            as_view(a, (1, m, k), (0, *strides), a._offset),
+            as_view(b, (1, k, n), across, b._offset),
         )
-        out = as_view(out, (*lead, n), contiguous_strides((*lead, n)), 0).detach()
+        shape = (*lead, n)
+        if out._whole:
+            # A result that nobody has seen yet: it simply is of that shape.
+            out._shape, out._strides = shape, contiguous_strides(shape)
+        else:
+            out = as_view(out, shape, contiguous_strides(shape), 0).detach()
     if not needs_grad((a, b)):
         return out
     saved = SavedTensor(a), SavedTensor(b)
@@ -281,20 +286,17 @@ def matmul(input: Any, other: Any) -> Any:
     when the inner sizes differ.
     """
     check_tensor("matmul", "other", 2, other)
-    rank_a, rank_b = input.ndim, other.ndim
+    shape_a, shape_b = input._shape, other._shape
+    rank_a, rank_b = len(shape_a), len(shape_b)
     if not rank_a or not rank_b:
         raise ShapeError(
             f"matmul: both arguments to matmul need to be at least 1D, but they are {rank_a}D and "
             f"{rank_b}D. Use a * b to multiply by a number."
         )
     check_types("matmul", input, other)
-    if input.shape[-1] != other.shape[-2 if rank_b > 1 else 0]:
+    if shape_a[-1] != shape_b[-2 if rank_b > 1 else 0]:
         raise _mismatch("matmul", input, other)
-    if (
-        rank_b == 2
-        and rank_a > 1
-        and viewable(input, (numel(tuple(input.shape[:-1])), input.shape[-1]))
-    ):
+    if rank_b == 2 and rank_a > 1 and viewable(input, (numel(shape_a[:-1]), shape_a[-1])):
         return rows_times(input, other)
     if rank_a == 1 and rank_b == 1:
         return dot(input, other)
@@ -364,34 +366,34 @@ def _batched(a: Any, b: Any) -> Any:
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
     check_tensor("linear", "weight", 2, weight)
-    if weight.ndim > 2 or not weight.ndim:
+    inputs, weights = input._shape, weight._shape
+    if len(weights) > 2 or not weights:
         raise ShapeError(
-            f"linear: weight must be (out, in) or (in), got shape {tuple(weight.shape)}. Flatten "
+            f"linear: weight must be (out, in) or (in), got shape {weights}. Flatten "
             f"it, "
             "or use matmul."
         )
-    if not input.ndim or input.shape[-1] != weight.shape[-1]:
-        inputs = tuple(input.shape)
+    if not inputs or inputs[-1] != weights[-1]:
         raise ShapeError(
-            f"linear: cannot multiply input {inputs} by weight {tuple(weight.shape)}: mat1 and "
+            f"linear: cannot multiply input {inputs} by weight {weights}: mat1 and "
             f"mat2 "
             f"shapes cannot be multiplied ({numel(inputs[:-1])}x{inputs[-1] if inputs else 1} and "
-            f"{weight.shape[-1]}x{weight.shape[0]}): the input's last dim must be "
-            f"{weight.shape[-1]}, the weight's in_features."
+            f"{weights[-1]}x{weights[0]}): the input's last dim must be "
+            f"{weights[-1]}, the weight's in_features."
         )
     if bias is not None:
         check_types("linear", input, bias)
-        wanted = tuple(weight.shape[:-1])
-        if tuple(bias.shape) not in (wanted, (1,), ()):
+        wanted = weights[:-1]
+        if bias._shape not in (wanted, (1,), ()):
             raise ShapeError(
                 f"linear: The expanded size of the tensor {list(wanted)} must match the existing "
                 f"size {list(bias.shape)} of the bias: it needs one element for each of the "
                 f"weight's {wanted} outputs."
             )
     check_types("linear", input, weight)
-    if weight.ndim == 1:
+    if len(weights) == 1:
         out = matmul(input, weight)
-    elif viewable(input, (numel(tuple(input.shape[:-1])), input.shape[-1])):
+    elif viewable(input, (numel(inputs[:-1]), inputs[-1])):
         out = rows_times(input, weight, True)
     else:
         out = matmul(input, weight.t())

@@ -30,7 +30,14 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.expr import Expr
 from webtorch.ops.primitive import paired, pairs
-from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import (
+    NOT_FLOATS,
+    Autocast,
+    Elementwise,
+    composite,
+    elementwise,
+    in_old_order,
+)
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
 BITS: tuple[DType, ...] = (*INTEGERS, bool_)
@@ -168,9 +175,11 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
         )
 
 
-@composite(inplace=True)
-def add(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+@composite(inplace=True, factor="alpha")
+def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input + alpha * other; of bools, or."""
+    if old:
+        (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
     if alpha is not True and plain(alpha, 1):
         return _add(input, other)
     _check_alpha("add", alpha, input, other)
@@ -191,9 +200,11 @@ def check_subtraction(name: str, *operands: Any) -> None:
         )
 
 
-@composite(inplace=True, aliases=("subtract",), dtypes=NUMERIC)
-def sub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+@composite(inplace=True, factor="alpha", dtypes=NUMERIC)
+def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
+    if old:
+        (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
     check_subtraction("sub", input, other)
     if alpha is not True and plain(alpha, 1):
         return _sub(input, other)
@@ -201,9 +212,20 @@ def sub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     return _sub_scaled(input, other, alpha)
 
 
-@composite(function_in=("torch",), dtypes=NUMERIC)
-def rsub(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+@composite(inplace=True, dtypes=NUMERIC)
+def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+    """Return input - alpha * other."""
+    return sub(input, other, alpha=alpha)
+
+
+@composite(function_in=("torch",), factor="alpha", dtypes=NUMERIC)
+def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return other - alpha * input."""
+    if old:
+        # Of numbers, PyTorch takes alpha by position.
+        if len(old) > 1 or alpha != 1 or is_tensor(other):
+            raise TypeError(f"rsub() takes 2 positional arguments but {2 + len(old)} were given")
+        alpha = old[0]
     if not is_tensor(input):
         raise TypeError(
             f"rsub(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
@@ -463,6 +485,7 @@ addcmul = elementwise(
     tensors=("input", "tensor1", "tensor2"),
     numbers=("value",),
     signature="(input, tensor1, tensor2, *, value=1)",
+    factor="value",
     dtypes=NUMERIC,
     doc="input + value * tensor1 * tensor2.",
     autocast=Autocast(gpu="promote"),
@@ -473,6 +496,7 @@ addcdiv = elementwise(
     tensors=("input", "tensor1", "tensor2"),
     numbers=("value",),
     signature="(input, tensor1, tensor2, *, value=1)",
+    factor="value",
     dtypes=FLOATS,
     domain=(0.5, 3.0),
     doc="input + value * tensor1 / tensor2; of floats only.",

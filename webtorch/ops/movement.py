@@ -324,8 +324,8 @@ def _permute(x: Any, dims: tuple[int, ...], name: str = "Permute") -> Any:
     inverse = tuple(sorted(range(len(dims)), key=dims.__getitem__))
     return as_view(
         x,
-        tuple(shape[d] for d in dims),
-        tuple(strides[d] for d in dims),
+        tuple([shape[d] for d in dims]),
+        tuple([strides[d] for d in dims]),
         x._offset,
         vjp=lambda g: _permute(g, inverse, name),
         name=name,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dis
 import inspect
+import warnings
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,6 +96,9 @@ class Op:
     # Whether the rule holds for complex tensors as it is written. Else it is that of a holomorphic
     # function: it is given conjugated cotangents, and gives such.
     complex_rule: bool = False
+    # The number that may also stand before the operands after the first, by position: PyTorch's order of
+    # before 1.5. A composite's function meets it as `*old` (`in_old_order`).
+    factor: str = ""
     # How many results have a gradient. With more than one, the rule gets tuples for g (with None
     # where a result was not used) and for out.
     outputs: int = 1
@@ -102,6 +106,11 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def positional(self) -> tuple[str, ...]:
+        """Return the names of the parameters that may be given by position."""
+        names = self.signature.split("*")[0].strip("(), ")
+        return tuple([n.partition("=")[0].strip() for n in names.split(",")])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_lookup, (self.name,))
@@ -273,6 +282,9 @@ def composite(
     def declare(function: Callable[..., Any]) -> Op:
         title = name or function.__name__.rstrip("_")
         plain = inspect.signature(function)
+        if fields.get("factor"):
+            kept = [p for n, p in plain.parameters.items() if n != "old"]
+            plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
         signature = str(
             plain.replace(
                 parameters=[p.replace(annotation=p.empty) for p in plain.parameters.values()],
@@ -287,6 +299,30 @@ def composite(
         return register(op)
 
     return declare
+
+
+def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any, ...], Any]:
+    """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
+    which it warns of. Raises TypeError for other calls, and where the factor is `stated` by its name too.
+    """
+    operands, factor = op.positional(), op.factor
+    if (
+        not factor
+        or len(given) != 1 + len(operands)
+        or stated
+        or not isinstance(given[1], (int, float, complex))
+    ):
+        raise TypeError(
+            f"{op.name}() takes {len(operands)} positional arguments but {len(given)} were given"
+        )
+    rest = ", ".join(operands[1:])
+    warnings.warn(
+        f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
+        "Consider using one of the following signatures instead:\n"
+        f"\t{op.name}({rest}, *, Number {factor} = 1)",
+        stacklevel=4,
+    )
+    return (given[0], *given[2:]), given[1]
 
 
 def return_type(name: str, *fields: str) -> Any:

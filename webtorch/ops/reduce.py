@@ -125,8 +125,8 @@ def reduced_shape(
 ) -> tuple[int, ...]:
     """Return the shape without `dims`, or with size 1 there."""
     if keepdim:
-        return tuple(1 if d in dims else s for d, s in enumerate(shape))
-    return tuple(s for d, s in enumerate(shape) if d not in dims)
+        return tuple([1 if d in dims else s for d, s in enumerate(shape)])
+    return tuple([s for d, s in enumerate(shape) if d not in dims])
 
 
 def widened(x: Any) -> Any:

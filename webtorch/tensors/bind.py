@@ -58,14 +58,13 @@ def _bind(op: Op) -> None:
         op.function = calls.bind_composite(op)
     if op.refuses:
         op.function = calls.refuse_types(op)
-    if op.name in calls.OLD_ORDERS:
-        op.function = calls.accept_old_order(op, calls.OLD_ORDERS[op.name])
-    if "dim" in op.signature and op.function_in and not isinstance(op, Elementwise):
-        op.function = calls.accept_numpy_names(op.function)
+    named = "dim" in op.signature and op.function_in and not isinstance(op, Elementwise)
     # The name is given outside the entry: operations that are made of others do not pay for it.
     title = GRADIENT_NAMES.get(op.name)
     if title is not None:
-        op.function = composed(op.function, title)
+        op.function = composed(op.function, title, calls.NUMPY_NAMES if named else None)
+    elif named:
+        op.function = calls.accept_numpy_names(op.function)
     if op.autocast is not None:
         op.function = follow(op.autocast, op.name, op.function)
 
@@ -84,9 +83,8 @@ def _publish(op: Op) -> None:
                 public = name.removeprefix(f"{place.rpartition('.')[2]}_")
                 function = op.function
                 if not isinstance(op, Elementwise):
-                    if calls.takes_out(op, place):
-                        function = calls.accept_out(op)
-                    function = calls.refuse_others(op, function)
+                    with_out = calls.accept_out(op) if calls.takes_out(op, place) else function
+                    function = calls.refuse_others(op, with_out)
                 if place == "nn.functional" and inplace and "inplace" not in op.signature:
                     function = calls.accept_inplace(op, inplace)
                 NAMESPACES.setdefault(place, {})[public] = function

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -29,7 +28,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
 from webtorch.ops import elementwise
 from webtorch.ops.creation import check_stated
-from webtorch.ops.record import Elementwise, Op, slope, used_arguments
+from webtorch.ops.record import Elementwise, Op, in_old_order, slope, used_arguments
 from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
@@ -56,7 +55,6 @@ from webtorch.tensors.tape import (
     forward,
     gradient_edge,
     mode,
-    overwriting,
     set_history,
     unrecorded,
 )
@@ -162,6 +160,15 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python
     numbers.
     """
+    simple = _simple(op, operands, numbers)
+    if simple is not None:
+        nodes, letters, values, dtype, runtime = simple
+        out_dtype = bool_ if op.promotion == "bool" else dtype
+        attrs = (op, letters, dtype.compute)
+        node = Node("map", nodes, attrs, values, nodes[0].shape, out_dtype, user_line())
+        out = Tensor._from_node(node, runtime)
+        _follow(op, out, operands, numbers)
+        return out
     first: Tensor | None = None
     runtime = None
     shape: tuple[int, ...] | None = None
@@ -279,14 +286,70 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         out, operands = logical(out, levels), given
     if strides is not None and (out._shape, out._strides) != (shape, strides):
         out = Tensor._from_storage(out._storage, shape, strides, 0, order is None)
-    if mode.grad and op.differentiable and out_dtype.kind == "float":
+    _follow(op, out, operands, numbers)
+    return out
+
+
+def _simple(
+    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> tuple[tuple[Node, ...], str, tuple[Scalar, ...], DType, Any] | None:
+    """Return (sources, pattern, numbers, type, runtime) of a call on tensors of one type, shape and
+    device that lie in order, and numbers that need no conversion; None for other calls.
+    """
+    first = operands[0]
+    if not isinstance(first, Tensor):
+        if len(operands) == 1:
+            return None
+        first = operands[1]
+        if not isinstance(first, Tensor):
+            return None
+    dtype, shape, runtime = first.dtype, first._shape, first._storage.runtime
+    floats = dtype.kind == "float"
+    if dtype not in op.dtypes or dtype.is_complex or (op.promotion == "float" and not floats):
+        return None
+    pattern = ""
+    srcs: list[Node] = []
+    values: list[Scalar] = []
+    for o in operands:
+        if isinstance(o, Tensor):
+            storage = o._storage
+            if (
+                not o._whole
+                or o.dtype is not dtype
+                or o._shape != shape
+                or storage.runtime is not runtime
+            ):
+                return None
+            node = storage.node
+            srcs.append(node if node.shape == shape else o._node())
+            pattern += "t"
+        elif floats and (type(o) is float or type(o) is int):
+            values.append(o)
+            pattern += "s"
+        else:
+            return None
+    for n in numbers:
+        if not floats or (type(n) is not float and type(n) is not int):
+            return None
+        values.append(n)
+        pattern += "s"
+    return tuple(srcs), pattern, tuple(values), dtype, runtime
+
+
+def _follow(
+    op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> None:
+    """Give a result its gradient function and its tangents."""
+    if mode.grad and op.differentiable and out.dtype.kind == "float":
         for o in operands:
-            if isinstance(o, Tensor) and o.requires_grad:
+            # What has no base says it itself.
+            if isinstance(o, Tensor) and (
+                o._requires_grad or (o._base is not None and o.requires_grad)
+            ):
                 _attach(op, out, operands, numbers)
                 break
-    if forward.levels and mode.forward and op.differentiable and out_dtype.kind == "float":
+    if forward.levels and mode.forward and op.differentiable and out.dtype.kind == "float":
         propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
-    return out
 
 
 def _check_operands(op: Elementwise, operands: Sequence[Operand]) -> None:
@@ -570,6 +633,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     count = len(op.tensors)
     defaults = _defaults(op)
     takes = _NUMBERS.get(op.name.strip("_"), "other")
+    given_by_place = len(op.positional())
 
     if count == 1 and not op.numbers:
 
@@ -607,6 +671,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     else:
 
         def function(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:  # type: ignore[misc]
+            if len(args) > given_by_place and given_by_place < len(names):
+                args, kwargs = _in_old_order(op, args, kwargs)
             values = _arguments(op, names, defaults, args, kwargs)
             if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
                 _check_numbers(op, takes, values[0], values[1])
@@ -676,6 +742,13 @@ def _defaults(op: Op) -> dict[str, Any]:
     }
 
 
+def _in_old_order(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, factor = in_old_order(op, args, op.factor in kwargs)
+    return args, {**kwargs, op.factor: factor}
+
+
 def _arguments(
     op: Op,
     names: tuple[str, ...],
@@ -721,7 +794,7 @@ def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
     return functional
 
 
-_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -730,40 +803,10 @@ def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def renamed(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+            kwargs = {NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
         return function(*args, **kwargs)
 
     return renamed
-
-
-# The factor of these may stand before the operands, by position: PyTorch's old order, which it warns of.
-OLD_ORDERS = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}
-
-
-def accept_old_order(op: Op, factor: str) -> Callable[..., Any]:
-    """Return the function of an entry of `OLD_ORDERS` that also takes its factor first."""
-    function, title = op.function, op.name
-    operands = [name for name in inspect.signature(function).parameters if name != factor]
-    count = 1 + len(operands)
-
-    @functools.wraps(function)
-    def public(*args: Any, **kwargs: Any) -> Any:
-        if (
-            len(args) == count
-            and factor not in kwargs
-            and isinstance(args[1], (int, float, complex))
-        ):
-            rest = ", ".join(operands[1:])
-            warnings.warn(
-                f"This overload of {title} is deprecated:\n\t{title}(Number {factor}, {rest})\n"
-                "Consider using one of the following signatures instead:\n"
-                f"\t{title}({rest}, *, Number {factor} = 1)",
-                stacklevel=3,
-            )
-            return function(args[0], *args[2:], **{factor: args[1]}, **kwargs)
-        return function(*args, **kwargs)
-
-    return public
 
 
 # Parameters of composites that are tensors, in PyTorch's words.
@@ -790,12 +833,14 @@ def refuse_types(op: Op) -> Callable[..., Any]:
     return public
 
 
-def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_others(op: Op, with_out: Callable[..., Any]) -> Callable[..., Any]:
     """Return a composite's function with PyTorch's error for an argument that is no tensor.
 
     What is no tensor shows when it is used as one: calls with the right arguments pay nothing.
+    `with_out` is called where `out=` is given.
     """
-    signature = inspect.signature(op.function)
+    function = op.function
+    signature = inspect.signature(function)
     looks = op.name not in override.FACTORIES
 
     @functools.wraps(function)
@@ -803,6 +848,8 @@ def refuse_others(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
         if looks and args and not isinstance(args[0], Tensor) and override.is_foreign(args, kwargs):
             return override.meet(public, args, kwargs)
         try:
+            if kwargs and "out" in kwargs:
+                return with_out(*args, **kwargs)
             return function(*args, **kwargs)
         except (AttributeError, TypeError) as error:
             if override.is_foreign(args, kwargs):
@@ -966,8 +1013,13 @@ def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         check_writable(self)
         if not mode.grad:
             return write_result(self, function(self, *args, **kwargs), name)
-        with overwriting() as saved:
+        # What is saved for backward meanwhile may be what is overwritten.
+        previous, mode.overwriting = mode.overwriting, []
+        saved = mode.overwriting
+        try:
             result = function(self, *args, **kwargs)
+        finally:
+            mode.overwriting = previous
         return (
             _write_and_keep(self, result, name, saved)
             if saved

@@ -450,9 +450,10 @@ def check_writable(x: Tensor) -> None:
 
 def check_places(x: Tensor) -> None:
     """Raise RuntimeError if several elements of x share one place, so that none can be written alone."""
-    if any(
-        stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True)
-    ) or any(stride == 0 and size > 1 for _, size, stride in x._levels):
+    if (
+        0 in x._strides
+        and any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True))
+    ) or (x._levels and any(stride == 0 and size > 1 for _, size, stride in x._levels)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location. Please "

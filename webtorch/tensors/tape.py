@@ -17,7 +17,7 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -257,14 +257,21 @@ def shown(fn: GradFn) -> GradFn:
     return fn
 
 
-def composed(function: Callable[..., Any], title: str | Callable[..., str]) -> Callable[..., Any]:
+def composed(
+    function: Callable[..., Any],
+    title: str | Callable[..., str],
+    renamed: Mapping[str, str] | None = None,
+) -> Callable[..., Any]:
     """Return a function whose results show one gradient function, named `title`.
 
     A callable `title` is given the arguments of the call. What is computed backward stays as it is.
+    `renamed`: other names of parameters, and the function's own.
     """
 
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and renamed:
+            kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         if not mode.grad:
             return function(*args, **kwargs)
         first = next(_sequence)
@@ -471,20 +478,13 @@ def gradient_edge(tensor: Tensor | GradientEdge) -> Edge | None:
     return accumulate, 0
 
 
-@contextlib.contextmanager
-def overwriting() -> Generator[list[SavedTensor], None, None]:
-    """Collect the tensors that are saved for backward inside, while an in-place operation is recorded."""
-    previous, mode.overwriting = mode.overwriting, []
-    try:
-        yield mode.overwriting
-    finally:
-        mode.overwriting = previous
-
-
 def needs_grad(tensors: Iterable[Tensor]) -> bool:
     """Whether an operation on `tensors` must be recorded, for backward or for its tangent."""
-    if mode.grad and any(t.requires_grad for t in tensors):
-        return True
+    if mode.grad:
+        for t in tensors:
+            # What has no base says it itself.
+            if t._requires_grad or (t._base is not None and t.requires_grad):
+                return True
     return bool(forward.levels) and any(t in level for level in mode.forward for t in tensors)
 
 
