@@ -293,8 +293,8 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
 def _simple(
     op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
 ) -> tuple[tuple[Node, ...], str, tuple[Scalar, ...], DType, Any] | None:
-    """Return (sources, pattern, numbers, type, runtime) of a call on tensors of one type, shape and
-    device that lie in order, and numbers that need no conversion; None for other calls.
+    """Return (sources, pattern, numbers, type, runtime) of a call on tensors of one type and device
+    that lie in order, and numbers that need no conversion; None for other calls.
     """
     first = operands[0]
     if not isinstance(first, Tensor):
@@ -308,20 +308,19 @@ def _simple(
     if dtype not in op.dtypes or dtype.is_complex or (op.promotion == "float" and not floats):
         return None
     pattern = ""
+    equal = True
     srcs: list[Node] = []
     values: list[Scalar] = []
     for o in operands:
         if isinstance(o, Tensor):
             storage = o._storage
-            if (
-                not o._whole
-                or o.dtype is not dtype
-                or o._shape != shape
-                or storage.runtime is not runtime
-            ):
+            if not o._whole or o.dtype is not dtype or storage.runtime is not runtime:
                 return None
-            node = storage.node
-            srcs.append(node if node.shape == shape else o._node())
+            if o._shape != shape:
+                equal = False
+            elif equal:
+                node = storage.node
+                srcs.append(node if node.shape == shape else o._node())
             pattern += "t"
         elif floats and (type(o) is float or type(o) is int):
             values.append(o)
@@ -333,6 +332,9 @@ def _simple(
             return None
         values.append(n)
         pattern += "s"
+    if not equal:
+        shape = _broadcast(op, operands)
+        srcs = [_operand_node(o, shape, None) for o in operands if isinstance(o, Tensor)]
     return tuple(srcs), pattern, tuple(values), dtype, runtime
 
 

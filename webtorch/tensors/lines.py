@@ -9,7 +9,11 @@ from types import CodeType
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Programs that ship inside the package are users of it.
 _USERS = (_PACKAGE + "demo" + os.sep,)
-_internal: dict[CodeType, bool] = {}
+# Whether code is of the package; by id, since the hash of a code object is computed anew each time from
+# all of its constants. The code is held, so that no other gets its id.
+_internal: dict[int, tuple[bool, CodeType]] = {}
+# A program that makes code without end, as notebooks do, starts anew here.
+_MOST = 1 << 16
 
 
 def user_line() -> tuple[CodeType, int] | None:
@@ -19,10 +23,8 @@ def user_line() -> tuple[CodeType, int] | None:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        inside = _internal.get(code)
-        if inside is None:
-            inside = is_internal(code)
-        if not inside:
+        known = _internal.get(id(code))
+        if not (is_internal(code) if known is None else known[0]):
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -38,10 +40,11 @@ def user_depth() -> int:
 
 def is_internal(code: CodeType) -> bool:
     """Whether code belongs to the package itself."""
-    inside = _internal.get(code)
-    if inside is None:
+    known = _internal.get(id(code))
+    if known is None:
         name = code.co_filename
-        inside = _internal[code] = (
-            name.startswith(_PACKAGE) and not name.startswith(_USERS)
-        ) or name.startswith("<frozen")
-    return inside
+        inside = name.startswith(_PACKAGE) and not name.startswith(_USERS)
+        if len(_internal) >= _MOST:
+            _internal.clear()
+        known = _internal[id(code)] = inside or name.startswith("<frozen"), code
+    return known[0]
