@@ -71,7 +71,7 @@ class DType:
     @property
     def compute(self) -> DType:
         """The type in which arithmetic on this type is done: 16-bit floats compute in float32."""
-        return float32 if self in (float16, bfloat16) else self
+        return float32 if self.itemsize == 2 and self.kind == "float" else self
 
     def __repr__(self) -> str:
         return f"torch.{self.name}"

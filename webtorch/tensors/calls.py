@@ -489,6 +489,7 @@ def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     )
 
 
+@functools.cache
 def _title(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.strip("_").split("_"))
 
@@ -706,10 +707,10 @@ _NUMBERS = dict.fromkeys(_NONE.split(), "none") | dict.fromkeys(_BOTH.split(), "
 
 def _check_numbers(op: Elementwise, takes: str, input: Any, other: Any) -> None:
     """Raise TypeError where PyTorch's function of this name takes no number."""
-    given = [isinstance(x, (bool, int, float, complex)) for x in (input, other)]
     # Internal entries are called with what their public ones have checked.
     if not op.function_in:
         return
+    given = [isinstance(x, (bool, int, float, complex)) for x in (input, other)]
     if all(given) or (given[0] and takes != "both") or (given[1] and takes == "none"):
         number = 0 if given[0] else 1
         raise TypeError(
@@ -1166,7 +1167,11 @@ def _one_each(cotangents: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
 
 def _recorded(args: Sequence[Any]) -> bool:
-    return mode.grad and any(isinstance(a, Tensor) and a.requires_grad for a in args)
+    if mode.grad:
+        for a in args:
+            if isinstance(a, Tensor) and a.requires_grad:
+                return True
+    return False
 
 
 # What is below needs the calls of real numbers.

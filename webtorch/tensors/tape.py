@@ -480,12 +480,17 @@ def gradient_edge(tensor: Tensor | GradientEdge) -> Edge | None:
 
 def needs_grad(tensors: Iterable[Tensor]) -> bool:
     """Whether an operation on `tensors` must be recorded, for backward or for its tangent."""
-    if mode.grad:
-        for t in tensors:
-            # What has no base says it itself.
-            if t._requires_grad or (t._base is not None and t.requires_grad):
-                return True
+    if mode.grad and _one_requires_grad(tensors):
+        return True
     return bool(forward.levels) and any(t in level for level in mode.forward for t in tensors)
+
+
+def _one_requires_grad(tensors: Iterable[Tensor]) -> bool:
+    for t in tensors:  # noqa: SIM110  (a generator costs as much again)
+        # What has no base says it itself.
+        if t._requires_grad or (t._base is not None and t.requires_grad):
+            return True
+    return False
 
 
 def attach(
@@ -503,10 +508,10 @@ def attach(
         from webtorch.tensors.forward import transposed
 
         transposed(out, inputs, rule)
-    if not mode.grad or not any(t.requires_grad for t in inputs):
+    if not mode.grad or not _one_requires_grad(inputs):
         mode.unclaimed = []
         return out
-    edges = tuple(gradient_edge(t) if t.dtype.has_gradient else None for t in inputs)
+    edges = tuple([gradient_edge(t) if t.dtype.has_gradient else None for t in inputs])
     fn = GradFn(
         f"{name}Backward0",
         edges,
