@@ -118,13 +118,10 @@ def freeze(owners: list[Owner]) -> Frozen:
     # What follows tells what an entry is: a type begins data, a kind another node, a tuple ends all.
     parts: list[Any] = []
     equal: dict[int, int | None] = {}
-    # Views by source, offset and size: their numbers, and the arguments that are their offsets.
-    windows: dict[tuple[Node, Scalar, int], list[tuple[int, int | None]]] = {}
+    # Views by source, with the arguments that are their offsets.
+    windows: dict[Node, list[tuple[Node, int | None]]] = {}
     for owner in owners:
-        root = owner.node
-        if root in number:
-            continue
-        stack = [root]
+        stack = [owner.node]
         while stack:
             node = stack[-1]
             if node in number:
@@ -159,12 +156,14 @@ def freeze(owners: list[Owner]) -> Frozen:
             if kind == "map":
                 pass
             elif kind == "view":
-                offset, argument = (scalars[0], len(args)) if scalars else (node.attrs[1], None)
-                window = (node.srcs[0], offset, numel(node.shape))
-                windows.setdefault(window, []).append((number[node], argument))
+                source, window = node.srcs[0], (node, len(args) if scalars else None)
+                if source in windows:
+                    windows[source].append(window)
+                else:
+                    windows[source] = [window]
             elif kind == "update":
-                read = windows.get((node.srcs[0], scalars[0], numel(node.attrs[0])))
-                if read is not None:
+                read = _read_windows(node, windows.get(node.srcs[0], ()), number)
+                if read:
                     first = read[0][1]
                     for view, argument in read:
                         parts.append(view)
@@ -195,6 +194,20 @@ def freeze(owners: list[Owner]) -> Frozen:
         )
     )
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
+
+
+def _read_windows(
+    update: Node, views: Sequence[tuple[Node, int | None]], number: dict[Node, int]
+) -> list[tuple[int, int | None]]:
+    """Return the numbers of those views that lie where an update writes, and the arguments that are
+    their offsets.
+    """
+    offset, size = update.scalars[0], numel(update.attrs[0])
+    return [
+        (number[v], argument)
+        for v, argument in views
+        if (v.scalars[0] if v.scalars else v.attrs[1]) == offset and numel(v.shape) == size
+    ]
 
 
 def signature(owner: Owner) -> tuple[tuple[Any, ...], list[Node], Sequence[Scalar]] | None:
