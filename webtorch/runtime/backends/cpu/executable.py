@@ -598,7 +598,9 @@ class CpuExecutable:
 
     def _compile(self) -> Callable[..., list[CpuBuffer]]:
         """Return the straight-line function. What `run_timed` times has names that begin with k."""
-        program, names, lines = self.program, self.names, list(self.head)
+        program = self.program
+        # An interrupt on the way leaves the function before, with its own names.
+        names, lines = dict(self.names), list(self.head)
         given = len(program.args) - len(program.constants)
         for step in program.steps:
             if isinstance(step, Copy):
