@@ -90,6 +90,18 @@ def test_gpu_training_agrees_with_pytorch(name: str) -> None:
 
 
 @pytest.mark.usefixtures("_adapter")
+def test_replays_are_timed_by_their_parts() -> None:
+    from benchmarks.gpu import replay
+
+    rows = {row.name.partition("replays ")[2]: row for row in replay.measure(True, 20)}
+    assert len(rows) == 6
+    for when in ("in a row", "after waiting"):
+        every = rows[f"{when}, in all"]
+        for part in ("native library", "Python"):
+            assert 0 < rows[f"{when}, {part}"].ours <= every.ours
+
+
+@pytest.mark.usefixtures("_adapter")
 @pytest.mark.parametrize("part", ["decode", "prefill", "vit"])
 def test_pytorch_on_the_gpu_agrees_with_pytorch(part: str) -> None:
     from benchmarks.gpu import pytorch

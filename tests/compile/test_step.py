@@ -224,6 +224,91 @@ def test_the_program_prints(device: str) -> None:
     assert "input float32[4]" in str(program)
 
 
+def test_gradients_that_somebody_has_are_not_overwritten(device: str) -> None:
+    step, model, _ = _training(device)
+    expected_step, expected, _ = _training(device)
+    compiled = webtorch.compile(step)
+    x, y = _data(device)
+    for _ in range(3):
+        compiled(x, y)
+        expected_step(x, y)
+
+    def held(grads: list[Any]) -> list[Any]:
+        """One gradient by each way to have it."""
+        first, second, third, fourth, fifth, sixth = grads
+        return [
+            first,
+            second.view(-1),
+            third.detach(),
+            fourth * 2,
+            fifth.untyped_storage(),
+            sixth.T,
+        ]
+
+    def numbers(things: list[Any]) -> list[Any]:
+        return [
+            (t if isinstance(t, webtorch.Tensor) else webtorch.tensor(t)).tolist()
+            for t in things[:4]
+        ]
+
+    kept = held([p.grad for p in model.parameters()])
+    wanted = numbers(held([p.grad for p in expected.parameters()]))
+    for _ in range(2):
+        compiled(x, y)
+        expected_step(x, y)
+    for mine, theirs in zip(numbers(kept), wanted, strict=True):
+        assert webtorch.allclose(webtorch.tensor(mine), webtorch.tensor(theirs), 1e-4, 1e-6)
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        assert webtorch.allclose(p.grad, q.grad, 1e-4, 1e-6)
+        assert webtorch.allclose(p, q, 1e-4, 1e-6)
+
+
+def test_gradients_are_as_new_after_each_step(device: str) -> None:
+    """Whatever was done to the last ones."""
+    step, model, _ = _training(device)
+    compiled = webtorch.compile(step)
+    x, y = _data(device)
+    for _ in range(3):
+        compiled(x, y)
+    first, second, third, fourth, fifth, sixth = model.parameters()
+    first.grad.mul_(7)
+    second.grad.requires_grad_()
+    fourth.grad = third.grad
+    fifth.grad.note = "mine"
+    sixth.grad.resize_(1)
+    compiled(x, y)
+    wanted, other, _ = _training(device)
+    for _ in range(4):
+        wanted(x, y)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert p.grad.shape == p.shape
+        assert not p.grad.requires_grad
+        assert not hasattr(p.grad, "note")
+        assert webtorch.allclose(p.grad, q.grad, 1e-4, 1e-6)
+    assert fourth.grad is not third.grad
+
+
+def test_gradients_that_nobody_has_take_the_next_values() -> None:
+    """Their tensors are not made anew at each replay, where references are counted."""
+    device = "webgpu"
+    step, model, _ = _training(device)
+    compiled = webtorch.compile(step)
+    x, y = _data(device)
+    for _ in range(3):
+        compiled(x, y)
+    places = [id(p.grad._storage) for p in model.parameters()]
+    memory = webtorch.webgpu.memory_allocated()
+    versions = [p.grad._version for p in model.parameters()]
+    for _ in range(3):
+        compiled(x, y)
+    assert [p.grad._version for p in model.parameters()] == [v + 3 for v in versions]
+    assert [id(p.grad._storage) for p in model.parameters()] == places
+    assert webtorch.webgpu.memory_allocated() == memory
+    for p in model.parameters():
+        p.grad = None
+    assert webtorch.webgpu.memory_allocated() < memory
+
+
 def test_a_person_at_a_terminal_is_told_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
 

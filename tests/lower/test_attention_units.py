@@ -5,6 +5,7 @@ No adapter here has matrix units: emulated.py.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.lower.harness import open_device
 from webtorch.ir.dtype import bool_, float16, float32
 from webtorch.ir.kernel import Attention, BufferSlot
 from webtorch.ir.program import BufferDecl, Dispatch, Program
-from webtorch.lower.templates import attention_backward, attention_units
+from webtorch.lower.templates import attention_backward, attention_units, matrix_units
 from webtorch.lower.templates.attention_units import UnitTile
 from webtorch.lower.wgsl_shader import WgslPass
 from webtorch.runtime.backend import Limits
@@ -29,9 +30,9 @@ WITH = Limits(1 << 31, 8, 1024, 65_535, 48 << 10, True, False, has_matrix_units=
 # columns (lane % 2) * 8 ... + 7 of row lane / 2. Offsets and strides count vectors.
 EMULATED = """
 fn half_of(v: vec4<u32>, i: u32) -> f32 { return unpack2x16float(v[(i / 2u) % 4u])[i % 2u]; }
-fn left_of(at: u32, line: u32, lane: u32) -> array<f32, 16> {
+fn left_of_NAME(at: u32, line: u32, lane: u32) -> array<f32, 16> {
   var m: array<f32, 16>;
-  for (var k = 0u; k < 16u; k = k + 1u) { m[k] = half_of(halves[at + lane / 2u * line + k / 8u], k % 8u); }
+  for (var k = 0u; k < 16u; k = k + 1u) { m[k] = half_of(NAME[at + lane / 2u * line + k / 8u], k % 8u); }
   return m;
 }
 fn right_of(b: vec3<u32>, k: u32, c: u32) -> f32 {
@@ -68,8 +69,8 @@ OWN = (
         r"back(\1, \2, lid % 32u);",
     ),
     (
-        r"subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>\(&halves, (.+), (\d+u)\);",
-        r"left_of(\1, \2, lid % 32u);",
+        r"subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>, row_major>\(&(\w+), (.+), (\d+u)\);",
+        r"left_of_\1(\2, \3, lid % 32u);",
     ),
     (
         r"subgroupMatrixStore<row_major>\(&scores, (.+), (\w+), (\d+u)\);",
@@ -77,8 +78,8 @@ OWN = (
     ),
     # The lane with the other half of the row, through workgroup memory.
     (
-        r"^( *let \w+ = )(.*)subgroupShuffleXor\((\w+), 1u\)(.*)$",
-        r"  workgroupBarrier(); other[lid] = \3; workgroupBarrier();\n\1\2other[lid ^ 1u]\4",
+        r"^( *let \w+ = )(.*)subgroupShuffleXor\((\w+), (\d+u)\)(.*)$",
+        r"  workgroupBarrier(); other[lid] = \3; workgroupBarrier();\n\1\2other[lid ^ \4]\5",
     ),
 )
 
@@ -86,31 +87,37 @@ OWN = (
 def emulated(p: WgslPass) -> WgslPass:
     """Return a pass that needs no matrix units, nor subgroups."""
     shared = f"var<workgroup> other: array<f32, {p.workgroup_size[0]}>;\n"
-    return without_units(p, OWN, shared + EMULATED)
+    # What loads a left fragment, for each array that there is.
+    first, load, rest = re.split(r"(fn left_of_NAME.*?^}\n)", EMULATED, flags=re.M | re.S)
+    loads = [load.replace("NAME", n) for n in ("tile", "halves") if f" {n}: array" in p.source]
+    return without_units(p, OWN, shared + first + "".join(loads) + rest)
 
 
 @pytest.mark.parametrize(
-    ("length", "source", "size", "width", "causal", "mask", "tile"),
+    ("length", "source", "size", "width", "causal", "mask", "results"),
     [
-        (36, 36, 16, 16, True, False, UnitTile(2, 1, 16)),
-        (20, 50, 16, 16, False, True, UnitTile(2, 1, 16)),
+        (36, 36, 16, 32, True, False, (0, 1, 2)),
+        (20, 50, 32, 16, False, True, (0, 2)),
     ],
     ids=str,
 )
-def test_forward_and_weights(
+def test_forward_and_gradients(
     length: int,
     source: int,
     size: int,
     width: int,
     causal: bool,
     mask: bool,
-    tile: UnitTile,
+    results: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not open_device().limits.has_f16:
         pytest.skip("the adapter has no float16")
-    monkeypatch.setattr(attention_units, "TILES", (tile,))
-    b, h, g = 2, 2, 1
+    monkeypatch.setattr(attention_units, "TILES", (UnitTile(2, 1, 16),))
+    monkeypatch.setattr(attention_units, "WEIGHT_TILES", (UnitTile(2, 1, 16, 2),))
+    # The products have tests of their own: here without matrix units.
+    monkeypatch.setattr(matrix_units, "choose", lambda *_: None)
+    b, h, g = 2, 2, 1 + mask
     random = np.random.default_rng(3)
 
     def drawn(heads: int, rows: int, last: int) -> Any:
@@ -121,9 +128,15 @@ def test_forward_and_weights(
     # Scores that grow along the row: what was added up is scaled.
     k *= np.linspace(0.2, 3, source, dtype=np.float16)[:, None]
     seen = random.random((length, source)) < 0.8
+    seen[:, 0] = True
     wide = [torch.tensor(x.astype(np.float64), requires_grad=True) for x in (q, k, v)]
     out = torch.nn.functional.scaled_dot_product_attention(
-        *wide, torch.tensor(seen) if mask else None, is_causal=causal, enable_gqa=True
+        *wide,
+        torch.tensor(seen & np.tri(length, source, dtype=bool) if causal else seen)
+        if mask
+        else None,
+        is_causal=causal and not mask,
+        enable_gqa=True,
     )
     grads = torch.autograd.grad(out, wide, torch.tensor(go.astype(np.float64)))
     strides = [
@@ -144,7 +157,7 @@ def test_forward_and_weights(
     backward = replace(
         forward,
         part="backward",
-        results=(0, 1, 2),
+        results=results,
         strides=tuple(strides),
         offsets=(0,) * (4 + mask),
         buffers=(
@@ -152,7 +165,7 @@ def test_forward_and_weights(
             BufferSlot(float16, "read", go.size),
             BufferSlot(float32, "read", 2 * rows),
             BufferSlot(float32, "read", rows),
-            *(BufferSlot(float16, "write", x.size) for x in (q, k, v)),
+            *(BufferSlot(float16, "write", (q, k, v)[n].size) for n in results),
         ),
     )
     one = attention_units.forward(forward, WITH, "dawn")
@@ -161,17 +174,15 @@ def test_forward_and_weights(
     found, stats = run(forward, [emulated(one)], inputs)
     np.testing.assert_allclose(found.reshape(out.shape), out.detach(), rtol=2e-3, atol=4e-3)
     delta = (go.astype(np.float64) * out.detach().numpy()).sum(-1).astype(np.float32)
-    # The products have tests of their own: here without matrix units.
     passes = attention_backward.render(backward, WITH, "dawn")
-    assert "subgroupMatrix" in passes[0].source
-    plain = attention_backward.render(backward, open_device().limits, "naga")
-    assert [p.scratch for p in plain] == [p.scratch for p in passes]
-    results = run(
-        backward, [emulated(passes[0]), *plain[1:]], [*inputs, go, stats.astype(np.float32), delta]
+    assert ["subgroupMatrix" in p.source for p in passes] == [n == 0 for n in range(len(passes))]
+    found = run(
+        backward, [emulated(p) for p in passes], [*inputs, go, stats.astype(np.float32), delta]
     )
-    for name, x, y in zip("qkv", results, grads, strict=True):
+    for n, x in zip(results, found, strict=True):
+        y = grads[n]
         np.testing.assert_allclose(
-            x.reshape(y.shape), y, rtol=1e-2, atol=1e-2 * float(y.abs().max()), err_msg=name
+            x.reshape(y.shape), y, rtol=1e-2, atol=1e-2 * float(y.abs().max()), err_msg="qkv"[n]
         )
 
 

@@ -20,11 +20,12 @@ class MetaExecutable:
     """A planned program that no device runs."""
 
     scratch_bytes = 0
+    reuses = False
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def run(self, inputs: Sequence[Any], args: Sequence[Any]) -> NoReturn:
+    def run(self, inputs: Sequence[Any], args: Sequence[Any], into: object = None) -> NoReturn:
         """Raise NoValuesError."""
         raise NoValuesError(NOT_RUN)
 

@@ -152,7 +152,7 @@ class CompiledFunction:
                 continue
             before = dict(live)
             live.update(numbers)
-            if captured.fits() and all(g.fits(given) for g in captured.grads):
+            if captured.fits() and all(g.fits(given) for g in captured.looked_at):
                 if sizes:
                     captured = captured.template.at(tuple(sizes))
                 return self._replay(captured, tensors, given)

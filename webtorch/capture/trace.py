@@ -12,10 +12,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import linecache
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CoroutineType, GeneratorType
+from operator import attrgetter
+from types import CoroutineType, GeneratorType, MappingProxyType
 from typing import Any
 
 from webtorch.capture.backward import Backward, live_results, trace_backward
@@ -105,11 +108,28 @@ class Capture:
     epoch: int = 0
     # Whether several targets get one value, known from the first run on.
     one_value_twice: bool | None = None
-    # Numbers that are read anew, each with the arguments that it is.
-    reads: list[tuple[Any, list[int]]] = field(init=False)
+    # Numbers that are read anew, each with the arguments that it is; by how many actions come before.
+    reads: list[list[tuple[Any, list[int]]]] = field(init=False)
+    # Numbers of the host that the call returns.
+    numbers: list[HostScalar] = field(init=False)
+    # Gradients that have to be what they were; the others were not looked at.
+    looked_at: list[Gradient] = field(init=False)
+    # What becomes of the program's outputs, by their number: storages that it overwrites, and new
+    # ones with the shape of their memory.
+    overwritten: list[tuple[int, Storage]] = field(init=False)
+    made: list[tuple[int, int, tuple[int, ...]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find which arguments are one number."""
+        """Find what every replay does alike."""
+        self.numbers = [x for x in _leaves(self.result) if isinstance(x, HostScalar)]
+        self.looked_at = [g for g in self.grads if g.form is not ANY]
+        each = list(enumerate(zip(self.targets, self.shapes)))
+        self.overwritten = [(i, t) for i, (t, _) in each if not isinstance(t, int)]
+        self.made = [(i, t, shape) for i, (t, shape) in each if isinstance(t, int)]
+        effects, after = [v for _, v in self.effects], [g.after for g in self.grads]
+        uses = Counter(r.number for r in _returned([self.result, self.named, effects, after]))
+        for gradient in self.grads:
+            gradient.find_slot(self, uses)
         found: dict[Any, tuple[Any, list[int]]] = {}
         for i in self.dynamic:
             a: Any = self.args[i]
@@ -118,7 +138,9 @@ class Capture:
             else:
                 key = (type(a), id(a.generator), a.word, getattr(a, "relative", 0))
             found.setdefault(key, (a, []))[1].append(i)
-        self.reads = list(found.values())
+        self.reads = [[] for _ in range(len(self.actions) + 1)]
+        for a, places in found.values():
+            self.reads[getattr(a, "when", 0)].append((a, places))
 
     @property
     def random_count(self) -> int:
@@ -145,7 +167,7 @@ class Capture:
             return False
         if not all(d.holds() for d in self.decisions):
             return False
-        return all(g.fits() for g in self.grads)
+        return all(g.fits() for g in self.looked_at)
 
 
 class NotReplayable(Exception):
@@ -170,6 +192,45 @@ class Gradient:
     before: Storage | None
     # The gradient after the call; KEPT where it is the tensor that it was before.
     after: Any
+    # Where the gradient is an output of its own, of which nothing else is made: the number of the
+    # output, and what a tensor is like that has just been made of it.
+    number: int | None = None
+    fresh: tuple[Any, ...] = ()
+
+    def find_slot(self, captured: Capture, uses: Mapping[int | None, int]) -> None:
+        """Find out whether the tensor that an earlier replay made can take the new gradient. `uses`
+        counts the tensors that are made of each output.
+        """
+        x, self.number = self.after, None
+        if self.form is not ANY or not isinstance(x, Returned) or captured.backward is not None:
+            return
+        if x.origin is not None or x.number is None or x.history or x.leaf or x.dtype.is_complex:
+            return
+        elements = numel(captured.shapes[x.number])
+        if x.offset or elements != numel(x.shape) or not is_contiguous(x.shape, x.strides):
+            return
+        if captured.targets[x.number] != x.number or uses[x.number] != 1:
+            return
+        self.number = x.number
+        self.fresh = (
+            x.shape, x.strides, 0, True, x.dtype, False, None, None, None, None, False, 0, 0,
+        )  # fmt: skip
+
+    def free(self, owner: Tensor) -> Storage | None:
+        """Return the storage of the gradient that `owner` has now if nobody else has it, or its
+        memory, and it is as a replay leaves it.
+        """
+        grad = owner._grad
+        if type(grad) is not Tensor or grad._grad is not None or grad._base is not None:
+            return None
+        if _STATE(grad) != self.fresh or grad._inference is not mode.inference or grad.__dict__:
+            return None
+        storage = grad._storage
+        node = storage.node
+        if grad._counter is not storage or node.kind != "buffer" or node.shared or node.host:
+            return None
+        del grad, storage, node
+        return owner._grad._storage if _references(owner) == _ALONE else None  # type: ignore[union-attr]
 
     def owner(self, arguments: list[Tensor]) -> Tensor | None:
         """Return the tensor whose gradient this is."""
@@ -190,6 +251,46 @@ class Gradient:
 
 KEPT = object()
 ANY = object()
+_STATE = attrgetter(
+    "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_grad_fn", "_hooks",
+    "_post_accumulate", "_accumulate", "_retains", "_history", "_output_nr",
+)  # fmt: skip
+
+
+def _references(owner: Any) -> tuple[int, ...]:
+    """Count the references to the gradient of a tensor, its storage, its value and its memory."""
+    count = sys.getrefcount
+    grad = owner._grad
+    storage = grad._storage
+    node = storage.node
+    buffer = node.buffer
+    return count(grad), count(storage), count(node), count(buffer)
+
+
+class _Alone:
+    """Stands for a gradient that nobody else has, to see what `_references` counts of it here."""
+
+    __slots__ = ("_counter", "_grad", "_storage", "buffer", "node")
+    _counter: _Alone
+    _grad: _Alone
+    _storage: _Alone
+    buffer: _Alone
+    node: _Alone
+
+
+def _alone() -> tuple[int, ...] | None:
+    """Return `_references` of a gradient that nobody else has; None where references are not counted."""
+    counted = getattr(sys, "_is_gil_enabled", lambda: True)() and hasattr(sys, "getrefcount")
+    if not counted or sys.implementation.name != "cpython":
+        return None
+    owner, grad, storage, node = _Alone(), _Alone(), _Alone(), _Alone()
+    owner._grad, grad._storage, grad._counter, storage.node = grad, storage, storage, node
+    node.buffer = _Alone()
+    del grad, storage, node
+    return _references(owner)
+
+
+_ALONE = _alone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -768,6 +869,9 @@ class _Describe:
 
 
 def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, Returned):
+        yield x
+        return
     if isinstance(x, dict):
         x = x.values()
     elif is_record(x) and not isinstance(x, Returned):
@@ -805,26 +909,43 @@ def replay(
         if gradient.before is not None and owner._grad is not None:
             moved[gradient.before] = owner._grad._storage
     inputs = []
-    for source, donated in zip(captured.sources, captured.donated, strict=True):
-        storage = tensors[source]._storage if isinstance(source, int) else moved.get(source, source)
+    for source, donated in zip(captured.sources, captured.donated):
+        if isinstance(source, int):
+            storage = tensors[source]._storage
+        else:
+            storage = moved.get(source, source) if moved else source
         node = storage.node
         if node.kind != "buffer" or (donated and node.shared):
             node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
+    # A gradient that nobody else has takes the new values; memory of the others is free meanwhile.
+    kept: dict[int, Storage] = {}
+    replaced: list[tuple[Gradient, Tensor]] = []
+    may_keep = captured.executable.reuses and captured.one_value_twice is False
     for gradient, owner in gradients:
-        if gradient.form is ANY and gradient.after is not KEPT:
-            # Its memory is free while the program runs.
+        if gradient.after is KEPT:
+            continue
+        if may_keep and gradient.number is not None and owner._grad is not None:
+            home = gradient.free(owner)
+            if home is not None:
+                kept[gradient.number] = home
+                continue
+        if gradient.form is ANY:
             owner._grad = None
+        replaced.append((gradient, owner))
     args, read = read_arguments(captured)
     backward = captured.backward
     held = [] if backward is None else backward.hold(tensors, moved)
-    buffers = captured.executable.run(inputs, args)
+    if kept:
+        into = {number: home.node.buffer for number, home in kept.items()}
+        buffers = captured.executable.run(inputs, args, into)
+    else:
+        buffers = captured.executable.run(inputs, args)
     # A value that backward reads too must not be overwritten.
-    fresh = settle(captured, buffers, moved, shared=backward is not None)
+    fresh = settle(captured, buffers, moved, backward is not None, kept)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
-    for gradient, owner in gradients:
-        if gradient.after is not KEPT:
-            owner._grad = rebuild(gradient.after)
+    for gradient, owner in replaced:
+        owner._grad = rebuild(gradient.after)
     for place, value in captured.effects:
         place.set(rebuild(value))
         # What a module holds is looked at again only when modules have changed.
@@ -837,23 +958,31 @@ def replay(
 
 
 def settle(
-    captured: Capture, buffers: list[Any], moved: dict[Any, Storage], shared: bool = False
+    captured: Capture,
+    buffers: list[Any],
+    moved: dict[Any, Storage],
+    shared: bool = False,
+    kept: Mapping[int, Storage] = MappingProxyType({}),
 ) -> dict[int, Storage]:
     """Put what a program returned where it belongs: into memory that it overwrote (where `moved` has
-    it now), and into new storages, which are returned by the number of the output.
+    it now), into storages of an earlier replay that are `kept`, and into new storages, which are
+    returned by the number of the output.
     """
     fresh: dict[int, Storage] = {}
-    for target, shape, buffer in zip(captured.targets, captured.shapes, buffers, strict=False):
-        if isinstance(target, int):
-            node = computed(shape, buffer)
-            fresh[target] = Storage(node, captured.runtime)
-            node.shared = shared
-        else:
-            target = moved.get(target, target)
-            # What was written in place is where it was.
-            if target.node.buffer is not buffer:
-                target.settle(target.node, computed(shape, buffer))
-            target.version += 1
+    for i, target, shape in captured.made:
+        if target in kept:
+            kept[target].version += 1
+            continue
+        node = computed(shape, buffers[i])
+        fresh[target] = Storage(node, captured.runtime)
+        node.shared = shared
+    for i, storage in captured.overwritten:
+        if moved:
+            storage = moved.get(storage, storage)
+        # What was written in place is where it was.
+        if storage.node.buffer is not buffers[i]:
+            storage.settle(storage.node, computed(captured.shapes[i], buffers[i]))
+        storage.version += 1
     if captured.one_value_twice is None:
         values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
         captured.one_value_twice = len(set(values)) < len(values)
@@ -887,17 +1016,15 @@ def computed(shape: tuple[int, ...], buffer: Any) -> Node:
 def read_arguments(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
     """Return the program's arguments of now, and the numbers that the call returns."""
     args = captured.args
-    returned = [x for x in _leaves(captured.result) if isinstance(x, HostScalar)]
     read: dict[int, float] = {}
     if captured.dynamic:
         args = list(args)
-    for when in range(len(captured.actions) + 1):
-        for a, places in captured.reads:
-            if getattr(a, "when", 0) == when:
-                number = a.read()
-                for i in places:
-                    args[i] = number
-        for a in returned:
+    for when, reads in enumerate(captured.reads):
+        for a, places in reads:
+            number = a.read()
+            for i in places:
+                args[i] = number
+        for a in captured.numbers:
             if a.when == when:
                 read[id(a)] = a.read()
         if when < len(captured.actions):

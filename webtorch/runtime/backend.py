@@ -63,11 +63,20 @@ class Executable(Protocol):
     program: Program
     # Memory that kernels work in beside the program's buffers, as far as the backend allots it ahead.
     scratch_bytes: int
+    # Whether `run` makes use of `into`.
+    reuses: bool
 
-    def run(self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]) -> list[Buffer]:
+    def run(
+        self,
+        inputs: Sequence[Buffer],
+        args: Sequence[bool | int | float],
+        into: Mapping[int, Buffer] | None = None,
+    ) -> list[Buffer]:
         """Enqueue the program and return its output buffers. Does not wait.
 
         An output whose declaration names an alias returns the input's own buffer, written in place.
+        `into` gives buffers of outputs, by number, that nobody reads any more: they take the new
+        values.
         """
         ...
 

@@ -103,7 +103,10 @@ def _stored(r: Attention, limits: Limits, engine: Engine, part: Part) -> Iterato
     dtype = scratch_type(r, limits)
     inner = r.heads // r.shared
     scratch = BufferSlot(dtype, "read", 2 * part.elements(r))
-    products = [_render(_product(r, part, result, scratch), limits, engine) for result in r.results]
+    products = [
+        _render(_product(r, part, result, scratch), limits, engine, _MATRIX_TILES[result])
+        for result in r.results
+    ]
     # What a tile of a product reads beyond the diagonal must be 0; everywhere, where heads of query
     # that share a head of key are one after the other.
     block = lcm(*(side for _, side in products))
@@ -186,17 +189,18 @@ def _product(r: Attention, part: Part, result: int, scratch: BufferSlot) -> Prod
 # For heads of at most 64, on an H200: 64 rows start later on the diagonal than more, and a product has
 # few columns to share what it reads among.
 _TILE = Tile(64, 64, 16, 8, 4)
-_MATRIX_TILE = MatrixTile(2, 2, 2, 2, 64)
+_MATRIX_TILES = (MatrixTile(2, 2, 2, 2, 64), MatrixTile(2, 2, 4, 2, 32), MatrixTile(2, 2, 4, 2, 32))
 
 
-def _render(p: Product, limits: Limits, engine: Engine) -> tuple[WgslPass, int]:
-    """Return the dispatch of a product, and the side of the squares on the diagonal that it reads."""
+def _render(p: Product, limits: Limits, engine: Engine, own: MatrixTile) -> tuple[WgslPass, int]:
+    """Return the dispatch of a product, and the side of the squares on the diagonal that it reads;
+    `own` is its tile on matrix units, if it fits."""
     small = p.n <= _TILE.columns and p.m >= _TILE.rows
     found = matrix_units.choose(p, limits, engine)
     if found is not None:
         matrix = found[0]
-        if small and _MATRIX_TILE.shared_bytes <= limits.workgroup_memory_bytes:
-            matrix = _MATRIX_TILE
+        if small and p.m >= own.rows and own.shared_bytes <= limits.workgroup_memory_bytes:
+            matrix = own
         return matrix_units.matrix_passes(p, limits, matrix, 1)[0], lcm(matrix.rows, matrix.depth)
     if not limits.is_gpu:
         return product_passes(p, limits, None, 1)[0], 4

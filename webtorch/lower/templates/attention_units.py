@@ -4,7 +4,8 @@ sums in float32. Floor 2; imports floor 0, the renderer and what attention's ker
 Each subgroup of a workgroup has 16 or 32 rows of queries, whose fragments stay in registers; keys and
 values go through workgroup memory, a tile at a time. No lane knows which elements of a fragment it
 holds, so scores go through workgroup memory too, where a lane reads a row, or half of one: the largest
-of a row is then found in registers.
+of a row is then found in registers. What a tile's weights are multiplied with and the scores of the
+next tile are computed between the same two barriers.
 
 Rows of a fragment cannot be scaled either. So what a row's scores are measured by is not its largest
 one: it stays as it is until a score exceeds it by `_ROOM`, which float16 bears, and only then, which
@@ -13,6 +14,7 @@ is rare, what was added up is scaled in workgroup memory (the idea of FlashAtten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from webtorch.ir.dtype import float16
@@ -31,13 +33,14 @@ _ROOM = "5.5f"
 
 @dataclass(frozen=True, slots=True)
 class UnitTile:
-    """A workgroup's tile: its subgroups, the fragments of rows that each has (1 or 2), and the keys
-    of a step.
+    """A workgroup's tile: its subgroups, the fragments of rows that each has (1 or 2), the keys of a
+    step, and how many kinds of scores lie side by side.
     """
 
     subgroups: int
     fragments: int
     columns: int
+    kinds: int = 1
 
     @property
     def own(self) -> int:
@@ -62,17 +65,21 @@ class UnitTile:
     @property
     def score_line(self) -> int:
         """Vectors of four float32 from one row of scores to the next."""
-        return self.columns // 4 + 1
+        return self.kinds * self.columns // 4 + 1
 
     @property
     def half_line(self) -> int:
         """Vectors of eight float16 from one row of weights to the next."""
         return self.columns // _VECTOR + 1
 
-    def shared_bytes(self, wide: int) -> int:
-        """Bytes of workgroup memory."""
-        tile = self.columns * (wide // _VECTOR + 1)
-        return 16 * (self.rows * (self.score_line + self.half_line) + tile)
+    def shared_bytes(self, lines: int, halves: bool = True) -> int:
+        """Bytes of workgroup memory; `lines` are the vectors of one row of each tile."""
+        kept = self.score_line + halves * self.half_line
+        return 16 * (self.rows * kept + self.tiles(lines))
+
+    def tiles(self, lines: int) -> int:
+        """Vectors of the tiles, through which fragments of rows go first."""
+        return max(self.columns * lines, 2 * self.rows)
 
     def registers(self, kept: int) -> int:
         """Numbers that an invocation keeps, about: `kept` float32 of each of its rows in fragments."""
@@ -81,6 +88,7 @@ class UnitTile:
 
 # The fastest first, on an H200.
 TILES = (UnitTile(8, 1, 16), UnitTile(4, 1, 16), UnitTile(2, 1, 16))
+WEIGHT_TILES = (UnitTile(5, 1, 16, 2), UnitTile(4, 1, 16, 2), UnitTile(2, 1, 16, 2))
 
 
 def suits(r: Attention, limits: Limits, engine: Engine) -> bool:
@@ -97,29 +105,44 @@ def suits(r: Attention, limits: Limits, engine: Engine) -> bool:
 
 
 def _choose(
-    r: Attention, limits: Limits, engine: Engine, further: int, kept: int
+    r: Attention,
+    limits: Limits,
+    engine: Engine,
+    tiles: Sequence[UnitTile],
+    lines: int,
+    further: int,
+    kept: int,
+    halves: bool = True,
 ) -> UnitTile | None:
-    """Return the fastest tile that fits, with `further` bytes of workgroup memory and `kept` numbers
-    of each row, or None where matrix units do not serve."""
+    """Return the first tile that fits, with `lines` vectors in one row of each tile, `further` bytes of
+    workgroup memory and `kept` numbers of each row, or None where matrix units do not serve."""
     if not suits(r, limits, engine):
         return None
-    for tile in TILES:
-        shared = tile.shared_bytes(max(r.size, r.width)) + further
+    for tile in tiles:
+        shared = tile.shared_bytes(lines, halves) + further
         if shared <= limits.workgroup_memory_bytes and tile.registers(kept) <= 256:
             return tile
     return None
 
 
+def _line(elements: int) -> int:
+    """Return the vectors from one row of a tile to the next: one more than there are, for banks."""
+    return elements // _VECTOR + 1
+
+
 def forward(r: Attention, limits: Limits, engine: Engine) -> WgslPass | None:
     """Return the dispatch of the forward pass, or None where matrix units do not serve."""
+    lines = _line(r.size) + _line(r.width)
     # One word more is for what the workgroup agrees upon.
-    tile = _choose(r, limits, engine, 16, r.width + r.size // 2)
+    tile = _choose(r, limits, engine, TILES, lines, 16, r.width + r.size // 2)
     return None if tile is None else Forward(r, limits, tile).render()
 
 
 def weights(r: Attention, limits: Limits, engine: Engine, part: Part) -> WgslPass | None:
     """Return the dispatch that writes a part of the weights, or None."""
-    tile = _choose(r, limits, engine, 0, (r.size + r.width) // 2)
+    lines = _line(r.size) + _line(r.width)
+    kept = (r.size + r.width) // 2
+    tile = _choose(r, limits, engine, WEIGHT_TILES, lines, 0, kept, halves=False)
     return None if tile is None else Weights(r, limits, tile, part).render()
 
 
@@ -132,24 +155,27 @@ class _Units(AttentionWriter):
         for name in ("query", "key", "value", "grad"):
             if name in self.number:
                 self.w.slots[self.number[name]].width = _VECTOR
-        self.wide = max(r.size, r.width)
 
-    def shared(self) -> list[str]:
-        """Return the arrays in workgroup memory."""
+    def shared(self, lines: int, halves: bool = True) -> list[str]:
+        """Return the arrays in workgroup memory; `lines` are the vectors of one row of each tile."""
         tile = self.tile
-        return [
+        found = [
             f"var<workgroup> scores: array<vec4<f32>, {tile.rows * tile.score_line}>;",
-            f"var<workgroup> halves: array<vec4<u32>, {tile.rows * tile.half_line}>;",
-            f"var<workgroup> tile: array<vec4<u32>, {tile.columns * (self.wide // _VECTOR + 1)}>;",
+            f"var<workgroup> tile: array<vec4<u32>, {tile.tiles(lines)}>;",
         ]
+        if halves:
+            found.append(f"var<workgroup> halves: array<vec4<u32>, {tile.rows * tile.half_line}>;")
+        return found
 
     def places(self) -> list[str]:
-        """Write the rows of this subgroup, and the row of this lane."""
+        """Write the rows of this subgroup, and the row of this lane: neighbours have neighbouring
+        rows, which are in different banks.
+        """
         tile = self.tile
         return [
             f"let own = (lid / 32u) * {tile.own}u;",
-            f"let mine = own + lid % 32u / {tile.lanes}u;",
-            f"let part = i32(lid % {tile.lanes}u) * {tile.columns // tile.lanes // 4};",
+            f"let mine = own + lid % {tile.own}u;",
+            f"let part = i32(lid % 32u / {tile.own}u) * {tile.columns // tile.lanes // 4};",
             "let row = first_row + i32(mine);",
             f"let score_at = i32(mine) * {tile.score_line} + part;",
             f"let half_at = i32(mine) * {tile.half_line} + part / 2;",
@@ -218,13 +244,14 @@ class _Units(AttentionWriter):
             ]
         return lines
 
-    def share(self, name: str, tag: str) -> list[str]:
-        """Write the registers to workgroup memory."""
+    def share(self, name: str, tag: str, first: str = "0") -> list[str]:
+        """Write the registers to the tile at vector `first` of workgroup memory."""
         tile, lines = self.tile, []
         vectors = self.extent(name)[1] // _VECTOR
         for u in range(-(-tile.columns * vectors // tile.threads)):
             n = f"(i32(lid) + {u * tile.threads})"
-            store = f"tile[{n} / {vectors} * {vectors + 1} + {n} % {vectors}] = {tag}{u};"
+            at = f"{first} + {n} / {vectors} * {vectors + 1} + {n} % {vectors}"
+            store = f"tile[{at}] = {tag}{u};"
             if (u + 1) * tile.threads > tile.columns * vectors:
                 store = f"if ({n} < {tile.columns * vectors}) {{ {store} }}"
             lines.append(store)
@@ -236,46 +263,44 @@ class _Units(AttentionWriter):
         total, last = self.extent(name)
         slot = self.w.slots[self.number[name]]
         stride = self.geometry[name][0][2]
-        for first in range(0, last, tile.columns):
-            width = min(tile.columns, last - first)
-            vectors = width // _VECTOR
-            count = tile.rows * vectors
+        vectors = _SIDE // _VECTOR
+        count = tile.rows * vectors
+        for first in range(0, last, _SIDE):
             place = (
                 f"{name}_base + min(first_row + u / {vectors}, {total - 1}) * {stride} "
                 f"+ {first} + u % {vectors} * {_VECTOR}"
             )
             lines += [
                 f"for (var u: i32 = i32(lid); u < {count}; u = u + {tile.threads}) {{",
-                f"  halves[u / {vectors} * {tile.half_line} + u % {vectors}] = {slot.name}[({place}) >> 3u];",
+                f"  tile[u] = {slot.name}[({place}) >> 3u];",
                 "}",
                 _BARRIER,
             ]
             for i in range(tile.fragments):
-                for k in range(0, width, _SIDE):
-                    at = f"(own + {i * _SIDE}u) * {tile.half_line}u + {k // _VECTOR}u"
-                    lines.append(
-                        f"let {letter}{i}_{(first + k) // _SIDE} = "
-                        + load("left", "row", "halves", at, tile.half_line)
-                    )
+                at = f"(own + {i * _SIDE}u) * {vectors}u"
+                kept = load("left", "row", "tile", at, vectors)
+                lines.append(f"let {letter}{i}_{first // _SIDE} = {kept}")
             lines.append(_BARRIER)
         return lines
 
-    def products(self, letter: str, size: int) -> list[str]:
-        """Write the scores of the rows held with the tile, to workgroup memory."""
+    def products(self, letter: str, size: int, first: str = "0u", column: int = 0) -> list[str]:
+        """Write the products of the rows held with the tile at vector `first` of workgroup memory, to
+        the scores from vector `column` on.
+        """
         tile, lines = self.tile, list[str]()
-        line = size // _VECTOR + 1
+        line = _line(size)
         for j in range(tile.columns // _SIDE):
             lines.append("{")
             lines += [f"  var s{i} = {_RESULT}();" for i in range(tile.fragments)]
             for k in range(size // _SIDE):
-                at = f"{j * _SIDE * line + k * 2}u"
+                at = f"{first} + {j * _SIDE * line + k * 2}u"
                 lines.append(f"  let c{k} = " + load("right", "col", "tile", at, line))
                 for i in range(tile.fragments):
                     lines.append(
                         f"  s{i} = subgroupMatrixMultiplyAccumulate({letter}{i}_{k}, c{k}, s{i});"
                     )
             for i in range(tile.fragments):
-                lines.append("  " + self.store(i, j * 4, f"s{i}"))
+                lines.append("  " + self.store(i, column + j * 4, f"s{i}"))
             lines.append("}")
         return lines
 
@@ -314,7 +339,7 @@ class _Units(AttentionWriter):
         """Return a lane's value combined with that of the lane that has the other half of its row."""
         if self.tile.lanes == 1:
             return value
-        other = f"subgroupShuffleXor({value}, 1u)"
+        other = f"subgroupShuffleXor({value}, {_SIDE}u)"
         return f"max({value}, {other})" if function == "max" else f"({value} + {other})"
 
 
@@ -348,25 +373,32 @@ class Forward(_Units):
         body.append("let head = row_head;")
         body.append("if (lid == 0u) { grown = 0; }")
         body += self.rows_held("query", "q")
-        width = r.width // _SIDE
-        body += [f"var o{i}_{e}: {_RESULT};" for i in range(tile.fragments) for e in range(width)]
+        body += [
+            f"var o{i}_{e}: {_RESULT};"
+            for i in range(tile.fragments)
+            for e in range(r.width // _SIDE)
+        ]
         body += [f"var top = f32({LEAST_TOP});", "var sum = 0f;"]
         body += [*self.registers("key", "fk"), *self.registers("value", "fv")]
         self.fetch("key", "0", "fk", body)
         self.fetch("value", "0", "fv", body)
+        body += self.share("key", "fk")
+        self.fetch("key", str(tile.columns), "fk", body)
+        body += [_BARRIER, *self.products("q", r.size), _BARRIER]
         _, last = self.columns_seen()
-        body += self.over_columns("0", last, self._step(width))
-        self._write(width, body)
-        shared = [*self.shared(), "var<workgroup> grown: i32;"]
+        body += self.over_columns("0", last, self._step())
+        self._write(body)
+        shared = [*self.shared(_line(r.size) + _line(r.width)), "var<workgroup> grown: i32;"]
         one = self.finish(body, shared, tile.threads, grid, ENABLES)
         return replace(one, trusted_indices=True, trusted_loops=True)
 
-    def _step(self, width: int) -> list[str]:
+    def _step(self) -> list[str]:
         r, tile = self.r, self.tile
-        lines = [*self.share("key", "fk"), _BARRIER]
-        self.fetch("key", f"first_column + {tile.columns}", "fk", lines)
-        lines += [*self.products("q", r.size), _BARRIER, *self.share("value", "fv")]
+        # Values lie behind the keys.
+        values = tile.columns * _line(r.size)
+        lines = [*self.share("value", "fv", str(values)), *self.share("key", "fk")]
         self.fetch("value", f"first_column + {tile.columns}", "fv", lines)
+        self.fetch("key", f"first_column + {2 * tile.columns}", "fk", lines)
         lines += self.scaled()
         most = "x0"
         for q in range(1, self.quads):
@@ -395,36 +427,40 @@ class Forward(_Units):
             ]
         for q in range(0, self.quads, 2):
             lines.append(f"halves[half_at + {q // 2}] = {packed(kept[q : q + 2])};")
-        lines += [
+        return [
+            *lines,
             # A barrier before it, and one after.
             "let latest = workgroupUniformLoad(&grown);",
             "if (latest == first_column && first_column > 0) {",
-            *indented(self._rescale(width)),
+            *indented(self._rescale()),
             "}",
+            *self._gathered(values),
+            # Those of the next step. After the last one they are of no use.
+            *self.products("q", r.size),
+            _BARRIER,
         ]
+
+    def _gathered(self, first: int) -> list[str]:
+        """Write the sums plus the weights times the tile at vector `first` of workgroup memory."""
+        tile, lines, line = self.tile, list[str](), _line(self.r.width)
         for k in range(tile.columns // _SIDE):
             lines.append("{")
             for i in range(tile.fragments):
                 at = f"(own + {i * _SIDE}u) * {tile.half_line}u + {k * 2}u"
                 lines.append(f"  let w{i} = " + load("left", "row", "halves", at, tile.half_line))
-            for e in range(width):
-                line = r.width // _VECTOR + 1
-                lines.append(
-                    f"  let c{e} = "
-                    + load("right", "row", "tile", f"{k * _SIDE * line + e * 2}u", line)
-                )
+            for e in range(self.r.width // _SIDE):
+                at = f"{first + k * _SIDE * line + e * 2}u"
+                lines.append(f"  let c{e} = " + load("right", "row", "tile", at, line))
                 for i in range(tile.fragments):
-                    lines.append(
-                        f"  o{i}_{e} = subgroupMatrixMultiplyAccumulate(w{i}, c{e}, o{i}_{e});"
-                    )
+                    m = f"o{i}_{e}"
+                    lines.append(f"  {m} = subgroupMatrixMultiplyAccumulate(w{i}, c{e}, {m});")
             lines.append("}")
-        lines.append(_BARRIER)
         return lines
 
-    def _parts(self, width: int) -> list[list[tuple[int, int, str]]]:
+    def _parts(self) -> list[list[tuple[int, int, str]]]:
         """Return the fragments (row, column, name) of the sums, as many together as scores have room."""
         tile, found = self.tile, []
-        together = tile.columns // _SIDE
+        together, width = tile.columns // _SIDE, self.r.width // _SIDE
         for first in range(0, width, together):
             found.append(
                 [
@@ -435,10 +471,10 @@ class Forward(_Units):
             )
         return found
 
-    def _rescale(self, width: int) -> list[str]:
+    def _rescale(self) -> list[str]:
         """Write sums times the lanes' `shrink`."""
         lines: list[str] = []
-        for part in self._parts(width):
+        for part in self._parts():
             for i, e, name in part:
                 lines.append(self.store(i, e * 4, name))
             lines.append(_BARRIER)
@@ -450,8 +486,8 @@ class Forward(_Units):
             lines.append(_BARRIER)
         return lines
 
-    def _write(self, width: int, lines: list[str]) -> None:
-        r, tile = self.r, self.tile
+    def _write(self, lines: list[str]) -> None:
+        r = self.r
         whole = self.w.bind(self.across("sum", "sum"), lines)
         lines += [
             f"let inverse = select(1f / {whole}, 0f, {whole} == 0f);",
@@ -465,8 +501,8 @@ class Forward(_Units):
             )
         if 0 not in r.results:
             return
-        together = tile.columns // 4
-        for n, part in enumerate(self._parts(width)):
+        together = self.tile.columns // 4
+        for n, part in enumerate(self._parts()):
             for i, e, name in part:
                 lines.append(self.store(i, e * 4, name))
             lines.append(_BARRIER)
@@ -474,9 +510,7 @@ class Forward(_Units):
             for q in range(self.quads):
                 value = self.w.bind(f"scores[score_at + {q}] * inverse", block)
                 chunk = self.w.bind(f"part + {n * together + q}", block)
-                inner: list[str] = []
-                self.put("result", "line", chunk, r.width, value, inner)
-                block += inner
+                self.put("result", "line", chunk, r.width, value, block)
             lines += ["if (inside) {", *indented(block), "}", _BARRIER]
 
 
@@ -518,54 +552,64 @@ class Weights(_Units):
         body += [*self.registers("key", "fk"), *self.registers("value", "fv")]
         self.fetch("key", "0", "fk", body)
         self.fetch("value", "0", "fv", body)
+        body += self._shared_tiles()
+        self.fetch("key", str(tile.columns), "fk", body)
+        self.fetch("value", str(tile.columns), "fv", body)
+        body += [_BARRIER, *self._scores(), _BARRIER]
         last = str(r.source)
         if r.causal:
             # Beyond the diagonal, products read to the end of their own tile.
             size = part.block
             last = f"min({last}, (first_row + {tile.rows - 1} + {size}) / {size} * {size})"
         body += self.over_columns("0", last, self._step())
-        one = self.finish(body, self.shared(), tile.threads, grid, ENABLES)
+        shared = self.shared(_line(r.size) + _line(r.width), halves=False)
+        one = self.finish(body, shared, tile.threads, grid, ENABLES)
         return replace(one, trusted_indices=True, trusted_loops=True)
+
+    def _shared_tiles(self) -> list[str]:
+        values = self.tile.columns * _line(self.r.size)
+        return [*self.share("key", "fk"), *self.share("value", "fv", str(values))]
+
+    def _scores(self) -> list[str]:
+        """Write the products of queries with keys, and of cotangents with values."""
+        r, tile = self.r, self.tile
+        values = tile.columns * _line(r.size)
+        return [
+            *self.products("q", r.size),
+            *self.products("g", r.width, f"{values}u", tile.columns // 4),
+        ]
 
     def _step(self) -> list[str]:
         r, tile = self.r, self.tile
-        lines = [*self.share("key", "fk"), _BARRIER]
-        self.fetch("key", f"first_column + {tile.columns}", "fk", lines)
-        lines += [*self.products("q", r.size), _BARRIER, *self.share("value", "fv")]
-        self.fetch("value", f"first_column + {tile.columns}", "fv", lines)
+        lines = self._shared_tiles()
+        self.fetch("key", f"first_column + {2 * tile.columns}", "fk", lines)
+        self.fetch("value", f"first_column + {2 * tile.columns}", "fv", lines)
         lines += self.scaled()
-        kept = []
+        kept, changes = [], []
         for q in range(self.quads):
             lines.append(f"let p{q} = exp(x{q} - top) * inverse;")
+            change = f"scores[score_at + {tile.columns // 4 + q}]"
             if r.dropout:
-                lines.append(f"let m{q} = {self.kept_factor(q, lines)};")
-            kept.append(self.w.bind(f"p{q} * m{q}", lines) if r.dropout else f"p{q}")
+                factor = self.w.bind(self.kept_factor(q, lines), lines)
+                change = f"{change} * {factor}"
+            kept.append(self.w.bind(f"p{q} * {factor}", lines) if r.dropout else f"p{q}")
+            changes.append(self.w.bind(f"p{q} * ({change} - delta) * args.a0", lines))
         for q in range(0, self.quads, 2):
-            lines.append(f"halves[half_at + {q // 2}] = {packed(kept[q : q + 2])};")
-        lines += [_BARRIER, *self._out(0), *self.products("g", r.width), _BARRIER]
-        for q in range(self.quads):
-            change = f"scores[score_at + {q}]" + (f" * m{q}" if r.dropout else "")
-            lines.append(f"let d{q} = p{q} * ({change} - delta) * args.a0;")
-        for q in range(0, self.quads, 2):
-            lines.append(f"halves[half_at + {q // 2}] = {packed([f'd{q}', f'd{q + 1}'])};")
-        lines += [_BARRIER, *self._out(self.total)]
-        return lines
+            lines += self._out(q, 0, packed(kept[q : q + 2]))
+            lines += self._out(q, self.total, packed(changes[q : q + 2]))
+        # The scores of the next step. After the last one they are of no use.
+        return [*lines, _BARRIER, *self._scores(), _BARRIER]
 
-    def _out(self, first: int) -> list[str]:
-        """Write the tile in `halves` to memory."""
+    def _out(self, q: int, first: int, value: str) -> list[str]:
+        """Write eight numbers of the lane's row to memory."""
         r, tile = self.r, self.tile
-        vectors = tile.columns // _VECTOR
         slot = self.w.slots[self.number["result"]]
-        lines: list[str] = []
-        for u in range(tile.rows * vectors // tile.threads):
-            n = self.w.bind(f"i32(lid) + {u * tile.threads}", lines)
-            column = f"first_column + {n} % {vectors} * {_VECTOR}"
-            at = f"{first} + (first_line + {n} / {vectors}) * {self.part.line} + {column}"
-            store = f"{slot.name}[({at}) >> 3u] = halves[{n} / {vectors} * {tile.half_line} + {n} % {vectors}];"
-            tests = []
-            if r.length % tile.rows:
-                tests.append(f"first_row + {n} / {vectors} < {r.length}")
-            if self.part.line % tile.columns:
-                tests.append(f"{column} < {self.part.line}")
-            lines.append(f"if ({' && '.join(tests)}) {{ {store} }}" if tests else store)
-        return lines
+        column = f"first_column + part * 4 + {q * 4}"
+        at = f"{first} + (first_line + i32(mine)) * {self.part.line} + {column}"
+        store = f"{slot.name}[({at}) >> 3u] = {value};"
+        tests = []
+        if r.length % tile.rows:
+            tests.append(f"row < {r.length}")
+        if self.part.line % tile.columns:
+            tests.append(f"{column} < {self.part.line}")
+        return [f"if ({' && '.join(tests)}) {{ {store} }}" if tests else store]

@@ -529,6 +529,7 @@ class CpuExecutable:
     """A program ready for the CPU."""
 
     scratch_bytes = 0
+    reuses = False
 
     def __init__(
         self,
@@ -553,7 +554,9 @@ class CpuExecutable:
         )
         self.call = self._compile()
 
-    def run(self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar]) -> list[CpuBuffer]:
+    def run(
+        self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar], into: object = None
+    ) -> list[CpuBuffer]:
         """Run the program and return its output buffers."""
         with self.lock:
             listener = watch.listener

@@ -107,6 +107,7 @@ class PlainExecutable:
     """A program ready to run in Python."""
 
     scratch_bytes = 0
+    reuses = False
 
     def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
         self.program = program
@@ -114,7 +115,12 @@ class PlainExecutable:
         self.calls = [_call(routine) for routine in program.routines]
         self.lock = threading.Lock()
 
-    def run(self, inputs: Sequence[PlainBuffer], args: Sequence[bool | int | float]) -> list[Any]:
+    def run(
+        self,
+        inputs: Sequence[PlainBuffer],
+        args: Sequence[bool | int | float],
+        into: object = None,
+    ) -> list[Any]:
         """Run the program and return its output buffers."""
         program = self.program
         values = [

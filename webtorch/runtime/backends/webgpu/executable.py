@@ -12,7 +12,8 @@ import array
 import struct
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import DeviceError, KernelError
@@ -31,6 +32,7 @@ from webtorch.runtime.watch import watch
 if TYPE_CHECKING:
     from webtorch.runtime.backends.webgpu.device import WebGPUBackend
 
+_number = attrgetter("number")
 # Uniform offsets: the largest alignment that the specification allows a device to ask for.
 _CHUNK = 256
 # Sets of memory for which an executable keeps its bind groups.
@@ -123,6 +125,8 @@ class _Plan:
 class WebGPUExecutable:
     """A program made ready for one WebGPU device. Made by `WebGPUBackend.compile`."""
 
+    reuses = True
+
     def __init__(self, device: WebGPUBackend, program: Program, varying: bool = False) -> None:
         self.program = program
         self._device = device
@@ -162,6 +166,8 @@ class WebGPUExecutable:
                     nbytes = binding_bytes(declared.dtype, declared.elements)
                     self._fresh.append((nbytes, declared.dtype, declared.elements))
             self._returned.append(placed[buffer])
+        # For each fresh buffer the first output that it is.
+        self._shown = [self._returned.index((False, n)) for n in range(len(self._fresh))]
         first = len(program.inputs) + len(self._fresh)
         slots: dict[object, int] = {}
         self._temporary: list[int] = []
@@ -295,8 +301,13 @@ class WebGPUExecutable:
 
     # -- run time
 
-    def run(self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]) -> list[Buffer]:
-        """Enqueue the program and return its output buffers. Does not wait.
+    def run(
+        self,
+        inputs: Sequence[Buffer],
+        args: Sequence[bool | int | float],
+        into: Mapping[int, Buffer] | None = None,
+    ) -> list[Buffer]:
+        """Enqueue the program and return its output buffers, those of `into` among them. Does not wait.
 
         Raises DeviceLostError, OutOfMemoryError; OverflowError or TypeError for an argument that
         does not fit its type.
@@ -306,19 +317,21 @@ class WebGPUExecutable:
         with device.lock:
             device.settle()
             packed = self._pack_arguments(args) if self._order else b""
-            blocks: list[Block] = []
-            for buffer in inputs:
-                if type(buffer) is not DeviceBuffer or buffer.pool is not pool:
-                    raise DeviceError(f"run: {buffer!r} is not a buffer of {device.description()}")
-                blocks.append(buffer.block)
-            if len(blocks) != len(self.program.inputs):
-                raise ValueError(
-                    f"run: the program has {len(self.program.inputs)} inputs, {len(blocks)} were given"
-                )
+            blocks = self._blocks_of(inputs)
             fresh: list[DeviceBuffer] = []
-            for (nbytes, dtype, elements), preferred in zip(
-                self._fresh, self._fresh_blocks, strict=True
+            for (nbytes, dtype, elements), preferred, output in zip(
+                self._fresh, self._fresh_blocks, self._shown, strict=True
             ):
+                known = into.get(output) if into else None
+                if (
+                    type(known) is DeviceBuffer
+                    and known.pool is pool
+                    and known.dtype is dtype
+                    and known.elements == elements
+                ):
+                    fresh.append(known)
+                    blocks.append(known.block)
+                    continue
                 block = pool.take(nbytes, dtype, elements, preferred)
                 fresh.append(DeviceBuffer(pool, block, dtype, elements))
                 blocks.append(block)
@@ -332,7 +345,7 @@ class WebGPUExecutable:
                         self._temporary, self._temporary_blocks, strict=True
                     ):
                         blocks.append(pool.take(nbytes, None, 0, preferred))
-                key = tuple([block.number for block in blocks])
+                key = tuple(map(_number, blocks))
                 plan = self._plans.get(key)
                 if plan is None:
                     plan = self._plan(key, blocks)
@@ -355,6 +368,20 @@ class WebGPUExecutable:
             if self.status is not None:
                 device.checks[self] = None
         return [inputs[n] if kept else fresh[n] for kept, n in self._returned]
+
+    def _blocks_of(self, inputs: Sequence[Buffer]) -> list[Block]:
+        """Return the blocks of inputs."""
+        device = self._device
+        pool = device.pool
+        blocks = [b.block for b in inputs if type(b) is DeviceBuffer and b.pool is pool]
+        if len(blocks) != len(inputs):
+            other = next(b for b in inputs if type(b) is not DeviceBuffer or b.pool is not pool)
+            raise DeviceError(f"run: {other!r} is not a buffer of {device.description()}")
+        if len(blocks) != len(self.program.inputs):
+            raise ValueError(
+                f"run: the program has {len(self.program.inputs)} inputs, {len(blocks)} were given"
+            )
+        return blocks
 
     def _pack_arguments(self, args: Sequence[bool | int | float]) -> bytes:
         constants = self._constants
