@@ -20,7 +20,7 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 NUMPY = {
     "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int64": np.int64, "int32": np.int32,
-    "int8": np.int8, "uint8": np.uint8, "uint32": np.uint32, "bool": np.bool_, "float64": np.float64,
+    "int16": np.int16, "int8": np.int8, "uint8": np.uint8, "uint32": np.uint32, "bool": np.bool_, "float64": np.float64,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from webtorch.ir.dtype import (
     float16,
     float32,
     int8,
+    int16,
     int32,
     int64,
     uint8,
@@ -56,7 +57,7 @@ def contents(dtype: DType, count: int, seed: int = 0) -> Any:
     if dtype.kind == "uint":
         return np.abs(x * 10).astype(np.uint8 if dtype is uint8 else np.uint32)
     if dtype.is_integral:
-        return (x * 10).astype(np.int8 if dtype is int8 else np.int32)
+        return (x * 10).astype({int8: np.int8, int16: np.int16}.get(dtype, np.int32))
     if dtype is bfloat16:
         return to_bf16(x)
     return x.astype(np.float16 if dtype is float16 else np.float32)
@@ -124,7 +125,7 @@ def unary_kernel(dtype: DType, out: DType, count: int, value: Any) -> Kernel:
     )
 
 
-TYPES = (float32, float16, bfloat16, int64, int32, int8, uint8, uint32, bool_)
+TYPES = (float32, float16, bfloat16, int64, int32, int16, int8, uint8, uint32, bool_)
 
 
 @pytest.mark.parametrize("out", TYPES, ids=lambda d: d.name)
@@ -244,7 +245,9 @@ def test_transposed_broadcast_and_sliced_positions(target: tuple[Device, Limits]
         assert_close(result[4], expected[4], uint8)
 
 
-@pytest.mark.parametrize("dtype", [bool_, int8, uint8, float16, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "dtype", [bool_, int16, int8, uint8, float16, bfloat16], ids=lambda d: d.name
+)
 def test_unaligned_stores_of_packed_types_leave_their_neighbours_alone(
     dtype: DType, target: tuple[Device, Limits]
 ) -> None:

@@ -50,13 +50,12 @@ def test_the_limits_of_int64_themselves_pass(device):
     assert buffer.nbytes == 8
 
 
-@pytest.mark.parametrize("dtype", [dt.float64, dt.int16], ids=lambda d: d.name)
-def test_types_that_webgpu_lacks_are_refused(device, dtype):
-    assert dtype in device.unsupported
-    with pytest.raises(DTypeError, match=f"{dtype.name} does not exist on WebGPU.*'cpu'"):
-        device.upload(bytes(16 // dtype.itemsize * dtype.itemsize), dtype, 16 // dtype.itemsize)
-    with pytest.raises(DTypeError, match=dtype.name):
-        device.allocate(dtype, 2)
+def test_types_that_webgpu_lacks_are_refused(device):
+    assert dt.float64 in device.unsupported
+    with pytest.raises(DTypeError, match=r"float64 does not exist on WebGPU.*'cpu'"):
+        device.upload(bytes(16), dt.float64, 2)
+    with pytest.raises(DTypeError, match="float64"):
+        device.allocate(dt.float64, 2)
 
 
 def test_a_wrong_size_is_refused(device):

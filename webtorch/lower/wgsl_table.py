@@ -23,7 +23,7 @@ from webtorch.ir.dtype import (
 )
 
 # Elements per 32-bit word of the types that WGSL cannot address on their own.
-PER_WORD: dict[DType, int] = {bool_: 4, int8: 4, uint8: 4, float16: 2, bfloat16: 2}
+PER_WORD: dict[DType, int] = {bool_: 4, int8: 4, uint8: 4, int16: 2, float16: 2, bfloat16: 2}
 
 
 def wgsl_type(dtype: DType) -> str:
@@ -292,7 +292,9 @@ def encode(value: str, dtype: DType) -> str:
         return f"wt_to_f16({value})"
     if dtype is bfloat16:
         return f"wt_to_bf16({value})"
-    return f"({value} & 0xffu)" if dtype is uint8 else f"(bitcast<u32>({value}) & 0xffu)"
+    if dtype is uint8:
+        return f"({value} & 0xffu)"
+    return f"(bitcast<u32>({value}) & {'0xffff' if dtype is int16 else '0xff'}u)"
 
 
 def decode(bits: str, dtype: DType) -> str:
@@ -303,7 +305,7 @@ def decode(bits: str, dtype: DType) -> str:
         return f"wt_from_f16({bits})"
     if dtype is bfloat16:
         return f"bitcast<f32>({bits} << 16u)"
-    return bits if dtype is uint8 else f"((bitcast<i32>({bits}) << 24u) >> 24u)"
+    return bits if dtype is uint8 else wrap(dtype, f"bitcast<i32>({bits})")
 
 
 def extract(word: str, position: str | int, dtype: DType) -> str:
@@ -319,8 +321,8 @@ def extract(word: str, position: str | int, dtype: DType) -> str:
                 if shift == 0
                 else f"bitcast<f32>({word} & 0xffff0000u)"
             )
-        if dtype is int8:
-            return f"((bitcast<i32>({word}) << {24 - shift}u) >> 24u)"
+        if dtype in (int8, int16):
+            return f"((bitcast<i32>({word}) << {32 - bits - shift}u) >> {32 - bits}u)"
         return decode(
             f"(({word} >> {shift}u) & {mask}u)" if shift else f"({word} & {mask}u)", dtype
         )

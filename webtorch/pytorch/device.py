@@ -169,7 +169,7 @@ def webtorch_dtype(dtype: torch.dtype) -> DType:
         )
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
-            "bits of it), int32, int8, uint8, uint32 and bool. Convert first, as in "
+            "bits of it), int32, int16, int8, uint8, uint32 and bool. Convert first, as in "
             f"x.to(torch.{instead})."
         )
     return found

@@ -17,7 +17,7 @@ from webtorch.web.browsers import report
 from webtorch.web.program_json import Json
 
 _CODES = {
-    "float32": "f", "float16": "e", "int64": "q", "int32": "i", "uint32": "I", "int8": "b", "uint8": "B",
+    "float32": "f", "float16": "e", "int64": "q", "int32": "i", "uint32": "I", "int16": "h", "int8": "b", "uint8": "B",
     "bool": "?",
 }  # fmt: skip
 

@@ -2,11 +2,11 @@
 
 export type TypedArray = Float32Array | Float64Array | Int32Array | Uint32Array | Int16Array | Uint16Array | Int8Array | Uint8Array | Uint8ClampedArray | BigInt64Array;
 export type Nested = number | boolean | Nested[];
-export type DType = "float32" | "float16" | "bfloat16" | "int64" | "int32" | "int8" | "uint8" | "uint32" | "bool";
+export type DType = "float32" | "float16" | "bfloat16" | "int64" | "int32" | "int16" | "int8" | "uint8" | "uint32" | "bool";
 
 export interface Tensor {
   /** Row-major. 16-bit floats come as Float32Array, int64 as Int32Array, bool as Uint8Array of 0 and 1. */
-  data: Float32Array | Int32Array | Uint32Array | Int8Array | Uint8Array;
+  data: Float32Array | Int32Array | Uint32Array | Int16Array | Int8Array | Uint8Array;
   shape: number[];
   dtype: DType;
 }

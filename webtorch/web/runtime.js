@@ -84,6 +84,7 @@ const TYPES = {
   // WebGPU has no 64-bit integers: the values are checked on the way in.
   int64: { code: "I64", file: 8, stored: Int32Array, view: Int32Array, low: -(2 ** 31), high: 2 ** 31 - 1 },
   int32: { code: "I32", file: 4, stored: Int32Array, view: Int32Array, low: -(2 ** 31), high: 2 ** 31 - 1 },
+  int16: { code: "I16", file: 2, stored: Int16Array, view: Int16Array, low: -32768, high: 32767 },
   int8: { code: "I8", file: 1, stored: Int8Array, view: Int8Array, low: -128, high: 127 },
   uint8: { code: "U8", file: 1, stored: Uint8Array, view: Uint8Array, low: 0, high: 255 },
   uint32: { code: "U32", file: 4, stored: Uint32Array, view: Uint32Array, low: 0, high: 2 ** 32 - 1 },
