@@ -230,10 +230,28 @@ def state_taken_twice(w: World) -> Iterator[Any]:
     yield from (s["step"] for s in saved["state"].values())
 
 
+def parameters_that_come_later(w: World) -> Iterator[Any]:
+    """Frozen layers are trained later, in a group of their own; then others are frozen."""
+    model = w.mlp(4, 5, 3)
+    model[0].requires_grad_(False)
+    optimizer = w.t.optim.SGD(model[2].parameters(), 0.1)
+    step = w.step(model, optimizer)
+    for i in range(10):
+        if i == 2:
+            model[0].requires_grad_(True)
+        if i == 5:
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.05})
+        if i == 7:
+            optimizer.param_groups[0]["params"] = [model[2].weight]
+        yield step(w.numbers(5, 4), w.numbers(5, 3))
+    yield from model.parameters()
+
+
 PROGRAMS: list[Callable[[World], Iterator[Any]]] = [
     views_of_arguments, records_differentiated_outside, gradients_that_are_arguments,
     optimizers_inside_backward, options_set_in_the_step, optimizers_of_users,
     averages_taken_in_the_step, defaults_that_change, state_taken_twice,
+    parameters_that_come_later,
 ]  # fmt: skip
 
 

@@ -453,10 +453,12 @@ class Survey:
                     self.states.append(Place(state, key, "item", shown))
         self._place(vars(optimizer), "state", "item", f"{name}.state")
         self._place(vars(optimizer), "param_groups", "item", f"{name}.param_groups")
+        self.lengths.append(Length(optimizer.param_groups, f"{name}.param_groups"))
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 shown = f"{name}.param_groups[{number}][{key!r}]"
                 if key == "params":
+                    self.quick.append(Place(group, key, "item", shown))
                     self.lengths.append(Length(value, shown))
                 elif isinstance(value, (bool, str, Tensor)) or value is None:
                     self._place(group, key, "item", shown)

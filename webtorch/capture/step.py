@@ -45,6 +45,7 @@ from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
 from webtorch.ops import movement
 from webtorch.runtime.backend import Executable
+from webtorch.runtime.interrupt import whole
 from webtorch.runtime.meta import COMMON_GPU
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
@@ -234,7 +235,9 @@ class CompiledFunction:
     def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
         if not self.runs:
             return _without_values(captured.result)
-        result, self.named = replay(captured, tensors, given)
+        # All of a step, or nothing of it.
+        with whole:
+            result, self.named = replay(captured, tensors, given)
         return result
 
     def _budgeted(self, budget: int) -> Compiler:

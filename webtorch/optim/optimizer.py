@@ -21,6 +21,7 @@ import webtorch
 from webtorch import Tensor
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
+from webtorch.runtime.interrupt import whole
 from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
 from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
@@ -150,6 +151,7 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
         with (
             webtorch.set_grad_enabled(bool(self.defaults.get("differentiable", False))),
             plain(),
+            whole,
         ):
             out = step(self, *args, **kwargs)
         if tracing.active:

@@ -29,6 +29,7 @@ from webtorch.runtime import kept
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
+from webtorch.runtime.interrupt import whole
 from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
 
@@ -456,8 +457,12 @@ class Runtime:
             except OutOfMemoryError:
                 # Computed apart, each would be compiled anew, and some would be written and others not.
                 raise
-            except BaseException:
+            except Exception:
                 self._run_apart(owners)
+                raise
+            except BaseException:
+                # Stopped before it ran: the results are still wanted.
+                self.pending[:0] = [weakref.ref(o) for o in owners if o.node.kind != "buffer"]
                 raise
 
     def _run_apart(self, owners: list[Owner]) -> None:
@@ -489,12 +494,13 @@ class Runtime:
         frozen = freeze(owners)
         executable = self.program(frozen.key, frozen)
         started = time.perf_counter() if self.debug >= 4 else 0.0
-        buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
+        with whole:
+            buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
+            for owner, buffer in zip(owners, buffers, strict=True):
+                owner.node.become_buffer(buffer)
+                owner.donor = None
         if self.debug >= 4:
             show_run(len(executable.program.steps), time.perf_counter() - started)
-        for owner, buffer in zip(owners, buffers, strict=True):
-            owner.node.become_buffer(buffer)
-            owner.donor = None
 
     def _run_single(self, owner: Owner) -> bool:
         """Compute a value that is one operation on data, with less work than a larger graph takes."""

@@ -1,0 +1,68 @@
+"""Ctrl-C in a training loop: the state is that of whole steps, whenever it comes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+import webtorch
+from webtorch.runtime.backends.cpu.executable import CpuExecutable
+from webtorch.tensors.device import resolve
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["recorded", "compiled"])
+def test_an_interrupted_step_is_taken_once(
+    compiled: bool, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (webtorch.zeros(n).requires_grad_() for n in (3, 2000))
+    optimizer = webtorch.optim.SGD([first, second], 1.0)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        (first.sum() + second.sum()).backward()
+        optimizer.step()
+
+    if compiled:
+        step = webtorch.compile(step)
+    real, pressed = CpuExecutable.run, 0
+
+    def run(self: Any, *given: Any) -> Any:
+        nonlocal pressed
+        pressed += 1
+        if not late:
+            signal.raise_signal(signal.SIGINT)
+        result = real(self, *given)
+        if late:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    step()
+    for taken in (2, 3, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(CpuExecutable, "run", run)
+            with pytest.raises(KeyboardInterrupt):
+                step()
+        assert {v for t in (first, second) for v in t.tolist()} == {float(-taken)}
+    assert pressed == 3
+
+
+def test_what_was_pending_is_computed_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = resolve("cpu")
+    state = webtorch.zeros(3)
+    state.add_(1).tolist()
+    state.add_(1)
+    other = webtorch.ones(3) * 2
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(runtime), "program", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            state.tolist()
+    assert len(runtime.live_owners()) >= 2
+    assert (state.tolist(), other.tolist()) == ([2.0] * 3, [2.0] * 3)
+    assert runtime.live_owners() == []
