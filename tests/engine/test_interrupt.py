@@ -9,6 +9,7 @@ import pytest
 
 import webtorch
 from webtorch.runtime.backends.cpu.executable import CpuExecutable
+from webtorch.runtime.interrupt import whole
 from webtorch.tensors.device import resolve
 
 
@@ -66,3 +67,49 @@ def test_what_was_pending_is_computed_after_an_interrupt(monkeypatch: pytest.Mon
     assert len(runtime.live_owners()) >= 2
     assert (state.tolist(), other.tolist()) == ([2.0] * 3, [2.0] * 3)
     assert runtime.live_owners() == []
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_one_write_in_place_is_done_once(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = webtorch.zeros(3)
+    state.add_(1).tolist()
+    real = CpuExecutable.run
+
+    def run(self: Any, *given: Any) -> Any:
+        if not late:
+            signal.raise_signal(signal.SIGINT)
+        result = real(self, *given)
+        if late:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    state.add_(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuExecutable, "run", run)
+        with pytest.raises(KeyboardInterrupt):
+            state.tolist()
+    assert state.tolist() == [2.0] * 3
+
+
+def test_an_error_does_not_swallow_the_key() -> None:
+    reached = []
+
+    def fails() -> None:
+        with whole:
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("of the block")
+
+    def pressed_twice() -> None:
+        with whole:
+            signal.raise_signal(signal.SIGINT)
+            reached.append(1)
+            signal.raise_signal(signal.SIGINT)
+            reached.append(2)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fails()
+    assert isinstance(caught.value.__context__, ValueError)
+    with pytest.raises(KeyboardInterrupt):
+        pressed_twice()
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from types import FrameType
@@ -15,27 +16,30 @@ class _Whole:
     other threads, where none is called.
     """
 
+    __slots__ = ("depth", "handler", "pressed")
+
     def __init__(self) -> None:
         self.depth = 0
         self.pressed = False
+        self.handler = self._note
 
     def __enter__(self) -> None:
-        if threading.get_ident() != _MAIN:
+        if _ident() != _MAIN:
             return
         if self.depth == 0:
-            if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            if _get(_SIGINT) is not _DEFAULT:
                 return
             self.pressed = False
-            signal.signal(signal.SIGINT, self._note)
+            _set(_SIGINT, self.handler)
         self.depth += 1
 
     def __exit__(self, *error: Any) -> None:
-        if self.depth == 0 or threading.get_ident() != _MAIN:
+        if self.depth == 0 or _ident() != _MAIN:
             return
         self.depth -= 1
         if self.depth == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            if self.pressed and error[0] is None:
+            _set(_SIGINT, _DEFAULT)
+            if self.pressed and error[0] is not KeyboardInterrupt:
                 raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -45,4 +49,8 @@ class _Whole:
 
 
 _MAIN = threading.main_thread().ident
+# What the module `signal` calls, without its conversions to enumerations, which take some 5 us.
+_signals: Any = importlib.import_module("_signal")
+_get, _set, _ident = _signals.getsignal, _signals.signal, threading.get_ident
+_SIGINT, _DEFAULT = int(signal.SIGINT), signal.default_int_handler
 whole = _Whole()

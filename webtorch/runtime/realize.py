@@ -518,9 +518,14 @@ class Runtime:
         else:
             self.counters.hits += 1
             self.churn.found(self.families.get(id(executable)))
-        (buffer,) = executable.run([n.buffer for n in inputs], args)
-        owner.node.become_buffer(buffer)
-        owner.donor = None
+        buffers = [n.buffer for n in inputs]
+        if owner.donor is None:
+            owner.node.become_buffer(executable.run(buffers, args)[0])
+            return True
+        # What writes into memory that it is given must not run twice.
+        with whole:
+            owner.node.become_buffer(executable.run(buffers, args)[0])
+            owner.donor = None
         return True
 
     def caches(self) -> dict[str, dict[str, int]]:
