@@ -116,3 +116,20 @@ def test_machine_code_takes_over_from_numpy_with_the_same_results() -> None:
     with pytest.raises(IndexError, match="12"):
         table[bad].tolist()
     assert table[good].tolist() == [3.0, 4.0]
+
+
+def test_storages_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = webtorch.rand(4)
+    webtorch.realize(x)
+    runtime = x._storage.runtime
+    monkeypatch.setattr(runtime, "most_settled", 32)
+    kept = []
+    for n in range(200):
+        kept.append(x + n)
+        webtorch.realize(kept[-1])
+    assert len(runtime.settled) >= 200
+    del kept
+    gc.collect()
+    monkeypatch.setattr(runtime, "most_settled", 32)
+    webtorch.realize(x + 1)
+    assert len(runtime.settled) < 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import webtorch
 from tests.ops.parity import compare, same_error
 
 
@@ -87,6 +88,35 @@ def test_grid_sample(mode: str, padding: str, align: bool, device: str) -> None:
     compare(
         run,
         [randn(2, 3, 4, 6), grid],
+        device,
+        second=False,
+        tolerance=None if device == "cpu" else 2e-3,
+    )
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_grid_sample_of_places_that_are_no_numbers(mode: str, padding: str) -> None:
+    inf, nan = float("inf"), float("nan")
+    places = [[nan, 0.0], [0.0, nan], [inf, 0.2], [0.1, -inf], [1e30, 0.0], [nan, nan], [0.3, -0.4]]
+    grid = torch.tensor(places, dtype=torch.float64).reshape(1, 1, 7, 2)
+    x = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(1, 1, 3, 4)
+    for wanted in (False, True):
+        ours = webtorch.tensor(grid.tolist(), dtype=webtorch.float64, requires_grad=wanted)
+        found = webtorch.nn.functional.grid_sample(
+            webtorch.tensor(x.tolist(), dtype=webtorch.float64), ours, mode, padding, False
+        )
+        expected = torch.nn.functional.grid_sample(x, grid, mode, padding, False)
+        assert found.flatten().tolist() == pytest.approx(expected.flatten().tolist(), nan_ok=True)
+
+
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+def test_the_slope_of_grid_sample_at_the_edge_is_that_of_pytorch(padding: str, device: str) -> None:
+    """Identity grids of `affine_grid` have their ends there."""
+    grid = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, 0.0], [0.0, -1.0]]).reshape(1, 2, 2, 2)
+    compare(
+        lambda lib, x, g: lib.F.grid_sample(x, g, "bilinear", padding, True),
+        [randn(1, 2, 3, 5), grid.double()],
         device,
         second=False,
         tolerance=None if device == "cpu" else 2e-3,

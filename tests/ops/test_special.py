@@ -58,3 +58,10 @@ def test_the_slope_of_acosh_below_its_domain_is_that_of_pytorch(device: str) -> 
     webtorch.acosh(ours).sum().backward()
     expected = theirs.grad.tolist()
     assert ours.grad.tolist() == pytest.approx(expected, rel=1e-3, nan_ok=True)
+
+
+def test_erfinv_of_float64_has_all_digits_up_to_1() -> None:
+    near = [1 - 10.0**-n for n in range(1, 16)] + [1 - 2.0**-53, 1.0]
+    points = np.concatenate([np.linspace(-1, 1, 401), near, [5e-324, 1e-300, -1e-9]])
+    found = webtorch.erfinv(webtorch.tensor(points)).numpy()
+    np.testing.assert_allclose(found, scipy.special.erfinv(points), rtol=5e-15)

@@ -547,6 +547,20 @@ _unnormalised: Elementwise = elementwise(
 )
 
 
+# The slope is 0 at both ends already, and NaN is the first place, as in PyTorch.
+_clipped: Elementwise = elementwise(
+    "_clipped",
+    lambda place, last: ex.where(ex.ge(place, last), last, ex.where(ex.gt(place, 0), place, 0)),
+    tensors=("place",),
+    numbers=("last",),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="A place, or the nearest one in 0..last.",
+)
+
+
 def _reflect(x: Any, low2: int, high2: int) -> Any:
     """Return x reflected between low2 / 2 and high2 / 2 until it is inside."""
     if low2 == high2:
@@ -562,7 +576,7 @@ def _placed(x: Any, size: int, padding_mode: str, align_corners: bool) -> Any:
     """Return positions brought inside, as the padding mode says."""
     if padding_mode == "reflection":
         x = _reflect(x, 0, 2 * (size - 1)) if align_corners else _reflect(x, -1, 2 * size - 1)
-    return x if padding_mode == "zeros" else x.clamp(0, size - 1)
+    return x if padding_mode == "zeros" else _clipped(x, float(size - 1))
 
 
 def _corner(image: Any, batch: Any, places: Sequence[Any], weight: Any) -> Any:
@@ -573,7 +587,8 @@ def _corner(image: Any, batch: Any, places: Sequence[Any], weight: Any) -> Any:
         size = image.shape[1 + d]
         within = (place >= 0) & (place <= size - 1)
         inside = within if inside is None else inside & within
-        index.append(place.clamp(0, size - 1).to(int64))
+        # Not clamped: NaN is no index.
+        index.append(where(within, place, 0.0).to(int64))
     value = take(image, (batch, *index), "grid_sample")
     value = where(inside.unsqueeze(-1), value, 0.0)
     return value if weight is None else value * weight.unsqueeze(-1)
@@ -659,7 +674,8 @@ def grid_sample(
         return input.new_zeros((n, input.shape[1], *out_sizes), dtype=dtype)
     if mode == "nearest":
         out = _corner(image, batch, [p.detach().round() for p in places], None)
-        out = out + (grid.sum() * 0.0) if grid.requires_grad else out
+        # The sum of none of its numbers: its gradient is 0, whatever the numbers are.
+        out = out + grid.narrow(-1, 0, 0).sum() if grid.requires_grad else out
     elif mode == "bilinear":
         out = _linear_corners(image, batch, places)
     else:
@@ -704,8 +720,8 @@ def _four_corners(rank: int, first: int) -> Elementwise:
                 weight = part if weight is None else weight * part
                 inside = within if inside is None else inside & within
             assert weight is not None and inside is not None
-            # Not times the weight 0, which makes NaN of an infinity.
-            term = ex.where(inside, value * weight, 0)
+            # The weight of a place that is no number is none: as PyTorch, NaN.
+            term = ex.where(inside, value, 0) * weight
             total = term if total is None else total + term
         assert total is not None
         return total

@@ -48,18 +48,31 @@ _ERFINV_TAIL = (
 
 
 def _erfinv(x: Expr) -> Expr:
-    """Giles's polynomials; in float64 a step of Halley's, which cubes the error."""
+    """Giles's polynomials; in float64, whose range they do not cover, an iteration."""
     a = _size(x)
-    w = -ex.log((1 - a) * (1 + a))
-    near, far = _horner(_ERFINV_MIDDLE, w - 2.5), _horner(_ERFINV_TAIL, ex.sqrt(w) - 3)
-    z = a * ex.where(w < 5, near, far)
     if x.dtype is float64:
-        # Towards 1 the complement is what has digits.
-        error = ex.where(a < 0.5, ex.erf(z) - a, 1 - a - ex.erfc(z))
-        step = error * ex.exp(z * z) * (math.sqrt(math.pi) / 2)
-        z = z - step / (z * step + 1)
+        z = _erfinv_iterated(a)
+    else:
+        w = -ex.log((1 - a) * (1 + a))
+        near, far = _horner(_ERFINV_MIDDLE, w - 2.5), _horner(_ERFINV_TAIL, ex.sqrt(w) - 3)
+        z = a * ex.where(w < 5, near, far)
     z = ex.where(ex.eq(a, 1), ex.infinity(x.dtype), z)
     return ex.where(a > 1, ex.const(math.nan, x.dtype), ex.where(x < 0, -z, z))
+
+
+def _erfinv_iterated(a: Expr) -> Expr:
+    """Winitzki's approximation (to 2e-3), then two of Halley's steps, each of which cubes the error."""
+    rest = 1 - a
+    w = ex.log1p(-a) + ex.log1p(a)
+    t = w * 0.5 + 2 / (math.pi * 0.147)
+    scaled = w * (1 / 0.147)
+    z = ex.sqrt(-scaled / (ex.sqrt(t * t - scaled) + t))
+    for _ in range(2):
+        # Towards 1 the complement is what has digits.
+        error = ex.where(a < 0.5, ex.erf(z) - a, rest - ex.erfc(z))
+        step = error * ex.exp(z * z) * (math.sqrt(math.pi) / 2)
+        z = z - step / (z * step + 1)
+    return z
 
 
 erfinv = elementwise(

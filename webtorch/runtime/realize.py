@@ -403,6 +403,8 @@ class Runtime:
             if owner is None:
                 return []
             settled[id(owner)] = reference
+            if len(settled) > self.most_settled:
+                self._forget_dead()
             return [owner] if owner.node.kind != "buffer" else []
         found: dict[int, Owner] = {}
         for reference in self.pending:
