@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import webtorch
 from tests.func.both import Library, same, same_error
@@ -271,3 +272,31 @@ def test_higher_derivatives_are_compiled() -> None:
         compiled = webtorch.compile(transform)
         for _ in range(2):
             assert webtorch.allclose(compiled(x), transform(x), atol=1e-5)
+
+
+def test_attention_without_scores_is_differentiated_forwards_over_backwards(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backward kernels carry no tangents: products take their place, and where a mask has some."""
+    monkeypatch.setenv("WEBTORCH_ATTENTION", "fused")
+
+    def program(lib: Library) -> Any:
+        f, attend = lib.func, lib.torch.nn.functional.scaled_dot_product_attention
+        q, k, v, d = (lib.tensor(1, 2, 3, 4, seed=n) for n in range(4))
+        mask = lib.tensor(1, 1, 3, 3, seed=5)
+
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            return attend(q, k, v, is_causal=True).pow(3).sum()
+
+        def of_query(mask: Any) -> Any:
+            return f.grad(lambda q: attend(q, k, v, attn_mask=mask).pow(2).sum())(q)
+
+        return (
+            [f.jvp(f.grad(loss, argnums=n), (q, k, v), (d, d, d))[1] for n in range(3)],
+            f.hessian(loss)(q, k, v),
+            f.jvp(lambda m: attend(q, k, v, attn_mask=m), (mask,), (mask,))[1],
+            f.jvp(of_query, (mask,), (mask,))[1],
+        )
+
+    with sdpa_kernel(SDPBackend.MATH):
+        same(program, device, 1e-4)

@@ -144,12 +144,9 @@ def scaled_dot_product_attention(
             )
     size = query.shape[-1]
     factor = (1.0 / math.sqrt(size) if size else 1.0) if scale is None else scale
-    if attn_mask is None or not attn_mask.requires_grad:
-        out = _without_scores(
-            query, key, value, attn_mask, dropout_p, is_causal, factor, enable_gqa
-        )
-        if out is not None:
-            return out
+    out = _without_scores(query, key, value, attn_mask, dropout_p, is_causal, factor, enable_gqa)
+    if out is not None:
+        return out
     dtype = query.dtype
     if dtype.itemsize < 4 and not multiplies_narrow(query, key):
         # Scores of 16 bits are off by half where they are large. As PyTorch's own products do it.

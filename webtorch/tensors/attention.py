@@ -63,6 +63,9 @@ def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
 
     WEBTORCH_ATTENTION=fused takes it wherever one exists, =products never.
     """
+    # The kernels compute no gradient of a mask.
+    if mask is not None and needs_grad((mask,)):
+        return False
     return suits_shapes(query._storage.runtime, query.dtype, query._shape, value._shape)
 
 
@@ -128,8 +131,8 @@ def attention(
 
     def rule(g: Tensor) -> tuple[Tensor | None, ...]:
         found = [s.unpack() for s in saved]
-        if mode.grad:
-            # To be differentiated again: with products.
+        if mode.grad or needs_grad((*found[:3], g)):
+            # To be differentiated again, backwards or forwards: with products.
             return tuple(again(*found[:3], g))
         again_parts = Parts(found, causal, scale, dropout)
         return again_parts.gradients(result.unpack(), statistics.unpack(), g, needs)
