@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import torch.optim as optim
 import torch.backends.cudnn as cudnn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.utils import _pair
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, random_split
@@ -98,13 +99,15 @@ def main():
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         scheduler.step()
-    model.eval()
+    model = torch.compile(model.eval())
     correct = 0
     with torch.no_grad():
         for data, target in DataLoader(test, batch_size=8):
             pred = model(data.to(device)).argmax(dim=1, keepdim=True)
             correct += pred.eq(target.view_as(pred)).sum().item()
     print("accuracy %d of %d" % (correct, len(test)))
+    if isinstance(model, OptimizedModule):
+        model = model._orig_mod
     torch.save({"epoch": epoch + 1, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict(),
                 "scheduler": scheduler.state_dict(), "args": vars(args)}, args.save)
 

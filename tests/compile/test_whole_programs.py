@@ -388,6 +388,114 @@ def test_a_compiled_module_is_a_module(device: str) -> None:
     assert model.program() is not None
 
 
+def test_a_compiled_module_has_the_attributes_of_its_module(device: str) -> None:
+    class Net(webtorch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernels = [3, 5]
+            self.layer = webtorch.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+    net = Net().to(device)
+    model = webtorch.compile(net, captures=iter(["out"]))
+    x = webtorch.ones(1, 2, device=device)
+    expected = net(x).tolist()
+    # A module without a length is true, and what shows programs does not hide its attributes.
+    assert model and model.kernels == [3, 5] and "layer" in dir(model)
+    with pytest.raises(TypeError, match="'Net' object is not iterable"):
+        iter(model)
+    with pytest.raises(TypeError, match="has no len"):
+        len(model)
+    with pytest.raises(AttributeError, match="'Net' object has no attribute 'absent'"):
+        model.absent  # noqa: B018
+    # A wrapped forward calls the program, and the module keeps its own.
+    inner = model.forward
+    model.forward = lambda x: inner(x) * 2
+    assert model(x).tolist() == [[2 * v for v in row] for row in expected]
+    del model.forward
+    assert model(x).tolist() == expected and "forward" not in vars(net)
+    assert model.program() is not None
+    again = copy.deepcopy(model)
+    assert again._compiled_function.wanted == frozenset(["out"])
+    other = Net().to(device)
+    model._orig_mod = other
+    assert model(x).tolist() == other(x).tolist()
+    empty = webtorch.compile(webtorch.nn.Sequential())
+    assert not empty and list(empty) == []
+    named = webtorch.compile(webtorch.nn.ModuleDict({"a": webtorch.nn.ReLU()}))
+    assert list(named) == ["a"] and "a" in named and "b" not in named
+
+
+@pytest.mark.parametrize("kind", [list, dict, set, "default"])
+def test_containers_that_grow_and_decide_are_never_stale(kind: Any) -> None:
+    def program(compile: Any, ones: Any) -> list[float]:
+        held: Any = [] if kind == "default" else kind()
+
+        def lists(x: Any) -> Any:
+            held.append(1)
+            return x * len(held)
+
+        def dicts(x: Any) -> Any:
+            held[len(held)] = 1
+            return x * len(held)
+
+        def sets(x: Any) -> Any:
+            held.add(len(held))
+            return x * len(held)
+
+        def default(x: Any, seen: Any = [1.0]) -> Any:  # noqa: B006
+            seen.append(seen[-1] + 1)
+            return x * seen[-1]
+
+        made = {list: lists, dict: dicts, set: sets, "default": default}[kind]
+        run = compile(made)
+        return [run(ones(1)).item() for _ in range(4)]
+
+    with pytest.warns(UserWarning, match="how many items"):
+        found = program(webtorch.compile, webtorch.ones)
+    assert found == program(lambda f: f, torch.ones)
+
+
+def test_a_log_that_nothing_reads_is_written_by_the_capture() -> None:
+    calls: list[str] = []
+
+    @webtorch.compile
+    def step(x: Any) -> Any:
+        calls.append("traced")
+        return x * 2
+
+    assert [step(webtorch.ones(1)).item() for _ in range(3)] == [2.0] * 3
+    assert calls == ["traced"]
+
+
+def test_what_a_class_holds_is_watched(device: str) -> None:
+    class Scaled(webtorch.nn.Module):
+        scale = 2.0
+
+        def forward(self, x: Any) -> Any:
+            return x * self.scale
+
+    model = webtorch.compile(Scaled())
+    x = webtorch.ones(1, device=device)
+    assert model(x).item() == 2
+    Scaled.scale = 3.0
+    assert model(x).item() == 3
+    Scaled.forward = lambda self, x: x + 10  # type: ignore[method-assign]
+    assert model(x).item() == 11
+
+    def named(x: Any, *, k: float = 2.0) -> Any:
+        return x * k
+
+    run = webtorch.compile(named)
+    assert run(x).item() == 2
+    named.__kwdefaults__["k"] = 3.0
+    assert run(x).item() == 3
+    named.__kwdefaults__ = {"k": 4.0}
+    assert run(x).item() == 4
+
+
 @webtorch.compile
 def named(x: Any) -> Any:
     """A function that pickle finds by its name."""

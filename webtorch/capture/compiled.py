@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from webtorch.capture.kernels import KernelText
-from webtorch.capture.memory import MemoryPlan
 from webtorch.capture.step import CompiledFunction
-from webtorch.capture.trace import Capture
-from webtorch.ir.program import Program
 from webtorch.nn import Module
-from webtorch.tensors.tensor import Tensor
+
+# The methods of a compiled function that show its programs.
+_LOOKS_INSIDE = frozenset(("captured", "graph", "kernels", "latest", "memory_plan", "program"))
 
 
 class OptimizedModule(Module):
@@ -21,8 +18,10 @@ class OptimizedModule(Module):
 
     As in PyTorch that is its only submodule, `_orig_mod` (which prefixes the names in a state dict).
     Attributes, mode and length are those of `_orig_mod`, also where they are set. Hooks that are
-    registered here run around a program, those of `_orig_mod` in it. A copy, or one that was
-    pickled, is compiled anew.
+    registered here run around a program, those of `_orig_mod` in it. The methods of
+    `CompiledFunction` that show its programs (`latest`, `program`, `kernels`, `memory_plan`,
+    `graph`, `captured`) are here too, but for names that the module has itself. A copy, or one that
+    was pickled, is compiled anew.
     """
 
     _orig_mod: Any
@@ -39,70 +38,72 @@ class OptimizedModule(Module):
         super().__init__()
         # `training` is that of the module.
         del self.__dict__["training"]
-        self._modules["_orig_mod"] = module
+        if not isinstance(captures, bool):
+            captures = frozenset(captures)
         options = {"device": device, "captures": captures, "memory_budget": memory_budget}
-        self.__dict__["_options"] = options
-        self.__dict__["_compiled"] = CompiledFunction(
-            module, device=device, captures=captures, memory_budget=memory_budget
-        )
+        self.__dict__["_compile_options"] = options
+        self._orig_mod = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program of the arguments' signature."""
-        return self._compiled(*args, **kwargs)
+        return self._compiled_function(*args, **kwargs)
+
+    # Python looks these up in the class.
+
+    def __bool__(self) -> bool:
+        return bool(self._orig_mod)
 
     def __len__(self) -> int:
         return len(self._orig_mod)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._orig_mod)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._orig_mod
 
     def __getitem__(self, index: Any) -> Any:
         return self._orig_mod[index]
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the module."""
+        """Return an attribute of the module or, where it has none of that name, of its programs."""
         if name == "_orig_mod":
             return super().__getattr__(name)
-        return getattr(self._orig_mod, name)
+        try:
+            return getattr(self._orig_mod, name)
+        except AttributeError:
+            if name not in _LOOKS_INSIDE:
+                raise
+        return getattr(self._compiled_function, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the module."""
-        setattr(self._orig_mod, name, value)
+        """Set an attribute of the module; what is a Module's own, such as `forward`, here."""
+        if name == "_orig_mod":
+            self._modules[name] = value
+            compiled = CompiledFunction(value, **self._compile_options)
+            self.__dict__["_compiled_function"] = compiled
+        elif hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute of the module."""
-        delattr(self._orig_mod, name)
+        """Delete an attribute, where it would be set."""
+        if hasattr(type(self), name):
+            super().__delattr__(name)
+        else:
+            delattr(self._orig_mod, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._orig_mod), *_LOOKS_INSIDE})
 
     def __reduce__(self) -> Any:
-        return functools.partial(OptimizedModule, **self._options), (self._orig_mod,)
-
-    # ---- looking inside
-
-    def latest(self) -> Capture:
-        """Return the capture of the latest signature. Raises RuntimeError before the first call."""
-        return self._compiled.latest()
-
-    def program(self) -> Program:
-        """As `CompiledFunction.program`."""
-        return self._compiled.program()
-
-    def kernels(self) -> list[KernelText]:
-        """As `CompiledFunction.kernels`."""
-        return self._compiled.kernels()
-
-    def memory_plan(self) -> MemoryPlan:
-        """As `CompiledFunction.memory_plan`."""
-        return self._compiled.memory_plan()
-
-    def graph(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As `CompiledFunction.graph`."""
-        return self._compiled.graph(path)
-
-    def captured(self) -> dict[str, Tensor]:
-        """As `CompiledFunction.captured`."""
-        return self._compiled.captured()
+        return functools.partial(type(self), **self._compile_options), (self._orig_mod,)
 
 
 def function_of(x: Any) -> Any:
     """Return the compiled function of a compiled Module; anything else as it is."""
-    return x._compiled if isinstance(x, OptimizedModule) else x
+    return x._compiled_function if isinstance(x, OptimizedModule) else x
 
 
 def compile(

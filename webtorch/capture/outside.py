@@ -351,10 +351,9 @@ class Survey:
             self.calculates |= _is_mathematics(_contents(cell))
             if cell_name != "__class__":
                 self._place(cell, None, "cell", cell_name)
-        if function.__defaults__:
-            self._place(function, "__defaults__", "attribute", f"{name}.__defaults__")
-        if function.__kwdefaults__:
-            self._visit(function.__kwdefaults__, f"{name}.__kwdefaults__")
+        for key in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, key):
+                self._place(function, key, "attribute", f"{name or function.__name__}.{key}")
         self._code(function.__code__, function.__globals__)
 
     def _code(self, code: CodeType, space: dict[str, Any]) -> None:
@@ -430,7 +429,10 @@ class Survey:
         for table in ("_parameters", "_buffers", "_modules"):
             for key in list(own[table]):
                 self._place(own[table], key, "item", f"{shown}.{key}", slow=True)
-        self._class(type(module), shown)
+        self._class(type(module), shown, values=True)
+        for base in type(module).__mro__:
+            if "forward" in vars(base) and _is_users(base.__module__):
+                self._place(base, "forward", "attribute", f"{base.__name__}.forward")
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
             for hook in own[hooks].values():
                 self._visit(hook, shown)
@@ -530,9 +532,13 @@ def _is_library(value: Any) -> bool:
 # ---- counters
 
 
+# Methods that put something into a container and return nothing.
+_ADDS = frozenset(("add", "append", "appendleft", "extend", "update"))
+
+
 @functools.lru_cache(maxsize=4096)
 def _reads(code: CodeType) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how often each name is read, and how often only to add a constant to it."""
+    """Return how often each name is read, and how often only to add something to it."""
     reads: dict[str, int] = {}
     counts: dict[str, int] = {}
     steps = [
@@ -547,6 +553,9 @@ def _reads(code: CodeType) -> tuple[dict[str, int], dict[str, int]]:
         if step.opname.startswith("LOAD_") and not step.opname.startswith("LOAD_CONST"):
             reads[name] = reads.get(name, 0) + 1
             following = [s.opname for s in steps[position + 1 : position + 6]]
+            if position + 1 < len(steps) and steps[position + 1].argval in _ADDS:
+                # calls.append(1)
+                counts[name] = counts.get(name, 0) + 1
             if (
                 len(following) == 5
                 and following[0].startswith("LOAD_")
@@ -589,8 +598,15 @@ def only_counts(place: Place, codes: list[CodeType]) -> bool:
         name = place.name
     elif isinstance(place.container, list):
         name = place.name.partition("[")[0]
-    if not isinstance(name, str):
-        return False
+    return isinstance(name, str) and _only_added_to(name, codes)
+
+
+def only_grows(length: Length, codes: list[CodeType]) -> bool:
+    """Whether a container is only added to: nothing that is computed depends on what it holds."""
+    return _only_added_to(length.name.rpartition(".")[2], codes)
+
+
+def _only_added_to(name: str, codes: list[CodeType]) -> bool:
     read = counted = 0
     for code in codes:
         reads, counts = _reads(code)
@@ -634,6 +650,7 @@ __all__ = [
     "is_record",
     "new_items",
     "only_counts",
+    "only_grows",
     "parts_of",
     "rebuilt",
     "same",

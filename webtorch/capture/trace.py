@@ -34,6 +34,7 @@ from webtorch.capture.outside import (
     is_record,
     new_items,
     only_counts,
+    only_grows,
     rebuilt,
     same,
 )
@@ -740,6 +741,8 @@ def _effects(
         if not length.holds():
             if any(holds_tensor(item, computed) for item in new_items(length)):
                 reason = f"it adds what it computed to {length.name}"
+            elif not only_grows(length, survey.codes):
+                reason = reason or f"it changes how many items {length.name} has"
             dropped.add(id(length))
     for optimizer in survey.optimizers:
         if _began(optimizer, fresh):
