@@ -409,7 +409,7 @@ def test_a_compiled_module_has_the_attributes_of_its_module(device: str) -> None
     with pytest.raises(TypeError, match="has no len"):
         len(model)
     with pytest.raises(AttributeError, match="'Net' object has no attribute 'absent'"):
-        model.absent  # noqa: B018
+        model.absent
     # A wrapped forward calls the program, and the module keeps its own.
     inner = model.forward
     model.forward = lambda x: inner(x) * 2
