@@ -70,6 +70,19 @@ def test_agrees_with_pytorch(case: str, kind: str, monkeypatch: pytest.MonkeyPat
     test_wgsl_conv.close(device.run(r, inputs, passes=passes)[2], expected, float16)
 
 
+def test_the_gradient_of_images_that_no_tap_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to multiply: the only place of each image lies between the taps."""
+    monkeypatch.setitem(
+        CASES, "padding alone", ((16, 16, 1, 1), 32, (1, 1), (2, 2), (1, 1), (1, 1), 1)
+    )
+    monkeypatch.setattr(conv_units, "_LEAST_WORK", 1)
+    device = opened()
+    r, inputs, expected = made("padding alone", "input", monkeypatch)
+    limits = replace(device.limits, has_matrix_units=True)
+    passes = render(r, limits, "dawn")
+    test_wgsl_conv.close(device.run(r, inputs, passes=passes)[2], expected, float16)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = opened()

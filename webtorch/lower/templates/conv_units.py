@@ -56,6 +56,8 @@ def suits(r: Convolution, limits: Limits, engine: Engine) -> bool:
     terms = places * cg * math.prod(r.weight_shape[2:])
     if min(og, cg, places) < 16 or r.groups * og * terms < _LEAST_WORK:
         return False
+    if r.kind == "input" and not _work(r).parts:
+        return False
     steps = list(_steps(r))
     if max(max(s.sizes) for s in steps) > min(2 * _MOST_SCRATCH, limits.max_binding_bytes):
         return False
