@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,8 @@ SHAPES: dict[str, Callable[[Any, Any], Any]] = {
     "in place": lambda t, x: x.clone().add_(1).mul_(x),
     "assignment": lambda t, x: t.zeros_like(x).index_fill_(0, t.tensor([1], device="meta"), 2.0),
     "random": lambda t, x: t.nn.functional.dropout(t.rand_like(x)),
+    "weights": lambda t, x: t.multinomial(x[0], 1),
+    "rates": lambda t, x: t.poisson(x),
     "linalg": lambda t, x: t.linalg.inv(x @ x.mT).contiguous(),
     "complex": lambda t, x: t.fft.fft(x),
     "from values": lambda t, x: t.tensor([[1, 2], [3, 4]], device="meta"),
@@ -46,6 +50,26 @@ def test_results_have_pytorchs_shape_type_strides_and_text(name: str) -> None:
     assert ours.stride() == theirs.stride()
     assert ours.is_meta
     assert ours.get_device() == -1
+
+
+def test_tensors_without_values_are_pickled_and_saved_as_pytorch_does() -> None:
+    def saved(t: Any) -> io.BytesIO:
+        file = io.BytesIO()
+        x = t.empty(2, 3, dtype=t.float16, device="meta").mT
+        t.save({"x": x, "p": t.nn.Parameter(t.empty(2, device="meta"))}, file)
+        file.seek(0)
+        return file
+
+    for writer, reader in ((webtorch, torch), (torch, webtorch), (webtorch, webtorch)):
+        back = reader.load(saved(writer), map_location="cpu")
+        assert back["x"].shape == (3, 2) and back["x"].stride() == (1, 3)
+        assert back["x"].is_meta and back["x"].dtype == reader.float16
+        assert isinstance(back["p"], reader.nn.Parameter) and back["p"].requires_grad
+    model = webtorch.nn.Linear(2, 3, device="meta")
+    again = pickle.loads(pickle.dumps(model))
+    assert again.weight.is_meta and again.weight.shape == (3, 2)
+    turned = pickle.loads(pickle.dumps(webtorch.empty(2, 3, device="meta").mT))
+    assert turned.stride() == (1, 3) and turned.is_meta
 
 
 READING: dict[str, Callable[[Any, Any], Any]] = {

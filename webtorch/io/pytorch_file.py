@@ -202,6 +202,7 @@ class _Reader:
             "torch._utils._rebuild_tensor": self.tensor_v1,
             "torch._utils._rebuild_tensor_v2": self.tensor_v2,
             "torch._utils._rebuild_tensor_v3": self.tensor_v3,
+            "torch._utils._rebuild_meta_tensor_no_storage": self.meta_tensor,
             "torch._utils._rebuild_parameter": self.parameter,
             "torch._utils._rebuild_parameter_with_state": self.parameter_with_state,
             "torch._tensor._rebuild_from_type_v2": self.from_type,
@@ -306,6 +307,14 @@ class _Reader:
         more: Any = None,
     ) -> Tensor:  # fmt: skip
         return self.view(stored, dtype, offset, shape, strides, grad)
+
+    def meta_tensor(self, dtype: Any, shape: Any, strides: Any, grad: Any) -> Tensor:
+        if not (isinstance(dtype, DType) and _counts(shape) and _counts(strides)):
+            self.archive.refuse(f"a tensor without values has shape {_short(shape)} of {dtype}")
+        if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
+            self.archive.refuse(f"a tensor has shape {_short(shape)} and strides {_short(strides)}")
+        made = webtorch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return made.requires_grad_() if grad is True else made
 
     def parameter(self, data: Any, grad: Any, hooks: Any) -> Parameter:
         if not isinstance(data, Tensor):
@@ -425,6 +434,11 @@ class _Saver:
         w.remember(value)
 
     def tensor(self, w: Writer, x: Tensor) -> None:
+        if x.is_meta:
+            form = (x.dtype, tuple(x._shape), tuple(x._strides), x.requires_grad)
+            self.call(w, "torch._utils", "_rebuild_meta_tensor_no_storage", form)
+            w.remember(x)
+            return
         reference = _Reference(x._storage, x.dtype)
         args: tuple[object, ...] = (
             reference, x._offset, tuple(x._shape), tuple(x._strides), x.requires_grad, OrderedDict(),

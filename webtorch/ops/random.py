@@ -606,7 +606,7 @@ def multinomial(
     rows = movement.reshape(weights, (-1, n))
     count = rows._shape[0]
     captured = tracing.active
-    if count and not captured:
+    if count and not captured and not input.is_meta:
         _check_weights(rows)
     if replacement:
         sums = scan(rows, "sum", 1)

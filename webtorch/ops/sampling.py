@@ -489,7 +489,7 @@ def _not_negative(rates: Any, drawn: Any) -> Any:
     """Return `drawn`. A rate below 0 raises RuntimeError: now, or from the device where a program is captured."""
     from webtorch.tensors.host import tracing
 
-    if not numel(rates._shape):
+    if not numel(rates._shape) or rates.is_meta:
         return drawn
     message = "invalid Poisson rate, expected rate to be non-negative"
     wrong = elementwise.lt(rates.detach(), 0)

@@ -1008,7 +1008,7 @@ class Tensor(TensorMethods):
             (type(self), dict(self.__dict__)) if type(self) is not Tensor or self.__dict__ else None
         )
         return _rebuild, (
-            bytes(dense._contents()),
+            b"" if self.is_meta else bytes(dense._contents()),
             self._shape,
             order,
             self.dtype,
@@ -1189,7 +1189,11 @@ def _rebuild(
 ) -> Tensor:
     from webtorch.tensors.creation import from_bytes
 
-    out = from_bytes(contents, tuple([shape[d] for d in order]), dtype, where)
+    lying = tuple([shape[d] for d in order])
+    if where == "meta":
+        out = primitive.empty(lying, dtype, where)
+    else:
+        out = from_bytes(contents, lying, dtype, where)
     if order != tuple(range(len(order))):
         inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
         out = out.permute(inverse).detach()
