@@ -1,6 +1,6 @@
 """A DCGAN of small discs (Radford et al., 2016), its discriminator under spectral norm.
 
-    python examples/dcgan.py                        # --device cpu or webgpu, --quick
+    python examples/dcgan.py                        # --device cpu or webgpu, --compile, --quick
 
 Change the first import to `import torch` and the file runs in PyTorch.
 """
@@ -81,14 +81,15 @@ class Game:
         return judged, made
 
 
-def train(steps: int, device: str) -> tuple[Any, list[float]]:
+def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[float]]:
     """Return the trained generator, and how far its pictures' mean brightness is off at each step."""
     torch.manual_seed(0)
     game = Game(device)
+    update = torch.compile(game.step) if compiled else game.step
     gaps = []
     for step in range(steps):
         real, noise, more_noise = (t.to(device) for t in batch(step))
-        judged, made = game.step(real, noise, more_noise)
+        judged, made = update(real, noise, more_noise)
         with torch.no_grad():
             gaps.append((game.generator(noise).mean() - real.mean()).abs().item())
         done = 30 * (step + 1) // steps
@@ -106,9 +107,10 @@ def main() -> None:
     """Train, and draw a few pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or webgpu")
+    parser.add_argument("--compile", action="store_true", help="capture the training step")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     options = parser.parse_args()
-    generator, _ = train(60 if options.quick else 800, options.device)
+    generator, _ = train(60 if options.quick else 800, options.device, options.compile)
     with torch.no_grad():
         noise = torch.randn(3, LATENT, 1, 1, device=options.device)
         pictures = generator.eval()(noise)[:, 0].tolist()

@@ -1,7 +1,7 @@
 """An LSTM that writes text, letter by letter: PyTorch's idiom, on WebGPU or the CPU.
 
     pip install webtorch
-    python examples/lstm_text.py                    # --device cpu or webgpu, --quick
+    python examples/lstm_text.py                    # --device cpu or webgpu, --compile, --quick
 
 Change the first import to `import torch` and the file runs in PyTorch.
 """
@@ -72,20 +72,26 @@ def write(model: Any, start: str, count: int, device: str) -> str:
     return "".join(LETTERS[code] for code in letters)
 
 
-def train(steps: int, device: str) -> tuple[Any, list[float]]:
+def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[float]]:
     """Return the trained model and the loss of each step."""
     torch.manual_seed(0)
     model = build().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    losses = []
-    for step in range(steps):
-        x, y = (t.to(device) for t in batch(step))
+
+    def update(x: Any, y: Any) -> Any:
         loss = loss_of(model, x, y)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.item())
+        return loss
+
+    if compiled:
+        update = torch.compile(update)
+    losses = []
+    for step in range(steps):
+        x, y = (t.to(device) for t in batch(step))
+        losses.append(update(x, y).item())
         done = 30 * (step + 1) // steps
         print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
     print()
@@ -93,13 +99,20 @@ def train(steps: int, device: str) -> tuple[Any, list[float]]:
 
 
 def main() -> None:
-    """Train, and let the model write."""
+    """Train, let the model write, and show how sure it is of each letter of the text."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or webgpu")
+    parser.add_argument("--compile", action="store_true", help="capture the training step")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     options = parser.parse_args()
-    model, _ = train(60 if options.quick else 400, options.device)
+    model, _ = train(60 if options.quick else 400, options.device, options.compile)
     print(write(model, "the ", 80, options.device))
+    line = torch.tensor([CODES[:85]], device=options.device)
+    with torch.no_grad():
+        chances = model(line)[0].softmax(2)[0, :-1].gather(1, line[0, 1:, None])[:, 0].tolist()
+    print(f"\n{TEXT[:85]}")
+    for level in range(5, 0, -1):
+        print(" " + "".join("#" if chance > (level - 0.5) / 5 else " " for chance in chances))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A U-Net that finds discs in noisy images (Ronneberger et al., 2015), with an averaged model.
 
-    python examples/unet.py                         # --device cpu or webgpu, --quick
+    python examples/unet.py                         # --device cpu or webgpu, --compile, --quick
 
 Change the first import to `import torch` and the file runs in PyTorch.
 """
@@ -87,22 +87,28 @@ def loss_of(model: Any, x: Any, y: Any) -> Any:
     return F.binary_cross_entropy_with_logits(logits, y) + 1 - overlap
 
 
-def train(steps: int, device: str) -> tuple[Any, list[float]]:
+def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[float]]:
     """Return the average of the model over training, and the loss of each step."""
     torch.manual_seed(0)
     model = build().to(device)
     swa = torch.optim.swa_utils
     average = swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9), use_buffers=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(steps):
-        x, y = (t.to(device) for t in batch(step))
+
+    def update(x: Any, y: Any) -> Any:
         loss = loss_of(model, x, y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        return loss
+
+    if compiled:
+        update = torch.compile(update)
+    losses = []
+    for step in range(steps):
+        x, y = (t.to(device) for t in batch(step))
+        losses.append(update(x, y).item())
         average.update_parameters(model)
-        losses.append(loss.item())
         done = 30 * (step + 1) // steps
         print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
     print()
@@ -110,16 +116,19 @@ def train(steps: int, device: str) -> tuple[Any, list[float]]:
 
 
 def main() -> None:
-    """Train, and show how well discs are found."""
+    """Train, and draw an image, its discs, and what is found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or webgpu")
+    parser.add_argument("--compile", action="store_true", help="capture the training step")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     options = parser.parse_args()
-    model, _ = train(30 if options.quick else 200, options.device)
+    model, _ = train(30 if options.quick else 200, options.device, options.compile)
     x, y = (t.to(options.device) for t in batch(10**6, 16))
     with torch.no_grad():
         found = (model.eval()(x) > 0).float()
     overlap = (found * y).sum() / torch.maximum(found, y).sum()
+    for rows in zip(*(images[0, 0].tolist() for images in (x, y, found)), strict=True):
+        print(" | ".join("".join(" .:+#"[max(0, min(4, int(5 * v)))] for v in row) for row in rows))
     print(f"intersection over union: {overlap.item():.3f}")
 
 

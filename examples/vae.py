@@ -1,6 +1,6 @@
 """A variational autoencoder of small pictures of bars (Kingma and Welling, 2014).
 
-    python examples/vae.py                          # --device cpu or webgpu, --quick
+    python examples/vae.py                          # --device cpu or webgpu, --compile, --quick
 
 Change the first import to `import torch` and the file runs in PyTorch.
 """
@@ -73,19 +73,25 @@ def loss_of(model: Any, x: Any, noise: Any) -> Any:
     return (missed + apart) / x.shape[0]
 
 
-def train(steps: int, device: str) -> tuple[Any, list[float]]:
+def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[float]]:
     """Return the trained model and the loss of each step."""
     torch.manual_seed(0)
     model = build().to(device)
     optimizer = torch.optim.NAdam(model.parameters(), lr=3e-3)
-    losses = []
-    for step in range(steps):
-        x, noise = (t.to(device) for t in batch(step))
+
+    def update(x: Any, noise: Any) -> Any:
         loss = loss_of(model, x, noise)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
+        return loss
+
+    if compiled:
+        update = torch.compile(update)
+    losses = []
+    for step in range(steps):
+        x, noise = (t.to(device) for t in batch(step))
+        losses.append(update(x, noise).item())
         done = 30 * (step + 1) // steps
         print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.2f}", end="", flush=True)
     print()
@@ -96,9 +102,10 @@ def main() -> None:
     """Train, and draw pictures from nothing but noise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or webgpu")
+    parser.add_argument("--compile", action="store_true", help="capture the training step")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     options = parser.parse_args()
-    model, _ = train(100 if options.quick else 1000, options.device)
+    model, _ = train(100 if options.quick else 1000, options.device, options.compile)
     with torch.no_grad():
         pictures = model.up(torch.randn(4, LATENT, device=options.device)).sigmoid()[:, 0].tolist()
     for rows in zip(*pictures, strict=True):

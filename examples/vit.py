@@ -1,6 +1,6 @@
 """A vision transformer that counts dots (Dosovitskiy et al., 2021), trained with Muon and AdamW.
 
-    python examples/vit.py                          # --device cpu or webgpu, --quick
+    python examples/vit.py                          # --device cpu or webgpu, --compile, --quick
 
 Change the first import to `import torch` and the file runs in PyTorch.
 """
@@ -69,22 +69,28 @@ def loss_of(model: Any, x: Any, y: Any) -> Any:
     return F.cross_entropy(model(x), y)
 
 
-def train(steps: int, device: str) -> tuple[Any, list[float]]:
+def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[float]]:
     """Return the trained model and the loss of each step."""
     torch.manual_seed(0)
     model = build().to(device)
     inner = [p for p in model.encoder.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not q for q in inner)]
     optimizers = (torch.optim.Muon(inner, lr=5e-3), torch.optim.AdamW(others, lr=3e-3))
-    losses = []
-    for step in range(steps):
-        x, y = (t.to(device) for t in batch(step))
+
+    def update(x: Any, y: Any) -> Any:
         loss = loss_of(model, x, y)
         model.zero_grad()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        losses.append(loss.item())
+        return loss
+
+    if compiled:
+        update = torch.compile(update)
+    losses = []
+    for step in range(steps):
+        x, y = (t.to(device) for t in batch(step))
+        losses.append(update(x, y).item())
         done = 30 * (step + 1) // steps
         print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
     print()
@@ -92,16 +98,20 @@ def train(steps: int, device: str) -> tuple[Any, list[float]]:
 
 
 def main() -> None:
-    """Train, and show the accuracy on new images."""
+    """Train, and show what is counted on new images."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or webgpu")
+    parser.add_argument("--compile", action="store_true", help="capture the training step")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     options = parser.parse_args()
-    model, _ = train(60 if options.quick else 400, options.device)
+    model, _ = train(60 if options.quick else 400, options.device, options.compile)
     x, y = (t.to(options.device) for t in batch(10**6, 256))
     with torch.no_grad():
-        accuracy = (model.eval()(x).argmax(1) == y).float().mean()
-    print(f"accuracy: {accuracy.item():.3f}")
+        counted = model.eval()(x).argmax(1)
+    for rows in zip(*x[:4, 0].tolist(), strict=True):
+        print("  ".join("".join(" .:+#"[max(0, min(4, int(5 * v)))] for v in row) for row in rows))
+    print("  ".join(f"{f'counted {count}':^{SIZE}}" for count in counted[:4].tolist()))
+    print(f"accuracy: {(counted == y).float().mean().item():.3f}")
 
 
 if __name__ == "__main__":
