@@ -181,3 +181,25 @@ def test_cards_are_hardware_and_none_twice() -> None:
         layer = nn.Linear(2, 2, device="cpu")
         assert nn.DataParallel(layer).device_ids == []
         assert nn.DataParallel(layer)(webtorch.ones(1, 2, device="cpu")).device.type == "cpu"
+
+
+@pytest.mark.parametrize("way", ["function", "method"])
+@pytest.mark.filterwarnings("ignore:Was asked to gather")
+def test_replicas_of_a_compiled_module_run_where_they_are(
+    devices: list[webtorch.device], way: str
+) -> None:
+    net = _pair(devices[0])[0].eval()
+    x = webtorch.randn(6, 4, device=devices[0])
+    found = []
+    for compiled in (False, True):
+        model: Any = net
+        if compiled and way == "function":
+            model = webtorch.compile(net)
+        elif compiled:
+            net.compile()
+        net.zero_grad()
+        out = nn.DataParallel(model, devices)(x)["out"]
+        out.sum().backward()
+        found.append((out.tolist(), net.body[0].weight.grad.tolist()))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))

@@ -46,7 +46,9 @@ class OptimizedModule(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program of the arguments' signature."""
-        return self._compiled_function(*args, **kwargs)
+        compiled, module = self._compiled_function, self._orig_mod
+        # The program is not that of a replica on another device, which lives for one call.
+        return (compiled if compiled.function is module else module)(*args, **kwargs)
 
     # Python looks these up in the class.
 

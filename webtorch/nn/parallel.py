@@ -96,6 +96,8 @@ def replicate(network: _Network, devices: Sequence[Any], detach: bool = False) -
         for module in modules:
             twin = twins[id(module)] = module.__new__(type(module))
             twin.__dict__ = module.__dict__.copy()
+            # The compiled call is that of `module` itself.
+            twin.__dict__.pop("_compiled_call_impl", None)
             for table in ("_parameters", "_buffers"):
                 twin.__dict__[table] = {
                     name: t if t is None else copies[id(t)]
