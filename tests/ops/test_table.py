@@ -236,8 +236,10 @@ def test_a_factor_before_the_operands(call: Any, device: str) -> None:
 
 def test_a_factor_before_the_operands_is_warned_of() -> None:
     x = webtorch.ones(2)
-    with pytest.warns(UserWarning, match="This overload of add is deprecated"):
-        x.add(1, 2)
+    for call in (lambda: x.add(1, 2), lambda: webtorch.addcmul(x, 2, x, x)):
+        with pytest.warns(UserWarning, match="This overload of add.* is deprecated") as caught:
+            call()
+        assert caught[0].filename == __file__
     for wrong in (lambda: x.add(1, 2, 3), lambda: x.add(x, 2), lambda: x.add(1, 2, alpha=3)):
         with pytest.raises(TypeError):
             wrong()

@@ -301,9 +301,11 @@ def composite(
     return declare
 
 
-def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any, ...], Any]:
+def in_old_order(
+    op: Op, given: Sequence[Any], stated: bool, depth: int = 4
+) -> tuple[tuple[Any, ...], Any]:
     """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
-    which it warns of. Raises TypeError for other calls, and where the factor is `stated` by its name too.
+    which it warns of, `depth` frames up. Raises TypeError for other calls, and where the factor is `stated` by its name too.
     """
     operands, factor = op.positional(), op.factor
     if (
@@ -320,7 +322,7 @@ def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any,
         f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
         "Consider using one of the following signatures instead:\n"
         f"\t{op.name}({rest}, *, Number {factor} = 1)",
-        stacklevel=4,
+        stacklevel=depth,
     )
     return (given[0], *given[2:]), given[1]
 

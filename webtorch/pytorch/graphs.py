@@ -330,6 +330,10 @@ _SAME = [
 ]
 
 
+# Their factor is given by position, that of single tensors by its name only.
+_FACTORED = ("_foreach_addcdiv", "_foreach_addcmul")
+
+
 def _foreach(name: str) -> Function | None:
     """Return the meaning of a `_foreach_` operator: the plain one on every element of the lists."""
     base = FUNCTIONS.get(name.removeprefix("_foreach_"))
@@ -343,6 +347,8 @@ def _foreach(name: str) -> Function | None:
     def run(*args: Any, **kwargs: Any) -> list[Any]:
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]
+        if name in _FACTORED and len(rows) == 4:
+            return [base(*row, value=factor) for *row, factor in zip(*rows, strict=True)]
         return [base(*row, **kwargs) for row in zip(*rows, strict=True)]
 
     return run
