@@ -305,7 +305,8 @@ def in_old_order(
     op: Op, given: Sequence[Any], stated: bool, depth: int = 4
 ) -> tuple[tuple[Any, ...], Any]:
     """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
-    which it warns of, `depth` frames up. Raises TypeError for other calls, and where the factor is `stated` by its name too.
+    which it warns of, `depth` frames up. Raises TypeError for other calls, and where the factor is
+    `stated` by its name too.
     """
     operands, factor = op.positional(), op.factor
     if (
