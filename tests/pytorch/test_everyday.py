@@ -63,6 +63,22 @@ def test_factorisations_run_on_the_cpu_and_are_counted(webgpu: str) -> None:
     assert not torch.webgpu.fallback_counts()
 
 
+def test_lu_factors_are_taken_apart_and_solved_with(webgpu: str) -> None:
+    found = []
+    for device in ("cpu", webgpu):
+        torch.manual_seed(0)
+        a = torch.randn(2, 4, 4).to(device).requires_grad_()
+        b = torch.randn(2, 4, 3).to(device).requires_grad_()
+        factors, pivots = torch.linalg.lu_factor(a)
+        p, lower, upper = torch.lu_unpack(factors, pivots)
+        solved = torch.linalg.lu_solve(factors, pivots, b)
+        (solved.square().sum() + lower.sum() + upper.square().sum()).backward()
+        found.append([t.detach().cpu() for t in (p, lower, upper, solved, a.grad, b.grad)])
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+
 def test_streams_and_events(webgpu: str) -> None:
     stream, events = (
         torch.webgpu.Stream(),

@@ -21,7 +21,7 @@ ON_CPU = (
     "cholesky.out", "_cholesky_solve_helper", "cholesky_inverse", "cholesky_inverse.out", "linalg_lu.out",
     "linalg_lu_factor_ex.out", "linalg_lu_solve.out", "_linalg_solve_ex.result", "linalg_inv_ex.inverse",
     "_linalg_det.result", "_linalg_slogdet.sign", "linalg_ldl_factor_ex.out", "linalg_ldl_solve.out",
-    "linalg_lstsq.out", "triangular_solve.X", "linalg_solve_triangular", "linalg_solve_triangular.out",
+    "linalg_lstsq.out", "lu_unpack.out", "triangular_solve.X", "linalg_solve_triangular", "linalg_solve_triangular.out",
     "linalg_matrix_exp",
 )  # fmt: skip
 
@@ -83,11 +83,6 @@ def _fft_c2r(x: Any, dim: Sequence[int], normalization: int, last_dim_size: int)
 
 
 # ---- products -----------------------------------------------------------------------------------
-
-
-@aten("lu_unpack")
-def _lu_unpack(packed: Any, pivots: Any, data: bool = True, permutation: bool = True) -> Any:
-    return tuple(op.lu_unpack(packed, pivots, data, permutation))
 
 
 @aten("linear_backward")
