@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -799,21 +798,3 @@ def test_step_names_what_is_wrong() -> None:
         debug.step(chain(8), 0, [np.zeros(3)])
     with pytest.raises(IndexError, match="index 9 failed check"):
         debug.step(gather(2), 1, [np.zeros(5), np.array([0, 9])])
-
-
-def test_an_interrupt_waits_until_a_kernel_is_compiled() -> None:
-    """In the middle of LLVM's functions it would leave objects whose collection ends the process."""
-    done: list[int] = []
-
-    def work() -> int:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
-        done.append(1)
-        return 3
-
-    with pytest.raises(KeyboardInterrupt):
-        jit._uninterrupted(work)
-    assert done == [1]
-    assert jit._uninterrupted(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        jit._uninterrupted(lambda: 1 // 0)

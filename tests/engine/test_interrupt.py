@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import webtorch
+from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import CpuExecutable
-from webtorch.runtime.interrupt import whole
+from webtorch.runtime.interrupt import firm, whole
 from webtorch.tensors.device import resolve
 
 
@@ -113,3 +114,49 @@ def test_an_error_does_not_swallow_the_key() -> None:
         pressed_twice()
     assert reached == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_nothing_stops_what_cannot_be_left_half_way() -> None:
+    reached = []
+
+    def pressed_thrice() -> None:
+        with firm:
+            for n in range(3):
+                signal.raise_signal(signal.SIGINT)
+                reached.append(n)
+
+    with pytest.raises(KeyboardInterrupt):
+        pressed_thrice()
+    # Within a block that a second press stops, and with a handler of the program's own.
+    with pytest.raises(KeyboardInterrupt), whole:
+        pressed_thrice()
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
+    try:
+        pressed_thrice()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reached == [0, 1, 2] * 3
+    assert noted == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_compiling_is_not_left_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = jit._compile
+
+    def compiled(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        made.append(real(*given))
+        return made[0]
+
+    monkeypatch.setattr(jit, "_compile", compiled)
+    source = """
+def kernel(begin, end, b0: float32, b1: float32, status):
+    for i in range(begin, end):
+        t1 = b1[i]
+        b0[i] = t1 + t1
+"""
+    with pytest.raises(KeyboardInterrupt):
+        jit.function(source)
+    assert [jit.function(source)] == made

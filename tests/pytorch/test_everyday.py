@@ -78,7 +78,6 @@ def test_lu_factors_are_taken_apart_and_solved_with(webgpu: str) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-
 def test_streams_and_events(webgpu: str) -> None:
     stream, events = (
         torch.webgpu.Stream(),

@@ -48,9 +48,47 @@ class _Whole:
         self.pressed = True
 
 
+class _Firm:
+    """A block that no SIGINT stops, however often it comes: the program's own handler, or
+    KeyboardInterrupt, waits for its end. For calls of libraries that cannot be left half way.
+    """
+
+    __slots__ = ("before", "depth", "handler", "pressed")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.pressed = False
+        self.before: Any = None
+        self.handler = self._note
+
+    def __enter__(self) -> None:
+        if _ident() != _MAIN:
+            return
+        if self.depth == 0:
+            self.before = _get(_SIGINT)
+            if not callable(self.before):
+                return
+            self.pressed = False
+            _set(_SIGINT, self.handler)
+        self.depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        if self.depth == 0 or _ident() != _MAIN:
+            return
+        self.depth -= 1
+        if self.depth == 0:
+            _set(_SIGINT, self.before)
+            if self.pressed:
+                self.before(_SIGINT, None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+
+
 _MAIN = threading.main_thread().ident
 # What the module `signal` calls, without its conversions to enumerations, which take some 5 us.
 _signals: Any = importlib.import_module("_signal")
 _get, _set, _ident = _signals.getsignal, _signals.signal, threading.get_ident
 _SIGINT, _DEFAULT = int(signal.SIGINT), signal.default_int_handler
 whole = _Whole()
+firm = _Firm()

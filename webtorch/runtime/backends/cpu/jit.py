@@ -32,6 +32,7 @@ from weakref import WeakValueDictionary
 from webtorch.ir.dtype import float16
 from webtorch.runtime.backends.cpu import elementary, lane_loops
 from webtorch.runtime.disk import CODE
+from webtorch.runtime.interrupt import firm
 
 # Part of the key of code on disk: raise it when this file, elementary.py or lane_loops.py changes what is generated.
 _VERSION = 10
@@ -1231,46 +1232,14 @@ def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> s
     return str(module)
 
 
-def _uninterrupted(work: Callable[[], Any]) -> Any:
-    """Return what `work` returns. A KeyboardInterrupt waits for its end: one in the middle of LLVM's
-    functions leaves objects behind that end the process when they are collected.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        # Signals are the main thread's.
-        return work()
-    done = Future[Any]()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="webtorch-compile")
-    interrupt: BaseException | None = None
-    try:
-        thread.start()
-    except RuntimeError:
-        # At the end of the process there are no new threads.
-        return work()
-    except BaseException as error:
-        interrupt = error
-    while thread.is_alive():
-        try:
-            thread.join()
-        except BaseException as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
-    return done.result()
-
-
 def function(source: str) -> Native:
     """Return the compiled form of a loop text."""
     # The name is no part of what the text does.
     _, rest = source.split("(", 1)
-    made: Native = _uninterrupted(lambda: _function(rest))
-    return made
+    # An interrupt in the middle of LLVM's functions would leave objects behind that end the process
+    # when they are collected.
+    with firm:
+        return _function(rest)
 
 
 def _function(rest: str) -> Native:
@@ -1328,8 +1297,8 @@ def assemble(text: str | Callable[[], str], names: tuple[str, ...], key: str = "
     With a `key` that says all that the text depends on, a `text` that is a function is called only
     where there is no machine code on disk.
     """
-    made: list[int] = _uninterrupted(lambda: _assemble(text, names, key))
-    return made
+    with firm:
+        return _assemble(text, names, key)
 
 
 def _assemble(text: str | Callable[[], str], names: tuple[str, ...], key: str) -> list[int]:
