@@ -145,7 +145,7 @@ def main() -> None:
     one = int(lengths.argmax())
     print("read  " + "  ".join(map(str, x[one].tolist())) + "\nsaid")
     for symbol, row in zip(said[one].tolist(), looked[one].tolist(), strict=True):
-        print(f"{symbol:4}  " + "  ".join(" .:+#"[min(4, int(5 * v))] for v in row))
+        print(f"{symbol:4}  " + "  ".join(" .:+#"[min(4, int(8 * v))] for v in row))
     right = ((said == y) & (y != PAD)).sum() / (y != PAD).sum()
     print(f"symbols that are right: {right.item():.3f}")
 
