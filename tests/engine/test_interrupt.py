@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import CpuExecutable
 from webtorch.runtime.interrupt import firm, whole
 from webtorch.tensors.device import resolve
+
+
+@pytest.fixture(autouse=True)
+def _handler_of_python() -> Iterator[None]:
+    """Python's own handler, whatever earlier tests of this process (the PyTorch device's) have set."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])

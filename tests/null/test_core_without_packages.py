@@ -46,6 +46,8 @@ class Buffer:
         self.dtype, self.elements, self.nbytes, self.data = dtype, elements, elements * dtype.itemsize, data
 
 class Executable:
+    reuses = False
+
     def __init__(self, program):
         self.program = program
 

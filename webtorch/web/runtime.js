@@ -76,18 +76,20 @@ function floatToBrain(x) {
   return ((bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16) & 0xffff;
 }
 
+const integers = (code, file, view, low, high) => ({ code, file, stored: view, view, low, high });
+
 /** `stored` is the array of device memory, `view` what a page gets and may give, `file` the bytes in a safetensors file. */
 const TYPES = {
   float32: { code: "F32", file: 4, stored: Float32Array, view: Float32Array },
   float16: { code: "F16", file: 2, stored: Uint16Array, view: Float32Array, encode: floatToHalf, decode: halfToFloat },
   bfloat16: { code: "BF16", file: 2, stored: Uint16Array, view: Float32Array, encode: floatToBrain, decode: brainToFloat },
   // WebGPU has no 64-bit integers: the values are checked on the way in.
-  int64: { code: "I64", file: 8, stored: Int32Array, view: Int32Array, low: -(2 ** 31), high: 2 ** 31 - 1 },
-  int32: { code: "I32", file: 4, stored: Int32Array, view: Int32Array, low: -(2 ** 31), high: 2 ** 31 - 1 },
-  int16: { code: "I16", file: 2, stored: Int16Array, view: Int16Array, low: -32768, high: 32767 },
-  int8: { code: "I8", file: 1, stored: Int8Array, view: Int8Array, low: -128, high: 127 },
-  uint8: { code: "U8", file: 1, stored: Uint8Array, view: Uint8Array, low: 0, high: 255 },
-  uint32: { code: "U32", file: 4, stored: Uint32Array, view: Uint32Array, low: 0, high: 2 ** 32 - 1 },
+  int64: integers("I64", 8, Int32Array, -(2 ** 31), 2 ** 31 - 1),
+  int32: integers("I32", 4, Int32Array, -(2 ** 31), 2 ** 31 - 1),
+  int16: integers("I16", 2, Int16Array, -32768, 32767),
+  int8: integers("I8", 1, Int8Array, -128, 127),
+  uint8: integers("U8", 1, Uint8Array, 0, 255),
+  uint32: integers("U32", 4, Uint32Array, 0, 2 ** 32 - 1),
   bool: { code: "BOOL", file: 1, stored: Uint8Array, view: Uint8Array, encode: (v) => (v ? 1 : 0) },
 };
 
@@ -445,7 +447,7 @@ function argumentValues(model, { args, numbers }, inputs) {
   });
 }
 
-/** Return the error of an index that a kernel reported, or of a rule about values (dimension -1), which is its text. */
+/** Return the error that a kernel reported: of an index, or (dimension -1) a rule's text. */
 function indexError(sites, site, value) {
   const [op, dim, size, line] = sites[site - 1] ?? ["an operation", 0, "?", ""];
   const text = dim < 0 ? op : `${op}: index ${value} is out of bounds for dimension ${dim} with size ${size}`;
