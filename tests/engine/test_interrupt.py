@@ -23,6 +23,23 @@ def _handler_of_python() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def _pressed(monkeypatch: pytest.MonkeyPatch, late: bool) -> list[Any]:
+    """Press Ctrl-C before or after every run of a program; return the list of those that ran."""
+    real, ran = CpuExecutable.run, []
+
+    def run(self: Any, *given: Any) -> Any:
+        ran.append(self)
+        if not late:
+            signal.raise_signal(signal.SIGINT)
+        result = real(self, *given)
+        if late:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(CpuExecutable, "run", run)
+    return ran
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["recorded", "compiled"])
 def test_an_interrupted_step_is_taken_once(
@@ -38,26 +55,16 @@ def test_an_interrupted_step_is_taken_once(
 
     if compiled:
         step = webtorch.compile(step)
-    real, pressed = CpuExecutable.run, 0
-
-    def run(self: Any, *given: Any) -> Any:
-        nonlocal pressed
-        pressed += 1
-        if not late:
-            signal.raise_signal(signal.SIGINT)
-        result = real(self, *given)
-        if late:
-            signal.raise_signal(signal.SIGINT)
-        return result
-
     step()
+    runs = 0
     for taken in (2, 3, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(CpuExecutable, "run", run)
+            ran = _pressed(patch, late)
             with pytest.raises(KeyboardInterrupt):
                 step()
+        runs += len(ran)
         assert {v for t in (first, second) for v in t.tolist()} == {float(-taken)}
-    assert pressed == 3
+    assert runs == 3
 
 
 def test_what_was_pending_is_computed_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,19 +90,9 @@ def test_what_was_pending_is_computed_after_an_interrupt(monkeypatch: pytest.Mon
 def test_one_write_in_place_is_done_once(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     state = webtorch.zeros(3)
     state.add_(1).tolist()
-    real = CpuExecutable.run
-
-    def run(self: Any, *given: Any) -> Any:
-        if not late:
-            signal.raise_signal(signal.SIGINT)
-        result = real(self, *given)
-        if late:
-            signal.raise_signal(signal.SIGINT)
-        return result
-
     state.add_(1)
     with monkeypatch.context() as patch:
-        patch.setattr(CpuExecutable, "run", run)
+        _pressed(patch, late)
         with pytest.raises(KeyboardInterrupt):
             state.tolist()
     assert state.tolist() == [2.0] * 3

@@ -9,53 +9,19 @@ from types import FrameType
 from typing import Any
 
 
-class _Whole:
-    """A block that SIGINT does not stop half way: KeyboardInterrupt is raised at its end.
+class _Held:
+    """A block that SIGINT does not stop half way: what its handler does (raising KeyboardInterrupt)
+    waits for the end. Nothing is held back in other threads, where no handler is called.
 
-    A second SIGINT stops it at once. Handlers that are the program's own are left alone, and so are
-    other threads, where none is called.
+    Not `firm`: a second SIGINT stops the block at once, and handlers that are the program's own are
+    left alone. `firm`, for libraries that cannot be left half way: nothing stops it, and the program's
+    own handler waits too.
     """
 
-    __slots__ = ("depth", "handler", "pressed")
+    __slots__ = ("before", "depth", "firm", "handler", "pressed")
 
-    def __init__(self) -> None:
-        self.depth = 0
-        self.pressed = False
-        self.handler = self._note
-
-    def __enter__(self) -> None:
-        if _ident() != _MAIN:
-            return
-        if self.depth == 0:
-            if _get(_SIGINT) is not _DEFAULT:
-                return
-            self.pressed = False
-            _set(_SIGINT, self.handler)
-        self.depth += 1
-
-    def __exit__(self, *error: Any) -> None:
-        if self.depth == 0 or _ident() != _MAIN:
-            return
-        self.depth -= 1
-        if self.depth == 0:
-            _set(_SIGINT, _DEFAULT)
-            if self.pressed and error[0] is not KeyboardInterrupt:
-                raise KeyboardInterrupt
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
-
-
-class _Firm:
-    """A block that no SIGINT stops, however often it comes: the program's own handler, or
-    KeyboardInterrupt, waits for its end. For calls of libraries that cannot be left half way.
-    """
-
-    __slots__ = ("before", "depth", "handler", "pressed")
-
-    def __init__(self) -> None:
+    def __init__(self, firm: bool) -> None:
+        self.firm = firm
         self.depth = 0
         self.pressed = False
         self.before: Any = None
@@ -65,8 +31,8 @@ class _Firm:
         if _ident() != _MAIN:
             return
         if self.depth == 0:
-            self.before = _get(_SIGINT)
-            if not callable(self.before):
+            self.before = before = _get(_SIGINT)
+            if not (before is _DEFAULT or (self.firm and callable(before))):
                 return
             self.pressed = False
             _set(_SIGINT, self.handler)
@@ -78,10 +44,13 @@ class _Firm:
         self.depth -= 1
         if self.depth == 0:
             _set(_SIGINT, self.before)
-            if self.pressed:
+            # The second SIGINT has raised it already.
+            if self.pressed and (self.firm or error[0] is not KeyboardInterrupt):
                 self.before(_SIGINT, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed and not self.firm:
+            raise KeyboardInterrupt
         self.pressed = True
 
 
@@ -90,5 +59,4 @@ _MAIN = threading.main_thread().ident
 _signals: Any = importlib.import_module("_signal")
 _get, _set, _ident = _signals.getsignal, _signals.signal, threading.get_ident
 _SIGINT, _DEFAULT = int(signal.SIGINT), signal.default_int_handler
-whole = _Whole()
-firm = _Firm()
+whole, firm = _Held(firm=False), _Held(firm=True)
