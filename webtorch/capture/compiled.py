@@ -33,6 +33,7 @@ class OptimizedModule(Module):
         device: str | None = None,
         captures: bool | Iterable[str] = (),
         memory_budget: int | str | None = None,
+        fullgraph: bool = False,
     ) -> None:
         """Compile `module`; the options are those of `webtorch.compile`."""
         super().__init__()
@@ -40,7 +41,10 @@ class OptimizedModule(Module):
         del self.__dict__["training"]
         if not isinstance(captures, bool):
             captures = frozenset(captures)
-        options = {"device": device, "captures": captures, "memory_budget": memory_budget}
+        options = {
+            "device": device, "captures": captures, "memory_budget": memory_budget,
+            "fullgraph": fullgraph,
+        }  # fmt: skip
         self.__dict__["_compile_options"] = options
         self._orig_mod = module
 
@@ -126,7 +130,9 @@ def compile(
     A Module gives a Module, which stands for it: see `OptimizedModule`. Anything else gives a
     `CompiledFunction`.
 
-    PyTorch's options are accepted; there is one compiler and one mode. With `device="meta"` nothing
+    A function that reads a value of what it computes runs as usual, and a warning says where it
+    reads; with `fullgraph` it raises CaptureError. PyTorch's other options are accepted; there is
+    one compiler and one mode. With `device="meta"` nothing
     runs and no device is needed: a call plans the program for a common GPU, to be looked at, and
     returns tensors without values. `captures` names intermediate results that `captured()` is to
     give after a call (True: all that have a name). `memory_budget`, in bytes or as a text like
@@ -148,4 +154,6 @@ def compile(
     if disable:
         return model
     kind: Callable[..., Any] = OptimizedModule if isinstance(model, Module) else CompiledFunction
-    return kind(model, device=device, captures=captures, memory_budget=memory_budget)
+    return kind(
+        model, device=device, captures=captures, memory_budget=memory_budget, fullgraph=fullgraph
+    )

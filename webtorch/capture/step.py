@@ -38,7 +38,7 @@ from webtorch.capture.trace import (
     replay,
 )
 from webtorch.capture.viewer import page
-from webtorch.errors import CacheChurnWarning
+from webtorch.errors import CacheChurnWarning, CaptureError
 from webtorch.ir.graph import Graph
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_within
@@ -52,7 +52,7 @@ from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast
 from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
-from webtorch.tensors.tape import mode, no_grad
+from webtorch.tensors.tape import continue_graph, end_of, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.
@@ -89,8 +89,11 @@ class CompiledFunction:
         device: str | None = None,
         captures: bool | Iterable[str] = (),
         memory_budget: int | str | None = None,
+        fullgraph: bool = False,
     ) -> None:
         self.function = function
+        # Whether a function that reads a value is refused.
+        self.fullgraph = fullgraph
         # Without a device nothing runs.
         self.runs = device is None
         self.wanted = captures if isinstance(captures, bool) else frozenset(captures)
@@ -187,20 +190,31 @@ class CompiledFunction:
             taken = self._at_sizes(tensors, sizes, sizes)
         arguments = _Arguments(taken, live)
         positional, named = arguments((args, kwargs))
+        joint = _Joint(taken, given)
+        # Arguments of other sizes have no values.
+        may_read = self.runs and not sizes and not self.fullgraph
         try:
             captured = capture(
                 self.function, positional, named, taken, objects=arguments.objects,
                 careful=True, compiler=compile_never if sizes else self.compiler,
-                wanted=self.wanted,
+                wanted=self.wanted, reading=joint.close if may_read else None,
             )  # fmt: skip
         except NotReplayable as usual:
+            joint.close()
             count = self.refusals[key] = self.refusals.get(key, 0) + 1
             if count >= _MAX_REFUSALS:
                 self._give_up(key, usual.reason)
-            result = usual.result
+            result = arguments.given_back(usual.result, taken, given)
             return lambda: result
         except RunAsUsual:
             return functools.partial(self.function, *args, **kwargs)
+        except CaptureError as error:
+            if not sizes or self.fullgraph or not self.runs:
+                raise
+            self._unmark(NotPolynomial(str(error)))
+            return functools.partial(self, *args, **kwargs)
+        finally:
+            joint.write_back()
         changed = arguments.changed()
         if changed:
             self._give_up(key, f"it changes a {changed} that it is given")
@@ -634,6 +648,38 @@ def _own(t: Tensor, in_place: bool) -> Tensor:
     return t
 
 
+class _Joint:
+    """What the arguments of a call, as `_own` gave them to a capture, have to do with the given ones,
+    if the call turns out to be one that no program can repeat.
+    """
+
+    def __init__(self, taken: list[Tensor], given: list[Tensor]) -> None:
+        apart = [(t, g) for t, g in zip(taken, given, strict=True) if t is not g]
+        self.ends = [(end_of(t), t, g) for t, g in apart if g.requires_grad and not g.is_leaf]
+        self.copies = [(t, g, t._storage.version) for t, g in apart if t._storage is not g._storage]
+        self.closed = False
+
+    def close(self) -> None:
+        """Let gradients go on to what the given tensors were computed from."""
+        if self.closed:
+            return
+        self.closed = True
+        for end, t, g in self.ends:
+            passed, t._grad = t._grad, None
+            continue_graph(end, g)
+            if passed is not None:
+                g.backward(passed, retain_graph=True)
+
+    def write_back(self) -> None:
+        """Write what the call wrote into copies of parts of tensors."""
+        if not self.closed:
+            return
+        with no_grad():
+            for t, g, version in self.copies:
+                if t._storage.version != version:
+                    g.copy_(t)
+
+
 def _writes(captured: Capture, arguments: list[int]) -> bool:
     """Whether a program overwrites one of these arguments."""
     return any(
@@ -694,8 +740,8 @@ class _Arguments:
 
     def __init__(self, tensors: Iterable[Tensor], live: dict[str, Any]) -> None:
         self.tensors, self.live, self.names = iter(tensors), live, iter(list(live))
-        # Containers, with the identities of their parts.
-        self.made: list[tuple[Any, list[int]]] = []
+        # Containers, with the identities of their parts, and what was given in their place.
+        self.made: list[tuple[Any, list[int], Any]] = []
         self.objects: list[Any] = []
 
     def __call__(self, x: Any) -> Any:
@@ -706,7 +752,7 @@ class _Arguments:
         out = rebuilt(x, self)
         parts = parts_of(out)
         if parts is not None:
-            self.made.append((out, [id(p) for p in parts]))
+            self.made.append((out, [id(p) for p in parts], x))
         elif not isinstance(x, (int, str, bytes, type(None))):
             self.objects.append(x)
         return out
@@ -716,8 +762,37 @@ class _Arguments:
         return next(
             (
                 type(x).__name__
-                for x, before in self.made
+                for x, before, _ in self.made
                 if [id(p) for p in parts_of(x) or ()] != before
             ),
             "",
         )
+
+    def given_back(self, result: Any, taken: list[Tensor], given: list[Tensor]) -> Any:
+        """Return `result` with what was given in place of what the function got, and change the
+        containers that were given as the function has changed its own.
+        """
+        known = {id(t): g for t, g in zip(taken, given, strict=True)}
+        known |= {id(made): x for made, _, x in self.made}
+
+        def back(x: Any) -> Any:
+            if id(x) in known:
+                return known[id(x)]
+            if type(x) is HostScalar:
+                return float(x)
+            parts = parts_of(x)
+            return x if parts is None or all(back(p) is p for p in parts) else rebuilt(x, back)
+
+        for made, before, x in self.made:
+            parts = parts_of(made) or []
+            if [id(p) for p in parts] == before or isinstance(made, tuple):
+                continue
+            if isinstance(made, dict):
+                x.clear()
+                x.update((k, back(v)) for k, v in made.items())
+            elif isinstance(made, list):
+                x[:] = map(back, parts)
+            else:
+                for name, value in attributes(made).items():
+                    object.__setattr__(x, name, back(value))
+        return back(result)

@@ -13,12 +13,13 @@ import contextlib
 import gc
 import linecache
 import sys
+import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from types import CoroutineType, GeneratorType, MappingProxyType
+from types import CoroutineType, FrameType, GeneratorType, MappingProxyType
 from typing import Any
 
 from webtorch.capture.backward import Backward, live_results, trace_backward
@@ -457,16 +458,18 @@ def capture(
     compiler: Compiler | None = None,
     wanted: bool | frozenset[str] = False,
     objects: Sequence[Any] = (),
+    reading: Callable[[], object] | None = None,
 ) -> Capture:
     """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (computed).
 
     `runtime` is where the call computes; by default that is the arguments' device. `compiler` turns
     its graph into a program; `wanted` are names of intermediate results to keep. With `careful`,
     what the function reads outside its arguments, and in `objects`, is watched, and NotReplayable is raised where the
-    call did what a program cannot repeat. Raises CaptureError where the function reads a value of
-    what it computes.
+    call did what a program cannot repeat. Where the function reads a value of what it computes,
+    CaptureError is raised; with `reading`, that is called, the call goes on as usual from there,
+    and NotReplayable is raised at its end.
     """
-    rest = careful, runtime, compiler, wanted
+    rest = careful, runtime, compiler, wanted, reading
     try:
         return _capture(function, args, kwargs, tensors, objects, *rest)
     except _Unwatched as met:
@@ -492,6 +495,7 @@ def _capture(
     runtime: Runtime | None,
     compiler: Compiler | None,
     wanted: bool | frozenset[str],
+    reading: Callable[[], object] | None,
 ) -> Capture:
     survey = Survey(function, objects) if careful else None
     runtime = runtime or _one_runtime(function, tensors, survey)
@@ -517,6 +521,22 @@ def _capture(
     dropped: set[int] = set()
     complete = False
     gradient_mode = mode.grad, mode.inference
+    # Why the call goes on as usual, once it does.
+    usual: list[str] = []
+
+    def go_on() -> None:
+        """Stop recording: what the call did so far stands, and is computed like any other work."""
+        place = _place_of(traceback.walk_stack(sys._getframe(1)))
+        usual.append("it reads a value of what it computes" + (f", at {place}" if place else ""))
+        if tracing.options is not None and tracing.options.plain:
+            tracing.options.hide()
+        runtime.capturing, runtime.stop_capturing = False, None
+        runtime.overwritten.clear()
+        tracing.end()
+        assert reading is not None
+        reading()
+
+    runtime.stop_capturing = go_on if reading is not None else None
     try:
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
@@ -524,6 +544,8 @@ def _capture(
             if tracing.options is not None:
                 tracing.options.show()
             result = _called(function, args, kwargs)
+            if usual:
+                raise NotReplayable(result, usual[0])
             if tracing.options is not None:
                 tracing.options.hide()
         if survey is not None:
@@ -578,7 +600,7 @@ def _capture(
         actions, decisions = list(tracing.actions), list(tracing.decisions.values())
         draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
     finally:
-        if not complete:
+        if not (complete or usual):
             # Nothing was computed: overwritten storages and gradients have their values back,
             # generators and schedules their places, variables what they held.
             for storage, node in runtime.overwritten.items():
@@ -587,7 +609,7 @@ def _capture(
             for place, _ in effects:
                 place.set(place.before)
         runtime.overwritten.clear()
-        runtime.capturing = False
+        runtime.capturing, runtime.stop_capturing = False, None
         tracing.end()
         mode.grad, mode.inference = gradient_mode
     storages = [o for o in owners if isinstance(o, Storage)]
@@ -673,20 +695,22 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     try:
         return function(*args, **kwargs)
     except CaptureError as error:
-        places: dict[bool, str] = {}
-        frame = error.__traceback__
-        while frame is not None:
-            code = frame.tb_frame.f_code
-            if not is_internal(code):
-                text = linecache.getline(code.co_filename, frame.tb_lineno).strip()
-                line = f"{code.co_filename}:{frame.tb_lineno}" + (f": {text}" if text else "")
-                places[is_code_of_user(code)] = line
-            frame = frame.tb_next
-        # A line of another library only where there is none of the user's.
-        place = places.get(True) or places.get(False)
+        place = _place_of(reversed(list(traceback.walk_tb(error.__traceback__))))
         if place is None:
             raise
         raise CaptureError(f"{error}\n  at {place}") from error
+
+
+def _place_of(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """Return the user's line among frames, the innermost first: a library's only where there is none."""
+    places: dict[bool, str] = {}
+    for frame, number in frames:
+        code = frame.f_code
+        if not is_internal(code):
+            text = linecache.getline(code.co_filename, number).strip()
+            line = f"{code.co_filename}:{number}" + (f": {text}" if text else "")
+            places.setdefault(is_code_of_user(code), line)
+    return places.get(True) or places.get(False)
 
 
 def compile_cached(runtime: Runtime, key: Any, graph: Graph) -> Executable:
@@ -799,6 +823,9 @@ def _one_runtime(
     for place in (*survey.quick, *survey.slow) if survey is not None else ():
         if isinstance(place.before, Tensor):
             outside.add(place.before._storage.runtime)
+    if len(runtimes) > 1 and survey is not None:
+        # Lengths and other numbers stay on the CPU; what computes there too is found out.
+        runtimes = {r for r in runtimes if r.kind != "cpu"}
     if len(runtimes) > 1:
         raise CaptureError(
             f"compile: the arguments of {function} are on several devices; move them to one with "

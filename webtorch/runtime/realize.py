@@ -358,6 +358,8 @@ class Runtime:
         self.lock = threading.RLock()
         # While a function is being captured nothing may be computed; says so to whoever asks.
         self.capturing = False
+        # What ends a capture when the captured function reads a value.
+        self.stop_capturing: Callable[[], None] | None = None
         # What owners held before a capture overwrote it.
         self.overwritten: weakref.WeakKeyDictionary[Owner, Node] = weakref.WeakKeyDictionary()
         # Values whose memory NumPy arrays see too.
@@ -437,8 +439,10 @@ class Runtime:
 
     def realize(self) -> None:
         """Compute everything that is pending on this device. Raises CaptureError while a function
-        is being captured.
+        is being captured that must not read.
         """
+        if self.capturing and self.stop_capturing is not None:
+            self.stop_capturing()
         if self.capturing:
             raise CaptureError(
                 "a captured function cannot read values: the program is recorded once and "

@@ -434,7 +434,9 @@ class _Tracing(threading.local):
         try:
             yield
         finally:
-            options.show()
+            # Unless the capture has ended meanwhile.
+            if self.options is options:
+                options.show()
 
     def restore(self) -> None:
         """Give the host its state back: gradients, generators' places, and what has an undo."""

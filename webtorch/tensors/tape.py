@@ -478,6 +478,19 @@ def gradient_edge(tensor: Tensor | GradientEdge) -> Edge | None:
     return accumulate, 0
 
 
+def end_of(leaf: Tensor) -> AccumulateGrad:
+    """Return where the cotangents of a leaf end, which comes after all older functions backward."""
+    edge = gradient_edge(leaf)
+    assert edge is not None and isinstance(edge[0], AccumulateGrad)
+    edge[0].sequence = next(_sequence)
+    return edge[0]
+
+
+def continue_graph(end: AccumulateGrad, tensor: Tensor) -> None:
+    """Make the cotangents that reach `end`, of `end_of`, those of `tensor`."""
+    end.edges = (gradient_edge(tensor),)
+
+
 def needs_grad(tensors: Iterable[Tensor]) -> bool:
     """Whether an operation on `tensors` must be recorded, for backward or for its tangent."""
     if mode.grad and _one_requires_grad(tensors):
@@ -790,7 +803,9 @@ def run_backward(
                     g = _leaf_hooks(fn.variable, grads[0])
                     for _, i in targets.get(fn, ()):
                         found[i] = g
-                    if accumulate:
+                    if fn.edges and fn.edges[0] is not None:
+                        send(fn.edges[0], g)
+                    elif accumulate:
                         _accumulate(fn.variable, g, create_graph)
                 continue
             for number, i in targets.get(fn, ()):
