@@ -49,6 +49,9 @@ _INFIX = {
     "xor": "^",
 }
 _CALLS = {"not": "logical_not", "min": "minimum", "max": "maximum", "bitnot": "invert"}
+_DIVISIONS = ("floordiv", "truncdiv", "mod", "truncmod")
+# Processors have no vectors of these.
+_INTEGER_DIVISION = 25
 COSTS: dict[str, int] = {
     **dict.fromkeys(("exp", "exp2", "log", "log2", "log10", "sin", "cos", "tanh"), 15),
     **dict.fromkeys(
@@ -71,9 +74,7 @@ COSTS: dict[str, int] = {
         25,
     ),
     **dict.fromkeys(("pow", "philox", "gcd"), 50),
-    **dict.fromkeys(
-        ("div", "sqrt", "rsqrt", "hypot", "floordiv", "truncdiv", "mod", "truncmod"), 5
-    ),
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "hypot", *_DIVISIONS), 5),
     **dict.fromkeys(("const", "arg", "index", "reduced"), 0),
 }
 
@@ -91,7 +92,12 @@ class _Scope:
 
 def cost(*roots: Expr) -> int:
     """Return how much work one evaluation of `roots` is, in additions."""
-    return sum(COSTS.get(node.op, 1) for node in ex.walk(*roots))
+    return sum(
+        _INTEGER_DIVISION
+        if node.op in _DIVISIONS and node.dtype.is_integral
+        else COSTS.get(node.op, 1)
+        for node in ex.walk(*roots)
+    )
 
 
 def type_name(dtype: DType) -> str:

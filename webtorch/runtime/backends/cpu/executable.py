@@ -66,8 +66,8 @@ _BLOCK = 1 << 15
 # calling NumPy for one operation costs as much as this many elements.
 _COMPILE_WORK = 6_000_000
 _CALL_COST = 4000
-# Waking threads pays from this much work in one kernel.
-_PARALLEL_WORK = 200_000
+# Sharing a kernel among threads pays from this much work in it: some 10 us of one thread.
+_PARALLEL_WORK = 800_000
 # Work in one part of a kernel that threads take in turns.
 _CHUNK_WORK = 500_000
 # Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
@@ -364,8 +364,8 @@ class ScanRunner(ArrayRunner):
         self.rows = routine.outer * routine.inner
         self.sizes = routine.length, routine.inner
         # An element waits for the one before it.
-        work = 4 * self.rows * routine.length
-        self.spent, self.step = 0, work + _CALL_COST
+        work = 16 * self.rows * routine.length
+        self.spent, self.step = 0, work // 4 + _CALL_COST
         self.parallel = work >= _PARALLEL_WORK
         self.multiple = 16 if routine.inner >= 16 else 1
         self.native: jit.Native | None = None
