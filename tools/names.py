@@ -36,7 +36,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         r"quant|qint|quint|^q_|qscheme|per_tensor|per_channel|fbgemm|fake_|int_repr|choose_q|fused_moving|mkldnn"
         r"|^bits|^bit$|^u?int[1-7]$|float4|float8|scaled_mm|ScalingType|Swizzle",
-        "Quantised and sub-byte types are not supported.",
+        "Quantised, 8-bit float and sub-byte types are not supported: see `webtorch.nn.quantized`.",
     ),
     (
         r"complex32|chalf|Complex|^eig$|^symeig$",
@@ -91,8 +91,12 @@ REASONS = (
         "DataPipes are deprecated in PyTorch: use `Dataset` and `IterableDataset`.",
     ),
     (
-        r"^u?int16$|^uint64$|grouped_mm|hash_tensor",
-        "No WebGPU device has the type (of the result), or the operation is for one vendor's matrix formats.",
+        r"^uint16$|^uint64$|hash_tensor",
+        "WebGPU has no such type (of the result): use `int32`, `uint32` or `int64`.",
+    ),
+    (
+        r"grouped_mm",
+        "For one vendor's matrix formats: use `bmm`.",
     ),
     (
         r"^(Module|Parameter|Buffer)Dict$|NestedIOFunction|FileCheck|stale_capture|stream_mismatch|grad_layout_policy"
@@ -112,8 +116,7 @@ OTHERWISE = "Not available yet."
 HEAD = """# What PyTorch has and webtorch does not
 
 Compared with PyTorch {version}: `webtorch` has {have} of the {total} public names of {places}.
-A missing name raises `AttributeError`, says that PyTorch has it, and names the nearest one that
-exists. This page is written by
+A missing name raises `AttributeError` and says why it is missing, in the words below. This page is written by
 `tools/names.py`; how well the operations that exist agree is in [conformance.md](conformance.md).
 """
 
@@ -125,23 +128,24 @@ BEHAVIOUR = """
 
 - Integers divided by a tensor that holds 0 (`//`, `%`, `fmod`, `div` with a rounding mode) give 0; PyTorch raises
   on the CPU, and says nothing on accelerators. A Python number 0 as divisor is refused here too.
-- 16-bit floats are taken wherever floats are, also where PyTorch has no such kernel (they compute in float32).
+- 16-bit floats are taken wherever floats are, also where PyTorch has no such kernel (they compute in float32), but
+  for the factorisations of `linalg`.
 - `quantile` of infinities is the infinity where the position is exact; PyTorch gives NaN (0 times infinity).
 - `linalg.lstsq`, `eig` and singular vectors have LAPACK's signs and phases, which may not be those of PyTorch's build.
-- Gradients where several numbers meet a NaN (`prod`, `cumprod`, norms of infinite order) are NaN; PyTorch's are 0
-  for some. Of several NaN in a window of max pooling the first one has the gradient; in PyTorch the last.
+- The gradient of `prod` where another number is NaN, and of norms of infinite order of NaN, is NaN; PyTorch's is 0 for
+  some. Of several NaN in a window of max pooling the first one has the gradient; in PyTorch the last.
 - `matrix_exp` of float16 is infinite where the exponential is; PyTorch's steps in 16 bits give NaN.
-- `as_strided_scatter` gives the input no gradient where it was replaced; PyTorch does.
+- `as_strided_scatter` gives the input a gradient where it was not replaced; PyTorch's does where it was, and only
+  there, which its own `gradcheck` refuses.
 - Second derivatives of products in which several zeros meet (`index_reduce`, `scatter_reduce`) are 0.
 - Functions take `out=` wherever their result is a tensor; PyTorch has it for some.
-- `flip`, `logsumexp` of integers over no dimension, `clamp_min` of bools with a number, `interpolate` and pooling of
-  complex numbers, `scatter_reduce` with `out=` of a wider float: taken here, refused by PyTorch.
+- `logsumexp` of integers over no dimension and average pooling of complex numbers: taken here, refused by PyTorch.
 - `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
 - `heaviside` promotes its two types; PyTorch wants one.
 - The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place
   elementwise operations; methods as `x.dot(object)` ask when one of these, a tensor subclass or a mode has come before.
-- `heaviside`, `floor_divide`, `unique`: the result requires no gradient; PyTorch's does, and its backward raises.
-- `bernoulli` checks a tensor of probabilities on the device: the next read raises, where PyTorch's call does.
+- `bernoulli`, `multinomial`, `poisson` and `normal` check tensors of probabilities, rates and deviations on the device:
+  the next read raises, where PyTorch's call does.
 - On an H100 or H200 float32 convolutions of 3 x 3 and 64 channels or more go by Winograd's method: an infinity of the
   input is NaN in all of its tiles of 4 x 4 outputs; in PyTorch it stays within its windows. There is no switch.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
@@ -181,14 +185,23 @@ def _place(root: str, place: str) -> Any:
 
 
 def listed() -> str:
-    """Return the text of the list: a line for each place, "place: name name ...", wrapped."""
+    """Return the text of the list: [place] and PyTorch's names there; then [= reason] and the names
+    that are missing for it, each after its place and a colon.
+    """
     import textwrap
 
-    lines = []
+    groups: dict[str, list[str]] = {}
+    why: dict[str, list[str]] = {}
     for place in PLACES:
-        names = " ".join(_public(_place("torch", place)))
-        lines.append(f"[{place}]")
-        lines += textwrap.wrap(names, 118, break_on_hyphens=False, break_long_words=False)
+        ours = _place("webtorch", place)
+        groups[place] = _public(_place("torch", place))
+        for name in groups[place]:
+            if not hasattr(ours, name):
+                why.setdefault(reason(name), []).append(f"{place}:{name}")
+    lines = []
+    for head, names in (*groups.items(), *((f"= {r}", why[r]) for r in sorted(why))):
+        lines.append(f"[{head}]")
+        lines += textwrap.wrap(" ".join(names), 118, break_on_hyphens=False, break_long_words=False)
     return "\n".join(lines) + "\n"
 
 

@@ -198,3 +198,30 @@ ERRORS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
 def test_errors(name: str) -> None:
     function, inputs, text = ERRORS[name]
     same_error(lambda L, *t: function(functional(L), *t), inputs, "cpu", text)
+
+
+def test_options_of_linear_cross_entropy_are_checked_as_pytorchs() -> None:
+    bad: tuple[dict[str, Any], ...] = (
+        {"acc_policy": "fast"},
+        {"chunking_method": "aspect_ratio:0"},
+        {"chunking_method": "rows"},
+        {"batch_chunk_size": 0},
+        {"acc_dtype": "int"},
+    )
+    found = []
+    for lib in (torch, webtorch):
+        options: Any = lib.nn.LinearCrossEntropyOptions
+        for wrong in bad:
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                options(**wrong)
+        x, w, c = (lib.tensor(t.tolist()) for t in (X, Z, CLASSES))
+        call: Any = lib.nn.functional.linear_cross_entropy
+        chosen = options(chunking_method="aspect_ratio:2")
+        found.append(call(x, w, c.clamp(max=2), options=chosen).item())
+        with pytest.raises(ValueError, match="int64"):
+            call(x.long(), w.long(), c, options=options())
+        with pytest.raises(RuntimeError, match="acc_dtype"):
+            call(x.long(), w.long(), c, options=options(acc_dtype=lib.float32))
+        with pytest.raises(RuntimeError):
+            call(x.long(), w.long(), c, options=options(), label_smoothing=0.1)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

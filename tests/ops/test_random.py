@@ -329,3 +329,14 @@ def test_a_negative_rate_in_a_compiled_function_is_reported(device: str) -> None
     assert draw(rates).tolist() == eager
     with pytest.raises(RuntimeError, match="invalid Poisson rate"):
         draw(webtorch.tensor([4.0, -1.0], device=device)).tolist()
+
+
+@pytest.mark.parametrize("deviation", [-1.0, math.nan])
+def test_deviations_in_a_tensor_are_checked_on_the_device(deviation: float, device: str) -> None:
+    good = webtorch.tensor([0.0, 0.0], device=device)
+    bad = webtorch.tensor([1.0, deviation], device=device)
+    for call in (lambda s: webtorch.normal(good, s), lambda s: webtorch.normal(3.0, s)):
+        with pytest.raises(RuntimeError, match="normal expects all elements of std >= 0"):
+            call(bad).tolist()
+    assert webtorch.normal(bad.abs().nan_to_num(), good).isfinite().all().item()
+    assert webtorch.normal(good, webtorch.empty(0, 2, device=device)).shape == (0, 2)

@@ -65,3 +65,27 @@ def test_erfinv_of_float64_has_all_digits_up_to_1() -> None:
     points = np.concatenate([np.linspace(-1, 1, 401), near, [5e-324, 1e-300, -1e-9]])
     found = webtorch.erfinv(webtorch.tensor(points)).numpy()
     np.testing.assert_allclose(found, scipy.special.erfinv(points), rtol=5e-15)
+
+
+def test_the_second_derivative_of_i1e_at_0_is_that_of_pytorch() -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x = lib.tensor([0.0, 0.5, -1.0], dtype=lib.float64, requires_grad=True)
+        (first,) = lib.autograd.grad(lib.special.i1e(x).sum(), x, create_graph=True)
+        (second,) = lib.autograd.grad(first.sum(), x)
+        found.append(second.tolist())
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["floor_divide", "heaviside"])
+def test_what_has_no_derivative_says_so_when_it_is_asked_for(name: str) -> None:
+    for lib in (torch, webtorch):
+        x = lib.tensor([5.0, 6.0], requires_grad=True)
+        y = getattr(lib, name)(x, lib.tensor([2.0, 4.0]))
+        assert y.requires_grad
+        with pytest.raises(RuntimeError, match=f"derivative for aten::{name} is not implemented"):
+            y.sum().backward()
+        # What does not ask for it is not refused.
+        z = (y.detach() * x).sum()
+        z.backward()
+        assert x.grad.tolist() == y.tolist()

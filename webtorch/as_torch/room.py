@@ -15,7 +15,7 @@ from typing import Any
 
 from webtorch.as_torch.absent import ABSENT, is_absent, stand_in
 from webtorch.as_torch.places import CORE, WORDS
-from webtorch.tensors.absent import pytorch_names
+from webtorch.tensors.absent import why_missing
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -146,16 +146,13 @@ def caller(frame: FrameType | None) -> str:
 def missing(room: ModuleType, name: str, frame: FrameType | None) -> str:
     """Return what to say of a name that a room does not have."""
     where = room.__name__.partition(".")[2]
-    known = name in pytorch_names().get(where, ())
     if room.__name__ in ABSENT:
         words: str | None = ABSENT[room.__name__][0]
     else:
         words = CORE if room.__name__ == "torch._C" else WORDS.get(room.__name__, {}).get(name)
     text = f"{room.__name__}.{name}, asked for in {caller(frame)}: "
-    text += words or (
-        "PyTorch has it, webtorch does not (docs/differences.md says why)"
-        if known
-        else "webtorch has no such name"
-    )
+    if why := words or why_missing(where, name):
+        return f"{text}{why}."
+    text += "webtorch has no such name"
     near = difflib.get_close_matches(name, dir(room), 1, 0.7)
     return f"{text}. The nearest that exists is {room.__name__}.{near[0]}." if near else f"{text}."

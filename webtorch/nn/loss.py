@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from webtorch import Tensor
 from webtorch.nn import functional as F
@@ -26,6 +28,7 @@ __all__ = [
     "KLDivLoss",
     "L1Loss",
     "LinearCrossEntropyLoss",
+    "LinearCrossEntropyOptions",
     "MSELoss",
     "MarginRankingLoss",
     "MultiLabelMarginLoss",
@@ -500,6 +503,42 @@ class NLLLoss2d(NLLLoss):
             stacklevel=2,
         )
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
+
+
+@dataclass(slots=True, frozen=True)
+class LinearCrossEntropyOptions:
+    """PyTorch's options of `LinearCrossEntropyLoss`: in which pieces its logits are computed there.
+
+    They are checked as PyTorch checks them (ValueError). Here the compiler decides how the loss is
+    computed: the result is the same, and backward may be called again whatever they say.
+    """
+
+    allow_retain_graph: bool = False
+    batch_chunk_size: int | None = None
+    chunking_method: str | None = "auto"
+    acc_policy: Literal["accurate", "balanced", "compact", "auto"] = "auto"
+    acc_dtype: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.acc_policy not in ("auto", "accurate", "balanced", "compact"):
+            raise ValueError(
+                f"invalid acc_policy: {self.acc_policy!r}, which is auto, accurate, balanced or compact"
+            )
+        method = self.chunking_method
+        if method not in (None, "auto") and not re.fullmatch(r"aspect_ratio(:0*[1-9]\d*)?", method):
+            raise ValueError(
+                f"invalid chunking_method: {method!r}, which is auto, aspect_ratio, aspect_ratio:N "
+                "with N >= 1, or None"
+            )
+        size: Any = self.batch_chunk_size
+        if size is not None and not (isinstance(size, int) and size > 0):
+            raise ValueError(f"batch_chunk_size must be positive int or None, got {size!r}")
+        if self.acc_dtype is not None and not getattr(self.acc_dtype, "is_floating_point", False):
+            raise ValueError(
+                "acc_dtype must be one of {None, torch.float16, torch.bfloat16, torch.float32, "
+                f"torch.float64}}, got {self.acc_dtype!r}"
+            )
 
 
 class LinearCrossEntropyLoss(_WeightedLoss):

@@ -169,7 +169,8 @@ def _i1(x: Expr) -> Expr:
 
 def _i1e(x: Expr) -> Expr:
     a, near, value = _i1_parts(x)
-    return ex.where(near, value * ex.exp(-a), value * (ex.rsqrt(a) * (2 * math.pi) ** -0.5))
+    # The slope of |x| at 0 is 0, as PyTorch has it: the second derivative is then 0, between -1 and 1.
+    return ex.where(near, value * ex.exp(-abs(x)), value * (ex.rsqrt(a) * (2 * math.pi) ** -0.5))
 
 
 _I1_DOC = "The modified Bessel function of the first kind, of order 1."

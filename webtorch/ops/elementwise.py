@@ -12,6 +12,7 @@ in one kernel, under PyTorch's names.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError
@@ -269,13 +270,25 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
     return ex.trunc(x / y) if x.dtype.kind == "float" else ex.truncdiv(x, y)
 
 
+def _no_derivative(name: str) -> Callable[..., Any]:
+    """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
+
+    def refuse(g: Any, out: Any, *inputs: Any) -> Any:
+        raise NotImplementedError(
+            f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "
+            "Detach its inputs."
+        )
+
+    return refuse
+
+
 floor_divide = elementwise(
     "floor_divide",
     _floor_quotient,
+    vjp=_no_derivative("floor_divide"),
     dtypes=NUMERIC,
-    differentiable=False,
     domain=(0.5, 9.0),
-    doc="The quotient rounded down, as Python's //.",
+    doc="The quotient rounded down, as Python's //. No backward, as in PyTorch.",
 )
 _div_floor = elementwise(
     "_div_floor",
@@ -1196,8 +1209,8 @@ heaviside = elementwise(
         else ex.where(ex.eq(x, 0), values, ex.cast(x > 0, x.dtype))
     ),
     tensors=("input", "values"),
-    differentiable=False,
-    doc="0 for negative input, 1 for positive, values at 0.",
+    vjp=_no_derivative("heaviside"),
+    doc="0 for negative input, 1 for positive, values at 0. No backward, as in PyTorch.",
 )
 
 # -- logistic --------------------------------------------------------------------------------------

@@ -501,7 +501,10 @@ def normal(
     pin_memory: bool = False,
     requires_grad: bool = False,
 ) -> Any:
-    """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are."""
+    """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are.
+
+    A tensor of standard deviations is checked on the device: the next read raises DeviceCheckError.
+    """
     if not _is_tensor(std) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     if out is not None:
@@ -523,7 +526,11 @@ def normal(
             shape = movement.broadcast_shapes(mean._shape, out._shape)
         noise = _draw(shape, _floating("normal", like.dtype), like.device, generator, "normal")
         mean = mean.detach() if _is_tensor(mean) else mean
-        std = std.detach() if _is_tensor(std) else std
+        if _is_tensor(std):
+            std = std.detach()
+            if numel(std._shape):
+                holds = elementwise.ge(std, 0)
+                std = demand(std, holds, "normal expects all elements of std >= 0.0")
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 

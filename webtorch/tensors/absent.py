@@ -13,14 +13,25 @@ from typing import Any
 
 
 @functools.cache
+def _listed() -> dict[str, frozenset[str]]:
+    text = Path(__file__).with_name("pytorch_names.txt").read_text(encoding="utf-8")
+    parts = (part.partition("]") for part in text.split("[")[1:])
+    return {head: frozenset(names.split()) for head, _, names in parts}
+
+
+@functools.cache
 def pytorch_names() -> dict[str, frozenset[str]]:
     """Return PyTorch's public names by place: "" for torch itself, "Tensor", "linalg" and so on."""
-    found: dict[str, frozenset[str]] = {}
-    text = Path(__file__).with_name("pytorch_names.txt").read_text(encoding="utf-8")
-    for part in text.split("[")[1:]:
-        place, _, names = part.partition("]")
-        found[place] = frozenset(names.split())
-    return found
+    return {place: names for place, names in _listed().items() if not place.startswith("= ")}
+
+
+def why_missing(place: str, name: str) -> str:
+    """Return what to say of a name of PyTorch's that webtorch does not have; "" if PyTorch has no such name."""
+    if name not in _listed().get(place, ()):
+        return ""
+    entry = f"{place}:{name}"
+    reason = next((head[2:] for head, names in _listed().items() if entry in names), "")
+    return f"PyTorch has it, webtorch does not. {reason}".rstrip(" .")
 
 
 def missing_names(module: str, place: str) -> Any:
@@ -47,8 +58,8 @@ class MissingName(AttributeError):
         path = f".{place}" if place else ""
         what = "'Tensor' object" if place == "Tensor" else f"module 'webtorch{path}'"
         text = f"{what} has no attribute '{name}'"
-        if name in pytorch_names().get(place, ()):
-            text += ": PyTorch has it, webtorch does not (docs/differences.md says why)"
+        if why := why_missing(place, name):
+            return f"{text}: {why}."
         present = [n for n in dir(self.owner) if not n.startswith("_")]
         near = difflib.get_close_matches(name, present, 1, 0.7)
         return f"{text}. The nearest that exists is '{near[0]}'." if near else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import webtorch
 from webtorch import Tensor
@@ -175,6 +176,22 @@ def triplet_margin_with_distance_loss(
     return _reduced((near - far + margin).clamp(min=0), reduction)
 
 
+def _check_options(input: Tensor, sums: Any) -> None:
+    """Refuse the types for which PyTorch's computation in chunks has no sums."""
+    if sums is None and not input.is_floating_point():
+        raise ValueError(
+            f"linear_cross_entropy: options are for floating-point inputs, got {input.dtype}. "
+            "Convert the input with .float()."
+        )
+    if sums not in (None, input.dtype) and not (
+        sums is webtorch.float32 and input.dtype in (webtorch.float16, webtorch.bfloat16)
+    ):
+        raise RuntimeError(
+            "linear_cross_entropy supports float32 acc_dtype with float16/bfloat16 inputs, but got "
+            f"{sums} acc_dtype and {input.dtype} inputs. Leave acc_dtype=None."
+        )
+
+
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -190,20 +207,11 @@ def linear_cross_entropy(
     """Return the cross entropy of `input @ linear_weight.T + linear_bias`.
 
     (N, features) or (features), and weights (classes, *, features), to a target (N, *) of class
-    numbers or (N, classes, *) of probabilities. `options` says how PyTorch computes the logits;
-    here the compiler decides that, and the result is the same.
+    numbers or (N, classes, *) of probabilities. `options` (`nn.LinearCrossEntropyOptions`) says how
+    PyTorch computes the logits; here the compiler decides that, and the result is the same.
     """
     if input.dim() not in (1, 2):
         raise RuntimeError(f"expected input with dimensionality 1 or 2, got {input.dim()}")
-    if (
-        options is not None
-        and getattr(options, "acc_dtype", None) is None
-        and not input.is_floating_point()
-    ):
-        raise ValueError(
-            f"linear_cross_entropy: options are for floating-point inputs, got {input.dtype}. "
-            "Convert the input with .float()."
-        )
     if linear_weight.dim() < 2:
         raise RuntimeError(
             f"expected linear_weight with dimensionality at least 2, got {linear_weight.dim()}"
@@ -230,6 +238,10 @@ def linear_cross_entropy(
         )
     if tuple(target.shape) == shape and ignore_index is not None:
         raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    # Where PyTorch would not take the options, it does not look at them either.
+    chunked = reduction in ("mean", "sum", "none") and not label_smoothing and len(rows) == 1
+    if options is not None and chunked and target.dtype is webtorch.int64:
+        _check_options(input, getattr(options, "acc_dtype", None))
     flat = None if linear_bias is None else linear_bias.reshape(-1)
     logits = _linear(input, linear_weight.reshape(-1, features), flat).reshape(shape)
     return _cross_entropy(
