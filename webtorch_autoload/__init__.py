@@ -20,7 +20,7 @@ TESTED, OLDEST = "2.13", "2.11"
 
 # The libraries hold the registrations: they must live as long as PyTorch does.
 _libraries: list[Any] = []
-_state = {"loaded": False}
+_state: dict[str, Any] = {"loaded": False}
 
 
 def unfit(version: str) -> str | None:
@@ -111,6 +111,7 @@ def _register(torch: ModuleType) -> None:
 
         type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
 
+    _state["guard"] = Guard
     _setup_privateuseone_for_python_backend(
         NAME, backend_module=module, hook=Hooks(), device_guard=Guard()
     )

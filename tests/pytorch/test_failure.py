@@ -1,10 +1,15 @@
-"""Out of memory, a lost device, a forked process: errors that say what happened. Each in a process of its own."""
+"""Out of memory, a lost device, a forked process, hooks that raise: errors that say what happened.
+
+The first three in processes of their own.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from tests.pytorch.test_autoload import python
 
@@ -133,3 +138,66 @@ def test_out_of_memory_is_pytorchs_error_and_training_goes_on(webgpu: str) -> No
         WEBTORCH_MEMORY_LIMIT="6e6",
     )
     assert out.splitlines() == ["no memory"] * 3
+
+
+def _raise(*args: object) -> None:
+    raise ValueError("mine")
+
+
+def _on_tensor(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.register_hook(_raise)
+    return y
+
+
+def _on_leaf(x: torch.Tensor) -> torch.Tensor:
+    x.register_post_accumulate_grad_hook(_raise)
+    return x * 2
+
+
+def _on_node(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    assert y.grad_fn is not None
+    y.grad_fn.register_prehook(_raise)
+    return y
+
+
+def _on_module(x: torch.Tensor) -> torch.Tensor:
+    layer = torch.nn.Linear(3, 3, device="webgpu")
+    layer.register_full_backward_hook(_raise)
+    return layer(x)
+
+
+def _on_saved(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, _raise):
+        return x.exp()
+
+
+def _compiled(x: torch.Tensor) -> torch.Tensor:
+    y = torch.compile(lambda t: t.exp().sin(), backend="webgpu")(x)
+    y.register_hook(_raise)
+    return y
+
+
+@pytest.mark.parametrize("make", [_on_tensor, _on_leaf, _on_node, _on_module, _on_saved, _compiled])
+def test_what_hooks_raise_in_a_backward_pass_is_raised_by_it(
+    webgpu: str, make: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """PyTorch's guard of a Python device would end the process."""
+    x = torch.ones(3, device=webgpu, requires_grad=True)
+    loss = make(x).sum()
+    with pytest.raises(ValueError, match="mine") as caught:
+        loss.backward()
+    assert caught.traceback[-1].name == "_raise"
+    # The next one is as any other.
+    y = torch.ones(3, device=webgpu, requires_grad=True)
+    (y * 2).sum().backward()
+    assert y.grad is not None and y.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_results_of_hooks_that_are_no_gradients(webgpu: str) -> None:
+    x = torch.ones(3, device=webgpu, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda g: "text")
+    with pytest.raises(TypeError, match="hook returned 'str'"):
+        y.sum().backward()

@@ -5,6 +5,7 @@ own that imports nothing of this one, `webtorch_autoload.autoload`. Importing th
 machines where autoloading is switched off. Raises ImportError for a PyTorch that is too old.
 
 interrupt  Ctrl-C that cannot abort the process
+hooks      exceptions of hooks in a backward pass, which cannot either
 device     PyTorch storages that carry webtorch's, allocation, copies, views
 functions  what each aten operator means, in calls of the op table; so do the next five
 gradients  PyTorch's backward operators

@@ -25,7 +25,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
-from webtorch.pytorch import interrupt, profiler
+from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
@@ -80,6 +80,7 @@ def runtime() -> Runtime:
         buffer = _open.runtime.backend.allocate(dtypes.float32, 1)
         hide(getattr(type(buffer), "__del__", None))
         interrupt.install()
+        hooks.install()
         # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
         torch.autograd.set_multithreading_enabled(False)
         register_optimizer_step_post_hook(hide(_after_step))

@@ -1,0 +1,83 @@
+"""Exceptions that hooks raise in a backward pass. Floor 6; imports PyTorch.
+
+On its way out of a hook an exception passes a guard of PyTorch's, which asks Python for the device's type, with the
+exception still set and in a C++ function that may not throw: CPython calls that a mistake, and the process ends. So
+while a backward pass runs, the answer is a callable that first takes the exception away, in C; PyTorch's engine then
+returns without a result and without an exception, and the one that was taken is raised in its stead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from webtorch_autoload import _state, hide
+
+_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+# Exceptions that were taken away and not raised yet.
+_taken: list[BaseException] = []
+# Where PyErr_Fetch puts references, which are ours then.
+_fetched = (ctypes.c_void_p * 3)()
+_release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
+
+
+def _object(place: int) -> Any:
+    """Return what was fetched, the place's reference with it."""
+    address = _fetched[place]
+    if not address:
+        return None
+    found = ctypes.cast(address, ctypes.py_object).value
+    _release(address)
+    _fetched[place] = None
+    return found
+
+
+def _type(_: int) -> Any:
+    """Return the device's type; keep what was fetched. No exception is set any more when this runs."""
+    if _fetched[0]:
+        kind, error, traceback = _object(0), _object(1), _object(2)
+        if not isinstance(error, BaseException):
+            arguments = error if isinstance(error, tuple) else () if error is None else (error,)
+            error = kind(*arguments)
+        _taken.append(error.with_traceback(traceback))
+    return _TYPE
+
+
+_fetch: Any = ctypes.PYFUNCTYPE(ctypes.c_int)(("PyErr_Fetch", ctypes.pythonapi))
+_fetch.restype = _type
+# No function of Python runs before the exception is gone.
+_answer = functools.partial(
+    _fetch, *(ctypes.byref(_fetched, n * ctypes.sizeof(ctypes.c_void_p)) for n in range(3))
+)
+
+
+class _Engine(torch._C._ImperativeEngine):
+    """PyTorch's autograd engine, whose backward passes survive what hooks raise."""
+
+    depth = 0
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass. Raises what a hook raised."""
+        guard = _state["guard"]
+        if not self.depth:
+            self.quick, guard.type_ = guard.type_, _answer
+        self.depth += 1
+        try:
+            return super().run_backward(*args, **kwargs)
+        except SystemError:
+            if not _taken:
+                raise
+        finally:
+            self.depth -= 1
+            if not self.depth:
+                guard.type_ = self.quick
+        raise _taken.pop(0)
+
+
+def install() -> None:
+    """Let backward passes survive what hooks raise."""
+    hide(_Engine.run_backward)
+    torch.autograd.Variable._execution_engine = _Engine()
