@@ -31,11 +31,14 @@ else composes:
               elements in order
     host      a function of whole arrays (LAPACK); its      (function, parameters)
               results packed one after the other; CPU only
+
+Before it is frozen a graph may also have nodes of the kind "call", whose attribute is a `Recorded`:
+one node for all that a composite records. `Node.expand` makes it these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,6 +108,12 @@ class Node:
         # On a buffer whose memory NumPy arrays may see too: tells whether one still does.
         self.host: Callable[[], object] | None = None
 
+    def expand(self) -> None:
+        """Turn a call into the last of the nodes that it stands for."""
+        last = self.attrs[0].nodes(self.srcs, self.line)[-1]
+        self.kind, self.srcs, self.attrs = last.kind, last.srcs, last.attrs
+        self.scalars, self.line = last.scalars, last.line
+
     def become_buffer(self, buffer: Any) -> None:
         """Turn into realized data."""
         self.kind = "buffer"
@@ -112,6 +121,33 @@ class Node:
         self.srcs = ()
         self.attrs = ()
         self.scalars = ()
+
+
+# Kind, sources (0 and up: the call's; -1 and down: steps, from the first), attributes, numbers, shape,
+# type, and whether it knows the user's line.
+Step = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[Scalar, ...], Shape, DType, bool]
+
+
+class Recorded:
+    """What a composite records over its tensors, in topological order: the last step is its result."""
+
+    __slots__ = ("dtype", "picks", "programs", "shape", "steps")
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self.shape, self.dtype = steps[-1][4], steps[-1][5]
+        # Whether an error may name the user's line.
+        self.picks = any(s[0] in ("take", "scatter") and s[6] for s in steps)
+        # What a runtime found out about calls that it computed by themselves.
+        self.programs: dict[Any, Any] = {}
+
+    def nodes(self, given: Sequence[Node], line: Any) -> list[Node]:
+        """Return the nodes over the sources `given`, recorded by the user's line."""
+        made: list[Node] = []
+        for kind, srcs, attrs, scalars, shape, dtype, lined in self.steps:
+            sources = tuple([given[s] if s >= 0 else made[-1 - s] for s in srcs])
+            made.append(Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None))
+        return made
 
 
 @dataclass(frozen=True, slots=True)

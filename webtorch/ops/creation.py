@@ -31,6 +31,7 @@ from webtorch.ops import elementwise, movement
 from webtorch.ops.movement import METHOD, laid_out, sizes_of
 from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
+from webtorch.ops.purity import looks
 from webtorch.ops.record import composite
 
 TORCH = ("torch",)
@@ -247,13 +248,14 @@ def _on_array(value: Any, dtype: DType | None = None) -> Any:
         )
     if not value.flags.writeable and not _warned:
         _warned = True
+        looks()
         warnings.warn(
             "The given NumPy array is not writable, and PyTorch does not support non-writable tensors: a write "
             "to this tensor gives it memory of its own, and the array stays as it is. You may want to copy the "
             "array or make it writable before converting it to a tensor. This type of warning will be "
             "suppressed for the rest of this program.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return from_array(value, dtype)
 
@@ -401,11 +403,12 @@ def tensor(
     """
     wanted = None if dtype is None else chosen_dtype(dtype)
     if _is_tensor(data):
+        looks()
         warnings.warn(
             "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
             "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         result = _moved(movement.clone(data.detach()), wanted, device)
     else:

@@ -32,6 +32,7 @@ from webtorch.ops.elementwise import (
     xlogy,
 )
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
+from webtorch.ops.purity import looks
 from webtorch.ops.record import (
     BOOL,
     FP32,
@@ -57,9 +58,10 @@ def _rule(size_average: bool | None, reduce: bool | None, reduction: str) -> str
             reduction = "none"
         else:
             reduction = "sum" if size_average is False else "mean"
+        looks()
         warnings.warn(
             f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.",
-            stacklevel=4,
+            stacklevel=5,
         )
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
@@ -88,11 +90,12 @@ def _check_pair(name: str, input: Any, target: Any) -> None:
         if x.dtype.kind != "float":
             raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
     if tuple(input.shape) != tuple(target.shape):
+        looks()
         warnings.warn(
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
             f"(torch.Size({list(input.shape)})). This will likely lead to incorrect results due to broadcasting. "
             f"Please ensure they have the same size.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -380,11 +383,12 @@ def kl_div(
 ) -> Any:
     """Return target * (log(target) - input), with log-probabilities as input; "batchmean" divides by the batch."""
     if reduction == "mean" and size_average is None and reduce is None:
+        looks()
         warnings.warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size."
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
             "'mean' will be changed to behave the same as 'batchmean' in the next major release.",
-            stacklevel=2,
+            stacklevel=3,
         )
     if log_target:
         loss = exp(target) * (target - input)

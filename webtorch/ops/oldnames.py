@@ -14,6 +14,7 @@ from webtorch.ops.assign import METHOD
 from webtorch.ops.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.ops.creation import TORCH
 from webtorch.ops.primitive import as_view, write
+from webtorch.ops.purity import looks
 from webtorch.ops.record import composite as declare
 
 FUNCTION = ("torch",)
@@ -80,7 +81,8 @@ def new(self: Any, *args: Any, device: Any = None) -> Any:
 
 
 def _same_count(name: str, self: Any, shape: tuple[int, ...]) -> Any:
-    warnings.warn(f"non-inplace {name} is deprecated", UserWarning, stacklevel=4)
+    looks()
+    warnings.warn(f"non-inplace {name} is deprecated", UserWarning, stacklevel=5)
     if numel(shape) != numel(self._shape):
         raise RuntimeError(
             f"requested resize to {'x'.join(map(str, shape))} ({numel(shape)} elements in total), but the given tensor "
@@ -131,11 +133,12 @@ def _range(
     requires_grad: bool = False,
 ) -> Any:
     """start, start + step, ... up to and with end. Deprecated: use arange, which leaves the end out."""
+    looks()
     warnings.warn(
         "torch.range is deprecated and will be removed in a future release because its behavior is inconsistent "
         "with Python's range builtin. Instead, use torch.arange, which produces values in [start, end).",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     start, end = (0, start) if end is None else (start, end)
     if step == 0:

@@ -30,6 +30,7 @@ from webtorch.ops.primitive import (
     take,
     write,
 )
+from webtorch.ops.purity import looks
 from webtorch.ops.record import BOOL, composite
 
 _MASK = 0xFFFFFFFF
@@ -79,6 +80,7 @@ class Generator:
                 )
             if vmap.randomness == "different":
                 count *= vmap.size
+        looks()
         offset = self._offset
         self._offset = (offset + count) % 2**64
         if tracing.active:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
+from webtorch.ops.purity import looks
 
 # Types that PyTorch's kernels leave out, in groups.
 BOOL = (bool_,)
@@ -302,7 +303,7 @@ def composite(
 
 
 def in_old_order(
-    op: Op, given: Sequence[Any], stated: bool, depth: int = 4
+    op: Op, given: Sequence[Any], stated: bool, depth: int = 5
 ) -> tuple[tuple[Any, ...], Any]:
     """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
     which it warns of, `depth` frames up. Raises TypeError for other calls, and where the factor is
@@ -319,6 +320,7 @@ def in_old_order(
             f"{op.name}() takes {len(operands)} positional arguments but {len(given)} were given"
         )
     rest = ", ".join(operands[1:])
+    looks()
     warnings.warn(
         f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
         "Consider using one of the following signatures instead:\n"

@@ -11,6 +11,7 @@ from webtorch.ir.view import numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
 from webtorch.ops.primitive import pad_with, pairs
+from webtorch.ops.purity import looks
 from webtorch.ops.record import Autocast, composite
 
 ONE_SIDED = "Cannot have onesided output if window or input is complex"
@@ -86,11 +87,12 @@ def stft(
                 "require that return_complex=True in a future PyTorch release."
             )
     elif not return_complex:
+        looks()
         warnings.warn(
             "stft with return_complex=False is deprecated. In a future pytorch release, stft will return "
             "complex tensors for all inputs, and return_complex=False will raise an error.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if input.dtype is bool_:
         raise DTypeError("stft: not implemented for 'Bool': convert the signal with .float()")
@@ -211,11 +213,12 @@ def istft(
             raise RuntimeError(f"istft: window overlap add min: {least:g}: the windows leave a gap")
     signal = signal / envelope
     if missing:
+        looks()
         warnings.warn(
             "The length of signal is shorter than the length parameter. Result is being padded with zeros "
             "in the tail. Please check your center and hop_length settings.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         signal = pad_with(signal, (0, 0), (0, missing), 0)
     return signal if input.ndim == 3 else signal.squeeze(0)

@@ -129,6 +129,9 @@ def freeze(owners: list[Owner]) -> Frozen:
                 stack.pop()
                 continue
             kind = node.kind
+            if kind == "call":
+                node.expand()
+                kind = node.kind
             if kind == "buffer":
                 stack.pop()
                 number[node] = len(order)
@@ -458,6 +461,8 @@ class Runtime:
                 return
             try:
                 if watch.before is not None:
+                    # Who looks at what is computed sees every operation.
+                    freeze(owners)
                     watch.before(self, owners)
                 self._run(owners)
             except OutOfMemoryError:
@@ -510,6 +515,8 @@ class Runtime:
 
     def _run_single(self, owner: Owner) -> bool:
         """Compute a value that is one operation on data, with less work than a larger graph takes."""
+        if owner.node.kind == "call":
+            return self._run_call(owner)
         found = signature(owner)
         # While there is little room somebody must ask which program was used last.
         if found is None or len(self.programs) > _MAX_PROGRAMS // 2:
@@ -531,6 +538,41 @@ class Runtime:
         # What writes into memory that it is given must not run twice.
         with whole:
             owner.node.become_buffer(executable.run(buffers, args)[0])
+            owner.donor = None
+        return True
+
+    def _run_call(self, owner: Owner) -> bool:
+        """Compute a value that is one remembered call on data."""
+        node, donor = owner.node, owner.donor
+        given = list(node.srcs)
+        for s in given:
+            if s.kind != "buffer":
+                return False
+        if len(self.programs) > _MAX_PROGRAMS // 2:
+            return False
+        # The graph says the rest: only which sources are one and the same is still open.
+        same = None if len(set(given)) == len(given) else tuple([given.index(s) for s in given])
+        key: Any = self, same
+        if node.attrs[0].picks and node.line is not None:
+            code, instruction = node.line
+            key = *key, code.co_filename, code.co_firstlineno, instruction
+        if donor is not None:
+            key = *key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
+            given.append(donor)
+        programs = node.attrs[0].programs
+        known = programs.get(key)
+        executable = known[0]() if known is not None else None
+        if executable is None:
+            frozen = freeze([owner])
+            executable = self.program(frozen.key, frozen)
+            order = [given.index(n) for n in frozen.inputs]
+            known = programs[key] = weakref.ref(executable), order, frozen.args
+        else:
+            self.counters.hits += 1
+            self.churn.found(self.families.get(id(executable)))
+        buffers = [given[n].buffer for n in known[1]]
+        with whole:
+            owner.node.become_buffer(executable.run(buffers, known[2])[0])
             owner.donor = None
         return True
 

@@ -15,6 +15,7 @@ from webtorch.tensors import attention, calls, indexing, lapack, override, primi
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.gradient_names import GRADIENT_NAMES
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tape import composed
 from webtorch.tensors.tensor import Tensor
 
@@ -52,6 +53,8 @@ def load_table() -> None:
 
 
 def _bind(op: Op) -> None:
+    if op.function_in and not isinstance(op, Elementwise):
+        op.function = remembered(op)
     if isinstance(op, Elementwise) and op.function is None:
         op.function = calls.bind_elementwise(op)
     elif op.vjp is not None and not isinstance(op, Elementwise):

@@ -48,6 +48,7 @@ from webtorch.tensors.primitives import (
     reduce_dims,
     write,
 )
+from webtorch.tensors.remember import forget
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     GradFn,
@@ -76,6 +77,7 @@ def set_default_dtype(d: DType) -> None:
         raise TypeError("only floating-point types are supported as the default type")
     _default_dtype = d
     _promoted.cache_clear()
+    forget()
 
 
 # ---- promotion

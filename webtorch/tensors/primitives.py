@@ -20,6 +20,7 @@ from webtorch.ir.view import (
 from webtorch.ops import primitive
 from webtorch.ops.pairs import COMPLEX, CONJ, FILL, TIMES_I, WIDEN, recorded
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
+from webtorch.ops.purity import looks
 from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.batching import (
@@ -735,6 +736,7 @@ def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
     if dtype is bool_:
         with no_grad():
             return reduce_dims(cast_to(pairs(x), bool_), "any", (x.ndim,)).reshape(x._shape)
+    looks()
     warnings.warn(
         "Casting complex values to real discards the imaginary part", UserWarning, stacklevel=3
     )

@@ -11,6 +11,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import numel
 from webtorch.ops.primitive import IDENTITY
+from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen, open_runtimes
 
 
@@ -74,6 +75,9 @@ class Storage:
             self.node = node
             self.runtime.add(self)
         self.node = node
+        if self.runtime.lent and old.kind != "buffer":
+            # It is pending already; what reads memory that NumPy writes is computed now.
+            self.runtime.add(self)
         if node.shared:
             self._join(node)
         if node.kind == "buffer":
@@ -155,6 +159,7 @@ class Storage:
 
     def realize(self) -> Node:
         """Return the value as a buffer node, computing everything pending on the device if needed."""
+        look.looked = True
         if self.node.kind != "buffer":
             self.runtime.realize()
             if self.node.kind != "buffer":

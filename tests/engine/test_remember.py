@@ -1,0 +1,226 @@
+"""A composite that is called again with arguments of the same kinds is recorded without its Python: what
+it gives must be what its Python gives, whatever the data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import webtorch
+import webtorch.nn.functional as F
+from benchmarks.cpu import operations
+from webtorch.ops.purity import look
+from webtorch.tensors import remember
+
+LINES = [t for t in operations.CALLS.read_text(encoding="utf-8").splitlines() if t[:1] not in "#"]
+Call = Callable[[Any], Any]
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the calls that are recorded from memory."""
+    found: list[int] = []
+    plain = remember._again
+
+    def counted(*args: Any) -> Any:
+        found.append(1)
+        return plain(*args)
+
+    monkeypatch.setattr(remember, "_again", counted)
+    return found
+
+
+@pytest.fixture(scope="module")
+def given() -> list[dict[str, Any]]:
+    """Arguments of the same kinds and other values."""
+    found = []
+    for turn in range(4):
+        names = operations.inputs(webtorch, 256)
+        found.append(names | {k: names[k] * (1 + turn) + 0.1 * turn for k in "xabwc"})
+    return found
+
+
+def _values(found: Any) -> list[Any]:
+    return [
+        (tuple(t.shape), t.stride(), t.dtype, t.storage_offset(), t.resolve_conj().numpy())
+        for t in operations._tensors(found)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # of deprecated arguments
+@pytest.mark.parametrize("line", LINES)
+def test_what_is_remembered_is_what_is_computed(line: str, given: list[dict[str, Any]]) -> None:
+    code = compile(line, line, "eval")
+    for names in given:
+        webtorch.manual_seed(3)
+        found = _values(eval(code, dict(names)))
+        webtorch.manual_seed(3)
+        look.watching = True
+        try:
+            expected = _values(eval(code, dict(names)))
+        finally:
+            look.watching = False
+        assert len(found) == len(expected)
+        for mine, other in zip(found, expected, strict=True):
+            assert mine[:4] == other[:4]
+            np.testing.assert_array_equal(mine[4], other[4])
+
+
+def test_most_composites_are_remembered(given: list[dict[str, Any]], again: list[int]) -> None:
+    for line in ("F.nll_loss(a, L)", "T.cat([a, b], 1)", "a.mean(1)", "a.topk(3, 1)"):
+        again.clear()
+        for names in given:
+            eval(line, dict(names))
+        assert len(again) == 2, line
+
+
+RESTLESS: list[Call] = [
+    lambda x: F.dropout(x, 0.5),
+    lambda x: F.gumbel_softmax(x),
+    lambda x: x.nonzero(),
+    lambda x: x.view(8, 2),
+    lambda x: x.t(),
+    lambda x: x.contiguous(),
+    lambda x: webtorch.masked_select(x, x > 0),
+    lambda x: F.one_hot(x.abs().long()),
+]
+
+
+@pytest.mark.parametrize("call", RESTLESS)
+def test_calls_that_look_at_more_than_kinds_are_made_anew(call: Call, device: str) -> None:
+    webtorch.manual_seed(1)
+    every = [webtorch.randn(4, 4, device=device) * n for n in range(1, 6)]
+    found, states = [], []
+    for x in every:
+        states.append(webtorch.get_rng_state())
+        found.append(call(x))
+    look.watching = True
+    try:
+        for x, mine in zip(every, found, strict=True):
+            if device == "cpu":
+                webtorch.set_rng_state(states.pop(0))
+                assert mine.tolist() == call(x).tolist()
+            else:
+                assert mine.shape == call(x).shape
+    finally:
+        look.watching = False
+
+
+def test_the_graph_sees_arguments_as_they_were(device: str) -> None:
+    for _ in range(5):
+        x = webtorch.arange(6.0, device=device).reshape(2, 3)
+        y = webtorch.cat([x, x], 1)
+        x.zero_()
+        assert y.tolist() == [[0, 1, 2, 0, 1, 2], [3, 4, 5, 3, 4, 5]]
+        y.add_(1)
+        assert y.tolist() == [[1, 2, 3, 1, 2, 3], [4, 5, 6, 4, 5, 6]]
+
+
+def test_the_same_tensor_twice_is_another_call(device: str) -> None:
+    x, y = webtorch.ones(3, device=device), webtorch.full((3,), 2.0, device=device)
+    for _ in range(4):
+        assert webtorch.cat([x, x]).tolist() == [1, 1, 1, 1, 1, 1]
+        assert webtorch.cat([x, y]).tolist() == [1, 1, 1, 2, 2, 2]
+        z = x.clone()
+        assert webtorch.cat([x, z]).tolist() == [1, 1, 1, 1, 1, 1]
+        assert webtorch.dot(x, y).item() == 6
+
+
+def test_numbers_that_are_equal_and_mean_different_things(device: str) -> None:
+    x = webtorch.full((2, 2), -0.5, device=device)
+    for _ in range(4):
+        assert webtorch.cat([x, x], False).shape == (4, 2)  # type: ignore[arg-type]
+        assert str(F.pad(x, (1, 0), value=0.0).tolist()[0][0]) == "0.0"
+        assert str(F.pad(x, (1, 0), value=-0.0).tolist()[0][0]) == "-0.0"
+
+
+def test_gradients_are_recorded(again: list[int]) -> None:
+    x = webtorch.randn(4, 5)
+    target = webtorch.tensor([0, 2, 4, 1])
+    for _ in range(4):
+        F.nll_loss(x, target)
+    assert again
+    again.clear()
+    weight = x.clone().requires_grad_()
+    for _ in range(4):
+        weight.grad = None
+        (F.nll_loss(weight, target) * 2).backward()
+        assert weight.grad is not None
+        assert weight.grad[0].tolist() == [-0.5, 0, 0, 0, 0]
+    with webtorch.no_grad():
+        for _ in range(4):
+            assert not F.nll_loss(weight, target).requires_grad
+
+
+def test_an_error_names_the_line_of_its_own_call(device: str) -> None:
+    x = webtorch.randn(4, 3, device=device)
+    good, bad = webtorch.tensor([0, 1], device=device), webtorch.tensor([0, 9], device=device)
+    for index in (good, good, good, good):
+        x.index_select(0, index).sum().item()
+    lines = set()
+    with pytest.raises(IndexError, match="index 9 is out of bounds") as first:
+        x.index_select(0, bad).tolist()
+    with pytest.raises(IndexError, match="index 9 is out of bounds") as second:
+        x.index_select(0, bad).tolist()
+    for found in (first, second):
+        assert f"{__file__}:" in str(found.value)
+        lines.add(str(found.value))
+    assert len(lines) == 2
+
+
+def test_a_warning_is_given_each_time() -> None:
+    x, y = webtorch.randn(3), webtorch.randn(3, 1)
+    for _ in range(5):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            F.mse_loss(x, y)
+        assert ["different to the input size" in str(w.message) for w in found] == [True]
+
+
+def test_the_default_type_is_asked_anew() -> None:
+    x = webtorch.tensor([1, 2])
+    for dtype in (webtorch.float32, webtorch.float64, webtorch.float32):
+        webtorch.set_default_dtype(dtype)
+        try:
+            assert [webtorch.trapezoid(x).dtype for _ in range(4)] == [dtype] * 4
+        finally:
+            webtorch.set_default_dtype(webtorch.float32)
+
+
+def test_memory_that_numpy_writes_is_read_at_the_call() -> None:
+    array = np.ones(4, np.float32)
+    x = webtorch.from_numpy(array)
+    found = []
+    for n in range(5):
+        array[:] = n
+        found.append(webtorch.cat([x, x]))
+        array[:] = -1
+    assert [f.tolist()[0] for f in found] == [0, 1, 2, 3, 4]
+
+
+def test_a_captured_call_is_recorded_in_full() -> None:
+    def call(x: Any) -> Any:
+        return webtorch.cat([x.mean(1), x.sum(0)])
+
+    x = webtorch.randn(3, 4)
+    for _ in range(4):
+        expected = call(x).tolist()
+    step = webtorch.compile(call)
+    assert [step(x).tolist() for _ in range(3)] == [expected] * 3
+    # What is pending when a capture begins.
+    pending = webtorch.cat([x, x])
+    assert webtorch.compile(lambda y: y * 2)(pending).tolist() == (pending * 2).tolist()
+
+
+def test_programs_do_not_grow_with_calls() -> None:
+    x = webtorch.randn(5, 7)
+    for _ in range(3):
+        webtorch.cat([x, x], 1).sum().item()
+    before = len(webtorch.zeros(1)._storage.runtime.programs)
+    for _ in range(20):
+        webtorch.cat([x, x], 1).sum().item()
+    assert len(webtorch.zeros(1)._storage.runtime.programs) <= before + 1

@@ -1,0 +1,290 @@
+"""Composites called again with arguments of the same kinds: recorded as one node, without their Python. Floor 4.
+
+What a composite records follows from its arguments' shapes, types, places and numbers. The second call
+with the same ones is watched (`ops/purity.py`); from the third on a "call" node stands for what it
+recorded (`ir/graph.py`), with the new tensors as its sources. Calls that are differentiated, captured,
+mapped by vmap or under autocast take the usual way, and so do those that give views of their arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node, Recorded
+from webtorch.ops.purity import look
+from webtorch.ops.record import Op
+from webtorch.runtime.realize import is_seen
+from webtorch.tensors import autocast, override
+from webtorch.tensors.lines import user_line
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import forward, mode
+from webtorch.tensors.tensor import Tensor
+
+# Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
+_MOST_KINDS = 512
+# Operations of which so many kinds could not be remembered, and none could, are not asked any more.
+_MOST_FAILURES = 4
+_MOST_NODES = 256
+# Data that a composite makes by itself (indices, weights) may be kept up to this size, in bytes.
+_MOST_CONSTANT = 1 << 14
+_IN_MEMORY = ("buffer", "update", "scatter")
+# Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
+_NUMBERS = frozenset((bool, int, float, complex))
+_OTHERS = frozenset((str, type(None), DType, slice, type(Ellipsis)))
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
+
+
+class _Result:
+    """What a remembered call gives: the graph, its sources, and how each result lies on its storage."""
+
+    __slots__ = ("geometries", "graph", "kind", "leaves")
+
+    def __init__(
+        self,
+        kind: Callable[..., Any] | None,
+        graph: Recorded,
+        leaves: list[int | Node],
+        geometries: list[tuple[int, int, Geometry]],
+    ) -> None:
+        # None: one tensor; else what makes the tuple.
+        self.kind = kind
+        self.graph = graph
+        # The sources: tensors among the arguments by number, or data of the call's own.
+        self.leaves = leaves
+        # For each result the step that is its value, and the version of its storage.
+        self.geometries = geometries
+
+
+def remembered(op: Op) -> Callable[..., Any]:
+    """Return a composite's function that remembers what calls without gradients record."""
+    function = op.function
+    # By kind of call: 0 where it was seen once, None where it cannot be remembered.
+    known: dict[tuple[Any, ...], _Result | int | None] = {}
+    _FORGETTING.append(known)
+    failures = 0
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal failures
+        if failures >= _MOST_FAILURES or look.watching:
+            return function(*args, **kwargs)
+        nodes: list[Node] = []
+        parts: list[Any] = []
+        if not _kinds(args, parts, nodes):
+            return function(*args, **kwargs)
+        for name, value in kwargs.items():
+            parts.append((name,))
+            if not _kinds((value,), parts, nodes):
+                return function(*args, **kwargs)
+        if (
+            not nodes
+            or forward.levels
+            or mode.vmaps
+            or mode.transforms
+            or override.state.modes
+            or autocast.state.enabled
+        ):
+            return function(*args, **kwargs)
+        if len(nodes) > 1:
+            parts.append(tuple([nodes.index(n) for n in nodes]))
+        key = tuple(parts)
+        found = known.get(key, 1)
+        if type(found) is _Result:
+            return _again(found, nodes, parts[0])
+        if found == 0:
+            result = None
+            try:
+                out, result = _watched(function, args, kwargs, nodes)
+            finally:
+                known[key] = result
+            if result is not None:
+                failures = -(1 << 30)
+            else:
+                failures += 1
+            return out
+        if found == 1:
+            if len(known) >= _MOST_KINDS:
+                known.clear()
+            known[key] = 0
+        return function(*args, **kwargs)
+
+    return call
+
+
+_FORGETTING: list[dict[tuple[Any, ...], Any]] = []
+
+
+def forget() -> None:
+    """Drop what is remembered: a setting changed that composites read."""
+    for known in _FORGETTING:
+        known.clear()
+
+
+def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
+    """Add to `parts` what a call records depends on, first the runtime; False where that is not all."""
+    for x in values:
+        kind = type(x)
+        if kind is Tensor or (kind in override.plain and issubclass(kind, Tensor)):
+            storage = x._storage
+            node, runtime = storage.node, storage.runtime
+            if not nodes:
+                parts.insert(0, runtime)
+            elif runtime is not parts[0]:
+                return False
+            if runtime.capturing or (node.host is not None and is_seen(node)):
+                return False
+            needs = x._requires_grad or (x._base is not None and x.requires_grad)
+            if needs and mode.grad:
+                return False
+            shape = x._shape
+            if x._whole and node.shape == shape:
+                parts += (shape, x.dtype, needs, node.kind == "buffer")
+            elif x._levels:
+                return False
+            else:
+                place = node.kind if node.kind in _IN_MEMORY else ""
+                parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
+            nodes.append(node)
+        elif kind in _NUMBERS:
+            parts += (kind, x or str(x))
+        elif kind in _OTHERS:
+            parts.append(x if kind is not slice else ("slice", x.start, x.stop, x.step))
+        elif kind is tuple or kind is list:
+            parts += (kind, len(x))
+            if not _kinds(x, parts, nodes):
+                return False
+        else:
+            return False
+    return True
+
+
+def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
+    """Record a remembered call."""
+    leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
+    graph, line = found.graph, user_line()
+    if found.kind is None:
+        node = Node("call", leaves, (graph,), (), graph.shape, graph.dtype, line)
+        return _tensor(node, runtime, *found.geometries[0][1:])
+    # Several results share parts: the graph is written out at once.
+    made = graph.nodes(leaves, line)
+    return found.kind([_tensor(made[n], runtime, v, g) for n, v, g in found.geometries])
+
+
+def _tensor(node: Node, runtime: Any, version: int, geometry: Geometry) -> Tensor:
+    storage = Storage(node, runtime)
+    storage.version = version
+    shape, strides, offset, whole, dtype = geometry
+    out = object.__new__(Tensor)
+    out._adopt(storage, shape, strides, offset, whole)
+    out.dtype = dtype
+    return out
+
+
+def _watched(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], nodes: list[Node]
+) -> tuple[Any, _Result | None]:
+    """Call a composite, and return its result with what there is to remember."""
+    tensors = [x for x in override.flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
+    storages = [t._storage for t in tensors]
+    runtime = storages[0].runtime
+    versions = [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)]
+    realized = runtime.counters.realized
+    look.watching, look.looked = True, False
+    try:
+        out = function(*args, **kwargs)
+    finally:
+        look.watching = False
+    touched = (
+        look.looked
+        or runtime.counters.realized != realized
+        or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
+        or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
+    )
+    return out, None if touched else _result(out, nodes, storages)
+
+
+def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | None:
+    if isinstance(out, tuple):
+        tensors = list(out)
+        kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)
+        if type(out) is not tuple and not hasattr(out, "_fields"):
+            return None
+    else:
+        tensors, kind = [out], None
+    seen = list(storages)
+    # Sources by their nodes: places in the lists of tensors first, then data of the call's own.
+    number: dict[Node, int] = {}
+    leaves: list[int | Node] = []
+    for place, node in enumerate(nodes):
+        if node not in number:
+            number[node] = len(leaves)
+            leaves.append(place)
+    for t in tensors:
+        if (
+            type(t) is not Tensor
+            or t._requires_grad
+            or t._grad_fn is not None
+            or t._levels
+            or t._counter is not t._storage
+            or t._storage.donor is not None
+            or t._storage.node.kind == "buffer"
+            or t._storage.node in number
+            or t._storage.node.shared
+            or any(t._storage is s for s in seen)
+            or t._storage.runtime is not seen[0].runtime
+        ):
+            return None
+        seen.append(t._storage)
+    roots = [t._storage.node for t in tensors]
+    order = _order(roots, number, leaves)
+    if order is None:
+        return None
+    place_of = {n: i for i, n in enumerate(order)}
+    steps = [
+        (
+            n.kind,
+            tuple([-1 - place_of[s] if s in place_of else number[s] for s in n.srcs]),
+            n.attrs,
+            n.scalars,
+            n.shape,
+            n.dtype,
+            n.line is not None,
+        )
+        for n in order
+    ]
+    geometries = [
+        (place_of[n], t._storage.version, (t._shape, t._strides, t._offset, t._whole, t.dtype))
+        for n, t in zip(roots, tensors, strict=True)
+    ]
+    return _Result(kind, Recorded(tuple(steps)), leaves, geometries)
+
+
+def _order(
+    roots: list[Node], known: dict[Node, int], leaves: list[int | Node]
+) -> list[Node] | None:
+    """Return the nodes over the sources in `known`, to which data of the call's own is added."""
+    order: dict[Node, None] = {}
+    stack = roots[::-1]
+    while stack:
+        node = stack[-1]
+        if node in order or node in known:
+            stack.pop()
+        elif node.kind == "buffer":
+            # Data that is no argument: made by the call, from its arguments' kinds alone.
+            if node.buffer.nbytes > _MOST_CONSTANT:
+                return None
+            known[node] = len(leaves)
+            leaves.append(node)
+            stack.pop()
+        elif node.kind == "call" or len(order) >= _MOST_NODES:
+            return None
+        elif waiting := [s for s in node.srcs if s not in order and s not in known]:
+            stack += waiting
+        else:
+            stack.pop()
+            order[node] = None
+    return list(order)
