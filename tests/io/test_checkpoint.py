@@ -238,5 +238,5 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_module_is_refused_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"save its state_dict\(\)"):
-        webtorch.save({"model": webtorch.nn.Linear(1, 1)}, tmp_path / "a")
+        webtorch.save({"model": webtorch.nn.Linear(1, 1)}, tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -105,10 +105,16 @@ class Room(ModuleType):
         if name in vars(self._modules()[0]):
             setattr(self._modules()[0], name, value)
 
+    def _shows(self, module: ModuleType, name: str) -> bool:
+        """Whether a name of a source is one of the room's: its modules are if they have rooms."""
+        if not isinstance(vars(module).get(name), ModuleType):
+            return True
+        return importlib.util.find_spec(f"{self.__name__}.{name}") is not None
+
     def __dir__(self) -> list[str]:
         names = set(_own(self))
         for module in self._modules():
-            names |= {n for n in dir(module) if not n.startswith("_")}
+            names |= {n for n in dir(module) if not n.startswith("_") and self._shows(module, n)}
         if self.__name__ in ABSENT:
             names |= set(ABSENT[self.__name__][1].split())
         return sorted(n for n in names if n != "annotations")

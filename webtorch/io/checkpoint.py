@@ -4,7 +4,7 @@ A file is in PyTorch's format (.pt, .pth and any other name), which `torch.load`
 name ends in .safetensors. There a state dict becomes a file that every reader of safetensors
 understands. A nested checkpoint, such as {"model": ..., "optimizer": ..., "epoch": 3}, does too: its
 tensors are named by their path, and what else it holds is JSON in the file's metadata. No code is
-ever run from a file of either format, so loading one is safe.
+run from a file of either format unless it is loaded with weights_only=False, so loading one is safe.
 
 May import the tensor floor and nn.Parameter.
 """
@@ -49,12 +49,14 @@ def save(
     .safetensors, else as the zip file that `torch.save` writes and `torch.load` reads.
 
     obj: tensors, numbers, strings, None and element types in nested dicts, lists and tuples; most
-    often a state dict, or a dict of several. PyTorch's format keeps views of one storage together
-    (and saves all of it). In safetensors, tensors that share their memory and shape are loaded as
-    one tensor again; they are written under each name. A file takes its path's place only when it is
-    complete. `pickle_protocol` has no effect.
+    often a state dict, or a dict of several. In PyTorch's format whatever pickles may be saved too,
+    such as a whole Module; only `load(weights_only=False)` reads it. PyTorch's format keeps views
+    of one storage together (and saves all of it). In safetensors, tensors that share their memory and
+    shape are loaded as one tensor again; they are written under each name. A file takes its path's
+    place only when it is complete. `pickle_protocol` has no effect.
 
-    Raises TypeError, naming the place in `obj`, for anything else: call `state_dict()` first.
+    Raises PicklingError for what does not pickle and, for safetensors, TypeError for what is no data,
+    naming the place in `obj`: call `state_dict()` first.
     """
     if pickle_module is not None or not _use_new_zipfile_serialization:
         raise ValueError(
@@ -77,7 +79,7 @@ def _save_pytorch(obj: object, stream: BinaryIO) -> None:
     # Through memory where a stream cannot go back: an archive's sizes stand before its bytes.
     seekable = getattr(stream, "seekable", lambda: False)()
     target = stream if seekable else io.BytesIO()
-    pytorch_file.dump(obj, target, tree.refuse)
+    pytorch_file.dump(obj, target)
     if isinstance(target, io.BytesIO) and target is not stream:
         stream.write(target.getvalue())
 
@@ -110,7 +112,9 @@ def load(
     (None: as saved); for PyTorch's files the tensor is a flat storage. By default tensors return to
     the device they were saved from; files of other programs do not name one and are loaded to the
     CPU, except those that PyTorch wrote from CUDA, which need a map_location.
-    weights_only: has no effect: only data is read, as with PyTorch's default, and never is code run.
+    weights_only: False makes objects of any class in a file of PyTorch's format, which runs code that
+    the file names: only for files that you trust. Otherwise, also by default, only data is read, and
+    classes given to `torch.serialization.add_safe_globals`.
     mmap: False reads the file at once.
 
     Raises SafetensorError (a ValueError) or CheckpointError (a pickle.UnpicklingError) for a damaged
@@ -129,7 +133,8 @@ def load(
         view, file = safetensors.map_file(f), os.fspath(f)
     opening = bytes(view[: len(pytorch_file.LEGACY)])
     if opening.startswith(pytorch_file.ZIP):
-        return pytorch_file.load(view, file, partial(_place_storage, map_location, file))
+        place = partial(_place_storage, map_location, file)
+        return pytorch_file.load(view, file, place, trusted=weights_only is False)
     if opening == pytorch_file.LEGACY:
         pytorch_file.refuse_legacy(file)
     # Tensors copy their bytes out of the file, so that their alignment in it does not matter.

@@ -42,6 +42,17 @@ class Call(Name):
         self.function = function
 
 
+class Class(Call):
+    """A class in a file of which objects may be made."""
+
+    __slots__ = ()
+
+    def new(self, *args: Any) -> Any:
+        """Return an object that its class has not initialised."""
+        kind: Any = self.function
+        return kind.__new__(kind, *args)
+
+
 class _Mark:
     pass
 
@@ -208,7 +219,7 @@ class _Machine:
             elif name in ("GLOBAL", "STACK_GLOBAL"):
                 push(self.named(name, arg))
             elif name in ("REDUCE", "NEWOBJ"):
-                push(self.call())
+                push(self.call(name))
             elif name == "BUILD":
                 state = self.pop()
                 if not self.build(stack[-1], state):
@@ -271,16 +282,19 @@ class _Machine:
         full = f"{_PYTHON_2.get(module, module)}.{name}"
         if full not in self.names:
             raise self.refuse(
-                f"it holds an object of {full!s:.200}, and making that would run code: only tensors, "
-                "numbers, text and containers of them are read. Where the file is yours, load it in "
-                "the program that wrote it and save its state_dict()"
+                f"it holds an object of {full!s:.200}, and making that would run code: with "
+                "weights_only=True only tensors, numbers, text and containers of them are read, and "
+                "classes given to torch.serialization.add_safe_globals. Where you trust the file, "
+                "load it with weights_only=False"
             )
         return self.names[full]
 
-    def call(self) -> object:
+    def call(self, opcode: str) -> object:
         args, what = self.pop(), self.pop()
         if not isinstance(what, Call) or not isinstance(args, tuple):
             raise self.refuse(f"it calls {what!r:.100}")
+        if opcode == "NEWOBJ" and isinstance(what, Class):
+            return what.new(*args)
         return what.function(*args)
 
 
@@ -288,15 +302,16 @@ class Writer:
     """Writes a value as a pickle of protocol 2.
 
     `special` is asked first for each value: it returns None for one that it does not know, else a
-    function that writes it through this writer.
+    function that writes it through this writer. `other(writer, value, path)` writes what is neither
+    plain data nor special.
     """
 
     def __init__(
         self,
         special: Callable[[object], Callable[[Writer], None] | None],
-        refuse: Callable[[object, tuple[object, ...]], Exception],
+        other: Callable[[Writer, object, tuple[object, ...]], None],
     ) -> None:
-        self.special, self.refuse = special, refuse
+        self.special, self.other = special, other
         self.out = bytearray(b"\x80\x02")
         # The values are kept, so that no other gets their id.
         self.memo: dict[int, tuple[int, object]] = {}
@@ -371,7 +386,7 @@ class Writer:
             case dict():
                 self.mapping(value, path)
             case _:
-                raise self.refuse(value, path)
+                self.other(self, value, path)
 
     def integer(self, value: int) -> None:
         """Write an int of any size."""

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import webtorch
 from webtorch.errors import DTypeError
+from webtorch.io import objects
 from webtorch.io.pickle_machine import Call, Name, Writer, read
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
@@ -175,7 +176,7 @@ class _Reader:
         self.devices: dict[str, str] = {}
         self.raw: dict[str, memoryview] = {}
 
-    def load(self) -> object:
+    def load(self, trusted: bool) -> object:
         archive = self.archive
         order = archive.text_of("byteorder")
         if order not in (None, "little"):
@@ -194,7 +195,10 @@ class _Reader:
         def refuse(message: str) -> CheckpointError:
             return CheckpointError(f"load: {archive.file}: {message}.")
 
-        return read(bytes(data), self.names(), self.storage, self.build, refuse)
+        if trusted:
+            return objects.read(bytes(data), self.names(), self.storage)
+        names = objects.allowed() | self.names()
+        return read(bytes(data), names, self.storage, self.build, refuse)
 
     def names(self) -> dict[str, object]:
         """What the names that torch.save writes stand for."""
@@ -358,9 +362,11 @@ class _Reader:
             self.archive.refuse(f"it names the device {_short(args)}: {error}")
 
     def build(self, target: object, state: object) -> bool:
-        """Set an OrderedDict's attributes: PyTorch keeps a state_dict's versions there."""
+        """Set an OrderedDict's attributes (PyTorch keeps a state_dict's versions there), or the state
+        of an object that the user allows.
+        """
         if type(target) is not OrderedDict or not isinstance(state, dict):
-            return False
+            return objects.build(target, state)
         for name, value in state.items():
             if name != "_metadata":
                 return False
@@ -368,13 +374,14 @@ class _Reader:
         return True
 
 
-def load(view: memoryview, file: str, place: Place) -> object:
-    """Return what `torch.save` wrote. No code of the file is run; storages stay shared.
+def load(view: memoryview, file: str, place: Place, trusted: bool) -> object:
+    """Return what `torch.save` wrote. No code of the file is run unless it is `trusted`; storages stay
+    shared.
 
     Raises CheckpointError for a file that is damaged or holds more than data, DTypeError for an
     element type that webtorch does not have.
     """
-    return _Reader(Archive(view, file), place).load()
+    return _Reader(Archive(view, file), place).load(trusted)
 
 
 def refuse_legacy(file: str) -> NoReturn:
@@ -476,12 +483,10 @@ class _Reference:
         self.storage, self.dtype = storage, dtype
 
 
-def dump(
-    obj: object, stream: BinaryIO, refuse: Callable[[object, tuple[object, ...]], Exception]
-) -> None:
-    """Write `obj` to a seekable binary stream. `refuse` makes the error for what a file cannot hold."""
+def dump(obj: object, stream: BinaryIO) -> None:
+    """Write `obj` to a seekable binary stream."""
     saver = _Saver()
-    pickled = Writer(saver.special, refuse).finish(obj)
+    pickled = Writer(saver.special, objects.write).finish(obj)
     devices: dict[str, str] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         _put(archive, "data.pkl", pickled)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from webtorch.ops.assign import CONVERSIONS
@@ -50,6 +51,19 @@ def load_table() -> None:
     for op in TABLE.values():
         _publish(op)
     _operators()
+    _place_functions()
+
+
+def _place_functions() -> None:
+    """Say of every function where it is found, so that it pickles by name (a Module may keep one)."""
+    seen: set[int] = set()
+    for place, found in NAMESPACES.items():
+        for name, function in found.items():
+            if id(function) in seen or not isinstance(function, FunctionType):
+                continue
+            seen.add(id(function))
+            function.__module__ = "webtorch" if place == "torch" else f"webtorch.{place}"
+            function.__qualname__ = name
 
 
 def _bind(op: Op) -> None:

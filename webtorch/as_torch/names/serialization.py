@@ -1,15 +1,23 @@
-"""torch.serialization: `load`, `save` and the switches of code in files, of which none is ever run."""
+"""torch.serialization: `load`, `save`, and which classes a file may hold objects of."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from webtorch import load as load
 from webtorch import save as save
 from webtorch.io.checkpoint import MapLocation as MAP_LOCATION
+from webtorch.io.objects import (
+    add_safe_globals,
+    clear_safe_globals,
+    get_safe_globals,
+    safe_globals,
+)
 
-__all__ = ["MAP_LOCATION", "add_safe_globals", "load", "save"]
-
-
-def add_safe_globals(safe_globals: list[Any]) -> None:
-    """Do nothing: webtorch.load makes no objects of other classes, and says so where a file has some."""
+__all__ = [
+    "MAP_LOCATION",
+    "add_safe_globals",
+    "clear_safe_globals",
+    "get_safe_globals",
+    "load",
+    "safe_globals",
+    "save",
+]

@@ -1,0 +1,224 @@
+"""Objects of any class in the files of `torch.save`: whole modules, and what else pickles.
+
+They are written by what `__reduce_ex__` says, as Python's pickle does. Only `load(weights_only=False)`
+makes objects of any class again, which runs code that the file names; else a file may hold objects of
+the classes given to `add_safe_globals`. May import the tensor floor and nn.Parameter.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, TracebackType
+from typing import Any
+
+import webtorch
+from webtorch.io.pickle_machine import Call, Class, Name, Writer
+from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
+
+_NAMED = (type, FunctionType, BuiltinFunctionType)
+
+# "module.name" -> the class or function that the user allows in files.
+_safe: dict[str, Any] = {}
+
+
+def _full_name(one: Any) -> tuple[str, Any]:
+    if isinstance(one, tuple):
+        return str(one[1]), one[0]
+    return f"{one.__module__}.{one.__qualname__}", one
+
+
+def add_safe_globals(safe_globals: Sequence[Any]) -> None:
+    """Allow `load(weights_only=True)` to make objects of these classes and to call these functions.
+
+    An entry is a class or function, or a pair of it and its full name in files.
+    """
+    _safe.update(map(_full_name, safe_globals))
+
+
+def get_safe_globals() -> list[Any]:
+    """Return what `add_safe_globals` was given."""
+    return list(_safe.values())
+
+
+def clear_safe_globals() -> None:
+    """Allow no classes in files any more."""
+    _safe.clear()
+
+
+class safe_globals:
+    """Allow classes and functions in files within a block, as `add_safe_globals` does."""
+
+    def __init__(self, safe_globals: Sequence[Any]) -> None:
+        self.given = safe_globals
+        self.before: dict[str, Any] = {}
+
+    def __enter__(self) -> None:
+        self.before = dict(_safe)
+        add_safe_globals(self.given)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _safe.clear()
+        _safe.update(self.before)
+
+
+def allowed() -> dict[str, Name]:
+    """Return what the names that the user allows in files stand for."""
+    return {
+        name: Class(name, one) if isinstance(one, type) else Call(name, one)
+        for name, one in _safe.items()
+    }
+
+
+def build(target: Any, state: Any) -> bool:
+    """Set the state of an object whose class the user allows; whether it is one."""
+    if not any(type(target) is one for one in _safe.values()):
+        return False
+    restore = getattr(target, "__setstate__", None)
+    if restore is not None:
+        restore(state)
+        return True
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    if attributes:
+        vars(target).update(attributes)
+    for name, value in (slots or {}).items():
+        setattr(target, name, value)
+    return True
+
+
+# ---- writing
+
+
+def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
+    """Write a value of any class. Raises PicklingError for one that has no name or does not pickle."""
+    if isinstance(value, _NAMED):
+        _write_name(w, value, value.__module__, value.__qualname__)
+        return
+    found = value.__reduce_ex__(2)
+    if isinstance(found, str):
+        _write_name(w, value, pickle.whichmodule(value, found), found)  # type: ignore[attr-defined]
+        return
+    function, args, state, items, pairs = (*found, None, None, None)[:5]
+    at = (*path, type(value).__name__)
+    if function is copyreg.__newobj__:  # type: ignore[attr-defined]
+        w.value(args[0], at)
+        w.items(tuple(args[1:]), at)
+        w.out += b"\x81"
+    else:
+        w.value(function, at)
+        w.items(tuple(args), at)
+        w.out += b"R"
+    w.remember(value)
+    for item in items or ():
+        w.value(item, at)
+        w.out += b"a"
+    for key, item in pairs or ():
+        w.value(key, at)
+        w.value(item, at)
+        w.out += b"s"
+    if state is not None:
+        w.value(state, at)
+        w.out += b"b"
+
+
+def _write_name(w: Writer, value: Any, module: str, name: str) -> None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        raise pickle.PicklingError(
+            f"save: Can't pickle {value!r}: attribute lookup {name} on {module} failed: a file holds "
+            "the names of classes and functions, so they must be found in their module. Move it to "
+            "the top of one, or save a state_dict()"
+        )
+    outer, _, last = name.rpartition(".")
+    if not outer:
+        w.name(module, name)
+        return
+    # Protocol 2 has no dotted names.
+    w.name("builtins", "getattr")
+    w.items((functools.reduce(getattr, outer.split("."), sys.modules[module]), last))
+    w.out += b"R"
+
+
+# ---- reading what is trusted
+
+_CLASSES: dict[str, Any] = {
+    "torch.Tensor": Tensor, "torch._tensor.Tensor": Tensor, "torch.nn.Parameter": Parameter,
+    "torch.nn.parameter.Parameter": Parameter,
+}  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's own, with webtorch in PyTorch's place."""
+
+    def __init__(
+        self, data: bytes, names: Mapping[str, object], persistent: Callable[[object], object]
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self.names, self.persistent = names, persistent
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.persistent(pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full in _CLASSES:
+            return _CLASSES[full]
+        if full == "torch._tensor._rebuild_from_type_v2":
+            return _from_type
+        known = self.names.get(full)
+        if known is not None:
+            return known.function if isinstance(known, Call) else known
+        if module == "torch" or module.startswith("torch."):
+            return _counterpart(module, name)
+        return super().find_class(module, name)
+
+
+def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: Any) -> Any:
+    made = make(*args)
+    if type(made) is not kind:
+        made = made.as_subclass(kind)
+    vars(made).update((state[0] if isinstance(state, tuple) else state) or {})
+    return made
+
+
+def _counterpart(module: str, name: str) -> Any:
+    """Return webtorch's class or function for one of PyTorch's, of that module or one around it."""
+    parts = module.split(".")[1:]
+    if parts[:2] == ["nn", "modules"]:
+        # Some classes are not among the names of torch.nn itself.
+        files = [vars(m) for n, m in sorted(sys.modules.items()) if n.startswith("webtorch.nn.")]
+        inner = [f[name] for f in files if isinstance(f.get(name), type)]
+        if inner and not hasattr(webtorch.nn, name):
+            return inner[0]
+        parts = ["nn"]
+    while True:
+        try:
+            return getattr(importlib.import_module(".".join(["webtorch", *parts])), name)
+        except (ImportError, AttributeError):
+            if not parts:
+                break
+            parts.pop()
+    raise pickle.UnpicklingError(
+        f"load: the file holds an object of {module}.{name}, which webtorch {webtorch.__version__} "
+        "does not have"
+    )
+
+
+def read(
+    data: bytes, names: Mapping[str, object], persistent: Callable[[object], object]
+) -> object:
+    """Return the value that a pickle describes, running the code that it names."""
+    return _Unpickler(data, names, persistent).load()
