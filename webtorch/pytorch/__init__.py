@@ -18,6 +18,7 @@ kernels    those meanings as PyTorch kernels, and kernels with a form of their o
 fallback   operators without a kernel: an error, or the CPU when the user asks for it
 profiler   kernels as events of `torch.profiler`
 graphs     what operators mean that only traced graphs contain
+saved      what a compiled forward graph saves for its backward graph: one object
 programs   the programs of a compiled graph: inputs, sizes, results
 partition  compiled graphs with operators that no program can hold: programs, and calls between them
 dynamo     `torch.compile`: forward and backward graphs as programs

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import default_partition
 from torch.utils._pytree import tree_leaves
 
 from webtorch.ir.view import is_contiguous
@@ -28,6 +29,8 @@ from webtorch.pytorch.functions import op
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.partition import Partition, is_called
 from webtorch.pytorch.programs import Programs, Value
+from webtorch.pytorch.saved import contents, pack
+from webtorch.pytorch.saved import hooks as saving_hooks
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -47,6 +50,7 @@ def compile_backend(
         fw_compiler=_lower_forward,
         bw_compiler=_lower_backward,
         inference_compiler=lower,
+        partition_fn=_partition,
         decompositions=torch._decomp.core_aten_decompositions().materialize(),
         # Written in the program, in place, rather than copied after it.
         keep_inference_input_mutations=True,
@@ -100,37 +104,53 @@ def _check_devices(gm: torch.fx.GraphModule) -> None:
             )
 
 
+def _partition(
+    joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split a graph of values and gradients as PyTorch does, then let one object carry all that is saved.
+
+    Where operators are called between programs, and where the function itself has hooks for what is saved, these
+    are tensors.
+    """
+    forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    if not (_is_split(forward) or _is_split(backward) or saving_hooks() is not None):
+        pack(forward, backward, num_fwd_outputs)
+    return forward, backward
+
+
 def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for one graph of aten operators."""
     if _is_split(gm):
         return make_boxed_func(Partition(gm, _static_inputs(), None, _programs))
-    return make_boxed_func(Programs(Graph(gm), _static_inputs()))
+    return _boxed(Programs(Graph(gm), _static_inputs()))
 
 
 def _lower_backward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for a backward graph."""
     if _is_split(gm):
         return make_boxed_func(Partition(gm, frozenset(), None, _programs))
-    return make_boxed_func(Programs(Graph(gm, visible=0), frozenset(), is_backward=True))
+    return _boxed(Programs(Graph(gm, visible=0), frozenset(), is_backward=True))
 
 
 def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
     """Return a callable for a forward graph, which ends with what its backward graph will take."""
     metadata = torch._guards.TracingContext.get().fw_metadata
-    saved = None
-    if metadata is not None and not getattr(metadata, "dynamic_saved_tensors_idxs", None):
-        saved = metadata.tensors_saved_for_backwards_slice
+    saved = None if metadata is None else metadata.tensors_saved_for_backwards_slice
     if _is_split(gm):
         return make_boxed_func(Partition(gm, _static_inputs(), saved, _programs))
     graph = Graph(gm, None if saved is None else saved.start)
-    numbers: frozenset[int] = frozenset()
-    watched = numbers
-    if saved is not None:
-        every = range(len(graph.results))
-        numbers = frozenset(every[saved])
-        watched = frozenset(every[metadata.tensors_saved_for_backwards_with_vc_check_slice])
-    programs = Programs(graph, _static_inputs(), numbers, watched=watched, packs=True)
-    return make_boxed_func(programs)
+    numbers = range(len(graph.results))[saved] if saved is not None and not graph.packed else ()
+    return _boxed(Programs(graph, _static_inputs(), frozenset(numbers)))
+
+
+def _boxed(programs: Programs) -> Function:
+    """Return a function that takes its arguments as one list, and says so."""
+
+    def run(args: list[Any]) -> list[Any]:
+        return programs(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _is_split(gm: torch.fx.GraphModule) -> bool:
@@ -222,23 +242,27 @@ class Graph:
         for source, user in last.items():
             dead.setdefault(user, []).append(source)
         self.count = len(nodes)
-        # What the trace knows of each input and each result.
-        self.inputs: list[Value] = []
+        # What the trace knows of each result.
         self.results: list[Value] = []
         # Inputs that the graph writes.
         self.written: frozenset[int] = frozenset()
-        self.places: list[int] = []
         self.constants: dict[int, Any] = {}
         self.steps: list[Step] = []
         self.result: Any = None
-        holders = [n for n in nodes if n.op == "placeholder"]
+        given = [n for n in nodes if n.op == "placeholder"]
+        returned = tree_leaves(nodes[-1].args[0])
+        holders, self.taken = _unpacked(given)
+        leaves, self.packed = _unpacked(returned)
+        # What stands for several values is no value itself.
+        standing = {n for n in (*given, *returned) if contents(n) is not None}
         number = {n: i for i, n in enumerate(holders)}
+        self.places = [slots[n] for n in holders]
+        self.inputs = [Value.of(n, None) for n in holders]
         written: set[int] = set()
         for i, node in enumerate(nodes):
+            if node in number or node in standing:
+                continue
             match node.op:
-                case "placeholder":
-                    self.places.append(i)
-                    self.inputs.append(Value.of(node, None))
                 case "get_attr":
                     self.constants[i] = operator.attrgetter(node.target)(gm)
                 case "call_function":
@@ -254,7 +278,6 @@ class Graph:
                         Step(i, meaning(node.target), args, kwargs, tuple(dead.get(i, ())))
                     )
                 case "output":
-                    leaves = tree_leaves(node.args[0])
                     self.result = [_template(leaf, slots, node) for leaf in leaves]
                     self.results = [Value.of(leaf, number.get(leaf)) for leaf in leaves]
                 case _:
@@ -264,7 +287,7 @@ class Graph:
         self.written = frozenset(written)
         # Values that must lie in memory as PyTorch traced them, with their dims in that order: what the
         # user gets, who may take views of it, and what `as_strided` reads.
-        outputs = tree_leaves(nodes[-1].args[0])[:visible]
+        outputs = leaves[:visible]
         strided = [n.args[0] for n in nodes if str(n.target).startswith("aten.as_strided")]
         self.layouts: dict[int, tuple[int, ...]] = {}
         for node in (*outputs, *strided):
@@ -290,6 +313,20 @@ class Graph:
             for slot in step.dead:
                 values[slot] = None
         return [_fill_in(r, values) for r in self.result]
+
+
+def _unpacked(nodes: Sequence[Any]) -> tuple[list[Any], range]:
+    """Return inputs or results with the values of what carries several in its place, and where these are."""
+    out: list[Any] = []
+    place = range(0)
+    for node in nodes:
+        values = contents(node)
+        if values is None:
+            out.append(node)
+        else:
+            place = range(len(out), len(out) + len(values))
+            out += values
+    return out, place
 
 
 def _traced_order(fake: Any) -> tuple[int, ...] | None:

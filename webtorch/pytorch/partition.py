@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import fallback, graphs
-from webtorch.pytorch.programs import Programs, unpacked, uploaded
+from webtorch.pytorch.programs import Programs, uploaded
 from webtorch.runtime.trace import debug_level
 
 # What makes programs of a graph of which nothing is called: the graph, numbers of inputs that are parameters,
@@ -137,7 +137,7 @@ class _Piece:
     outs: list[int]
 
     def run(self, values: list[Any]) -> None:
-        made = self.programs(*[values[i] for i in self.inputs])
+        made = self.programs([values[i] for i in self.inputs])
         for out, value in zip(self.outs, made, strict=True):
             values[out] = value
 
@@ -337,7 +337,7 @@ class Partition:
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         values: list[Any] = [None] * len(self.nodes)
-        for slot, value in zip(self.holders, unpacked(args), strict=True):
+        for slot, value in zip(self.holders, args, strict=True):
             values[slot] = value
         for slot, value in self.constants.items():
             values[slot] = value

@@ -1,18 +1,20 @@
 """The programs of a compiled graph: which one a call takes, its buffers, and its results. Floor 6.
 
 A call finds out with one look at each input's address what has moved since the last one; where nothing
-of the inputs' geometry changed, it runs the same program. Where the graph's sizes are symbols, a few
+of the inputs' geometry changed, it runs the same program. What it does for each parameter and for each value that
+is saved for a backward graph is a step of a loop in C. Where the graph's sizes are symbols, a few
 captures give one form for all sizes (`capture.dynamic`), as `webtorch.mark_dynamic` does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from operator import itemgetter, ne
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -33,6 +35,7 @@ from webtorch.capture.trace import (
     capture,
     compile_never,
     compile_varying,
+    computed,
     read_arguments,
     settle,
 )
@@ -47,6 +50,7 @@ from webtorch.pytorch.device import (
     flat,
     memory_of,
 )
+from webtorch.pytorch.saved import Saved, hooks
 from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Storage
@@ -69,6 +73,8 @@ class Value:
     origin: int | None
     # Whether a float reaches tensors only, as a value.
     is_free: bool = False
+    # Whether it must not be overwritten before a backward graph has used it.
+    is_watched: bool = True
 
     @staticmethod
     def of(node: Any, origin: int | None) -> Value:
@@ -78,7 +84,8 @@ class Value:
         makes_tensor = torch.ops.aten.scalar_tensor.default
         value = node.meta.get("val")
         free = isinstance(value, (float, torch.SymFloat)) and node.op == "placeholder"
-        return Value(value, origin, free and all(u.target is makes_tensor for u in node.users))
+        free = free and all(u.target is makes_tensor for u in node.users)
+        return Value(value, origin, free, not node.meta.get("saved_tensor_with_no_vc_check"))
 
     @property
     def is_tensor(self) -> bool:
@@ -102,6 +109,9 @@ class Evaluates(Protocol):
     inputs: list[Value]
     results: list[Value]
     written: frozenset[int]
+    # Inputs that one `Saved` brings, and results that one takes.
+    taken: range
+    packed: range
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the graph's results."""
@@ -115,6 +125,9 @@ class Geometry(NamedTuple):
     offset: int
     elements: int
     dtype: torch.dtype
+
+
+_NOWHERE = Geometry((), (), 0, 0, torch.uint8)
 
 
 class OfInput(NamedTuple):
@@ -138,37 +151,14 @@ class Fresh(NamedTuple):
     geometry: Geometry
 
 
-# A tensor that a forward graph saved, as its backward graph takes it.
-Kept = tuple[Storage, Geometry]
-
-
-class Saved:
-    """What a forward graph saved for its backward and is no PyTorch tensor: one that is stands for all of it."""
-
-    def __init__(self) -> None:
-        self.kept: list[Kept] = []
-        # Inputs of which views were saved, and their versions then.
-        self.owners: list[tuple[torch.Tensor, int]] = []
-
-    def take(self) -> Iterator[Kept]:
-        """Yield all, in order. Raises RuntimeError, as PyTorch does, where some have been overwritten since."""
-        for owner, version in self.owners:
-            if owner._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace "
-                    f"operation: [{owner.type()} {list(owner.shape)}] is at version {owner._version}; "
-                    f"expected version {version} instead."
-                )
-        return iter(self.kept)
-
-
 @dataclass(slots=True)
 class Ready:
     """A program with all that a call needs to know of it. Inputs are numbered among the tensors."""
 
     captured: Capture
-    # Numbers of inputs, in the program's order, and storages of constants.
-    order: list[int | Storage]
+    # Of the inputs' storages and these constants, those of the program's inputs in its order.
+    constants: list[Storage]
+    pick: Callable[[list[Any]], Sequence[Any]]
     # Inputs whose memory it overwrites.
     donated: list[int]
     # Fresh, OfInput, Itself, or what is no tensor.
@@ -179,6 +169,25 @@ class Ready:
     live: dict[str, Any]
     # Whether there are numbers to be read anew at each call.
     reads: bool
+    keeps: Keeps | None
+
+
+@dataclass(slots=True)
+class Keeps:
+    """How a call finds what it saves for the backward graph."""
+
+    # What is saved, of one list: the program's outputs, the inputs' storages, and these: storages, and
+    # numbers of outputs that are results too.
+    pick: Callable[[list[Any]], Sequence[Any]]
+    others: list[Storage | int]
+    # Outputs that are nothing else: of these the memory is saved.
+    memories: frozenset[int]
+    # How each lies in its storage.
+    geometry: list[Geometry]
+    # What must not be overwritten before it is used: parameters, other arguments, results.
+    owners: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+    moving: list[int]
+    shown: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +210,16 @@ class Inputs:
     addresses: list[int]
     epoch: int
     # None for those that only that call had: what a step computed must not live until the next one.
-    storages: list[Storage | None]
-    # The same list where it is whole.
-    whole: list[Storage] | None
+    storages: list[Any]
+    # The numbers of these.
+    loose: list[int]
     geometry: list[Geometry]
     # For each the first that has the same storage; None where all have their own.
     aliases: tuple[int, ...] | None
     numbers: tuple[Any, ...]
     ready: Ready
+    # The program whose `Saved` brought some.
+    source: Ready | None
 
 
 # Copies of parameters and buffers that are on the CPU: version and address of what was copied, and the copy.
@@ -232,7 +243,7 @@ def uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
 
 
 class Programs:
-    """A compiled graph as PyTorch calls it."""
+    """A compiled graph as PyTorch calls it: with a list of its arguments."""
 
     def __init__(
         self,
@@ -240,26 +251,23 @@ class Programs:
         static: frozenset[int],
         saved: frozenset[int] = frozenset(),
         *,
-        watched: frozenset[int] = frozenset(),
-        packs: bool = False,
         is_backward: bool = False,
         downloads: bool = True,
     ) -> None:
-        """`static`: inputs that are parameters or buffers. `saved`: results for the backward graph.
+        """`static`: inputs that are parameters or buffers. `saved`: results that are tensors for the backward graph.
 
-        `watched`: those that must not be overwritten before it.
-        `packs`: what is saved need be no tensors. `downloads`: results traced on the CPU go there.
+        `downloads`: results traced on the CPU go there.
         """
         self.graph = graph
         self.static = static
         self.saved = saved
-        self.watched = watched
-        self.packs = packs and len(saved) > 0
         inputs = graph.inputs
         self.tensors = [i for i, v in enumerate(inputs) if v.is_tensor]
         self.others = [i for i, v in enumerate(inputs) if not v.is_tensor]
         self.free = [i for i in self.others if inputs[i].is_free]
         self.keyed = [i for i in self.others if not inputs[i].is_free]
+        # Inputs that are PyTorch tensors; what a `Saved` brings comes before these.
+        self.given = [i for i in self.tensors if i not in graph.taken]
         # Whether arguments are tensors on the device, to be read as they lie there, and nothing else.
         self.plain = not (
             is_backward or self.others or any(v.is_on_cpu or v.is_lazy for v in inputs)
@@ -274,80 +282,98 @@ class Programs:
         # By the inputs' types: what makes captures for all sizes, or None where there is no such thing.
         self.templates: dict[Any, Template | None] = {}
 
-    def __call__(self, *args: Any) -> list[Any]:
+    def __call__(self, args: list[Any]) -> list[Any]:
         if interrupt.flag.pressed:
             interrupt.check()
-        given: Sequence[Any] = args if self.plain else self._given(args)
-        ready, storages = self._inputs(given, args)
-        fresh = self._run(ready, storages, args)
-        return self._results(ready, storages, given, args, fresh)
+        source = None
+        if self.graph.taken:
+            place = self.graph.taken.start
+            brought: Saved = args[place]
+            source = brought.source
+            args[place : place + 1] = brought.take()
+        given = args if self.plain else self._given(args, source)
+        ready, storages = self._inputs(given, args, source)
+        outputs, fresh = self._run(ready, storages, args)
+        results = self._results(ready, storages, given, args, fresh)
+        if ready.keeps is not None:
+            saved = self._saved(ready, ready.keeps, storages, args, outputs, fresh, results)
+            results.insert(self.graph.packed.start, saved)
+        args.clear()
+        return results
 
     # ---- inputs
 
-    def _given(self, args: Sequence[Any]) -> list[Any]:
-        """Return the tensors among the arguments, on the device; what a forward saved taken apart."""
+    def _given(self, args: Sequence[Any], source: Ready | None) -> list[Any]:
+        """Return the tensors among the arguments, on the device; without what a forward program saved."""
         given: list[Any] = []
-        stands: torch.Tensor | None = None
-        taken: Iterator[Kept] = iter(())
-        for i in self.tensors:
+        for i in self.tensors if source is None else self.given:
             a = args[i]
             if a.is_cpu:
                 a = uploaded(a, i in self.static)
-            elif a is stands:
-                a = next(taken)
-            else:
-                saved = getattr(a, "_webgpu_saved", None)
-                if saved is not None:
-                    stands, taken = a, saved.take()
-                    a = next(taken)
-                elif a.is_conj() or a.is_neg():
-                    a = a.detach().resolve_conj().resolve_neg()
+            elif a.is_conj() or a.is_neg():
+                a = a.detach().resolve_conj().resolve_neg()
             given.append(a)
         return given
 
-    def _inputs(self, given: Sequence[Any], args: Sequence[Any]) -> tuple[Ready, list[Storage]]:
-        """Find the program and the storages for a call, by what has changed since the last one."""
-        if self.plain:
-            addresses = list(map(_ADDRESS, given))
-        else:
-            addresses = [0 if type(t) is tuple else t.data_ptr() for t in given]
+    def _inputs(
+        self, given: Sequence[Any], args: Sequence[Any], source: Ready | None
+    ) -> tuple[Ready, list[Any]]:
+        """Find the program and the storages for a call, by what has changed since the last one.
+
+        What is saved comes first among the storages, and may be memory alone.
+        """
+        addresses = list(map(_ADDRESS, given))
         numbers = tuple([args[i] for i in self.keyed])
         last = self.last
+        if last is not None and last.source is not source:
+            last = None
+        kept: list[Any] = []
+        if source is not None:
+            kept = list(args[self.graph.taken.start : self.graph.taken.stop])
         ready = None
         if last is not None and last.epoch == changes.count and last.numbers == numbers:
-            if addresses == last.addresses and last.whole is not None:
-                return last.ready, last.whole
-            storages, geometry = [], last.geometry.copy()
-            ready = last.ready
-            for i, (a, b, storage) in enumerate(zip(addresses, last.addresses, last.storages)):
-                if a != b or storage is None:
-                    storage, form = _look(given[i])
-                    if form is not geometry[i] and form != geometry[i]:
-                        geometry[i], ready = form, None
-                storages.append(storage)
+            loose = last.loose
+            if addresses != last.addresses:
+                moved = itertools.compress(range(len(given)), map(ne, addresses, last.addresses))
+                loose = list({*loose, *moved})
+            if not loose and not kept:
+                return last.ready, last.storages
+            ready, storages, geometry = last.ready, last.storages.copy(), last.geometry
         else:
-            looked = [_look(t) for t in given]
-            storages, geometry = [s for s, _ in looked], [g for _, g in looked]
+            loose = list(range(len(given)))
+            storages = [None] * len(given)
+            geometry = [_NOWHERE] * len(given)
+            if source is not None and source.keeps is not None:
+                geometry = source.keeps.geometry + geometry
+        start = len(kept)
+        for i in loose:
+            storages[i], form = _look(given[i])
+            if form != geometry[start + i]:
+                if ready is not None:
+                    geometry, ready = geometry.copy(), None
+                geometry[start + i] = form
+        every = kept + storages if kept else storages
         aliases = None
-        if len(set(storages)) < len(storages):
-            first: dict[Storage, int] = {}
-            aliases = tuple([first.setdefault(s, i) for i, s in enumerate(storages)])
+        if len(set(every)) < len(every):
+            first: dict[Any, int] = {}
+            aliases = tuple([first.setdefault(s, i) for i, s in enumerate(every)])
         if ready is None or last is None or aliases != last.aliases:
-            ready = self._ready(storages, geometry, aliases, numbers, args)
-        # Empty tensors, and what a forward saved, have no address.
-        before = [] if last is None else last.addresses
-        stays = [
-            s if a and a == b else None for s, a, b in zip_longest(storages, addresses, before)
-        ]
-        whole = None if None in stays else storages
+            ready = self._ready(every, geometry, aliases, numbers, args)
+        # Empty tensors have no address.
+        before = [0] * len(given) if last is None else last.addresses
+        loose = [i for i in loose if not addresses[i] or addresses[i] != before[i]]
+        if loose:
+            storages = storages.copy()
+            for i in loose:
+                storages[i] = None
         self.last = Inputs(
-            addresses, changes.count, stays, whole, geometry, aliases, numbers, ready
+            addresses, changes.count, storages, loose, geometry, aliases, numbers, ready, source
         )
-        return ready, storages
+        return ready, every
 
     def _ready(
         self,
-        storages: list[Storage],
+        storages: list[Any],
         geometry: list[Geometry],
         aliases: tuple[int, ...] | None,
         numbers: tuple[Any, ...],
@@ -358,6 +384,7 @@ class Programs:
         if found is not None:
             self.programs.move_to_end(key)
             return found
+        storages = [_storage(s, g) for s, g in zip(storages, geometry, strict=True)]
         live = {f"n{i}": args[i] for i in self.free}
         call = Call(storages, geometry, aliases, args, live)
         captured = self._at_sizes(call) if self.sizes.symbols else None
@@ -433,72 +460,131 @@ class Programs:
         """Find out once what each call of a program needs."""
         results: list[Any] = []
         for value, found in zip(self.graph.results, captured.result, strict=True):
-            if value.origin is not None:
+            if value.origin is not None and value.origin in self.graph.taken:
+                # What was saved is no tensor that could be returned.
+                n = self.tensors.index(value.origin)
+                found = OfInput(n, geometry[n])
+            elif value.origin is not None:
                 found = Itself(value.origin)
             elif isinstance(found, Returned):
                 assert found.number is not None or found.storage is not None
-                kind, elements = found.dtype, 0
-                if found.storage is not None:
-                    elements = found.storage.elements
-                form = Geometry(found.shape, found.strides, found.offset, elements, TO_TORCH[kind])
+                if found.number is not None:
+                    elements = numel(captured.shapes[found.number])
+                else:
+                    elements = found.storage.elements  # type: ignore[union-attr]
+                dtype = TO_TORCH[found.dtype]
+                form = Geometry(found.shape, found.strides, found.offset, elements, dtype)
                 found = Fresh(found.number, found.storage, form)
             elif isinstance(found, OfInput):
                 elements = geometry[found.number].elements
                 found = found._replace(geometry=found.geometry._replace(elements=elements))
             results.append(found)
-        donated = [
-            s for s, d in zip(captured.sources, captured.donated) if d and isinstance(s, int)
-        ]
+        sources = captured.sources
+        donated = [s for s, d in zip(sources, captured.donated) if d and isinstance(s, int)]
+        constants = [s for s in sources if isinstance(s, Storage)]
+        at = itertools.count(len(geometry))
+        pick = _picks([s if isinstance(s, int) else next(at) for s in sources])
         written = dict(captured.arguments)
         reads = bool(captured.dynamic or captured.draws or captured.actions)
-        return Ready(captured, captured.sources, donated, results, written, live, reads)
+        keeps = self._keeps(captured, geometry, results, written) if self.graph.packed else None
+        return Ready(captured, constants, pick, donated, results, written, live, reads, keeps)
+
+    def _keeps(
+        self,
+        captured: Capture,
+        geometry: list[Geometry],
+        results: list[Any],
+        written: dict[Storage, int],
+    ) -> Keeps:
+        """Find out once where each call of a program finds what it saves."""
+        packed = self.graph.packed
+        shown = {r.number: i for i, r in enumerate(results) if type(r) is Fresh and i not in packed}
+        start = len(captured.targets)
+        others: list[Storage | int] = []
+        places: list[int] = []
+        forms: list[Geometry] = []
+        watched: set[int] = set()
+        watched_results: set[int] = set()
+        for i in packed:
+            found, n = results[i], None
+            if type(found) is Itself:
+                n = self.tensors.index(found.number)
+                found = OfInput(n, geometry[n])
+            forms.append(found.geometry)
+            if type(found) is OfInput:
+                n = found.number
+            else:
+                target = found.storage if found.number is None else captured.targets[found.number]
+                if isinstance(target, Storage):
+                    n = written.get(target)
+                elif target not in shown:
+                    places.append(target)
+                    continue
+                elif self.graph.results[i].is_watched:
+                    watched_results.add(shown[target])
+                if n is None:
+                    places.append(start + len(geometry) + len(others))
+                    others.append(target)
+                    continue
+            places.append(start + n)
+            if self.graph.results[i].is_watched:
+                watched.add(self.tensors[n])
+        return Keeps(
+            _picks(places),
+            others,
+            frozenset(n for n in places if n < start),
+            forms,
+            _picks(sorted(watched & self.static)),
+            sorted(watched - self.static),
+            sorted(watched_results),
+        )
 
     # ---- running
 
     def _run(
-        self, ready: Ready, storages: list[Storage], args: Sequence[Any]
-    ) -> dict[int, Storage]:
-        """Run a program; return the storages of its results by the number of the output."""
+        self, ready: Ready, storages: list[Any], args: Sequence[Any]
+    ) -> tuple[list[Any], dict[int, Storage]]:
+        """Run a program; return its outputs, and the storages of new results by the number of the output."""
         captured = ready.captured
         runtime = captured.runtime
         if runtime.pending:
             # What is pending may read memory that the program overwrites.
             runtime.realize()
-        for n in ready.donated:
-            if storages[n].node.shared:
-                storages[n].own()
-        sources = [storages[s] if isinstance(s, int) else s for s in ready.order]
-        buffers: list[Any] = [s.node.buffer for s in sources]
+        if ready.donated:
+            for n in ready.donated:
+                if storages[n].node.shared:
+                    storages[n].own()
+        sources = ready.pick(storages + ready.constants)
+        buffers: list[Any] = [s.node.buffer if type(s) is Storage else s for s in sources]
         if not all(buffers):
-            buffers = [s.realize().buffer for s in sources]
+            buffers = [s.realize().buffer if type(s) is Storage else s for s in sources]
         for i in self.free:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
         outputs = captured.executable.run(buffers, numbers)
         moved: dict[Any, Storage] = {s: storages[n] for s, n in ready.written.items()}
-        return settle(captured, outputs, moved)
+        return outputs, settle(captured, outputs, moved)
 
     def _results(
         self,
         ready: Ready,
-        storages: list[Storage],
+        storages: list[Any],
         given: Sequence[Any],
         args: Sequence[Any],
         fresh: dict[int, Storage],
     ) -> list[Any]:
+        """Return the results of a call, without what one `Saved` takes."""
         # Results that share storage with each other or an input still do.
         made: dict[Storage, Any] = {}
         # The first result on each new storage. What is saved of it shares its version: PyTorch
         # refuses a backward whose saved tensors have been overwritten.
         first: dict[Storage, tuple[Geometry, torch.Tensor]] = {}
         out: list[Any] = []
-        stands: torch.Tensor | None = None
-        saved = Saved()
-        packs = self.packs and not _has_hooks()
-        if packs:
-            stands = bridge.allocate((0,), (1,), torch.float32)
-            stands._webgpu_saved = saved
-        for i, found in enumerate(ready.results):
+        packed = self.graph.packed
+        results = ready.results
+        if packed:
+            results = results[: packed.start] + results[packed.stop :]
+        for i, found in enumerate(results):
             kind = type(found)
             if kind is Itself:
                 out.append(args[found.number])
@@ -513,23 +599,16 @@ class Programs:
                     seen, x = before
                     out.append(x if seen == form else _torch_tensor(storage, form, made, x))
                     continue
-                if packs and i in self.saved and storage not in made:
-                    saved.kept.append((storage, form))
-                    out.append(stands)
-                    continue
                 x = _torch_tensor(storage, form, made)
                 first.setdefault(storage, (form, x))
             elif kind is OfInput:
-                owner, storage = given[found.number], storages[found.number]
-                form = found.geometry
-                if packs and i in self.watched and not owner.is_inference():
-                    saved.kept.append((storage, form))
-                    saved.owners.append((owner, owner._version))
-                    out.append(stands)
-                    continue
-                if type(owner) is tuple:
-                    x = _torch_tensor(storage, form, made)
+                storage, form = storages[found.number], found.geometry
+                # What a `Saved` brought comes first, and belongs to no tensor here.
+                at = found.number - (len(storages) - len(given))
+                if at < 0:
+                    x = _torch_tensor(_shared(storage, form), form, made)
                 else:
+                    owner = given[at]
                     made[storage] = owner.untyped_storage()
                     x = _torch_tensor(storage, form, made, owner if i in self.saved else None)
             else:
@@ -542,23 +621,43 @@ class Programs:
             a = args[i]
             if a.is_cpu or a.is_conj() or a.is_neg():
                 with torch.no_grad():
-                    a.detach().copy_(given[self.tensors.index(i)])
+                    a.detach().copy_(given[self.given.index(i)])
         return out
 
-
-def unpacked(args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a backward graph with a tensor for each that a forward saved."""
-    out: list[Any] = []
-    taken: dict[int, Iterator[Kept]] = {}
-    made: dict[Storage, Any] = {}
-    for a in args:
-        saved = getattr(a, "_webgpu_saved", None) if isinstance(a, torch.Tensor) else None
-        if saved is not None:
-            if id(saved) not in taken:
-                taken[id(saved)] = saved.take()
-            a = _torch_tensor(*next(taken[id(saved)]), made)
-        out.append(a)
-    return out
+    def _saved(
+        self,
+        ready: Ready,
+        keeps: Keeps,
+        storages: list[Any],
+        args: Sequence[Any],
+        outputs: list[Any],
+        fresh: dict[int, Storage],
+        results: list[Any],
+    ) -> Saved:
+        """Return what a call saves for the backward graph."""
+        if ready.captured.one_value_twice:
+            # Storages know that they share one memory.
+            outputs = [fresh.get(i, memory) for i, memory in enumerate(outputs)]
+        elif keeps.memories:
+            # No later call needs to make storages of them.
+            made = ready.captured.made
+            ready.captured.made = [m for m in made if m[1] not in keeps.memories]
+            keeps.memories = frozenset()
+        others = [fresh[o] if isinstance(o, int) else o for o in keeps.others]
+        values = keeps.pick(outputs + storages + others)
+        wanted = hooks()
+        if wanted is not None:
+            tensors = [
+                _torch_tensor(_storage(v, form), form, {})
+                if (n := self.graph.results[i].origin) is None
+                else args[n].detach()
+                for i, v, form in zip(self.graph.packed, values, keeps.geometry, strict=True)
+            ]
+            return Saved(None, list(map(wanted[0], tensors)), unpack=wanted[1])
+        # Of tensors that may have a history, which leads here, only the version is wanted.
+        moving = [args[i].detach() for i in keeps.moving]
+        shown = [results[i].detach() for i in keeps.shown]
+        return Saved(ready, values, [*keeps.owners(args), *moving, *shown])
 
 
 def _target(ready: Ready, found: Fresh, storages: list[Storage]) -> Storage:
@@ -572,21 +671,36 @@ def _target(ready: Ready, found: Fresh, storages: list[Storage]) -> Storage:
     return target if n is None else storages[n]
 
 
-def _has_hooks() -> bool:
-    """Whether the user wants to see what is saved."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _look(x: Any) -> Kept:
+def _look(x: torch.Tensor) -> tuple[Storage, Geometry]:
     """Return the storage of an input and how the input lies there."""
-    if type(x) is tuple:
-        storage, form = x
-        return storage, form
     dtype = x.dtype
     storage = memory_of(x).typed(HELD[dtype])
     return storage, Geometry(
         tuple(x.shape), x.stride(), x.storage_offset(), storage.elements, dtype
     )
+
+
+def _picks(places: list[int]) -> Callable[[Any], Sequence[Any]]:
+    """Return a function that takes elements of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: [values[i] for i in places]
+
+
+def _storage(value: Any, form: Geometry) -> Storage:
+    """Return what was saved as a storage: memory gets one, of which others may have the value too."""
+    if type(value) is Storage:
+        return value
+    node = computed((form.elements,), value)
+    node.shared = True
+    return Storage(node, bridge.runtime())
+
+
+def _shared(value: Any, form: Geometry) -> Storage:
+    """Return a storage of its own with a saved value."""
+    if type(value) is Storage:
+        return Storage(value.share(), value.runtime)
+    return _storage(value, form)
 
 
 def _view_of(storage: Storage, form: Geometry) -> Tensor:

@@ -1,0 +1,115 @@
+"""What a compiled forward graph saves for its backward graph: one object, whatever it holds. Floor 6.
+
+AOTAutograd saves each tensor by itself, which costs the host of every call a microsecond for each. It saves objects
+that it does not look into as well: the forward graph here returns one of those in place of all tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._library.opaque_object import register_opaque_type
+from torch._opaque_base import OpaqueBase
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import py_sym_types
+
+Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+_VERSION = torch.Tensor._version.__get__
+
+
+def hooks() -> Hooks | None:
+    """Return what the user wants to be called with each tensor that is saved, and with what that returned."""
+    found: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return found
+
+
+class Saved(OpaqueBase):
+    """The values that one call of a forward graph saved, until the backward pass has used them."""
+
+    def __init__(
+        self,
+        source: Any,
+        values: Sequence[Any],
+        owners: Sequence[torch.Tensor] = (),
+        unpack: Callable[[Any], torch.Tensor] | None = None,
+    ) -> None:
+        """`source`: the program whose values these are, which tells how they lie in memory; None for what hooks
+        returned, with `unpack`. `owners`: tensors that must not be overwritten before the values are used.
+        """
+        self.source = source
+        self.values = values
+        self.owners = owners
+        self.versions = list(map(_VERSION, owners))
+        self.unpack = unpack
+
+    def take(self) -> Sequence[Any]:
+        """Return the values: of hooks, tensors. They are let go, unless the pass keeps its graph.
+
+        Raises RuntimeError, as PyTorch does, where some have been overwritten since.
+        """
+        if list(map(_VERSION, self.owners)) != self.versions:
+            self._refuse()
+        values = self.values
+        if self.unpack is not None:
+            with torch.no_grad():
+                values = [self.unpack(v) for v in values]
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self.values = self.owners = self.versions = []
+        return values
+
+    def _refuse(self) -> None:
+        for owner, version in zip(self.owners, self.versions, strict=True):
+            if owner._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: [{owner.type()} {list(owner.shape)}] is at version {owner._version}; "
+                    f"expected version {version} instead."
+                )
+
+
+register_opaque_type(Saved, typ="reference")
+
+
+def pack(forward: GraphModule, backward: GraphModule, visible: int) -> None:
+    """Let one object carry the tensors that a forward graph returns after its `visible` results for the backward."""
+    output = forward.graph.output_node()
+    results = list(output.args[0])
+    rest = results[visible:]
+    saved = [n for n in rest if isinstance(n.meta["val"], torch.Tensor)]
+    if not saved:
+        return
+    # Numbers that are saved come first in the backward graph, then the tensors.
+    numbers = sum(isinstance(n.meta["val"], py_sym_types) for n in rest)
+    holders = backward.graph.find_nodes(op="placeholder")
+    taken = holders[numbers : numbers + len(saved)]
+    with forward.graph.inserting_before(output):
+        packed = forward.graph.call_function(Saved, (None, tuple(saved)))
+    with backward.graph.inserting_before(taken[0]):
+        holder = backward.graph.placeholder("saved")
+    token = Saved(None, ())
+    packed.meta["val"] = holder.meta["val"] = FakeScriptObject(token, "Saved", token)
+    output.args = ((*results[:visible], packed, *rest[len(saved) :]),)
+    with backward.graph.inserting_after(holders[-1]):
+        for i, node in reversed(list(enumerate(taken))):
+            value = backward.graph.call_function(operator.getitem, (holder, i))
+            value.meta = dict(node.meta)
+            node.replace_all_uses_with(value)
+            backward.graph.erase_node(node)
+    forward.recompile()
+    backward.recompile()
+
+
+def contents(node: Any) -> list[Node] | None:
+    """Return the values, in order, where a result or an input of a graph is what `pack` made; else None."""
+    if not isinstance(node, Node):
+        return None
+    if node.target is Saved:
+        return list(node.args[1])
+    value = node.meta.get("val") if node.op == "placeholder" else None
+    if isinstance(value, FakeScriptObject) and isinstance(value.real_obj, Saved):
+        return sorted(node.users, key=lambda n: n.args[1])
+    return None
