@@ -10,6 +10,7 @@ import pytest
 import webtorch
 from webtorch.errors import DeviceError
 from webtorch.runtime import kept
+from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.tensors.device import resolve
 
 pytest_plugins = ["tests.covers"]
@@ -47,6 +48,13 @@ def _programs_are_compiled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept, "SMALLEST", 1 << 62)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_blocks_go_back() -> Iterator[None]:
+    """What a file's tests leave free in the CPU's pool is not kept beside the next file's memory."""
+    yield
+    MEMORY.release()
 
 
 @pytest.fixture(autouse=True)

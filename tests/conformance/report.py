@@ -33,8 +33,6 @@ REASONS = {
     "histc": "bfloat16: a value on the edge of two bins",
     "baddbmm": "16-bit products are rounded once before the addition",
     "addr": "16-bit products are rounded once before the addition",
-    "complex": "complex numbers of 16-bit parts",
-    "view_as_complex": "complex numbers of 16-bit parts",
 }
 
 HEAD = """# Conformance: PyTorch's own test database

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from webtorch.runtime.backends.cpu import (
     set_num_threads,
 )
 from webtorch.runtime.backends.cpu.executable import KernelRunner
-from webtorch.runtime.backends.cpu.memory import MEMORY
+from webtorch.runtime.backends.cpu.memory import MEMORY, Memory
 from webtorch.runtime.backends.cpu.threads import run_parallel, split
 
 BACKEND = open_backend(0)
@@ -112,6 +113,44 @@ def test_memory_is_counted_and_used_again() -> None:
     del again
     BACKEND.empty_cache()
     assert MEMORY.pooled == 0
+
+
+def test_free_blocks_keep_to_their_share_and_what_nobody_asks_for_goes_first() -> None:
+    memory = Memory(limit=10 << 20)
+    old = [memory.take(4 << 20) for _ in range(2)]
+    for block in old:
+        memory.give(block)
+    assert memory.pooled == 8 << 20
+    # A program that goes through other sizes: the old ones stay at first, for who knows, then go.
+    for _ in range(100):
+        blocks = [memory.take(n << 20) for n in (1, 3, 5)]
+        assert not any(a is b for a in blocks for b in old)
+        for block in blocks:
+            memory.give(block)
+        assert memory.pooled <= memory.limit
+    assert set(memory.free) >= {1 << 20, 3 << 20, 5 << 20} and 4 << 20 not in memory.free
+    assert memory.pooled == 9 << 20 and memory.live == 0
+    # One that needs more than there is room for keeps what fits, from one round to the next, in time.
+    kept = []
+    for _ in range(80):
+        blocks = [memory.take(n << 20) for n in (2, 4, 6, 8)]
+        kept.append(blocks)
+        for block in blocks:
+            memory.give(block)
+        assert memory.pooled <= memory.limit
+    again = [any(a is b for a in old for b in new) for old, new in itertools.pairwise(kept)]
+    assert sum(again[20:]) >= 55
+    # More than all of the room is not kept.
+    memory.give(memory.take(16 << 20))
+    assert memory.pooled <= memory.limit and (16 << 20) not in memory.free
+    memory.release()
+    assert memory.pooled == 0 and memory.live == 0
+
+
+def test_the_share_of_free_blocks_is_a_part_of_the_machines_memory() -> None:
+    assert 0 < MEMORY.limit <= 4 << 30
+    if hasattr(os, "sysconf"):
+        assert MEMORY.limit <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
 def test_memory_that_an_array_still_shows_is_not_used_again() -> None:

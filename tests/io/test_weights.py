@@ -74,6 +74,9 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
         assert {k: v.tolist() for k, v in found.items()} == {
             k: v.tolist() for k, v in model.state_dict().items()
         }
+    assert len(save_model(model, tmp_path / "k", max_shard_size="0.3 KB")) == 4
+    with pytest.raises(ValueError, match="save_model: max_shard_size='large'"):
+        save_model(model, tmp_path / "k", max_shard_size="large")
     other = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)).half()
     load_model(other, tmp_path / "m")
     assert other[2].bias.tolist() == model[2].bias.half().tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -76,6 +77,28 @@ def test_a_missing_binding_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wgpu", None)
     with pytest.raises(DeviceError, match='pip install "wgpu'):
         module.binding()
+
+
+def test_without_the_binding_new_tensors_are_on_the_cpu_and_a_warning_says_why():
+    code = """
+import sys, warnings
+sys.modules["wgpu"] = None
+import webtorch
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    assert (webtorch.ones(2) + 1).tolist() == [2, 2] and webtorch.ones(1).device.type == "cpu"
+(told,) = heard
+assert told.category is RuntimeWarning, told
+assert 'pip install "wgpu' in str(told.message) and "on the CPU" in str(told.message)
+try:
+    webtorch.ones(2, device="webgpu")
+except webtorch.errors.DeviceError as error:
+    assert 'pip install "wgpu' in str(error)
+else:
+    raise AssertionError("there is no device")
+"""
+    env = {k: v for k, v in os.environ.items() if k not in ("WEBTORCH_DEVICE", "WEBTORCH_WEBGPU")}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=120)
 
 
 def test_importing_the_backend_imports_no_binding_and_opens_nothing():

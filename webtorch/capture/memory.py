@@ -94,8 +94,8 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def bytes_of(budget: int | str) -> int:
-    """Return a number of bytes given as such or as a text like "512 MiB". Raises ValueError."""
+def bytes_of(budget: int | str, what: str = "compile: memory_budget") -> int:
+    """Return a number of bytes given as such or as a text like "512 MiB". Raises ValueError, naming `what`."""
     if isinstance(budget, str):
         number, unit = budget.strip(), 1
         for name, factor in _UNITS:
@@ -106,11 +106,10 @@ def bytes_of(budget: int | str) -> int:
             budget = int(float(number) * unit)
         except ValueError:
             raise ValueError(
-                f"compile: memory_budget={budget!r} is neither a number of bytes nor a text like "
-                "'512 MiB'"
+                f"{what}={budget!r} is neither a number of bytes nor a text like '512 MiB'"
             ) from None
     if budget <= 0:
-        raise ValueError(f"compile: memory_budget must be positive, not {budget}")
+        raise ValueError(f"{what} must be positive, not {budget}")
     return budget
 
 

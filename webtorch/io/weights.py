@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import webtorch
+from webtorch.capture.memory import bytes_of
 from webtorch.errors import DTypeError
 from webtorch.io import safetensors
 from webtorch.io.safetensors import FilePath, RawTensor, SafetensorError
@@ -212,12 +213,12 @@ def save_model(
     path: FilePath,
     metadata: Mapping[str, str] | None = None,
     *,
-    max_shard_size: int | None = None,
+    max_shard_size: int | str | None = None,
 ) -> list[str]:
     """Write the weights of a module; tied ones once, under the first of their names. Returns the files.
 
     The metadata has the other names of tied weights, as safetensors' own `save_model` writes them.
-    max_shard_size: in bytes; with it `path` is a folder, which gets the files and their index.
+    max_shard_size: in bytes, or a text like "5 GB"; with it `path` is a folder, which gets the files and their index.
     """
     first: dict[Any, str] = {}
     tensors: dict[str, Tensor] = {}
@@ -232,13 +233,14 @@ def save_model(
     if max_shard_size is None:
         safetensors.save_file(_records(tensors), path, notes)
         return [os.fspath(path)]
+    limit = bytes_of(max_shard_size, "save_model: max_shard_size")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     groups: list[dict[str, Tensor]] = [{}]
     size = 0
     for key, t in tensors.items():
         nbytes = t.numel() * t.dtype.itemsize
-        if groups[-1] and size + nbytes > max_shard_size:
+        if groups[-1] and size + nbytes > limit:
             groups.append({})
             size = 0
         groups[-1][key] = t

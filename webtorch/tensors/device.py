@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -154,4 +155,15 @@ def get_default_device() -> device:
 
 def _has_hardware() -> bool:
     webgpu = importlib.import_module("webtorch.runtime.backends.webgpu")
-    return any(adapter.is_hardware for adapter in webgpu.adapters())
+    try:
+        return any(adapter.is_hardware for adapter in webgpu.adapters())
+    except DeviceError as error:
+        if not isinstance(error.__cause__, (ImportError, OSError, RuntimeError)):
+            raise
+        # A package that is missing or broken is no reason to refuse work on the CPU, nor to say nothing.
+        warnings.warn(
+            f"{error}. New tensors are on the CPU; WEBTORCH_DEVICE=cpu chooses that without this warning",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False

@@ -1,15 +1,18 @@
 """Memory of the CPU backend: NumPy arrays that go back to a pool. Imports NumPy and floors 0 and 3's protocol.
 
-Fresh pages from the system cost more than most kernels, so large blocks are kept and given out
-again; a block whose array is still seen by somebody (a view, a memoryview) is left alone.
+Fresh pages from the system cost more than most kernels, so blocks are kept and given out again: up
+to an eighth of the machine's memory, sizes that nobody asks for any more first to go. A block whose
+array is still seen by somebody (a view, a memoryview) is left alone.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,11 @@ Array = npt.NDArray[Any]
 
 _LARGE = 1 << 16
 _ALIGNMENT = 64
+# What of the machine's memory may be free blocks, and how much that is at most.
+_POOL_SHARE = 8
 _POOL_LIMIT = 4 << 30
+# After so many blocks that found no room, a size must be asked for again to stay.
+_PATIENCE = 64
 
 _ARRAY_TYPES: dict[DType, Any] = {}
 
@@ -51,14 +58,33 @@ class Block:
         self.size = size
 
 
-class Memory:
-    """Counts live bytes and keeps free blocks by size."""
+def _pool_limit() -> int:
+    """Return how many bytes may be kept in free blocks, by the memory of the machine or container."""
+    known = []
+    try:
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        known.append(8 << 30)  # Windows does not say
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            known.append(int(Path("/sys/fs/cgroup", name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(_POOL_LIMIT, min(known) // _POOL_SHARE)
 
-    def __init__(self) -> None:
+
+class Memory:
+    """Counts live bytes and keeps free blocks by size, at most `limit` bytes of them."""
+
+    def __init__(self, limit: int | None = None) -> None:
         self.live = 0
         self.peak = 0
         self.pooled = 0
+        self.limit = _pool_limit() if limit is None else limit
         self.free: dict[int, list[Block]] = {}
+        # Sizes that were asked for lately, and how many blocks found no room since that was begun anew.
+        self.wanted: set[int] = set()
+        self.turned_away = 0
         # A collection can run `give` inside `take`, on the same thread.
         self.lock = threading.RLock()
 
@@ -69,6 +95,7 @@ class Memory:
             live = self.live = self.live + size
             if live > self.peak:
                 self.peak = live
+            self.wanted.add(size)
             blocks = self.free.get(size)
             if blocks:
                 self.pooled -= size
@@ -91,12 +118,28 @@ class Memory:
         with self.lock:
             self.live -= size
             # Arrays made from `raw` hold it as their base: the block's own reference and the argument make two.
-            if self.pooled + size <= _POOL_LIMIT and sys.getrefcount(block.raw) <= 2:
+            if sys.getrefcount(block.raw) <= 2 and (
+                self.pooled + size <= self.limit or self._make_room(size)
+            ):
                 blocks = self.free.get(size)
                 if blocks is None:
                     blocks = self.free[size] = []
                 blocks.append(block)
                 self.pooled += size
+
+    def _make_room(self, size: int) -> bool:
+        """Give back free blocks of sizes that nobody asks for any more; whether `size` bytes fit then.
+
+        Those that a program goes through again and again stay, also where they do not all fit: with the
+        oldest going first, each would be gone just before its turn.
+        """
+        for other in [s for s in self.free if s not in self.wanted]:
+            self.pooled -= other * len(self.free.pop(other))
+        self.turned_away += 1
+        if self.turned_away >= _PATIENCE:
+            self.turned_away = 0
+            self.wanted.clear()
+        return self.pooled + size <= self.limit
 
     def release(self) -> None:
         """Give every free block back to the system."""
