@@ -1,4 +1,6 @@
-"""Functions that read values of what they compute: compiled, they do what they do uncompiled."""
+"""Functions that read values of what they compute: where webtorch stands in for PyTorch, they do
+compiled what they do uncompiled.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,14 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.errors import CaptureError
+from webtorch.tensors.host import reads
+
+
+@pytest.fixture
+def as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `install_as_torch` sets."""
+    monkeypatch.setattr(type(reads), "as_usual", True)
 
 
 def waved(module: Any, t: Any) -> Any:
@@ -160,15 +170,47 @@ def a_fault_after_reading(t: Any, device: str, compiled: Callable[..., Any]) -> 
 
 
 PROGRAMS = [
-    packed_sequences, a_list_that_is_given, gradients_of_what_is_given, backward_inside,
+    a_list_that_is_given, gradients_of_what_is_given, backward_inside,
     an_optimizer_that_reads, a_fault_after_reading,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_a_function_that_reads_runs_as_usual(
-    program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str
+    program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str, as_pytorch: None
 ) -> None:
+    _agrees(program, device)
+
+
+def test_packed_sequences_run_as_usual_everywhere(device: str) -> None:
+    _agrees(packed_sequences, device)
+    # As many steps and elements, of other lengths.
+    packed = [
+        webtorch.nn.utils.rnn.pack_sequence(
+            [webtorch.ones(n, 2) * i for i, n in enumerate(lengths)]
+        )
+        for lengths in ((4, 3, 1, 1), (4, 2, 2, 1)) * 3
+    ]
+    rnn = webtorch.nn.LSTM(2, 3)
+    compiled = webtorch.compile(rnn)
+    with pytest.warns(UserWarning, match="runs as usual: it reads a value"):
+        results = [compiled(p)[0].data for p in packed]
+    for got, p in zip(results, packed, strict=True):
+        webtorch.testing.assert_close(got, rnn(p)[0].data)
+
+
+def test_reading_elsewhere_is_refused(
+    device: str, as_pytorch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = webtorch.ones(2, device=device)
+    with pytest.raises(CaptureError, match=r"x\.sum"):
+        webtorch.compile(lambda x: x * x.sum().item(), fullgraph=True)(x)
+    monkeypatch.setattr(type(reads), "as_usual", False)
+    with pytest.raises(CaptureError, match=r"x\.sum"):
+        webtorch.compile(lambda x: x * x.sum().item())(x)
+
+
+def _agrees(program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str) -> None:
     expected = list(program(torch, "cpu", lambda f: f))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="compile: ")
@@ -181,7 +223,7 @@ def test_a_function_that_reads_runs_as_usual(
             torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
 
 
-def test_the_warning_names_the_line_that_reads(device: str) -> None:
+def test_the_warning_names_the_line_that_reads(device: str, as_pytorch: None) -> None:
     step = webtorch.compile(lambda x: x * x.sum().item())  # the line
     x = webtorch.ones(2, device=device)
     with pytest.warns(UserWarning, match=r"(?s)runs as usual: it reads a value.*# the line"):
@@ -189,7 +231,9 @@ def test_the_warning_names_the_line_that_reads(device: str) -> None:
     assert results == [[2, 2]] * 4
 
 
-def test_sizes_that_vary_are_given_up_by_a_function_that_reads(device: str) -> None:
+def test_sizes_that_vary_are_given_up_by_a_function_that_reads(
+    device: str, as_pytorch: None
+) -> None:
     step = webtorch.compile(lambda x: x * x.sum().item())
     given = [webtorch.ones(n, device=device) for n in (2, 3, 5)]
     for x in given:

@@ -14,12 +14,15 @@ import sys
 
 from webtorch.as_torch.finder import Finder
 from webtorch.as_torch.room import Room
+from webtorch.tensors.host import reads
 
 _finder = Finder()
 
 
 def install_as_torch() -> None:
     """Let `import torch` mean webtorch from now on, in this process. Twice is as once.
+
+    Compiled functions that read a value of what they compute run as usual meanwhile, as PyTorch's do.
 
     Raises RuntimeError where the real PyTorch has been imported: two libraries cannot have one name,
     and its tensors would meet ours.
@@ -34,6 +37,7 @@ def install_as_torch() -> None:
             "`webtorch run`"
         )
     sys.meta_path.insert(0, _finder)
+    type(reads).as_usual = True
 
 
 def uninstall_as_torch() -> None:
@@ -44,6 +48,7 @@ def uninstall_as_torch() -> None:
     """
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+        type(reads).as_usual = False
     for name in [n for n, m in sys.modules.items() if isinstance(m, Room)]:
         del sys.modules[name]
 

@@ -130,15 +130,16 @@ def compile(
     A Module gives a Module, which stands for it: see `OptimizedModule`. Anything else gives a
     `CompiledFunction`.
 
-    A function that reads a value of what it computes runs as usual, and a warning says where it
-    reads; with `fullgraph` it raises CaptureError. PyTorch's other options are accepted; there is
-    one compiler and one mode. With `device="meta"` nothing
-    runs and no device is needed: a call plans the program for a common GPU, to be looked at, and
-    returns tensors without values. `captures` names intermediate results that `captured()` is to
-    give after a call (True: all that have a name). `memory_budget`, in bytes or as a text like
-    "2 GiB", is what `memory_plan().peak` should not exceed: values between forward and backward are
-    then computed again instead of kept, and a warning says when that is not enough. It is chosen
-    before kernels are written, so without `memory_plan().scratch`.
+    A function that reads a value of what it computes raises CaptureError, which says where. Where
+    webtorch stands in for PyTorch (`webtorch run`, `install_as_torch`) it runs as usual instead,
+    with a warning, unless `fullgraph` is set. PyTorch's other options are accepted; there is one
+    compiler and one mode. With `device="meta"` nothing runs and no device is needed: a call plans
+    the program for a common GPU, to be looked at, and returns tensors without values. `captures`
+    names intermediate results that `captured()` is to give after a call (True: all that have a
+    name). `memory_budget`, in bytes or as a text like "2 GiB", is what `memory_plan().peak` should
+    not exceed: values between forward and backward are then computed again instead of kept, and a
+    warning says when that is not enough. It is chosen before kernels are written, so without
+    `memory_plan().scratch`.
     """
     if model is None:
         return functools.partial(

@@ -56,6 +56,7 @@ from webtorch.tensors.host import (
     RandomSeed,
     TracedOptions,
     bindings,
+    reads,
     tracing,
 )
 from webtorch.tensors.lines import is_internal
@@ -466,8 +467,8 @@ def capture(
     its graph into a program; `wanted` are names of intermediate results to keep. With `careful`,
     what the function reads outside its arguments, and in `objects`, is watched, and NotReplayable is raised where the
     call did what a program cannot repeat. Where the function reads a value of what it computes,
-    CaptureError is raised; with `reading`, that is called, the call goes on as usual from there,
-    and NotReplayable is raised at its end.
+    CaptureError is raised; with `reading`, where reads are allowed, that is called, the call goes
+    on as usual from there, and NotReplayable is raised at its end.
     """
     rest = careful, runtime, compiler, wanted, reading
     try:
@@ -525,7 +526,11 @@ def _capture(
     usual: list[str] = []
 
     def go_on() -> None:
-        """Stop recording: what the call did so far stands, and is computed like any other work."""
+        """Stop recording, where that is allowed: what the call did so far stands, and is computed
+        like any other work.
+        """
+        if not reads.allowed:
+            return
         place = _place_of(traceback.walk_stack(sys._getframe(1)))
         usual.append("it reads a value of what it computes" + (f", at {place}" if place else ""))
         if tracing.options is not None and tracing.options.plain:
@@ -1049,8 +1054,8 @@ def read_arguments(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
     read: dict[int, float] = {}
     if captured.dynamic:
         args = list(args)
-    for when, reads in enumerate(captured.reads):
-        for a, places in reads:
+    for when, numbers in enumerate(captured.reads):
+        for a, places in numbers:
             number = a.read()
             for i in places:
                 args[i] = number

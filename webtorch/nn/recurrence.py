@@ -13,7 +13,7 @@ from typing import Any
 import webtorch
 from webtorch import Tensor
 from webtorch.nn import functional as F
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import sizes_in, tracing
 from webtorch.tensors.whole import realize
 
 __all__ = [
@@ -321,7 +321,7 @@ def _padded(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, list[int
 
     Steps of one shape need no program for each batch size.
     """
-    sizes = [int(n) for n in batch_sizes.tolist()]
+    sizes = sizes_in(batch_sizes)
     places = [t * sizes[0] + i for t, size in enumerate(sizes) for i in range(size)]
     sources, start = [], 0
     for size in sizes:

@@ -13,6 +13,7 @@ from webtorch.nn import init, recurrence
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.nn.utils.rnn import PackedSequence
+from webtorch.tensors.host import sizes_in
 
 __all__ = [
     "GRU",
@@ -183,7 +184,7 @@ class RNNBase(Module):
     ) -> tuple[int, int, int]:
         """Return the shape that h_0 must have."""
         if batch_sizes is not None:
-            batch = int(batch_sizes[0].item())
+            (batch,) = sizes_in(batch_sizes[:1])
         else:
             batch = input.shape[0] if self.batch_first else input.shape[1]
         return self.num_layers * self._directions, batch, self._output_size

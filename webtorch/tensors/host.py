@@ -11,7 +11,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from webtorch.ir.dtype import Scalar
 
@@ -20,6 +20,30 @@ class RunAsUsual(Exception):
     """Raised while a function is being captured where this call cannot be recorded, but later ones can:
     it runs as if it were not compiled.
     """
+
+
+class _Reads(threading.local):
+    """What a captured function may do that reads a value of what it computes: run as usual from there
+    on, as PyTorch's do, or nothing, and CaptureError says where it reads.
+    """
+
+    # Whether every read ends the capture: while webtorch stands in for PyTorch.
+    as_usual: ClassVar[bool] = False
+    # Whether the library reads here what its function must know, such as lengths.
+    needed = False
+
+    @property
+    def allowed(self) -> bool:
+        return self.needed or self.as_usual
+
+    @contextlib.contextmanager
+    def are_needed(self) -> Iterator[None]:
+        """Let reads within the block end a capture."""
+        before, self.needed = self.needed, True
+        try:
+            yield
+        finally:
+            self.needed = before
 
 
 class HostScalar(float):
@@ -528,4 +552,13 @@ def make_before(tensor: Any) -> None:
 
 
 tracing = _Tracing()
+reads = _Reads()
+
+
+def sizes_in(counts: Any) -> list[int]:
+    """Read lengths or positions from a Tensor, which decide about shapes. They end a capture."""
+    with reads.are_needed():
+        return [int(n) for n in counts.tolist()]
+
+
 bindings = _Bindings()

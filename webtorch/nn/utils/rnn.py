@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import webtorch
 from webtorch import Tensor
+from webtorch.tensors.host import sizes_in
 
 __all__ = [
     "PackedSequence",
@@ -157,7 +158,7 @@ def pack_padded_sequence(
                 "'lengths' argument should be a 1D CPU int64 tensor, but got "
                 f"{lengths.dim()}D {lengths.device} {lengths.dtype} tensor"
             )
-        counts = [int(n) for n in lengths.tolist()]
+        counts = sizes_in(lengths)
     else:
         counts = [int(n) for n in lengths]
     if input.numel() == 0:
@@ -209,7 +210,7 @@ def pad_packed_sequence(
     total_length: builtins.int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (padded, lengths): (T, B, *) or (B, T, *), in the order before packing, and (B,)."""
-    sizes = [int(n) for n in sequence.batch_sizes.tolist()]
+    sizes = sizes_in(sequence.batch_sizes)
     steps = len(sizes)
     if total_length is not None:
         if total_length < steps:
@@ -221,7 +222,7 @@ def pad_packed_sequence(
     data, batch = sequence.data, sizes[0]
     places = list(range(batch))
     if sequence.unsorted_indices is not None:
-        places = [int(i) for i in sequence.unsorted_indices.tolist()]
+        places = sizes_in(sequence.unsorted_indices)
     lengths = [sum(1 for size in sizes if size > place) for place in places]
     starts = [0]
     for size in sizes:
