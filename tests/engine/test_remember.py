@@ -224,3 +224,60 @@ def test_programs_do_not_grow_with_calls() -> None:
     for _ in range(20):
         webtorch.cat([x, x], 1).sum().item()
     assert len(webtorch.zeros(1)._storage.runtime.programs) <= before + 1
+
+
+def test_results_of_one_call(again: list[int]) -> None:
+    for n in range(5):
+        x = webtorch.randn(5, 7)
+        largest = x.numpy().argmax(1)
+        # Both at once, one alone, and one as a part of something else.
+        both = x.max(1)
+        assert both.indices.tolist() == largest.tolist()
+        assert both.values.tolist() == x.numpy().max(1).tolist()
+        assert x.max(1).indices.tolist() == largest.tolist()
+        twice = x.max(1).values * 2 + x.max(1).indices
+        np.testing.assert_allclose(twice.numpy(), x.numpy().max(1) * 2 + largest, rtol=1e-6)
+        assert again or n == 0
+
+
+def test_modes_of_calls() -> None:
+    x = webtorch.randn(4, 4)
+    for _ in range(4):
+        mean = x.mean(1)
+        x.matmul(x)
+    mapped = webtorch.vmap(lambda row: row.mean(0))(x)
+    np.testing.assert_allclose(mapped.numpy(), mean.numpy(), rtol=1e-6)
+    _, tangent = webtorch.func.jvp(lambda y: y.mean(1), (x,), (webtorch.ones(4, 4),))
+    assert tangent.tolist() == [1, 1, 1, 1]
+    with webtorch.inference_mode():
+        assert x.mean(1).is_inference()
+    assert not x.mean(1).is_inference()
+    with webtorch.autocast("cpu", dtype=webtorch.bfloat16):
+        assert x.matmul(x).dtype is webtorch.bfloat16
+
+
+def test_a_remembered_result_is_written_in_place() -> None:
+    x = webtorch.randn(4, 6)
+    for _ in range(4):
+        out = x.softmax(1)
+        out += 1
+        np.testing.assert_allclose(out.numpy(), x.softmax(1).numpy() + 1, rtol=1e-6)
+        total = x.sum(1)
+        total[0] = 7
+        assert total[0].item() == 7
+        assert total.requires_grad_().is_leaf
+
+
+def test_forward_parts_are_remembered_in_training(again: list[int]) -> None:
+    x = webtorch.randn(4, 6, requires_grad=True)
+    grads = []
+    for n in range(5):
+        again.clear()
+        out = F.layer_norm(x, (6,))
+        assert again or n < 3
+        assert out.grad_fn is not None
+        x.grad = None
+        out.prod(1).sum().backward()
+        assert x.grad is not None
+        grads.append(x.grad.tolist())
+    assert grads == grads[:1] * 5

@@ -32,8 +32,8 @@ else composes:
     host      a function of whole arrays (LAPACK); its      (function, parameters)
               results packed one after the other; CPU only
 
-Before it is frozen a graph may also have nodes of the kind "call", whose attribute is a `Recorded`:
-one node for all that a composite records. `Node.expand` makes it these.
+Before it is frozen a graph may also have nodes of the kind "call", whose attributes are a `Recorded`
+and the number of a result: one node for all that a composite records for it. `Node.expand` makes it these.
 """
 
 from __future__ import annotations
@@ -109,10 +109,13 @@ class Node:
         self.host: Callable[[], object] | None = None
 
     def expand(self) -> None:
-        """Turn a call into the last of the nodes that it stands for."""
-        last = self.attrs[0].nodes(self.srcs, self.line)[-1]
-        self.kind, self.srcs, self.attrs = last.kind, last.srcs, last.attrs
-        self.scalars, self.line = last.scalars, last.line
+        """Turn a result of a call into the node that it stands for. What results share is recorded
+        for each, and merged when a graph is compiled.
+        """
+        graph, number = self.attrs
+        found = graph.nodes(self.srcs, self.line)[graph.results[number]]
+        self.kind, self.srcs, self.attrs = found.kind, found.srcs, found.attrs
+        self.scalars, self.line = found.scalars, found.line
 
     def become_buffer(self, buffer: Any) -> None:
         """Turn into realized data."""
@@ -129,13 +132,15 @@ Step = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[Scalar, ...], Shape, D
 
 
 class Recorded:
-    """What a composite records over its tensors, in topological order: the last step is its result."""
+    """What a composite records over its tensors, in topological order; `results` numbers the steps that
+    are its results.
+    """
 
-    __slots__ = ("dtype", "picks", "programs", "shape", "steps")
+    __slots__ = ("picks", "programs", "results", "steps")
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
+    def __init__(self, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
         self.steps = steps
-        self.shape, self.dtype = steps[-1][4], steps[-1][5]
+        self.results = results
         # Whether an error may name the user's line.
         self.picks = any(s[0] in ("take", "scatter") and s[6] for s in steps)
         # What a runtime found out about calls that it computed by themselves.

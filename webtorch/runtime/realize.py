@@ -500,8 +500,12 @@ class Runtime:
 
     def _run(self, owners: list[Owner]) -> None:
         self.counters.realized += 1
-        if len(owners) == 1 and not self.debug and self._run_single(owners[0]):
-            return
+        if not self.debug:
+            if owners[0].node.kind == "call":
+                if self._run_call(owners):
+                    return
+            elif len(owners) == 1 and self._run_single(owners[0]):
+                return
         frozen = freeze(owners)
         executable = self.program(frozen.key, frozen)
         started = time.perf_counter() if self.debug >= 4 else 0.0
@@ -515,8 +519,6 @@ class Runtime:
 
     def _run_single(self, owner: Owner) -> bool:
         """Compute a value that is one operation on data, with less work than a larger graph takes."""
-        if owner.node.kind == "call":
-            return self._run_call(owner)
         found = signature(owner)
         # While there is little room somebody must ask which program was used last.
         if found is None or len(self.programs) > _MAX_PROGRAMS // 2:
@@ -541,10 +543,12 @@ class Runtime:
             owner.donor = None
         return True
 
-    def _run_call(self, owner: Owner) -> bool:
-        """Compute a value that is one remembered call on data."""
-        node, donor = owner.node, owner.donor
-        given = list(node.srcs)
+    def _run_call(self, owners: list[Owner]) -> bool:
+        """Compute the results of one remembered call on data by a program of their own."""
+        node, donor = owners[0].node, owners[0].donor
+        graph, number = node.attrs
+        srcs = node.srcs
+        given = list(srcs)
         for s in given:
             if s.kind != "buffer":
                 return False
@@ -552,28 +556,34 @@ class Runtime:
             return False
         # The graph says the rest: only which sources are one and the same is still open.
         same = None if len(set(given)) == len(given) else tuple([given.index(s) for s in given])
-        key: Any = self, same
-        if node.attrs[0].picks and node.line is not None:
+        key: Any = self, same, number
+        for owner in owners[1:]:
+            other = owner.node
+            # Results of one call have one tuple of sources.
+            if other.srcs is not srcs or other.kind != "call" or donor or owner.donor:
+                return False
+            key = *key, other.attrs[1]
+        if graph.picks and node.line is not None:
             code, instruction = node.line
             key = *key, code.co_filename, code.co_firstlineno, instruction
         if donor is not None:
             key = *key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
             given.append(donor)
-        programs = node.attrs[0].programs
-        known = programs.get(key)
+        known = graph.programs.get(key)
         executable = known[0]() if known is not None else None
         if executable is None:
-            frozen = freeze([owner])
+            frozen = freeze(owners)
             executable = self.program(frozen.key, frozen)
             order = [given.index(n) for n in frozen.inputs]
-            known = programs[key] = weakref.ref(executable), order, frozen.args
+            known = graph.programs[key] = weakref.ref(executable), order, frozen.args
         else:
             self.counters.hits += 1
             self.churn.found(self.families.get(id(executable)))
         buffers = [given[n].buffer for n in known[1]]
         with whole:
-            owner.node.become_buffer(executable.run(buffers, known[2])[0])
-            owner.donor = None
+            for owner, buffer in zip(owners, executable.run(buffers, known[2]), strict=True):
+                owner.node.become_buffer(buffer)
+                owner.donor = None
         return True
 
     def caches(self) -> dict[str, dict[str, int]]:

@@ -21,7 +21,7 @@ from webtorch.tensors import autocast, override
 from webtorch.tensors.lines import user_line
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import forward, mode
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Size, Tensor
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
 _MOST_KINDS = 512
@@ -33,30 +33,31 @@ _MOST_CONSTANT = 1 << 14
 _IN_MEMORY = ("buffer", "update", "scatter")
 # Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
 _NUMBERS = frozenset((bool, int, float, complex))
+_LISTS = frozenset((tuple, list, Size))
 _OTHERS = frozenset((str, type(None), DType, slice, type(Ellipsis)))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
+# A result: the attributes, the shape and the type of its node, the version of its storage, and how it
+# lies there.
+Place = tuple[tuple[Recorded, int], tuple[tuple[int, ...], DType], int, Geometry]
 
 
 class _Result:
-    """What a remembered call gives: the graph, its sources, and how each result lies on its storage."""
+    """What a remembered call gives: the sources of its graph, and the places of its results."""
 
-    __slots__ = ("geometries", "graph", "kind", "leaves")
+    __slots__ = ("kind", "leaves", "places")
 
     def __init__(
         self,
         kind: Callable[..., Any] | None,
-        graph: Recorded,
         leaves: list[int | Node],
-        geometries: list[tuple[int, int, Geometry]],
+        places: list[Place],
     ) -> None:
         # None: one tensor; else what makes the tuple.
         self.kind = kind
-        self.graph = graph
         # The sources: tensors among the arguments by number, or data of the call's own.
         self.leaves = leaves
-        # For each result the step that is its value, and the version of its storage.
-        self.geometries = geometries
+        self.places = places
 
 
 def remembered(op: Op) -> Callable[..., Any]:
@@ -153,7 +154,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
             parts += (kind, x or str(x))
         elif kind in _OTHERS:
             parts.append(x if kind is not slice else ("slice", x.start, x.stop, x.step))
-        elif kind is tuple or kind is list:
+        elif kind in _LISTS:
             parts += (kind, len(x))
             if not _kinds(x, parts, nodes):
                 return False
@@ -165,19 +166,16 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
 def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
     """Record a remembered call."""
     leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
-    graph, line = found.graph, user_line()
+    line = user_line()
     if found.kind is None:
-        node = Node("call", leaves, (graph,), (), graph.shape, graph.dtype, line)
-        return _tensor(node, runtime, *found.geometries[0][1:])
-    # Several results share parts: the graph is written out at once.
-    made = graph.nodes(leaves, line)
-    return found.kind([_tensor(made[n], runtime, v, g) for n, v, g in found.geometries])
+        return _tensor(leaves, line, runtime, found.places[0])
+    return found.kind([_tensor(leaves, line, runtime, place) for place in found.places])
 
 
-def _tensor(node: Node, runtime: Any, version: int, geometry: Geometry) -> Tensor:
-    storage = Storage(node, runtime)
+def _tensor(leaves: tuple[Node, ...], line: Any, runtime: Any, place: Place) -> Tensor:
+    attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
+    storage = Storage(Node("call", leaves, attrs, (), elements, kind, line), runtime)
     storage.version = version
-    shape, strides, offset, whole, dtype = geometry
     out = object.__new__(Tensor)
     out._adopt(storage, shape, strides, offset, whole)
     out.dtype = dtype
@@ -256,11 +254,17 @@ def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | N
         )
         for n in order
     ]
-    geometries = [
-        (place_of[n], t._storage.version, (t._shape, t._strides, t._offset, t._whole, t.dtype))
-        for n, t in zip(roots, tensors, strict=True)
+    graph = Recorded(tuple(steps), tuple([place_of[n] for n in roots]))
+    places = [
+        (
+            (graph, i),
+            (n.shape, n.dtype),
+            t._storage.version,
+            (t._shape, t._strides, t._offset, t._whole, t.dtype),
+        )
+        for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
-    return _Result(kind, Recorded(tuple(steps)), leaves, geometries)
+    return _Result(kind, leaves, places)
 
 
 def _order(
