@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -274,3 +275,89 @@ def test_empty_storages_made_of_others(webgpu: str) -> None:
     assert torch.accelerator.get_device_capability() == torch.webgpu.get_device_capability()
     with pytest.raises(NotImplementedError, match="does not tell"):
         torch.accelerator.get_memory_info()
+
+
+def test_defaults_of_kernels_are_those_of_pytorchs_schemas(webgpu: str) -> None:
+    """PyTorch leaves out arguments that equal the schema's default."""
+    from webtorch.pytorch import kernels
+
+    torch.ones(1, device=webgpu)
+    known = set(torch._C._dispatch_get_all_op_names())
+    same = {(): [], 0: [0], 1: [1], None: []}
+    checked, wrong = 0, []
+    for packet in kernels._packets():
+        for overload, operator in kernels._overloads(packet):
+            name = packet if overload == "default" else f"{packet}.{overload}"
+            function = kernels.meaning(packet, overload)
+            # Where PyTorch composes an overload, the kernel is not asked.
+            if function is None or f"aten::{name}" not in known or not kernels._needs_kernel(name):
+                continue
+            given = list(inspect.signature(function).parameters.values())
+            for place, argument in enumerate(operator._schema.arguments):
+                if argument.kwarg_only:
+                    found = [p for p in given if p.name == argument.name]
+                else:
+                    found = [p for p in given[place : place + 1] if p.kind < p.VAR_POSITIONAL]
+                if not argument.has_default_value() or not found or argument.name == "generator":
+                    continue
+                checked += 1
+                ours, theirs = found[0].default, argument.default_value
+                if isinstance(theirs, list):
+                    ours, theirs = same.get(ours, ours), theirs[:1]
+                if ours != theirs:
+                    wrong.append((name, argument.name, ours, theirs))
+    assert checked > 100 and not wrong
+
+
+def test_coins_are_fair_by_default(webgpu: str) -> None:
+    x = torch.full((1000,), 7.0, device=webgpu)
+    for drawn in (x.clone().bernoulli_(), x.clone().bernoulli_(0.5), torch.bernoulli(x, 0.5)):
+        assert 350 < drawn.sum().item() < 650
+        assert drawn.unique().tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_nothing_without_channels(webgpu: str, training: bool) -> None:
+    def run(device: str) -> torch.Tensor:
+        x, none = torch.ones(0, device=device), torch.ones(0, device=device)
+        return torch.nn.functional.batch_norm(x, none, none, training=training)
+
+    both(webgpu, run)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_kaiser_windows(webgpu: str, length: int) -> None:
+    both(webgpu, lambda device: torch.kaiser_window(length, device=device))
+    both(webgpu, lambda device: torch.kaiser_window(length, False, 3.0, device=device))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flexible_attention(webgpu: str) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    given = torch.randn(3, 1, 2, 16, 8)
+
+    def run(device: str) -> torch.Tensor:
+        q, k, v = given.to(device)
+        causal = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 16, 16, device=device)
+        scored = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * 0.1)
+        return torch.cat([scored, flex_attention(q, k, v, block_mask=causal)])
+
+    both(webgpu, run)
+
+
+def test_autocast_takes_the_types_it_takes_on_cuda(webgpu: str) -> None:
+    full = torch.ones(3, 3, device=webgpu)
+    with torch.autocast(webgpu, dtype=torch.float16):
+        low = full @ full
+        for x in (low, torch.mv(full, full[0]), torch.addmm(full, full, full), low.add(1)):
+            assert x.dtype is torch.float16
+        for x in (low.log1p(), low**2, low.logsumexp(0), torch.cdist(low, low), low.cumsum(0)):
+            assert x.dtype is torch.float32
+        assert torch.cat([low, low]).dtype is torch.float16
+        for x in (
+            torch.cat([low, full]),
+            torch.addcmul(full, low, low),
+            torch.dot(low[0], full[0]),
+        ):
+            assert x.dtype is torch.float32

@@ -8,6 +8,7 @@ meaning, and stores what it returns: nothing is computed yet.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -663,8 +664,19 @@ def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
         out = out * weight[0]
     if bias is not None:
         out = out + bias[0]
-    statistics = x.new_empty((x.shape[1],), dtype=torch.float32)
+    statistics = x.new_empty(x.shape[1:2], dtype=torch.float32)
     return out, statistics, statistics.clone(), x.new_empty((0,), dtype=torch.uint8), 0
+
+
+def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
+    """`aten::kaiser_window`, which PyTorch hands to a CPU kernel."""
+    if length < 2:
+        return torch.ones(length, **options)
+    steps = length if periodic else length - 1
+    ratio = torch.arange(length, **options) * (2 / steps) - 1
+    return torch.i0(beta * (1 - ratio.square()).clamp(min=0).sqrt()) / torch.i0(
+        ratio.new_full((), beta)
+    )
 
 
 _COMPOSED: dict[str, Kernel] = {
@@ -681,8 +693,23 @@ _COMPOSED: dict[str, Kernel] = {
         x, atol, rtol, hermitian
     ),
     "_batch_norm_impl_index": _batch_norm_index,
+    "kaiser_window": _kaiser,
+    "kaiser_window.periodic": _kaiser,
+    "kaiser_window.beta": _kaiser,
     "pinverse": lambda x, rcond=1e-15: _pinv_of(x, None, rcond, False),
 }
+
+
+def _flexible() -> None:
+    """Let `flex_attention` take the device: what it is composed of runs here."""
+    module: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    original = module._validate_device
+
+    def validate(query: Any, key: Any, value: Any) -> None:
+        if query.device.type != "webgpu":
+            original(query, key, value)
+
+    module._validate_device = validate
 
 
 class _Reciprocal:
@@ -851,8 +878,29 @@ def _register_own(library: Any) -> None:
             library.impl(name, _recurrent(decomposition), key)
 
 
-def _autocast(low: tuple[str, ...], full: tuple[str, ...]) -> None:
-    """Register what autocast does: matrix products in the low type, losses and exponentials in float32."""
+# What autocast does on CUDA: products in the low type; what overflows or cancels there in float32.
+_AUTOCAST_LOW = (
+    "mm mv bmm addmm addmv addr baddbmm addbmm chain_matmul linalg_multi_dot linalg_vecdot matmul linear einsum "
+    "prelu convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
+    "conv_transpose3d.input scaled_dot_product_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
+)
+_AUTOCAST_FULL = (
+    "softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod layer_norm group_norm "
+    "norm.Scalar norm.ScalarOpt_dim dist cdist pdist renorm logsumexp cosine_similarity acos asin cosh erfinv exp "
+    "expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar "
+    "nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy_loss "
+    "binary_cross_entropy_with_logits kl_div poisson_nll_loss cosine_embedding_loss hinge_embedding_loss "
+    "margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss"
+)
+# Operands of several floating types, as after a product: the widest of them.
+_AUTOCAST_WIDEST = (
+    "addcdiv addcmul atan2 bilinear cat cross dot vdot grid_sampler index_put scatter_add stack "
+    "tensordot"
+)
+
+
+def _autocast() -> None:
+    """Register what autocast does."""
     library = torch.library.Library("aten", "IMPL")
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -871,9 +919,21 @@ def _autocast(low: tuple[str, ...], full: tuple[str, ...]) -> None:
             else value
         )
 
-    def kernel(operator: Any, is_low: bool) -> Kernel:
+    def widest_of(values: Any, found: torch.dtype) -> torch.dtype:
+        for v in values:
+            if isinstance(v, (list, tuple)):
+                found = widest_of(v, found)
+            elif isinstance(v, torch.Tensor) and v.is_webgpu and v.dtype is torch.float32:
+                found = torch.float32
+        return found
+
+    def kernel(operator: Any, kind: str) -> Kernel:
         def run(*args: Any, **kwargs: Any) -> Any:
-            dtype = torch.get_autocast_dtype("webgpu") if is_low else torch.float32
+            dtype = torch.float32
+            if kind != "full":
+                dtype = torch.get_autocast_dtype("webgpu")
+            if kind == "widest":
+                dtype = widest_of((*args, *kwargs.values()), dtype)
             guard = torch._C._ExcludeDispatchKeyGuard(
                 torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
             )
@@ -885,11 +945,15 @@ def _autocast(low: tuple[str, ...], full: tuple[str, ...]) -> None:
 
         return run
 
-    for names, is_low in ((low, True), (full, False)):
-        for name in names:
+    for names, kind in (
+        (_AUTOCAST_LOW, "low"),
+        (_AUTOCAST_FULL, "full"),
+        (_AUTOCAST_WIDEST, "widest"),
+    ):
+        for name in names.split():
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, kernel(operator, is_low), "AutocastPrivateUse1")
+            library.impl(name, kernel(operator, kind), "AutocastPrivateUse1")
 
 
 def _register() -> None:
@@ -903,51 +967,8 @@ def _register() -> None:
     _register_meanings(library)
     attention.register(kernel_for)
     _scaling()
-    _autocast(
-        (
-            "mm",
-            "bmm",
-            "addmm",
-            "baddbmm",
-            "matmul",
-            "linear",
-            "convolution",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "conv_transpose1d",
-            "conv_transpose2d.input",
-            "conv_transpose3d.input",
-            "scaled_dot_product_attention",
-        ),
-        (
-            "softmax.int",
-            "log_softmax.int",
-            "nll_loss",
-            "nll_loss_nd",
-            "mse_loss",
-            "l1_loss",
-            "smooth_l1_loss",
-            "huber_loss",
-            "cross_entropy_loss",
-            "binary_cross_entropy_with_logits",
-            "kl_div",
-            "layer_norm",
-            "group_norm",
-            "norm.Scalar",
-            "exp",
-            "log",
-            "pow.Tensor_Scalar",
-            "sum",
-            "sum.dim_IntList",
-            "prod",
-            "cumsum",
-            "cumprod",
-            "rsqrt",
-            "softplus",
-            "cosine_similarity",
-        ),
-    )
+    _flexible()
+    _autocast()
 
 
 _register()

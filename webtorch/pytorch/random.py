@@ -79,7 +79,12 @@ def _random_(x: Any, low: int = 0, high: int | None = None, *, generator: Any = 
     return op.random_(new, generator=source(generator, x.device), **bounds)
 
 
-@aten("bernoulli", "bernoulli_", "bernoulli_.float", "bernoulli_.Tensor")
+@aten("bernoulli_.float")
+def _bernoulli_of(x: Any, p: float = 0.5, *, generator: Any = None) -> Any:
+    return _bernoulli(x, p, generator=generator)
+
+
+@aten("bernoulli", "bernoulli_", "bernoulli_.Tensor")
 def _bernoulli(x: Any, p: Any = None, *, generator: Any = None) -> Any:
     new = empty(x._shape, x.dtype, x.device)
     return op.bernoulli_(new, x if p is None else p, generator=source(generator, x.device))
