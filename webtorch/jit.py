@@ -6,6 +6,8 @@ file format of programs here; `webtorch.compile` captures a step, `webtorch.web.
 
 from __future__ import annotations
 
+import types
+import typing
 import warnings
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -127,10 +129,23 @@ def Attribute(value: T, type: Any = None) -> T:
 
 
 def isinstance(obj: Any, target_type: Any) -> bool:
-    """Whether `obj` is an instance of a class."""
+    """Whether `obj` is an instance of a class, or of a type such as list[int] or Optional[str]."""
     import builtins
 
-    return builtins.isinstance(obj, target_type)
+    if builtins.isinstance(target_type, tuple):
+        return any(isinstance(obj, kind) for kind in target_type)
+    origin, parts = typing.get_origin(target_type), typing.get_args(target_type)
+    if origin is None:
+        return builtins.isinstance(obj, target_type or type(None))
+    if origin in (typing.Union, types.UnionType):
+        return any(isinstance(obj, kind) for kind in parts)
+    if not builtins.isinstance(obj, origin):
+        return False
+    if origin is dict:
+        return all(isinstance(k, parts[0]) and isinstance(v, parts[1]) for k, v in obj.items())
+    if origin is tuple:
+        return len(obj) == len(parts) and all(map(isinstance, obj, parts))
+    return all(isinstance(x, parts[0]) for x in obj)
 
 
 def save(m: Any, f: Any, _extra_files: Any = None) -> NoReturn:

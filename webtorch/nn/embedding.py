@@ -91,7 +91,7 @@ class Embedding(Module):
         text = f"{self.num_embeddings}, {self.embedding_dim}"
         if self.padding_idx is not None:
             text += f", padding_idx={self.padding_idx}"
-        return text + _options(self)
+        return text + _options(self) + (", sparse=True" if self.sparse else "")
 
     @classmethod
     def from_pretrained(

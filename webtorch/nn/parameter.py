@@ -95,6 +95,10 @@ class Buffer(Tensor):
         """Record whether the buffer belongs to the state dict."""
         self.persistent = persistent
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Return the text of a plain tensor, as PyTorch does."""
+        return repr(self.data)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Buffer:
         """Return a buffer with its own copy of the data, once per `memo`."""
         known = memo.get(id(self))
@@ -182,7 +186,7 @@ class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
         return type(self), (self.requires_grad, str(self.device), self.dtype)
 
 
-class UninitializedBuffer(_Uninitialized, Buffer):
+class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
     """A buffer whose shape is not known yet: lazy norms have it until their first call."""
 
     _becomes = Buffer

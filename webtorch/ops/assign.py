@@ -157,6 +157,8 @@ def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None)
     """
     sizes = sizes if size is None else (size,)
     shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"resize_: requested resize to {list(shape)}: sizes must not be negative")
     if self.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
     need = self._offset + numel(shape)

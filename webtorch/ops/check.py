@@ -18,5 +18,6 @@ def demand(result: Any, holds: Any, message: str) -> Any:
     """
     broken = cast_to(elementwise.logical_not(holds), int32)
     # A look-up of the only place that there is, or of one that is not.
-    one = take(fill((1,), 1, result.dtype, result.device), [broken], message, dims=(-1,))
+    kind = result.dtype.to_real() if result.dtype.is_complex else result.dtype
+    one = take(fill((1,), 1, kind, result.device), [broken], message, dims=(-1,))
     return elementwise.logical_and(result, one) if result.dtype is bool_ else result * one

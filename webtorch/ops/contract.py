@@ -21,7 +21,15 @@ from webtorch.ir.view import (
 )
 from webtorch.ops.movement import join, narrow
 from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
-from webtorch.ops.record import BOOL, FP32, LOWER, NOT_FLOATS, Autocast, composite
+from webtorch.ops.record import (
+    BOOL,
+    FP32,
+    LOWER,
+    NOT_FLOATS,
+    Autocast,
+    composite,
+    with_factors_first,
+)
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
@@ -464,27 +472,39 @@ def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
     return (input if beta == 1 else input * beta) + result
 
 
-@composite(family="contract", inplace=True, autocast=LOWER)
-def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
+    if old:
+        input, mat1, mat2, beta, alpha = with_factors_first(addmm, (input, mat1, mat2, *old))
     return _combine("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
-@composite(family="contract", inplace=True, autocast=Autocast(gpu="lower"))
-def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
+def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat @ vec)."""
+    if old:
+        input, mat, vec, beta, alpha = with_factors_first(addmv, (input, mat, vec, *old))
     return _combine("addmv", input, mv(mat, vec), beta, alpha)
 
 
-@composite(family="contract", inplace=True, autocast=LOWER)
-def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
+    if old:
+        input, batch1, batch2, beta, alpha = with_factors_first(
+            baddbmm, (input, batch1, batch2, *old)
+        )
     return _combine("baddbmm", input, bmm(batch1, batch2), beta, alpha)
 
 
-@composite(family="contract", inplace=True, autocast=LOWER)
-def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
+    if old:
+        input, batch1, batch2, beta, alpha = with_factors_first(
+            addbmm, (input, batch1, batch2, *old)
+        )
     for i, x in enumerate((batch1, batch2)):
         if x.ndim != 3:
             raise ShapeError(f"addbmm: batch{i + 1} must be a 3D tensor, got {tuple(x.shape)}")
@@ -498,9 +518,11 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 
     return _combine("addbmm", input, tensordot(batch1, batch2, ([0, 2], [0, 1])), beta, alpha)
 
 
-@composite(family="contract", inplace=True, autocast=Autocast(gpu="lower"))
-def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
+def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (vec1 outer vec2)."""
+    if old:
+        input, vec1, vec2, beta, alpha = with_factors_first(addr, (input, vec1, vec2, *old))
     result = outer(vec1, vec2)
     dtype = promote_types(input.dtype, result.dtype)
     for name, factor in (("beta", beta), ("alpha", alpha)):

@@ -285,7 +285,7 @@ _NOT_CONVERGED = (
 def eigh(A: Any, UPLO: str = "L") -> Any:
     """(eigenvalues in ascending order, eigenvectors) of symmetric matrices, from one triangle."""
     w, v, info = _eigh(A, _uplo("linalg.eigh", A, UPLO))
-    check_info("linalg.eigh", info, _NOT_CONVERGED)
+    w, v = check_info("linalg.eigh", info, _NOT_CONVERGED, w, v)
     return Eigh(w, v)
 
 
@@ -302,7 +302,7 @@ def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     if differentiated(A):
         return eigh(A, UPLO).eigenvalues
     w, info = call("eigvalsh", (A,), (uplo,), ((A._shape[-1],), ()))
-    check_info("linalg.eigvalsh", info, _NOT_CONVERGED)
+    (w,) = check_info("linalg.eigvalsh", info, _NOT_CONVERGED, w)
     return w
 
 
@@ -338,7 +338,7 @@ def linalg_eig(A: Any) -> Any:
     """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
     check_matrix("linalg.eig", A, "A", square=True)
     w, v, info = _eig(A)
-    check_info("linalg.eig", info, _NOT_CONVERGED)
+    w, v = check_info("linalg.eig", info, _NOT_CONVERGED, w, v)
     return Eig(w, v)
 
 
@@ -347,7 +347,7 @@ def linalg_eigvals(A: Any) -> Any:
     """The eigenvalues of any square matrices, complex also where A is real."""
     check_matrix("linalg.eigvals", A, "A", square=True)
     w, _, info = _eig(A)
-    check_info("linalg.eigvals", info, _NOT_CONVERGED)
+    (w,) = check_info("linalg.eigvals", info, _NOT_CONVERGED, w)
     return w
 
 
@@ -430,7 +430,7 @@ def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None)
     check_matrix("linalg.svd", A, "A")
     _check_driver("torch.linalg.svd", driver)
     u, s, vh, info = _svd(A, full_matrices)
-    check_info("linalg.svd", info, _NO_SVD)
+    u, s, vh = check_info("linalg.svd", info, _NO_SVD, u, s, vh)
     return SVD(u, s, vh)
 
 
@@ -448,7 +448,7 @@ def svdvals(A: Any, *, driver: str | None = None) -> Any:
     if differentiated(A):
         return linalg_svd(A, False).S
     s, info = call("svdvals", (A,), (), ((min(A._shape[-2:]),), ()))
-    check_info("linalg.svdvals", info, _NO_SVD)
+    (s,) = check_info("linalg.svdvals", info, _NO_SVD, s)
     return s
 
 

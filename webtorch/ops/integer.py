@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import INTEGERS
+from webtorch.ir.dtype import INTEGERS, int32
 from webtorch.ir.expr import Expr
 from webtorch.ops.record import elementwise
 
@@ -22,6 +22,9 @@ gcd = elementwise(
 
 
 def _lcm(x: Expr, y: Expr) -> Expr:
+    if x.dtype.kind == "int" and x.dtype.itemsize < 4:
+        # As in C: the size is taken of an int, before it is cut.
+        return ex.cast(_lcm(ex.cast(x, int32), ex.cast(y, int32)), x.dtype)
     divisor = ex.gcd(x, y)
     zero = ex.eq(divisor, 0)
     safe = ex.where(zero, ex.const(1, x.dtype), divisor)

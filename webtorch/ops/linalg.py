@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
-from webtorch.ir.dtype import COMPLEX, DType, float32, float64, int32, int64
+from webtorch.ir.dtype import COMPLEX, DType, bool_, float32, float64, int32, int64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import movement
-from webtorch.ops.elementwise import where
+from webtorch.ops.check import demand
+from webtorch.ops.elementwise import eq, where
 from webtorch.ops.primitive import (
     cast_to,
     complex_of,
@@ -26,6 +27,7 @@ from webtorch.ops.primitive import (
     iota,
     pairs,
     real_part,
+    reduce_dims,
     shown,
 )
 from webtorch.ops.record import BOOL, Autocast, composite, return_type
@@ -121,16 +123,25 @@ def call(
     return tuple(real_part(r).contiguous() if i in real else r for i, r in enumerate(parts))
 
 
-def check_info(name: str, info: Any, text: str) -> None:
-    """Raise LinAlgError where `info` is not 0. Waits for the device; in a capture, and on "meta", nothing is read."""
-    if info._storage.runtime.capturing or info.is_meta:
-        return
+def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Any, ...]:
+    """Return `results`, which are right where `info` is 0. Raises LinAlgError where it is not.
+
+    Waits for the device. In a capture nothing is read: the next read of a result raises
+    DeviceCheckError. On "meta" there is nothing to check.
+    """
+    if info.is_meta:
+        return results
+    if info._storage.runtime.capturing:
+        holds = reduce_dims(cast_to(eq(info, 0), int32), "min", tuple(range(info.ndim)))
+        message = f"{name}: {text.format('k')}"
+        return tuple(demand(r, cast_to(holds, bool_), message) for r in results)
     # Of every example of a vmap.
     batched = bool(info.ndim or info._levels)
     for i, number in enumerate(shown(info).reshape(-1).tolist()):
         if number:
             where_ = f"(Batch element {i}): " if batched else ""
             raise LinAlgError(f"{name}: {where_}{text.format(int(number))}")
+    return results
 
 
 def identity(n: int, like: Any) -> Any:
@@ -262,7 +273,7 @@ def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -
         x = x.mT
     info = cast_to(info, int32)
     if check_errors:
-        check_info("torch.linalg.solve", info, _SINGULAR)
+        (x,) = check_info("torch.linalg.solve", info, _SINGULAR, x)
     return SolveEx(x.squeeze(-1) if vector else x, info)
 
 
@@ -299,9 +310,9 @@ def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     x, info = _inv(A)
     info = cast_to(info, int32)
     if check_errors:
-        check_info(
+        (x,) = check_info(
             "linalg.inv", info, "The diagonal element {} is zero, the inversion could not be "
-            "completed because the input matrix is singular.",
+            "completed because the input matrix is singular.", x,
         )  # fmt: skip
     return InvEx(x, info)
 
@@ -420,9 +431,9 @@ def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> A
     packed, pivots, info = _lu(A, pivot)
     info = cast_to(info, int32)
     if check_errors:
-        check_info(
+        packed, pivots = check_info(
             "torch.linalg.lu_factor_ex", info, "U[{0},{0}] is zero and using it on lu_solve would "
-            "result in a division by zero.",
+            "result in a division by zero.", packed, pivots,
         )  # fmt: skip
     return LUFactorEx(packed, cast_to(pivots, int32), info)
 
@@ -439,8 +450,9 @@ def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
     """(L and U in one matrix, pivots), and info where `get_infos`."""
     found = lu_factor_ex(input, pivot=pivot)
     if not get_infos:
-        check_info("lu", found.info, "U[{0},{0}] is zero: the matrix is singular.")
-        return found.LU, found.pivots
+        message = "U[{0},{0}] is zero: the matrix is singular."
+        packed, pivots = check_info("lu", found.info, message, found.LU, found.pivots)
+        return packed, pivots
     return found.LU, found.pivots, found.info
 
 
@@ -652,7 +664,7 @@ def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> A
     x, info = _cholesky(A, upper)
     info = cast_to(info, int32)
     if check_errors:
-        check_info("linalg.cholesky", info, _NOT_POSITIVE)
+        (x,) = check_info("linalg.cholesky", info, _NOT_POSITIVE, x)
     return CholeskyEx(x.mH if upper else x, info)
 
 
@@ -679,7 +691,7 @@ def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
     check_matrix("cholesky", input, "A", square=True)
     x, info = _cholesky(input, upper)
-    check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE)
+    (x,) = check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE, x)
     return x.mH if upper else x
 
 
@@ -752,7 +764,9 @@ def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False
     packed, pivots, info = call("ldl_factor", (A.detach(),), (turned,), ((n, n), (n,), ()))
     info = cast_to(info, int32)
     if check_errors:
-        check_info("torch.linalg.ldl_factor_ex", info, "D[{0},{0}] is zero.")
+        packed, pivots = check_info(
+            "torch.linalg.ldl_factor_ex", info, "D[{0},{0}] is zero.", packed, pivots
+        )
     return LDLFactorEx(packed, cast_to(pivots, int32), info)
 
 

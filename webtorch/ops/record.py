@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dis
 import inspect
+import os
+import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -302,6 +304,17 @@ def composite(
     return declare
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _user_depth() -> int:
+    """Return the `stacklevel` with which a warning of the caller names a line outside the package."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
 def in_old_order(
     op: Op, given: Sequence[Any], stated: bool, depth: int = 5
 ) -> tuple[tuple[Any, ...], Any]:
@@ -325,9 +338,38 @@ def in_old_order(
         f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
         "Consider using one of the following signatures instead:\n"
         f"\t{op.name}({rest}, *, Number {factor} = 1)",
-        stacklevel=depth,
+        stacklevel=_user_depth(),
     )
     return (given[0], *given[2:]), given[1]
+
+
+def with_factors_first(op: Op, given: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the operands, beta and alpha of a call in PyTorch's old order, which it warns of: beta
+    before the first tensor, or behind it where that is a method's own, alpha before the second.
+    Raises TypeError for other calls.
+    """
+    operands = op.positional()
+    tensors = [x for x in given if not isinstance(x, (int, float, complex))]
+    factors = [x for x in given if isinstance(x, (int, float, complex))]
+    last = tensors[1:]
+    if (
+        len(tensors) != 3
+        or len(factors) not in (1, 2)
+        or any(x is not y for x, y in zip(given[-2:], last, strict=True))
+    ):
+        raise TypeError(
+            f"{op.name}() takes {len(operands)} positional arguments but {len(given)} were given"
+        )
+    names = ", ".join(operands[1:])
+    alpha = "Number alpha, " if len(factors) == 2 else ""
+    warnings.warn(
+        f"This overload of {op.name} is deprecated:\n"
+        f"\t{op.name}(Number beta, {operands[0]}, {alpha}{names})\n"
+        "Consider using one of the following signatures instead:\n"
+        f"\t{op.name}({operands[0]}, {names}, *, Number beta = 1, Number alpha = 1)",
+        stacklevel=_user_depth(),
+    )
+    return (*tensors, *factors, *(1,) * (2 - len(factors)))
 
 
 def return_type(name: str, *fields: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, SupportsFloat
 from webtorch import Tensor
 from webtorch.optim.optimizer import Optimizer
 from webtorch.tensors.host import host_scalar, tracing
+from webtorch.tensors.lines import user_depth
 
 __all__ = [
     "ChainedScheduler",
@@ -208,7 +209,7 @@ class LRScheduler:
                     "scheduler initialization. Please, make sure to call `optimizer.step()` "
                     "before `lr_scheduler.step()`.",
                     UserWarning,
-                    stacklevel=2,
+                    stacklevel=user_depth(),
                 )
             elif not getattr(self.optimizer, "_opt_called", False):
                 warnings.warn(
@@ -217,11 +218,11 @@ class LRScheduler:
                     "`optimizer.step()` before `lr_scheduler.step()`.  Failure to do this will "
                     "result in PyTorch skipping the first value of the learning rate schedule.",
                     UserWarning,
-                    stacklevel=2,
+                    stacklevel=user_depth(),
                 )
         self._step_count += 1
         if epoch is not None:
-            warnings.warn(_EPOCH_WARNING, UserWarning, stacklevel=2)
+            warnings.warn(_EPOCH_WARNING, UserWarning, stacklevel=user_depth())
         self._update_lr(epoch)
 
     def _update_lr(self, epoch: Any = None) -> None:
@@ -258,7 +259,7 @@ class LRScheduler:
                 "To get the last learning rate computed by the scheduler, please use "
                 "`get_last_lr()`.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=user_depth(),
             )
 
     def _current(self) -> list[Any]:
@@ -826,7 +827,7 @@ class ReduceLROnPlateau(LRScheduler):
         if epoch is None:
             epoch = self.last_epoch + 1
         else:
-            warnings.warn(_EPOCH_WARNING, UserWarning, stacklevel=2)
+            warnings.warn(_EPOCH_WARNING, UserWarning, stacklevel=user_depth())
         self.last_epoch = epoch
         if self._is_better(current, self.best):
             self.best = current

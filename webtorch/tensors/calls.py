@@ -33,7 +33,7 @@ from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate, transposed_call
-from webtorch.tensors.lines import user_depth, user_line
+from webtorch.tensors.lines import user_line
 from webtorch.tensors.primitives import (
     as_view,
     cast_to,
@@ -750,7 +750,7 @@ def _defaults(op: Op) -> dict[str, Any]:
 def _in_old_order(
     op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, factor = in_old_order(op, args, op.factor in kwargs, user_depth() + 1)
+    args, factor = in_old_order(op, args, op.factor in kwargs)
     return args, {**kwargs, op.factor: factor}
 
 

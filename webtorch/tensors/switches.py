@@ -5,6 +5,7 @@ What a switch turns on in PyTorch is always so here, or never: its state is kept
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from webtorch.ir.dtype import float16, float32, float64
@@ -88,6 +89,11 @@ def set_default_tensor_type(t: Any, /) -> None:
 
     Raises TypeError for other types than floats.
     """
+    warnings.warn(
+        "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use "
+        "torch.set_default_dtype() and torch.set_default_device() as alternatives.",
+        stacklevel=2,
+    )
     name = t if isinstance(t, str) else t.__name__
     kinds = {"Float": float32, "Double": float64, "Half": float16}
     for kind, dtype in kinds.items():

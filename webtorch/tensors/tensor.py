@@ -439,6 +439,10 @@ class Tensor(TensorMethods):
     def __hash__(self) -> int:
         return id(self)
 
+    def __reversed__(self) -> Tensor:
+        """Return the tensor with its dimensions' elements in reverse order."""
+        return self.flip(tuple(range(self.dim())))
+
     def __contains__(self, element: Any) -> bool:
         if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
             element, "item"
