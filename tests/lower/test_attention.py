@@ -189,7 +189,7 @@ def test_gradients_in_little_memory(
 
 
 def test_dropout_and_second_derivatives_are_those_of_products(
-    monkeypatch: pytest.MonkeyPatch,
+    device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(mode: str) -> list[Any]:
         monkeypatch.setenv("WEBTORCH_ATTENTION", mode)
@@ -197,18 +197,20 @@ def test_dropout_and_second_derivatives_are_those_of_products(
         random = np.random.default_rng(0)
         shapes = ((2, 4, 19, 8), (2, 2, 33, 8), (2, 2, 33, 8))
         leaves = [
-            webtorch.tensor(random.standard_normal(s), dtype=webtorch.float32, requires_grad=True)
+            webtorch.tensor(
+                random.standard_normal(s), dtype=webtorch.float32, device=device, requires_grad=True
+            )
             for s in shapes
         ]
-        webtorch.rand(5)
+        webtorch.rand(5, device=device)
         out = F.scaled_dot_product_attention(
             *leaves, dropout_p=0.3, is_causal=True, enable_gqa=True
         )
         grads = webtorch.autograd.grad((out * out).sum(), leaves, create_graph=True)
         plain = webtorch.autograd.grad((out * out).sum(), leaves, retain_graph=True)
         sum((g * g).sum() for g in grads).backward()
-        tensors = [out, *grads, *plain, *(x.grad for x in leaves), webtorch.rand(3)]
-        return [x.detach().numpy() for x in tensors]
+        tensors = [out, *grads, *plain, *(x.grad for x in leaves), webtorch.rand(3, device=device)]
+        return [x.detach().cpu().numpy() for x in tensors]
 
     for x, y in zip(found("fused"), found("products"), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4 * abs(y).max())

@@ -708,6 +708,36 @@ def test_negated_comparisons_with_nan_are_true() -> None:
     np.testing.assert_array_equal(result[4], ~((a < b) | np.isnan(a)) & ~np.isinf(b))
 
 
+def test_a_choice_of_the_larger_keeps_nan() -> None:
+    """Drivers make max(x, 0) of select(x, 0, x <= 0), which loses NaN on a GPU: what NaN would win is tested for."""
+    a, b = pairs_of(SPECIAL)
+    count = len(a)
+    i = ex.index(0, count)
+    x, y, zero = ex.load(0, float32, i), ex.load(1, float32, i), ex.const(0.0, float32)
+    chosen = (
+        ex.where(x <= zero, zero, x), ex.where(ex.gt(x, zero), zero, x), ex.where(x < y, y, x),
+        ex.where(x <= zero, x, zero), ex.where(x <= zero, y, x),
+    )  # fmt: skip
+    buffers = (
+        *[BufferSlot(float32, "read", count)] * 2,
+        *[BufferSlot(float32, "write", count)] * len(chosen),
+    )
+    stores = tuple(Store(n, i, e) for n, e in enumerate(chosen, 2))
+    kernel = Kernel("choose", (count,), (), buffers, (), (), stores)
+    device = open_device()
+    result = device.run(kernel, [a, b, *[None] * len(chosen)])
+    zeros = np.zeros_like(a)
+    expected = (
+        np.where(a <= 0, zeros, a), np.where(a > 0, zeros, a), np.where(a < b, b, a),
+        np.where(a <= 0, a, zeros), np.where(a <= 0, b, a),
+    )  # fmt: skip
+    for n, wanted in enumerate(expected, 2):
+        np.testing.assert_array_equal(result[n], wanted)
+    (only,) = render(kernel, device.limits, device.engine)
+    # A software adapter does not show it: three of these tests are needed, and no more.
+    assert only.source.count(", wt_isnan(") == 3
+
+
 def test_awkward_constants() -> None:
     values = [
         0.0,

@@ -118,6 +118,13 @@ def test_products_of_every_type_and_layout(
             compare(make(batch, m, n, k, TYPES[types], *layout), limits=limits, device=device)
 
 
+@pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
+def test_products_whose_sizes_vary(gpu: bool) -> None:
+    limits = replace(open_device().limits, is_gpu=gpu, varying=True)
+    for batch, m, n, k in (((), 33, 65, 30), ((2, 3), 8, 12, 16), ((), 1, 20, 40)):
+        compare(make(batch, m, n, k), limits=limits)
+
+
 @pytest.mark.parametrize("tile", [None, *TILES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nn", "tn", "nt", "tt"])
 def test_every_tile(tile: Tile | None, layout: tuple[bool, bool]) -> None:

@@ -42,7 +42,7 @@ BRACKETS: dict[str, Function] = {
     "list": lambda x, i, j, m, k: x[[2, 0]],
     "nested tuple": lambda x, i, j, m, k: x[:, (0, 3)],
     "range": lambda x, i, j, m, k: x[range(2)],
-    "array": lambda x, i, j, m, k: x[np.array([2, -1])],
+    "array": lambda x, i, j, m, k: x[np.array([2, -2])],
     "array of int32": lambda x, i, j, m, k: x[:, np.array([1], dtype=np.int32)],
     "numpy int": lambda x, i, j, m, k: x[np.int64(2)],
     "tensor": lambda x, i, j, m, k: x[i],

@@ -27,6 +27,12 @@ CALLS: dict[str, Call] = {
     "celu": lambda m, x: m.nn.functional.celu(x, 0.7),
     "leaky_relu": lambda m, x: m.nn.functional.leaky_relu(x),
     "relu": lambda m, x: x.relu(),
+    # The larger or smaller of two, as a choice: a driver may make the choice of its own max and min, which lose a NaN.
+    "where below": lambda m, x: m.where(x <= 0, m.zeros_like(x), x),
+    "where above": lambda m, x: m.where(x > 2, m.full_like(x, 2.0), x),
+    "where of two": lambda m, x: m.where(x < x.flip(0), x.flip(0), x),
+    "masked_fill": lambda m, x: x.masked_fill(x < 0, 0.0),
+    "threshold": lambda m, x: m.nn.functional.threshold(x, 0.0, 0.0),
     "huber_loss": lambda m, x: m.nn.functional.huber_loss(x, m.zeros_like(x), reduction="none"),
     # Pairs without a zero: there PyTorch divides by the element.
     "prod": lambda m, x: x[:4].reshape(2, 2).prod(1),

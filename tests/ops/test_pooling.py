@@ -76,8 +76,9 @@ def test_max_pool_of_infinities_and_nan(device: str) -> None:
     compare(lambda lib, x: lib.F.max_pool2d(x, 2, padding=1), [x], device, gradients=False)
 
 
-def test_max_pool_of_integers(device: str) -> None:
-    x = torch.arange(16, dtype=torch.int32).reshape(1, 4, 4) * -1
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_max_pool_of_integers(dtype: torch.dtype, device: str) -> None:
+    x = torch.arange(16, dtype=dtype).reshape(1, 4, 4) * -1
     compare(
         lambda lib, x: lib.F.max_pool2d(x, 3, stride=1, padding=1), [x], device, gradients=False
     )

@@ -178,7 +178,10 @@ def test_pickle_and_deepcopy_keep_stepping_alike(name: str, device: str) -> None
         assert all(a is not b for a, b in zip(params, ours, strict=True))
         set_gradients(params, theirs, 2, device)
         copied.step()
-        assert_same([p.tolist() for p in params], [p.tolist() for p in ours])
+        # A copy's step may be fused otherwise, and a GPU's driver rounds a * b + c once or twice, kernel by kernel.
+        rtol = 1e-6 if device == "webgpu" else 0.0
+        for a, b in zip(params, ours, strict=True):
+            np.testing.assert_allclose(a.detach().cpu(), b.detach().cpu(), rtol=rtol, atol=rtol)
 
 
 @pytest.mark.covers("K13")

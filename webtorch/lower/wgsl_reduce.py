@@ -230,7 +230,8 @@ class ReductionWriter:
             and points <= _STATIC_POINTS
             and (points == 1 or points * nodes <= _STATIC_NODES)
             and not (not writer.limits.is_gpu and geometry.ty == 1 and points > 4)
-            and not (varying and geometry.ty == 1 and points > 1)
+            # Sizes of a class have one loop; a row is in the registers of so many that it is one block.
+            and not (varying and points > 1 and (geometry.ty == 1 or geometry.columns))
         )
 
     def prologue(self, groups_per_point: int) -> tuple[int, int, int]:

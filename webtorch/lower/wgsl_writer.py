@@ -602,7 +602,10 @@ class KernelWriter:
     def _operation(self, node: Expr, args: list[str], home: Scope) -> str:
         op = node.op
         if op == "where":
-            return f"select({args[2]}, {args[1]}, {args[0]})"
+            if not _is_extreme(node):
+                return f"select({args[2]}, {args[1]}, {args[0]})"
+            other = self.named(args[2], home.lines)
+            return f"select(select({other}, {args[1]}, {args[0]}), {other}, wt_isnan({other}))"
         if op == "cast":
             if (
                 wgsl_type(node.dtype) == "i32"
@@ -812,3 +815,17 @@ def _exchange_loop(place: str, new: str) -> list[str]:
         "  if (swap.exchanged) { break; }",
         "}",
     ]
+
+
+def _is_extreme(node: Expr) -> bool:
+    """Whether a where() takes the larger or smaller of two float32 numbers and keeps a NaN of the second.
+
+    Drivers make max(x, 0) of select(x, 0, x <= 0), and the largest of NaN and 0 is 0 on a GPU (NVIDIA's).
+    """
+    condition, *sides = node.args
+    return (
+        condition.op in ("lt", "le")
+        and wgsl_type(node.dtype) == "f32"
+        and sides[1].op != "const"
+        and {*sides} == {*condition.args}
+    )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64, integer_limits
+from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int32, int64, integer_limits
 from webtorch.ir.view import numel
 from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
@@ -284,7 +284,11 @@ def along(values: Any, d: int, rank: int) -> Any:
 
 def lowest(x: Any) -> Scalar:
     """Return the value that no maximum chooses."""
-    return -math.inf if x.dtype.is_floating_point else integer_limits(x.dtype)[0]
+    if x.dtype.is_floating_point:
+        return -math.inf
+    # A GPU's int64 has 32 bits.
+    narrow = x.dtype is int64 and x.device.type != "cpu"
+    return integer_limits(int32 if narrow else x.dtype)[0]
 
 
 def _max_pool(

@@ -197,7 +197,8 @@ class AttentionWriter:
         return rows, r.width if name in ("value", "grad") else r.size
 
     def dropped(self, rows: str, columns: str) -> str:
-        """Return the factors of dropout of four scores; one of `rows` and `columns` is a vector."""
+        """Return the factors of dropout of four scores; one of `rows` and `columns` is a vector, the
+        other a number in parentheses."""
         parts = []
         for n in range(4):
             row, column = (x if x.startswith("(") else f"{x}[{n}]" for x in (rows, columns))

@@ -408,7 +408,9 @@ class Forward(_Tiles):
                 lines.append(f"sum{i} = sum{i} + {power};")
                 if r.dropout:
                     column = self.w.bind(f"first_column + {self.column(j)}", lines)
-                    power = self.w.bind(f"{power} * {self.dropped(f'row{i}', column)}", lines)
+                    power = self.w.bind(
+                        f"{power} * {self.dropped(f'row{i}', f'({column})')}", lines
+                    )
                 # Column c is row c % 4 * quarter + c / 4: neighbours in different banks.
                 row = f"{j % 4 * quarter + j // 4 * tile.across} + tx"
                 lines.append(f"tile[({row}) * {tile.line} + ty + {i * tile.down}] = {power};")
@@ -585,7 +587,7 @@ class Weights(_Tiles):
             kept, change = weight, f"d{i}_{j}"
             if r.dropout:
                 column = self.w.bind(f"first_column + {self.column(j)}", lines)
-                mask = self.w.bind(self.dropped(f"row{i}", column), lines)
+                mask = self.w.bind(self.dropped(f"row{i}", f"({column})"), lines)
                 kept, change = f"{weight} * {mask}", f"d{i}_{j} * {mask}"
             lines += [
                 f"d{i}_{j} = {weight} * ({change} - delta{i}) * args.a0;",

@@ -164,7 +164,7 @@ def ranked(p: Product, limits: Limits) -> list[tuple[float, Tile, int]]:
     gathers = [not (o.wide or o.deep) for o in operands_of(writer)]
     out: list[tuple[float, Tile, int]] = []
     if limits.varying:
-        batch, m, n, k = map(size_class, p.sizes)
+        batch, m, n, k = map(size_class, (p.batch, p.m, p.n, p.k))
         p = replace(p, batch=batch, m=m, n=n, k=k)
     for known in family.tiles:
         tile = known.tile

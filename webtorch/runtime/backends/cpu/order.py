@@ -157,9 +157,10 @@ def _keys(x: Array, dtype: DType, descending: bool, compiled: bool) -> Array:
         # Adding zero makes -0 the same as 0. Of a negative number all bits are turned over, of
         # others the sign.
         keys = (x + 0).view(kind)
-        keys = keys ^ np.where(keys >> keys.dtype.type(bits - 1), largest, 1 << (bits - 1)).astype(
-            kind
-        )
+        unsigned = keys.dtype.type
+        # Both of the array's type: Python's integers would become the C long, which holds neither.
+        turned = np.where(keys >> unsigned(bits - 1), unsigned(largest), unsigned(1 << (bits - 1)))
+        keys = keys ^ turned
         keys[np.isnan(x)] = largest
     elif x.dtype == np.int64:
         keys = x.view(np.uint64) ^ np.uint64(1 << 63)
