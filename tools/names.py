@@ -134,6 +134,8 @@ BEHAVIOUR = """
 - `linalg.lstsq`, `eig` and singular vectors have LAPACK's signs and phases, which may not be those of PyTorch's build.
 - The gradient of `prod` where another number is NaN, and of norms of infinite order of NaN, is NaN; PyTorch's is 0 for
   some. Of several NaN in a window of max pooling the first one has the gradient; in PyTorch the last.
+- `polygamma` of order 1 is infinite at its poles, 0 and the negative integers, as of all other orders; PyTorch's is a
+  large number at the negative ones.
 - `matrix_exp` of float16 is infinite where the exponential is; PyTorch's steps in 16 bits give NaN.
 - `as_strided_scatter` gives the input a gradient where it was not replaced; PyTorch's does where it was, and only
   there, which its own `gradcheck` refuses.
