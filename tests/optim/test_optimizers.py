@@ -525,3 +525,22 @@ def test_lbfgs_goes_the_way_of_pytorch(options: dict[str, Any]) -> None:
     restored.load_state_dict(to_web(reference.state_dict(), "cpu"))
     assert_same(restored.step(mine), reference.step(other), rtol=1e-8, atol=1e-10)
     assert_same(ours, list(theirs), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_moves_both_parts_of_complex_parameters(search: str | None) -> None:
+    def losses(t: Any) -> list[float]:
+        w = t.nn.Parameter(t.tensor([1 + 2j, -0.5j, 0.25]))
+        b = t.nn.Parameter(t.tensor([0.5]))
+        x = t.tensor([0.5 - 1j, 1 + 1j, 2j])
+        optimizer = t.optim.LBFGS([w, b], lr=0.5, max_iter=3, line_search_fn=search)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = ((w * x).sum().abs() - 3).pow(2) + (w.imag - b).pow(2).sum()
+            loss.backward()
+            return loss
+
+        return [optimizer.step(closure).item() for _ in range(4)]
+
+    assert losses(webtorch) == pytest.approx(losses(torch), rel=1e-3, abs=1e-4)

@@ -28,6 +28,11 @@ class _Point:
     slope: float
 
 
+def _real(x: Tensor) -> Tensor:
+    """Return a view of both parts of a complex tensor, any other as it is."""
+    return webtorch.view_as_real(x) if x.is_complex() else x
+
+
 class LBFGS(Optimizer):
     """Limited-memory BFGS: Newton steps from the last `history_size` changes of the gradient.
 
@@ -66,10 +71,12 @@ class LBFGS(Optimizer):
         return self.param_groups[0]["params"]
 
     def _flat_gradient(self) -> Tensor:
-        """Return the gradients of all parameters as one vector; an absent one is zeros."""
+        """Return the gradients of all parameters as one vector, of complex ones both parts; an absent
+        one is zeros.
+        """
         return webtorch.cat(
             [
-                (webtorch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
+                _real(webtorch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
                 for p in self._params
             ]
         )
@@ -77,7 +84,7 @@ class LBFGS(Optimizer):
     def _move(self, t: float, direction: Tensor) -> None:
         """Add t times the direction to the parameters."""
         start = 0
-        for param in self._params:
+        for param in map(_real, self._params):
             count = param.numel()
             param.add_(direction[start : start + count].reshape(tuple(param.shape)), alpha=t)
             start += count
