@@ -275,3 +275,30 @@ def test_a_scaler_that_is_not_enabled_does_nothing() -> None:
     scaler.step(optimizer)
     scaler.update()
     assert w.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("wants", [(True, True, True), (True, False, False), (False, True, False)])
+def test_operators_called_again_give_the_gradients_that_are_wanted(
+    webgpu: str, wants: tuple[bool, bool, bool]
+) -> None:
+    # From the third call on these are recorded without their Python; each call has values of its own.
+    operators = [
+        (lambda x, w, b: F.layer_norm(x, (4,), w[0], b), (3, 4), (2, 4), (4,)),
+        (lambda x, w, b: F.conv2d(x, w, b, padding=1), (1, 2, 4, 4), (3, 2, 3, 3), (3,)),
+        (lambda x, w, b: F.linear(x, w, b).log_softmax(-1), (3, 4), (5, 4), (5,)),
+        (lambda x, w, b: F.group_norm(x, 2, w[0], b), (2, 4, 3), (2, 4), (4,)),
+        (lambda x, w, b: F.gelu(x * b).softmax(-1) * w[0].mean(), (3, 4), (2, 4), (4,)),
+    ]
+    for run, *shapes in operators:
+        for _ in range(5):
+            host = [torch.randn(s).requires_grad_(n) for s, n in zip(shapes, wants, strict=True)]
+            here = [t.detach().to(webgpu).requires_grad_(t.requires_grad) for t in host]
+            expected, actual = run(*host), run(*here)
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+            weight = torch.randn(expected.shape)
+            (expected * weight).sum().backward()
+            (actual * weight.to(webgpu)).sum().backward()
+            for a, b in zip(here, host, strict=True):
+                assert (a.grad is None) == (b.grad is None)
+                if a.grad is not None:
+                    torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-3, atol=1e-4)

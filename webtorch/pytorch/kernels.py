@@ -40,6 +40,7 @@ from webtorch.pytorch.device import (
 from webtorch.pytorch.functions import FUNCTIONS, load, op
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.tensors.device import device_of
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["empty", "empty_strided", "untyped_storage"]
@@ -143,6 +144,26 @@ _DIRECT = [
     "triu",
 ]
 _OWN.update(_DIRECT_ELEMENTWISE, _DIRECT)
+# Operators that are many operations here: called again with the same shapes they are recorded without their Python.
+_REMEMBERED = {
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+    "_softmax",
+    "_softmax_backward_data",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "addmm",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "embedding_dense_backward",
+    "convolution_overrideable",
+    "convolution_backward_overrideable",
+    "mean.dim",
+    "gelu_backward",
+    "silu_backward",
+}
 _ELEMENTWISE.update(name.partition(".")[0] for name in _DIRECT_ELEMENTWISE)
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
@@ -787,6 +808,8 @@ def _register_meanings(library: Any) -> int:
             if f"aten::{name}" not in known or not (_needs_kernel(name) or name in _OWN):
                 continue
             function = meaning(packet, overload)
+            if function is not None and name in _REMEMBERED:
+                function = remembered(function)
             if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 f"aten::{name}", "PrivateUse1"
             ):

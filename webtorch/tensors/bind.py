@@ -68,7 +68,7 @@ def _place_functions() -> None:
 
 def _bind(op: Op) -> None:
     if op.function_in and not isinstance(op, Elementwise):
-        op.function = remembered(op)
+        op.function = remembered(op.function)
     if isinstance(op, Elementwise) and op.function is None:
         op.function = calls.bind_elementwise(op)
     elif op.vjp is not None and not isinstance(op, Elementwise):

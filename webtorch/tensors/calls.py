@@ -1060,7 +1060,7 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
 def bind_composite(op: Op) -> Callable[..., Any]:
     """Return the public function of a composite that carries its own gradient rule."""
     # What is below this records no gradient: in training, too, its forward part is remembered.
-    inner, vjp = remembered(op), op.vjp
+    inner, vjp = remembered(op.function), op.vjp
     assert vjp is not None
     signature = inspect.signature(inner)
     names = tuple(signature.parameters)

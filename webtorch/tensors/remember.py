@@ -15,7 +15,6 @@ from typing import Any
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node, Recorded
 from webtorch.ops.purity import look
-from webtorch.ops.record import Op
 from webtorch.runtime.realize import is_seen
 from webtorch.tensors import autocast, override
 from webtorch.tensors.lines import user_line
@@ -60,9 +59,8 @@ class _Result:
         self.places = places
 
 
-def remembered(op: Op) -> Callable[..., Any]:
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a composite's function that remembers what calls without gradients record."""
-    function = op.function
     # By kind of call: 0 where it was seen once, None where it cannot be remembered.
     known: dict[tuple[Any, ...], _Result | int | None] = {}
     _FORGETTING.append(known)
@@ -207,10 +205,12 @@ def _watched(
 
 def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | None:
     if isinstance(out, tuple):
-        tensors = list(out)
+        tensors = [t for t in out if t is not None]
         kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)
-        if type(out) is not tuple and not hasattr(out, "_fields"):
+        if not tensors or (type(out) is not tuple and not hasattr(out, "_fields")):
             return None
+        if len(tensors) < len(out):
+            kind = functools.partial(_with_gaps, tuple([t is not None for t in out]))
     else:
         tensors, kind = [out], None
     seen = list(storages)
@@ -265,6 +265,12 @@ def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | N
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
     return _Result(kind, leaves, places)
+
+
+def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:
+    """Return values with None where there is none."""
+    rest = iter(values)
+    return tuple([next(rest) if t else None for t in there])
 
 
 def _order(
