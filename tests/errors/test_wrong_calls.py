@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
     ),
     # indexing
     "index float": (lambda t: t.zeros(2)[t.zeros(1)], ("indices",)),
-    "index many": (lambda t: t.zeros(2)[0, 0], ("too many indices",)),
+    "index many": (lambda t: t.zeros(2)[0, 0], ("too many indices", "2 for shape [2]")),
     "index out": (lambda t: t.zeros(2)[2], ("2",)),
     "index mask": (lambda t: t.zeros(2)[t.zeros(3, dtype=t.bool)], ("mask", "[3]", "[2]")),
     "index step": (lambda t: t.zeros(2)[::-1], ("step",)),

@@ -345,7 +345,9 @@ def permute(input: Any, *args: Any, dims: Any = None) -> Any:
         )
     wanted = tuple(normalize_dim(d, rank) for d in order)
     if len(set(wanted)) != rank:
-        raise ShapeError("permute(): duplicate dims are not allowed.")
+        raise ShapeError(
+            f"permute(): duplicate dims are not allowed. Got {list(order)} for shape {list(input._shape)}"
+        )
     return _permute(input, wanted)
 
 

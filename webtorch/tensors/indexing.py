@@ -143,7 +143,9 @@ def _parse(
     if used > x.ndim:
         if not x.ndim:
             return _pick(x, 0, 0), {}, (), {}
-        raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
+        raise IndexError(
+            f"too many indices for tensor of dimension {x.ndim}: {used} for shape {list(x._shape)}"
+        )
     view, dim = x, 0  # dim counts the dims of `view` that are settled
     at = 0  # the dim of x, for messages
     tensors: dict[int, Tensor] = {}

@@ -488,7 +488,10 @@ class Tensor(TensorMethods):
                 "that doesn't require differentiation use var_no_grad = var.detach()."
             )
         if requires_grad and not self.dtype.has_gradient:
-            raise RuntimeError("only Tensors of floating point dtype can require gradients")
+            raise RuntimeError(
+                "only Tensors of floating point dtype can require gradients, and this one is of "
+                f"{self.dtype}: convert it first, as in x.float().requires_grad_()"
+            )
         if requires_grad and self._inference and not mode.inference:
             raise RuntimeError(
                 "Setting requires_grad=True on inference tensor outside InferenceMode is not "
@@ -836,7 +839,10 @@ class Tensor(TensorMethods):
         if count == 0:
             raise RuntimeError("Boolean value of Tensor with no values is ambiguous")
         if count > 1:
-            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+            raise RuntimeError(
+                "Boolean value of Tensor with more than one value is ambiguous: "
+                f"shape {list(self._shape)}. Use .any() or .all()"
+            )
         return bool(self.item())
 
     def __float__(self) -> float:
