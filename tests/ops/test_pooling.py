@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import webtorch
 from tests.ops.parity import compare, same_error
 
 
@@ -82,6 +83,14 @@ def test_max_pool_of_integers(dtype: torch.dtype, device: str) -> None:
     compare(
         lambda lib, x: lib.F.max_pool2d(x, 3, stride=1, padding=1), [x], device, gradients=False
     )
+
+
+def test_masked_extremes_of_int64(device: str) -> None:
+    x = torch.arange(6).reshape(2, 3) - 9
+    mine = webtorch.tensor(x.tolist(), device=device)
+    for name in ("amax", "amin", "argmax", "argmin"):
+        ours, theirs = (getattr(m.masked, name) for m in (webtorch, torch))
+        assert ours(mine, 1, mask=mine > -8).tolist() == theirs(x, 1, mask=x > -8).tolist()
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

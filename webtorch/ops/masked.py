@@ -11,20 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError
-from webtorch.ir.dtype import DType, bool_, int64, integer_limits
+from webtorch.ir.dtype import DType, bool_, int64
 from webtorch.ops import composite as norms
 from webtorch.ops import creation, elementwise, ordering, reduce
 from webtorch.ops.elementwise import where
+from webtorch.ops.movement import integers_held
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import composite
 
 MASKED = ("masked",)
 
 
-def _extreme(dtype: DType, largest: bool) -> Any:
-    if dtype.has_gradient:
+def _extreme(x: Any, largest: bool) -> Any:
+    if x.dtype.has_gradient:
         return math.inf if largest else -math.inf
-    low, high = integer_limits(dtype)
+    low, high = integers_held(x)
     return high if largest else low
 
 
@@ -95,7 +96,7 @@ def amax_(
 ) -> Any:
     """The largest of the elements that count."""
     x = _numbers("amax", _typed(input, dtype), mask is not None)
-    x = _filled(x, mask, _extreme(x.dtype, False))
+    x = _filled(x, mask, _extreme(x, False))
     if isinstance(dim, (tuple, list)) and not dim:
         return x.clone()
     return reduce.amax(x, () if dim is None else dim, keepdim)
@@ -107,7 +108,7 @@ def amin_(
 ) -> Any:
     """The smallest of the elements that count."""
     x = _numbers("amin", _typed(input, dtype), mask is not None)
-    x = _filled(x, mask, _extreme(x.dtype, True))
+    x = _filled(x, mask, _extreme(x, True))
     if isinstance(dim, (tuple, list)) and not dim:
         return x.clone()
     return reduce.amin(x, () if dim is None else dim, keepdim)
@@ -124,7 +125,7 @@ def argmax_(
 ) -> Any:
     """Where the largest of the elements that count is."""
     x = _numbers("argmax", _typed(input, dtype))
-    return cast_to(reduce.argmax(_filled(x, mask, _extreme(x.dtype, False)), dim, keepdim), x.dtype)
+    return cast_to(reduce.argmax(_filled(x, mask, _extreme(x, False)), dim, keepdim), x.dtype)
 
 
 @_masked
@@ -138,7 +139,7 @@ def argmin_(
 ) -> Any:
     """Where the smallest of the elements that count is."""
     x = _numbers("argmin", _typed(input, dtype))
-    return cast_to(reduce.argmin(_filled(x, mask, _extreme(x.dtype, True)), dim, keepdim), x.dtype)
+    return cast_to(reduce.argmin(_filled(x, mask, _extreme(x, True)), dim, keepdim), x.dtype)
 
 
 def _counted(x: Any, mask: Any, dim: Any, keepdim: bool, dtype: DType) -> Any:
@@ -186,7 +187,7 @@ def logsumexp_(
     x = _typed(input, dtype)
     if x.dtype is bool_ and mask is not None:
         raise NotImplementedError(f"identity of logsumexp on {x.dtype} input")
-    x = _filled(x, mask, _extreme(x.dtype, False))
+    x = _filled(x, mask, _extreme(x, False))
     found = reduce.logsumexp(x, tuple(range(x.ndim)) if dim is None else dim, keepdim)
     return cast_to(found, x.dtype)
 

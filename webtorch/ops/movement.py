@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError, ShapeError
-from webtorch.ir.dtype import DType, Scalar, int64, promote_types
+from webtorch.ir.dtype import DType, Scalar, int32, int64, integer_limits, promote_types
 from webtorch.ir.view import (
     Shape,
     broadcast_shapes,
@@ -89,6 +89,11 @@ def unique_dims(dims: Sequence[int], rank: int) -> tuple[int, ...]:
 def zero_of(dtype: DType) -> Scalar:
     """Return the Python zero that does not change a tensor of `dtype` by promotion."""
     return False if dtype.kind == "bool" else 0
+
+
+def integers_held(x: Any) -> tuple[int, int]:
+    """Return the least and the largest integer that `x` can hold where it is: a GPU's int64 has 32 bits."""
+    return integer_limits(int32 if x.dtype is int64 and x.device.type != "cpu" else x.dtype)
 
 
 def sum_to(g: Any, shape: Shape) -> Any:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int32, int64, integer_limits
+from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
 from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
-from webtorch.ops.movement import pick
+from webtorch.ops.movement import integers_held, pick
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims
 from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, composite
 
@@ -284,11 +284,7 @@ def along(values: Any, d: int, rank: int) -> Any:
 
 def lowest(x: Any) -> Scalar:
     """Return the value that no maximum chooses."""
-    if x.dtype.is_floating_point:
-        return -math.inf
-    # A GPU's int64 has 32 bits.
-    narrow = x.dtype is int64 and x.device.type != "cpu"
-    return integer_limits(int32 if narrow else x.dtype)[0]
+    return -math.inf if x.dtype.is_floating_point else integers_held(x)[0]
 
 
 def _max_pool(
