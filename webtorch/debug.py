@@ -21,6 +21,7 @@ from webtorch.ir.kernel import (
     Host,
     Kernel,
     Matmul,
+    Products,
     Routine,
     Scan,
     Several,
@@ -72,7 +73,7 @@ def generic(routine: Routine) -> Kernel:
             return conv_kernel(routine)
         case Scan():
             return scan_kernel(routine)
-        case Several() | Attention() | Sort() | Host():
+        case Several() | Products() | Attention() | Sort() | Host():
             raise TypeError(f"{routine.name} is no loop nest: it has no invocations")
 
 

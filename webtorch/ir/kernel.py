@@ -208,6 +208,28 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
+class Products:
+    """Matrix products of one left operand, none of which needs another: queries, keys and values.
+
+    They have the batch, m and k in common, and may differ in n. Buffer j of part i has number
+    `places[i][j]` here, argument j `numbers[i][j]`; the left operand is buffer 0.
+    """
+
+    name: str
+    parts: tuple[Matmul, ...]
+    places: tuple[tuple[int, ...], ...]
+    numbers: tuple[tuple[int, ...], ...]
+    buffers: tuple[BufferSlot, ...]
+    args: tuple[DType, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"products {self.name}"]
+        for part, places in zip(self.parts, self.places, strict=True):
+            lines += [str(part), f"  in buffers {list(places)}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
 class Convolution:
     """Template: a 2-d convolution or one of its gradients, on contiguous NCHW buffers (two inputs,
     one output).
@@ -396,4 +418,4 @@ class Host:
         return f"host {self.function}{self.params} {shapes} {self.buffers[-1].dtype.name}"
 
 
-Routine = Kernel | Several | Matmul | Convolution | Scan | Sort | Attention | Host
+Routine = Kernel | Several | Matmul | Products | Convolution | Scan | Sort | Attention | Host

@@ -29,6 +29,7 @@ _RECORDS: dict[str, type] = {
         kernels.Kernel,
         kernels.Several,
         kernels.Matmul,
+        kernels.Products,
         kernels.Convolution,
         kernels.Scan,
         kernels.Attention,

@@ -41,6 +41,7 @@ from webtorch.lower.fuse import (
     matrix_operand,
     plain_operand,
 )
+from webtorch.lower.joint import join_products
 from webtorch.lower.schedule import in_frugal_order
 from webtorch.lower.together import put_together, renumbered
 from webtorch.runtime.backend import Limits
@@ -490,6 +491,8 @@ class _Planner:
             if number == len(routines):
                 routines.append(routine)
             steps.append(Dispatch(number, buffers, task.args, task.line))
+        kept = {self.memory.buffer_of[n] for n in (*self.inputs, *self.outputs)}
+        steps, routines = join_products(steps, routines, self.limits, kept)
         steps, routines = put_together(steps, routines, self.limits)
         decls = self._share_slots(steps)
         return Program(

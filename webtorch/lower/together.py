@@ -97,7 +97,7 @@ def put_together(
     most = limits.max_buffers_per_kernel
     for number, step in enumerate(steps):
         touched = {step.source, step.target} if isinstance(step, Copy) else set(step.buffers)
-        written = _written(step, routines)
+        written = written_by(step, routines)
         routine = None if isinstance(step, Copy) else routines[step.routine]
         kind = _kind_of(routine) if isinstance(routine, Kernel) else None
         waiting = [r for r in waiting if not (touched & r.written or written & r.buffers.keys())]
@@ -134,10 +134,11 @@ def put_together(
         at[run.steps[-1]] = replace(dispatch, routine=place)
         gone.update(run.steps[:-1])
     left = [at.get(n, s) for n, s in enumerate(steps) if n not in gone]
-    return _without_unused(left, routines)
+    return without_unused(left, routines)
 
 
-def _written(step: Step, routines: list[Routine]) -> set[int]:
+def written_by(step: Step, routines: list[Routine]) -> set[int]:
+    """Return the buffers that a step writes."""
     if isinstance(step, Copy):
         return {step.target}
     slots = routines[step.routine].buffers
@@ -204,7 +205,7 @@ def _merged(
     return one, dispatch
 
 
-def _without_unused(steps: list[Step], routines: list[Routine]) -> tuple[list[Step], list[Routine]]:
+def without_unused(steps: list[Step], routines: list[Routine]) -> tuple[list[Step], list[Routine]]:
     """Return both without the routines that no step runs."""
     used = list(dict.fromkeys(s.routine for s in steps if isinstance(s, Dispatch)))
     place = {r: i for i, r in enumerate(used)}

@@ -16,6 +16,7 @@ from webtorch.ir.kernel import (
     Host,
     Kernel,
     Matmul,
+    Products,
     Routine,
     Scan,
     Several,
@@ -52,6 +53,8 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
             return render_several(routine, limits)
         case Matmul():
             return matmul.render(routine, limits, engine)
+        case Products():
+            return matmul.render_products(routine, limits, engine)
         case Convolution():
             return conv.render(routine, limits, engine)
         case Scan():

@@ -21,8 +21,16 @@ from webtorch.ir.kernel import (
 from webtorch.ir.view import numel
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_reduce import render_reduction
-from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
-from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter, Scope, Slot, rounded_by_store
+from webtorch.lower.wgsl_shader import (
+    Draft,
+    Engine,
+    WgslPass,
+    beside,
+    finish,
+    fold_grid,
+    group_number,
+)
+from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter, Scope, rounded_by_store
 from webtorch.runtime.backend import Limits
 
 
@@ -130,30 +138,8 @@ def render_several(routine: Several, limits: Limits) -> list[WgslPass]:
     """Return the dispatch of several kernels, each of which has some of the workgroups; or of each
     by itself, where they cannot be one."""
     written = [_written(part, limits, _MERGED_SIZE) for part in routine.parts]
-    writers = [w for w, _, _, _ in written]
-    total = sum(grid[0] for _, _, _, grid in written)
-    first, body, begin = writers[0], [], 0
-    fits = total <= limits.max_workgroups_per_dim and all(
-        grid[1] == 1 and size == _MERGED_SIZE for _, _, size, grid in written
-    )
-    slots: dict[int, Slot] = {}
-    for writer, lines, _, grid in written:
-        text = "\n".join(lines)
-        for number, slot in writer.slots.items():
-            if f"{slot.name}[" in text:
-                fits = fits and slots.setdefault(number, slot).declared == slot.declared
-        body += [
-            f"if (wid.x >= {begin}u && wid.x < {begin + grid[0]}u) {{",
-            f"  let wid = vec3<u32>(wid.x - {begin}u, 0u, 0u);",
-            *("  " + x for x in lines),
-            "}",
-        ]
-        begin += grid[0]
-    if not fits:
-        return [_elementwise(part, limits) for part in routine.parts]
-    first.slots = slots
-    first.args = sorted({a for w in writers for a in w.args})
-    return [finish(first, body, [], _MERGED_SIZE, (total, 1, 1), (), False)]
+    one = beside([Draft(w, lines, [], size, grid) for w, lines, size, grid in written], limits)
+    return [one] if one else [_elementwise(part, limits) for part in routine.parts]
 
 
 # Invocations in a workgroup of merged kernels.

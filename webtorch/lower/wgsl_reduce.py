@@ -11,7 +11,7 @@ stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,7 +28,7 @@ from webtorch.ir.kernel import (
 )
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_facts import affine
-from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
+from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type, wrap
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
 from webtorch.runtime.backend import Limits
@@ -588,16 +588,38 @@ def _tree(op: str, kind: str, texts: list[str]) -> str:
     return texts[0]
 
 
-def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
+def _writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
     writer = KernelWriter(kernel, limits)
-    writer.choose_lanes(kernel.outer_count * kernel.inner_count)
+    writer.choose_lanes(points)
     if _reads_columns(writer) and not any(s.level == "inner" for s in kernel.stores):
         writer.lanes = 1
         for i, slot in enumerate(kernel.buffers):
             writer.slots[i] = writer._declare(i, slot)
+    return writer
+
+
+def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
+    writer = _writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
     geometry = choose_geometry(writer)
     if geometry.split > 1:
         return _split_reduction(kernel, limits, writer, geometry)
+    return [_draft(writer, geometry).finished()]
+
+
+def render_reductions(kernels: Sequence[Kernel], limits: Limits) -> WgslPass | None:
+    """Return one dispatch of several reductions, whose buffers and arguments are numbered in common
+    and which need nothing of each other; None where they cannot be one."""
+    # Chosen for the largest: the others take workgroups of the same size.
+    points = max(k.outer_count * k.inner_count for k in kernels)
+    writers = [_writer_of(k, limits, points) for k in kernels]
+    geometry = choose_geometry(max(writers, key=lambda w: w.kernel.outer_count))
+    if geometry.split > 1 or any(_reads_columns(w) != _reads_columns(writers[0]) for w in writers):
+        return None
+    return beside([_draft(w, geometry) for w in writers], limits)
+
+
+def _draft(writer: KernelWriter, geometry: Geometry) -> Draft:
+    kernel = writer.kernel
     r = ReductionWriter(writer, geometry)
     grid = r.prologue(1)
     if r.static:
@@ -608,7 +630,7 @@ def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
         r.publish(accs)
     r.epilogue()
     shared = list(r.shared.values())
-    return [finish(writer, r.body, shared, r.size, grid, (), bool(kernel.checks))]
+    return Draft(writer, r.body, shared, r.size, grid, has_status=bool(kernel.checks))
 
 
 def _split_reduction(

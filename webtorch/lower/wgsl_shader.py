@@ -24,7 +24,7 @@ from webtorch.ir.kernel import (
 from webtorch.lower import prelude
 from webtorch.lower.expansions import EXPANSIONS
 from webtorch.lower.wgsl_table import wgsl_type
-from webtorch.lower.wgsl_writer import KernelWriter, Scope
+from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
 from webtorch.runtime.backend import Limits
 
 Engine = Literal["naga", "dawn"]
@@ -223,6 +223,78 @@ def finish(
     return WgslPass(
         source, grid, (size, 1, 1), slots, scratch, args, args_bytes, has_status, tuple(bindings)
     )
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a pass is made of: those of several routines may become one."""
+
+    writer: KernelWriter
+    body: list[str]
+    shared: list[str]
+    size: int
+    grid: tuple[int, int, int]
+    scratch: tuple[int, ...] = ()
+    has_status: bool = False
+    directives: tuple[str, ...] = ()
+    scratch_type: str = "u32"
+    # Whether its indices and loops are trusted (WgslPass).
+    trusted: bool = False
+
+    def finished(self) -> WgslPass:
+        """Return the pass."""
+        one = finish(
+            self.writer, self.body, self.shared, self.size, self.grid, self.scratch,
+            self.has_status, self.directives, self.scratch_type,
+        )  # fmt: skip
+        return replace(one, trusted_indices=True, trusted_loops=True) if self.trusted else one
+
+
+def beside(drafts: Sequence[Draft], limits: Limits) -> WgslPass | None:
+    """Return one pass in which each draft has some of the workgroups; None where they cannot share
+    one: other workgroups, a buffer that one declares as vectors and another does not, too many.
+
+    Their buffers and arguments are numbered in common, and so is their scratch memory.
+    """
+    first = drafts[0]
+    total = sum(d.grid[0] for d in drafts)
+    if total > limits.max_workgroups_per_dim:
+        return None
+    slots: dict[int, Slot] = {}
+    shared: dict[str, str] = {}
+    body: list[str] = []
+    begin = 0
+    for d in drafts:
+        if d.grid[1:] != (1, 1) or d.size != first.size or d.scratch_type != first.scratch_type:
+            return None
+        text = "\n".join([*d.body, *(x for lines in d.writer.functions.values() for x in lines)])
+        for number, slot in d.writer.slots.items():
+            if f"{slot.name}[" in text and slots.setdefault(number, slot).declared != slot.declared:
+                return None
+        for line in d.shared:
+            if shared.setdefault(line.partition(":")[0], line) != line:
+                return None
+        body += [
+            f"if (wid.x >= {begin}u && wid.x < {begin + d.grid[0]}u) {{",
+            f"  let wid = vec3<u32>(wid.x - {begin}u, 0u, 0u);",
+            *("  " + x for x in d.body),
+            "}",
+        ]
+        begin += d.grid[0]
+    writer = first.writer
+    writer.slots = slots
+    writer.args = sorted({a for d in drafts for a in d.writer.args})
+    writer.functions = {n: lines for d in drafts for n, lines in d.writer.functions.items()}
+    scratch = max((d.scratch for d in drafts), default=())
+    return replace(
+        first,
+        body=body,
+        shared=list(shared.values()),
+        grid=(total, 1, 1),
+        scratch=scratch,
+        has_status=any(d.has_status for d in drafts),
+        trusted=all(d.trusted for d in drafts),
+    ).finished()
 
 
 def on_scratch(

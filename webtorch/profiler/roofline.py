@@ -21,6 +21,7 @@ from webtorch.ir.kernel import (
     Convolution,
     Kernel,
     Matmul,
+    Products,
     Routine,
     Scan,
     Several,
@@ -73,11 +74,16 @@ def cost(routine: Routine) -> Cost:
         case Several():
             costs = [_kernel_cost(part) for part in routine.parts]
             return Cost(sum(c.nbytes for c in costs), sum(c.flops for c in costs))
+        case Products():
+            costs = [cost(part) for part in routine.parts]
+            # The left operand is read once.
+            left = sum(_left_bytes(part) for part in routine.parts[1:])
+            return Cost(sum(c.nbytes for c in costs) - left, sum(c.flops for c in costs))
         case Matmul():
             batch = numel(routine.batch)
             points = batch * routine.m * routine.n
             sides = (
-                (batch if _own(routine.left_strides) else 1) * routine.m * routine.k,
+                _left(routine),
                 (batch if _own(routine.right_strides) else 1) * routine.k * routine.n,
                 points,
             )
@@ -117,6 +123,15 @@ def cost(routine: Routine) -> Cost:
 
 def _epilogue_cost(routine: Matmul | Convolution) -> Cost | None:
     return _kernel_cost(epilogue_of(routine)) if routine.epilogue else None
+
+
+def _left(routine: Matmul) -> int:
+    """Return the elements of the left operand that are read."""
+    return (numel(routine.batch) if _own(routine.left_strides) else 1) * routine.m * routine.k
+
+
+def _left_bytes(routine: Matmul) -> int:
+    return _bytes(routine, (_left(routine),))
 
 
 def _own(strides: tuple[int, ...]) -> bool:

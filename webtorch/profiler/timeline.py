@@ -19,6 +19,7 @@ from webtorch.ir.kernel import (
     Host,
     Kernel,
     Matmul,
+    Products,
     Routine,
     Scan,
     Several,
@@ -396,7 +397,7 @@ def kind_of(routine: Routine) -> str:
             return "reduce" if routine.reduces else "map"
         case Several():
             return "map"
-        case Matmul():
+        case Matmul() | Products():
             return "matmul"
         case Convolution():
             return "conv"

@@ -52,6 +52,9 @@ class Limits:
     has_epilogues: bool = False
     # Whether small kernels are merged into one dispatch (lower/together.py).
     has_several: bool = False
+    # Whether products of one left operand are put into one dispatch (lower/joint.py). (On CPU threads they
+    # would run one after the other all the same.)
+    has_joint_products: bool = False
     # Whether the graph's sizes vary from one program to the next, so that its kernels should differ
     # in little more than numbers (lower/sizes.py).
     varying: bool = False

@@ -25,6 +25,7 @@ COMMON_GPU = Limits(
     has_f16=True,
     is_gpu=True,
     has_epilogues=True,
+    has_joint_products=True,
 )
 
 NOT_RUN = (

@@ -36,10 +36,13 @@ BROWSER_LIMITS = Limits(
     has_f16=False,
     is_gpu=True,
     has_epilogues=True,
+    has_joint_products=True,
 )
 # Software adapters: SwiftShader has 10 storage buffers, the others more. Where one has not, the
 # kernels for graphics cards run.
-SOFTWARE_LIMITS = replace(BROWSER_LIMITS, is_gpu=False, max_buffers_per_kernel=8)
+SOFTWARE_LIMITS = replace(
+    BROWSER_LIMITS, is_gpu=False, max_buffers_per_kernel=8, has_joint_products=False
+)
 _DEFAULT_STORAGE_BUFFERS = 8
 _DEFAULT_UNIFORM_BYTES = 64 << 10
 _DEFAULT_BUFFER_BYTES = 256 << 20

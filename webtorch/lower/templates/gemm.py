@@ -31,7 +31,7 @@ from webtorch.lower.sizes import size_class
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_kernel import write_points
-from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
+from webtorch.lower.wgsl_shader import Draft, WgslPass, fold_grid, group_number
 from webtorch.lower.wgsl_table import encode, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope
 from webtorch.runtime.backend import Limits
@@ -80,11 +80,24 @@ class Product:
     points: tuple[Expr, ...] = ()
     # The type of the sums, where that is not told by the output's.
     sums: DType | None = None
+    # The buffer of the output, where there is no epilogue.
+    out: int = 2
+    # Of several products in one dispatch: which this is, and where its scratch memory begins, in
+    # vectors.
+    part: int = 0
+    scratch_first: int = 0
+    # The columns of the others, when a tile is chosen for all.
+    others: tuple[int, ...] = ()
 
     @property
     def accumulates(self) -> DType:
         """The type of the sums."""
-        return self.sums or self.buffers[2].dtype.compute
+        return self.sums or self.buffers[self.out].dtype.compute
+
+    def groups(self, rows: int, columns: int) -> int:
+        """Return the tiles of a size that the outputs take, those of `others` too."""
+        across = sum(-(-n // columns) for n in (self.n, *self.others))
+        return -(-self.m // rows) * across * self.batch
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -115,7 +128,8 @@ def shape_class(p: Product, limits: Limits) -> str:
     are read (w as vectors along rows or columns, d as vectors along k, g one by one), and batch, m,
     n and k, rounded up to quarters of a power of two: 1152 to 1280."""
     how = ("w" if o.wide else "d" if o.deep else "g" for o in operands_of(ProductWriter(p, limits)))
-    sizes = "x".join(str(_rounded(size)) for size in p.sizes[: K + 1])
+    whole = (p.batch, p.m, p.n + sum(p.others), p.k)
+    sizes = "x".join(str(_rounded(size)) for size in whole)
     return f"{p.buffers[0].dtype.name} {''.join(how)} {sizes}"
 
 
@@ -141,7 +155,7 @@ def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None,
         if limits.varying:
             # As many parts for every size.
             return None, needed
-        groups = -(-p.m // 32) * -(-p.n // 32) * p.batch
+        groups = p.groups(32, 32)
         return None, max(needed, min(8 // groups, p.k // 2048)) if groups < 4 else needed
     found_by_model = ranked(p, limits)
     return found_by_model[0][1:] if found_by_model else (None, 1)
@@ -164,8 +178,9 @@ def ranked(p: Product, limits: Limits) -> list[tuple[float, Tile, int]]:
     gathers = [not (o.wide or o.deep) for o in operands_of(writer)]
     out: list[tuple[float, Tile, int]] = []
     if limits.varying:
+        others = tuple(size_class(n) for n in p.others)
         batch, m, n, k = map(size_class, (p.batch, p.m, p.n, p.k))
-        p = replace(p, batch=batch, m=m, n=n, k=k)
+        p = replace(p, batch=batch, m=m, n=n, k=k, others=others)
     for known in family.tiles:
         tile = known.tile
         if (
@@ -173,7 +188,7 @@ def ranked(p: Product, limits: Limits) -> list[tuple[float, Tile, int]]:
             or tile.shared_bytes > limits.workgroup_memory_bytes
         ):
             continue
-        groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
+        groups = p.groups(tile.rows, tile.columns)
         slow = 1 + _GATHER * (gathers[0] / tile.columns + gathers[1] / tile.rows)
         for split in useful_splits(p, groups, family.multiprocessors):
             chunk = -(-p.k // split) + _OVERHEAD_K
@@ -181,7 +196,7 @@ def ranked(p: Product, limits: Limits) -> list[tuple[float, Tile, int]]:
             busiest = -(-groups * split // family.multiprocessors)
             seconds = each * family.multiprocessors * known.turns(busiest)
             if split > 1:
-                seconds += _SECOND_PASS + 8 * p.batch * p.m * p.n * split / _BYTES
+                seconds += _SECOND_PASS + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / _BYTES
             out.append((seconds, tile, split))
     return sorted(out, key=lambda found: found[0])
 
@@ -236,6 +251,7 @@ class ProductWriter(KernelWriter):
                     self.uses[a] = self.uses.get(a, 0) + 1
         self.p = p
         self.kind = wgsl_type(p.accumulates)
+        self.finisher = f"wt_finish{p.part or ''}"
         self.before = Places([])
 
     def varies(self, x: Expr) -> bool:
@@ -288,7 +304,7 @@ class ProductWriter(KernelWriter):
         if self.p.epilogue is not None:
             self._write_epilogue(self.p.epilogue)
             return
-        out = self.slots[2]
+        out = self.slots[self.p.out]
         if out.packed:
             out.atomic = not self.is_row_of(out.width)
         else:
@@ -302,7 +318,7 @@ class ProductWriter(KernelWriter):
         if form is not None:
             return (
                 p.n % width == 0
-                and p.buffers[2].elements % width == 0
+                and p.buffers[p.out].elements % width == 0
                 and form[0] % width == 0
                 and form[1].get(COLUMN, 0) == 1
                 and all(c % width == 0 for d, c in form[1].items() if d != COLUMN)
@@ -310,7 +326,7 @@ class ProductWriter(KernelWriter):
         # Images: columns run over (image, place), consecutive within an image.
         return (
             p.n % width == 0
-            and p.buffers[2].elements % width == 0
+            and p.buffers[p.out].elements % width == 0
             and self.image_columns % width == 0
         )
 
@@ -323,7 +339,7 @@ class ProductWriter(KernelWriter):
         w = KernelWriter(kernel, self.limits)
         w.lanes = 4 if self.is_row_of(4) and kernel.outer[-1] % 4 == 0 else 1
         w.choose_slots()
-        for number in range(2, len(p.buffers)):
+        for number in {s.buffer for s in kernel.stores} | {int(e.value) for e in w.loads()}:
             self.slots[number] = w.slots[number]
         self.args = w.args
         self.together = w.lanes == 4
@@ -345,8 +361,8 @@ class ProductWriter(KernelWriter):
         w.names = self.names
         write_points(w, known)
         kind = f"vec4<{self.kind}>" if self.together else self.kind
-        self.functions["wt_finish"] = [
-            f"fn wt_finish(batch: i32, row: i32, column: i32, value: {kind}) {{",
+        self.functions[self.finisher] = [
+            f"fn {self.finisher}(batch: i32, row: i32, column: i32, value: {kind}) {{",
             *("  " + x for x in body),
             "}",
         ]
@@ -378,11 +394,12 @@ class ProductWriter(KernelWriter):
         self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
     ) -> None:
         """Write four neighbouring outputs of a row from a vec4 of the compute type."""
-        p, out = self.p, self.slots[2]
+        p = self.p
+        out = self.slots[p.out]
         if p.epilogue is not None:
             self._call_epilogue(row, column, batch, value, lines, guard)
             return
-        dtype = p.buffers[2].dtype
+        dtype = p.buffers[p.out].dtype
         whole = p.n % 4 == 0
         body: list[str] = []
 
@@ -430,12 +447,12 @@ class ProductWriter(KernelWriter):
         self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
     ) -> None:
         if self.together:
-            body = [f"wt_finish({batch}, {row}, {column}, {value});"]
+            body = [f"{self.finisher}({batch}, {row}, {column}, {value});"]
         else:
             body = []
             for step in range(4):
                 at = f"{column} + {step}" if step else column
-                call = f"wt_finish({batch}, {row}, {at}, {value}.{'xyzw'[step]});"
+                call = f"{self.finisher}({batch}, {row}, {at}, {value}.{'xyzw'[step]});"
                 # The first column is always there.
                 whole = step == 0 or self.p.n % 4 == 0
                 body.append(call if whole else f"if ({at} < {self.p.n}) {{ {call} }}")
@@ -529,6 +546,13 @@ def product_passes(
     p: Product, limits: Limits, tile: Tile | None, split: int, image_columns: int = 0
 ) -> list[WgslPass]:
     """Return the dispatches of a product with a given tile and split of k."""
+    return [d.finished() for d in product_drafts(p, limits, tile, split, image_columns)]
+
+
+def product_drafts(
+    p: Product, limits: Limits, tile: Tile | None, split: int, image_columns: int = 0
+) -> list[Draft]:
+    """Return what the dispatches of a product are made of."""
     writer = ProductWriter(p, limits)
     writer.image_columns = image_columns or 1
     left, right = operands_of(writer)
@@ -538,18 +562,18 @@ def product_passes(
     chunk = -(-chunk // depth) * depth
     split = -(-p.k // chunk)
     words = p.batch * p.m * (-(-p.n // 4) * 4)
-    scratch = (4 * words * split,) if split > 1 else ()
+    scratch = (16 * p.scratch_first + 4 * words * split,) if split > 1 else ()
     body = (
         _tiles(writer, tile, left, right, chunk, split)
         if tile
         else _blocks(writer, left, right, chunk, split)
     )
     lines, shared, size, grid = body
-    passes = [finish(writer, lines, shared, size, grid, scratch, False, scratch_type="vec4<u32>")]
+    drafts = [Draft(writer, lines, shared, size, grid, scratch)]
     if split > 1:
-        passes.append(add_parts(p, limits, split, words, scratch, image_columns))
+        drafts.append(add_parts(p, limits, split, words, scratch, image_columns))
     # Rows, columns and k are clamped, and stores guarded: the engine's checks are not needed.
-    return [replace(one, trusted_indices=True, trusted_loops=True) for one in passes]
+    return [replace(one, scratch_type="vec4<u32>", trusted=True) for one in drafts]
 
 
 def k_range(p: Product, split: int, chunk: int, row: str, rows: int, depth: int) -> list[str]:
@@ -569,7 +593,7 @@ def k_range(p: Product, split: int, chunk: int, row: str, rows: int, depth: int)
 
 def add_parts(
     p: Product, limits: Limits, split: int, words: int, scratch: tuple[int, ...], image_columns: int
-) -> WgslPass:
+) -> Draft:
     """Write the pass that adds the parts of a split product, four columns an invocation."""
     w = ProductWriter(p, limits)
     w.image_columns = image_columns or 1
@@ -585,11 +609,15 @@ def add_parts(
         f"let batch = i / {quads * p.m};",
         f"var sum = vec4<{w.kind}>();",
         f"for (var s: i32 = 0; s < {split}; s = s + 1) {{",
-        f"  sum = sum + bitcast<vec4<{w.kind}>>(scratch0[s * {words // 4} + i]);",
+        f"  sum = sum + bitcast<vec4<{w.kind}>>(scratch0[{_from(p)}s * {words // 4} + i]);",
         "}",
     ]
     w.store_columns("row", "column", "batch", "sum", body, "true")
-    return finish(w, body, [], 64, grid, scratch, False, scratch_type="vec4<u32>")
+    return Draft(w, body, [], 64, grid, scratch)
+
+
+def _from(p: Product) -> str:
+    return f"{p.scratch_first} + " if p.scratch_first else ""
 
 
 def _fma(kind: str, a: str, b: str, c: str) -> str:
@@ -614,7 +642,7 @@ def finish_block(
         return
     quads = -(-p.n // 4)
     at = f"part * {p.batch * p.m * quads} + (batch * {p.m} + {row}) * {quads} + ({column} >> 2u)"
-    line = f"scratch0[{at}] = bitcast<vec4<u32>>({value});"
+    line = f"scratch0[{_from(p)}{at}] = bitcast<vec4<u32>>({value});"
     body.append(f"if ({guard}) {{ {line} }}" if guard else line)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import int32
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Matmul
+from webtorch.ir.kernel import Kernel, Matmul, Products
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates import matrix_units
 from webtorch.lower.templates.gemm import (
@@ -15,21 +18,35 @@ from webtorch.lower.templates.gemm import (
     ROW,
     K,
     Product,
+    choose,
     finishes,
     linear,
+    product_drafts,
+    ranked,
     render_product,
     split,
 )
 from webtorch.lower.templates.generic import matmul_kernel
+from webtorch.lower.templates.matrix_units import matrix_drafts
+from webtorch.lower.templates.tuning import MatrixTile, Tile
+from webtorch.lower.together import renumbered
 from webtorch.lower.wgsl_kernel import render_kernel
-from webtorch.lower.wgsl_shader import Engine, WgslPass
+from webtorch.lower.wgsl_reduce import render_reductions
+from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, beside
 from webtorch.runtime.backend import Limits
 
-__all__ = ["is_product", "matmul_kernel", "product", "render"]
+__all__ = ["is_product", "matmul_kernel", "product", "render", "render_products"]
 
 
-def product(r: Matmul) -> Product:
-    """Return a matrix product with its batch dimensions made one loop variable."""
+_ALONE = {0: 0, 1: 1, 2: 2}
+# What a dispatch costs beside its work, in seconds; and the part of their time that products must
+# gain in one dispatch: its shader is as long as theirs together, and takes as long to compile.
+_DISPATCH, _GAIN = 3e-6, 0.04
+
+
+def product(r: Matmul, places: Mapping[int, int] = _ALONE) -> Product:
+    """Return a matrix product with its batch dimensions made one loop variable; `places` are the
+    numbers of its operands and its output among the buffers."""
     count = numel(r.batch)
     scales = [_scale(r.batch, s[:-2]) for s in (r.left_strides, r.right_strides)]
     parts = r.batch if None in scales else ()
@@ -44,7 +61,7 @@ def product(r: Matmul) -> Product:
         elif scale:
             position = position + index[BATCH] * scale
         position = position + row * strides[-2] + column * strides[-1]
-        return ex.load(slot, r.buffers[slot].dtype, position)
+        return ex.load(places[slot], r.buffers[slot].dtype, position)
 
     left = operand(0, r.left_strides, r.left_offset, index[ROW], index[K])
     right = operand(1, r.right_strides, r.right_offset, index[K], index[COLUMN])
@@ -52,7 +69,7 @@ def product(r: Matmul) -> Product:
     points = (*split(index[BATCH], *r.batch)[1:], index[ROW], index[COLUMN])
     return Product(
         r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args, parts=parts,
-        **finishes(r, points),
+        out=places[2], **finishes(r, points),
     )  # fmt: skip
 
 
@@ -82,3 +99,74 @@ def render(routine: Matmul, limits: Limits, engine: Engine) -> list[WgslPass]:
         return render_kernel(matmul_kernel(r), limits, engine)
     p = product(r)
     return matrix_units.render(p, limits, engine) or render_product(p, limits)
+
+
+def render_products(r: Products, limits: Limits, engine: Engine) -> list[WgslPass]:
+    """Return the dispatches of products of one left operand: that of all, where it pays; else those
+    of each."""
+    numbered = [
+        (dict(enumerate(places)), dict(enumerate(numbers)))
+        for places, numbers in zip(r.places, r.numbers, strict=True)
+    ]
+    found: list[Product | Kernel] = []
+    for part, (slots, args) in zip(r.parts, numbered, strict=True):
+        if is_product(part):
+            p = replace(product(part, slots), buffers=r.buffers, args=r.args)
+            if p.epilogue is not None:
+                p = replace(p, epilogue=renumbered(p.epilogue, slots, args, r.buffers, r.args))
+            found.append(p)
+        else:
+            found.append(renumbered(matmul_kernel(part), slots, args, r.buffers, r.args))
+    products = [p for p in found if isinstance(p, Product)]
+    kernels = [k for k in found if isinstance(k, Kernel)]
+    together: list[WgslPass] | None = None
+    if not kernels:
+        together = _together(products, limits, engine)
+    elif not products:
+        one = render_reductions(kernels, limits)
+        together = [one] if one else None
+    return together or [
+        one
+        for x in found
+        for one in (
+            render_kernel(x, limits, engine)
+            if isinstance(x, Kernel)
+            else matrix_units.render(x, limits, engine) or render_product(x, limits)
+        )
+    ]
+
+
+def _together(parts: list[Product], limits: Limits, engine: Engine) -> list[WgslPass] | None:
+    """Return the dispatches of products with one left operand, each of which has some of the
+    workgroups; None where they gain nothing, or differ in what they need."""
+    whole = replace(parts[0], others=tuple(p.n for p in parts[1:]))
+    # Each as it would be alone.
+    alone = [matrix_units.fastest(p, limits, engine) for p in parts]
+    best = matrix_units.fastest(whole, limits, engine)
+    if any((one is None) != (best is None) for one in alone):
+        return None
+    tile: Tile | MatrixTile | None
+    if best is not None:
+        seconds, tile, split = best
+        apart = sum(one[0] for one in alone if one)
+    else:
+        tile, split = choose(whole, limits)
+        models = [ranked(p, limits) for p in (whole, *parts)] if limits.is_gpu else []
+        seconds, *rest = [m[0][0] for m in models if m] or [0.0]
+        apart = sum(rest)
+    gained = apart + _DISPATCH * (len(parts) - 1) - seconds
+    if limits.is_gpu and not limits.varying and gained < _GAIN * apart:
+        return None
+    drafts: list[list[Draft]] = []
+    first = 0
+    for i, p in enumerate(parts):
+        p = replace(p, part=i, scratch_first=first)
+        first += p.batch * p.m * -(-p.n // 4) * split
+        drafts.append(
+            matrix_drafts(p, limits, tile, split)
+            if isinstance(tile, MatrixTile)
+            else product_drafts(p, limits, tile, split)
+        )
+    passes = [beside(stage, limits) for stage in zip(*drafts, strict=True)]
+    found = [one for one in passes if one is not None]
+    return found if len(found) == len(passes) else None

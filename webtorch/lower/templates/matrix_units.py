@@ -32,7 +32,7 @@ from webtorch.lower.templates.gemm import (
     tile_numbers,
 )
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
-from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid
+from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, fold_grid
 from webtorch.runtime.backend import Limits
 
 # A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
@@ -92,6 +92,12 @@ def usable(limits: Limits, engine: Engine) -> bool:
 def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int] | None:
     """Return a tile and how many workgroups share the k of an output, or None where matrix units do
     not serve: other types, other adapters, operands that are not eight apart, tiny products."""
+    found = fastest(p, limits, engine)
+    return None if found is None else found[1:]
+
+
+def fastest(p: Product, limits: Limits, engine: Engine) -> tuple[float, MatrixTile, int] | None:
+    """Return (seconds by the model, tile, parts of k), or None as `choose` does."""
     if not usable(limits, engine):
         return None
     terms = p.k * p.taps
@@ -110,7 +116,7 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
         # A step of the loop is within a tap.
         if p.taps > 1 and p.k % tile.depth:
             continue
-        groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch
+        groups = p.groups(tile.rows, tile.columns)
         for split in _SPLITS:
             if split > 1 and (terms < 512 * split or groups * split > 4 * family.multiprocessors):
                 break
@@ -120,10 +126,10 @@ def choose(p: Product, limits: Limits, engine: Engine) -> tuple[MatrixTile, int]
             rate = known.rates[along_k] * 1e12 / family.multiprocessors
             seconds = known.turns(busiest) * work / rate
             if split > 1:
-                seconds += 3e-6 + 8 * p.batch * p.m * p.n * split / 3e12
+                seconds += 3e-6 + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / 3e12
             if best is None or seconds < best[0]:
                 best = seconds, tile, split
-    return None if best is None else best[1:]
+    return best
 
 
 def render(
@@ -139,6 +145,13 @@ def matrix_passes(
     p: Product, limits: Limits, tile: MatrixTile, split: int, image_columns: int = 0
 ) -> list[WgslPass]:
     """Return the dispatches of a product with a given tile and split of k."""
+    return [d.finished() for d in matrix_drafts(p, limits, tile, split, image_columns)]
+
+
+def matrix_drafts(
+    p: Product, limits: Limits, tile: MatrixTile, split: int, image_columns: int = 0
+) -> list[Draft]:
+    """Return what the dispatches of a product are made of."""
     w = ProductWriter(p, limits)
     w.image_columns = image_columns or 1
     both = operands(w)
@@ -149,7 +162,7 @@ def matrix_passes(
     chunk = -(-chunk // tile.depth) * tile.depth
     split = -(-terms // chunk)
     words = p.batch * p.m * (-(-p.n // 4) * 4)
-    scratch = (4 * words * split,) if split > 1 else ()
+    scratch = (16 * p.scratch_first + 4 * words * split,) if split > 1 else ()
     groups = -(-p.m // tile.rows) * -(-p.n // tile.columns) * p.batch * split
     grid = fold_grid(groups, limits)
     exact = grid[0] * grid[1] * grid[2] == groups
@@ -169,13 +182,10 @@ def matrix_passes(
     shared = [f"var<workgroup> tiles: array<vec4<u32>, {max(start, tile.finished)}>;"]
     _multiply(w, tile, sides, chunk, split, body)
     _write(w, tile, split, body)
-    one = finish(
-        w, body, shared, tile.threads, grid, scratch, False, ENABLES, scratch_type="vec4<u32>"
-    )
-    passes = [replace(one, trusted_indices=True, trusted_loops=True)]
+    drafts = [Draft(w, body, shared, tile.threads, grid, scratch, directives=ENABLES)]
     if split > 1:
-        passes.append(add_parts(p, limits, split, words, scratch, image_columns))
-    return passes
+        drafts.append(add_parts(p, limits, split, words, scratch, image_columns))
+    return [replace(one, scratch_type="vec4<u32>", trusted=i == 0) for i, one in enumerate(drafts)]
 
 
 def _multiply(

@@ -24,6 +24,7 @@ from webtorch.ir.kernel import (
     Host,
     Kernel,
     Matmul,
+    Products,
     Routine,
     Scan,
     Several,
@@ -345,6 +346,24 @@ class SeveralRunner(Runner):
             step.run(buffers, args, status)
 
 
+class ProductsRunner(Runner):
+    """Products that run one after the other."""
+
+    def __init__(self, routine: Products, varying: bool = False) -> None:
+        self.routine: Products = routine
+        self.steps = [runner(part, varying) for part in routine.parts]
+
+    def kernels(self) -> list[KernelRunner]:
+        """Return what follows the products."""
+        return [kernel for step in self.steps for kernel in step.kernels()]
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        r = self.routine
+        for step, places, numbers in zip(self.steps, r.places, r.numbers, strict=True):
+            step.run([buffers[n] for n in places], [args[n] for n in numbers], status)
+
+
 class ArgumentRunner(ArrayRunner):
     """A routine that is a function of flat arrays and of arguments."""
 
@@ -431,6 +450,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                     found = SplitRunner(routine, *parts, varying)
             case Several():
                 found = SeveralRunner(routine, varying)
+            case Products():
+                found = ProductsRunner(routine, varying)
             case Matmul() | Convolution() if routine.epilogue:
                 found = ProductRunner(routine, varying)
             case Matmul() if gemm.suits(routine):

@@ -18,6 +18,7 @@ from webtorch.ir.kernel import (
     Host,
     Kernel,
     Matmul,
+    Products,
     Routine,
     Scan,
     Several,
@@ -98,7 +99,7 @@ def _call(routine: Routine) -> Call:
                 f"{routine.function}: this needs LAPACK, which the CPU backend has through NumPy, and NumPy is not "
                 "installed here"
             )
-        case Several():
+        case Several() | Products():
             raise TypeError("plain Python runs kernels one by one")
     raise TypeError(f"{type(routine).__name__} is no routine")
 

@@ -16,7 +16,17 @@ from typing import Any
 
 from webtorch.errors import DTypeError, KernelError
 from webtorch.ir.dtype import DType, float32, float64
-from webtorch.ir.kernel import Attention, Convolution, Kernel, Matmul, Routine, Scan, Several, Sort
+from webtorch.ir.kernel import (
+    Attention,
+    Convolution,
+    Kernel,
+    Matmul,
+    Products,
+    Routine,
+    Scan,
+    Several,
+    Sort,
+)
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
@@ -346,6 +356,11 @@ class _LayOut(Target):
             case Several():
                 for part in routine.parts:
                     self.kernel(part, at, args, whole=True)
+            case Products():
+                for product, places, numbers in zip(
+                    routine.parts, routine.places, routine.numbers, strict=True
+                ):
+                    self.routine(product, [at[n] for n in places], [args[n] for n in numbers])
             case Matmul() | Convolution() if routine.epilogue:
                 plain, after, order, scratch = without_epilogue(routine)
                 sizes = [] if scratch is None else [scratch.elements * scratch.dtype.itemsize]

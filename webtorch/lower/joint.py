@@ -1,0 +1,263 @@
+"""Puts products of one left operand into one dispatch: queries, keys and values of a layer.
+Floors 0 and 1.
+
+Each of them alone may leave most of a GPU idle, or take less time than its dispatch costs; together they
+run as one product with the columns of all, while each keeps its own weights, which nothing copies, its
+own output and its own epilogue. A product moves up to one that ran before it, or that one moves down to
+it, whatever lies between, as long as nothing there needs or changes what the moved one writes or reads.
+(Where a GPU gains nothing, the template runs them one by one: templates/matmul.py.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import BufferSlot, Matmul, Products, Routine
+from webtorch.ir.program import Copy, Dispatch, Step
+from webtorch.lower.affine import affine
+from webtorch.lower.templates.generic import matmul_kernel
+from webtorch.lower.together import renumbered, without_unused, written_by
+from webtorch.runtime.backend import Limits
+
+# Steps that a product may pass. What it reads lives longer, if it moves down, and what it writes, if it
+# moves up: so it does not move far.
+_FAR = 24
+
+# What products of one dispatch have in common: the left operand, as it lies; batch, m and k; types.
+_Kind = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Products that will be one dispatch, in the place of their last or an earlier step."""
+
+    kind: _Kind
+    members: list[Dispatch]
+    # Buffers that the dispatch binds.
+    bindings: int
+    touched: set[int]
+    written: set[int]
+
+
+@dataclass(slots=True)
+class _Place:
+    """A step, with the buffers that it reads or writes, and those that it writes."""
+
+    step: Step | None
+    touched: set[int]
+    written: set[int]
+    run: _Run | None = field(default=None)
+
+
+class _Joiner:
+    """Goes through the steps of a program, each of which finds its place among those before."""
+
+    def __init__(
+        self, steps: list[Step], routines: list[Routine], limits: Limits, kept: Set[int]
+    ) -> None:
+        self.steps = steps
+        self.routines = list(routines)
+        self.known = {r: i for i, r in enumerate(routines)}
+        self.most = limits.max_buffers_per_kernel
+        self.kept = kept
+        self.places: list[_Place] = []
+        self.uses = Counter(b for step in steps for b in _touched(step))
+
+    def run(self) -> bool:
+        """Make the places; whether anything was joined."""
+        joined = False
+        for step in self.steps:
+            here = _Place(step, _touched(step), written_by(step, self.routines))
+            routine = None if isinstance(step, Copy) else self.routines[step.routine]
+            if isinstance(step, Dispatch) and isinstance(routine, Matmul):
+                kind = _kind_of(routine, step)
+                if kind is not None:
+                    here.run = _Run(kind, [step], len(step.buffers), here.touched, here.written)
+                    joined |= self._join(here)
+            self.places.append(here)
+        return joined
+
+    def result(self) -> tuple[list[Step], list[Routine]]:
+        """Return the steps and the routines."""
+        out: list[Step] = []
+        for place in self.places:
+            if place.run is not None and len(place.run.members) > 1:
+                out.append(self._dispatch(*_merged(place.run.members, self.routines)))
+            elif place.step is not None:
+                out.append(place.step)
+        return without_unused(out, self.routines)
+
+    def _dispatch(self, routine: Routine, step: Dispatch) -> Dispatch:
+        number = self.known.setdefault(routine, len(self.routines))
+        if number == len(self.routines):
+            self.routines.append(routine)
+        return replace(step, routine=number)
+
+    def _join(self, here: _Place) -> bool:
+        """Let a product join the last run of its kind, if they can meet: there, or else here."""
+        own = here.run
+        assert own is not None
+        # What lies between, as far as it has been walked.
+        touched: set[int] = set()
+        written: set[int] = set()
+        for place in reversed(self.places[-_FAR:]):
+            run = place.run
+            if run is None or run.kind != own.kind:
+                touched |= place.touched
+                written |= place.written
+                continue
+            up = not (own.touched & written or own.written & touched)
+            down = not (run.touched & written or run.written & touched)
+            if (not up and not down) or own.written & run.touched:
+                return False
+            stays, goes = (place, here) if up else (here, place)
+            if run.written & own.touched:
+                one = self._finished(run, own)
+                if one is None:
+                    return False
+                stays.run, stays.step = None, one
+                stays.touched, stays.written = _touched(one), written_by(one, self.routines)
+            elif run.bindings + own.bindings - 1 <= self.most:
+                merged = _Run(
+                    own.kind,
+                    [*run.members, *own.members],
+                    run.bindings + own.bindings - 1,
+                    run.touched | own.touched,
+                    run.written | own.written,
+                )
+                stays.run, stays.touched, stays.written = merged, merged.touched, merged.written
+            else:
+                return False
+            goes.run, goes.step, goes.touched, goes.written = None, None, set(), set()
+            return True
+        return False
+
+    def _finished(self, run: _Run, own: _Run) -> Dispatch | None:
+        """Return the dispatch of two products of a row, where what follows the second needs the sums
+        of the first: a gate. None where it needs more than those of its own point."""
+        if len(run.members) > 1:
+            return None
+        first, second = run.members[0], own.members[0]
+        one, two = (self.routines[s.routine] for s in (first, second))
+        assert isinstance(one, Matmul) and isinstance(two, Matmul)
+        if one.m > 1 or one.n != two.n:
+            return None
+        # What nothing else reads is not stored.
+        free = {b for b in run.written if self.uses[b] == 2 and b not in self.kept}
+        free &= own.touched
+        every = dict.fromkeys((*first.buffers, *second.buffers))
+        buffers = [b for b in every if b not in free]
+        if len(buffers) > self.most:
+            return None
+        places = {b: i for i, b in enumerate((*buffers, *free))}
+        args = {a: i for i, a in enumerate(dict.fromkeys((*first.args, *second.args)))}
+        slots: dict[int, BufferSlot] = {}
+        kinds: dict[int, DType] = {}
+        for step, part in ((first, one), (second, two)):
+            for b, slot in zip(step.buffers, part.buffers, strict=True):
+                same = slots.get(b, slot).access == slot.access
+                slots[b] = replace(slot, access=slot.access if same else "read_write")
+            kinds.update({args[a]: kind for a, kind in zip(step.args, part.args, strict=True)})
+        whole = tuple(slots[b] for b in places)
+        halves = [
+            renumbered(
+                matmul_kernel(part),
+                {i: places[b] for i, b in enumerate(step.buffers)},
+                {i: args[a] for i, a in enumerate(step.args)},
+                whole,
+                tuple(kinds[i] for i in range(len(kinds))),
+                stage,
+            )
+            for stage, (step, part) in enumerate(((first, one), (second, two)))
+        ]
+        stored = {s.buffer: s for s in halves[0].stores}
+        if any(s.combine != "set" or s.valid is not None for s in halves[0].stores):
+            return None
+        read = [
+            e for e in ex.walk(*halves[1].expressions()) if e.op == "load" and e.value in stored
+        ]
+        spots = {b: affine(s.position) for b, s in stored.items()}
+        if any(
+            len(e.args) > 1 or (at := affine(e.args[0])) is None or at != spots[e.value]
+            for e in read
+        ):
+            return None
+
+        def other(e: Expr, operands: tuple[Expr, ...]) -> Expr | None:
+            if e.op == "load" and e.value in stored:
+                # Rounded as if it had been in memory.
+                return ex.cast(ex.cast(stored[e.value].value, whole[e.value].dtype), e.dtype)
+            return None
+
+        stores = [s for s in halves[0].stores if s.buffer < len(buffers)]
+        for s in halves[1].stores:
+            stores.append(replace(s, value=ex.rewrite(s.value, other)))
+        kernel = replace(
+            halves[0],
+            name=f"{one.name}_and_{two.name}",
+            buffers=whole[: len(buffers)],
+            reduces=(*halves[0].reduces, *halves[1].reduces),
+            stores=tuple(stores),
+        )
+        return self._dispatch(kernel, Dispatch(0, tuple(buffers), tuple(args), second.line))
+
+
+def join_products(
+    steps: list[Step], routines: list[Routine], limits: Limits, kept: Set[int]
+) -> tuple[list[Step], list[Routine]]:
+    """Return steps and routines with products of one left operand merged where the device gains from
+    it; `kept` are the buffers that are read when the program has run."""
+    if not limits.has_joint_products:
+        return steps, routines
+    joiner = _Joiner(steps, routines, limits, kept)
+    return joiner.result() if joiner.run() else (steps, routines)
+
+
+def _touched(step: Step) -> set[int]:
+    return {step.source, step.target} if isinstance(step, Copy) else set(step.buffers)
+
+
+def _kind_of(r: Matmul, step: Dispatch) -> _Kind | None:
+    """Return which products this one may join, None if it stays alone."""
+    if r.n == 1 or min(r.m, r.k) == 0 or step.buffers[0] == step.buffers[1]:
+        return None
+    right: DType = r.buffers[1].dtype
+    return (
+        step.buffers[0], r.left_strides, r.left_offset, r.batch, r.m, r.k, right, r.accumulates,
+    )  # fmt: skip
+
+
+def _merged(members: list[Dispatch], routines: list[Routine]) -> tuple[Products, Dispatch]:
+    """Return one routine of several products and its dispatch."""
+    parts: list[Matmul] = []
+    slots: list[BufferSlot] = []
+    buffers: list[int] = []
+    places: list[tuple[int, ...]] = []
+    args: dict[int, int] = {}
+    kinds: list[DType] = []
+    numbers: list[tuple[int, ...]] = []
+    for step in members:
+        part = routines[step.routine]
+        assert isinstance(part, Matmul)
+        if not parts:
+            slots, buffers = [part.buffers[0]], [step.buffers[0]]
+        first = len(slots)
+        parts.append(part)
+        slots += part.buffers[1:]
+        buffers += step.buffers[1:]
+        places.append((0, *range(first, len(slots))))
+        for a, kind in zip(step.args, part.args, strict=True):
+            if a not in args:
+                args[a] = len(kinds)
+                kinds.append(kind)
+        numbers.append(tuple(args[a] for a in step.args))
+    name = f"{parts[0].name}_x{len(parts)}"
+    routine = Products(
+        name, tuple(parts), tuple(places), tuple(numbers), tuple(slots), tuple(kinds)
+    )
+    return routine, Dispatch(0, tuple(buffers), tuple(args), members[-1].line)
