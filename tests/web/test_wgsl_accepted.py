@@ -35,6 +35,15 @@ MORE: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "bmm": (lambda l, a, b: l.t.bmm(a, b), [(3, 9, 17), (3, 17, 5)]),
     "a long product": (lambda l, a, b: a @ b, [(4, 2000), (2000, 4)]),
     "linear": (lambda l, x, w, b: l.F.linear(x, w, b), [(10, 20), (30, 20), (30,)]),
+    "layers of one input": (
+        lambda l, x, a, b, c: l.t.cat([l.F.linear(x, a), l.F.linear(x, b, c)], 1), [(40, 64), (64, 64), (16, 64), (16,)]
+    ),
+    "layers of one row": (
+        lambda l, x, a, b: l.t.cat([l.F.linear(x, a), l.F.linear(x, b)], 1), [(1, 64), (64, 64), (16, 64)]
+    ),
+    "a gate of one row": (
+        lambda l, x, a, b: l.F.silu(l.F.linear(x, a)) * l.F.linear(x, b), [(1, 64), (96, 64), (96, 64)]
+    ),
     "conv2d": (lambda l, x, w, b: l.F.conv2d(x, w, b, stride=2, padding=1), [(2, 3, 11, 9), (4, 3, 3, 3), (4,)]),
     "conv_transpose2d": (lambda l, x, w: l.F.conv_transpose2d(x, w, stride=2), [(2, 3, 5, 4), (3, 2, 3, 3)]),
     "max_pool2d": (lambda l, x: l.F.max_pool2d(x, 2), [(2, 3, 8, 6)]),
@@ -53,6 +62,9 @@ MORE: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "cat and pad": (lambda l, a, b: l.F.pad(l.t.cat([a, b], 1), (1, 2)), [(3, 4), (3, 2)]),
     "a big sum": (lambda l, x: (x * x).sum(), [(300_000,)]),
 }  # fmt: skip
+
+# Those that run with the kernels for graphics cards, with a name of what they are there.
+ON_CARDS = {"layers of one input": "_x2", "layers of one row": "_x2", "a gate of one row": "_and_"}
 
 
 def _more(name: str) -> list[Case]:
@@ -91,12 +103,14 @@ class _Batch:
         self.cases: dict[str, list[Case]] = {}
 
     def add(self, name: str, cases: list[Case]) -> None:
+        """Export what `cases` compute, in one program."""
         if not cases:
             return
         exported = export_pending([mine for _, mine, _ in cases])
         # Run with the kernels for software adapters, as a page does here; compiled with those for graphics
         # cards, which the test page runs.
-        program = {**exported.program, **exported.software} if self.runs else exported.program
+        software = self.runs and name not in ON_CARDS
+        program = {**exported.program, **exported.software} if software else exported.program
         self.programs.append({"name": name, "program": program})
         self.tensors.update({f"{name}/{k}": v for k, v in exported.weights.items()})
         self.cases[name] = cases
@@ -124,6 +138,9 @@ def test_routines_with_kernels_of_their_own_give_pytorchs_numbers(page, serve, t
     batch = _Batch(runs=True)
     for name in MORE:
         batch.add(name, _more(name))
+    for one in batch.programs:
+        names = [kernel["name"] for kernel in one["program"]["kernels"]]
+        assert any(ON_CARDS.get(one["name"], "") in name for name in names), names
     batch.write(tmp_path)
     page.page.goto(serve(tmp_path) + "blank")
     found = page.run(RUN)

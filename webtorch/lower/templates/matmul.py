@@ -41,7 +41,11 @@ __all__ = ["is_product", "matmul_kernel", "product", "render", "render_products"
 _ALONE = {0: 0, 1: 1, 2: 2}
 # What a dispatch costs beside its work, in seconds; and the part of their time that products must
 # gain in one dispatch: its shader is as long as theirs together, and takes as long to compile.
-_DISPATCH, _GAIN = 3e-6, 0.04
+_DISPATCH, _GAIN = 3e-6, 0.1
+# Most outputs of an invocation where products are one dispatch without matrix units. Drivers give
+# invocations with more too few registers when their tile is in the shader several times: on an H200,
+# three products of 1024 x 768 x 768 took 316 us with 8 x 12 outputs, 140 as three dispatches.
+_OWN = 32
 
 
 def product(r: Matmul, places: Mapping[int, int] = _ALONE) -> Product:
@@ -150,10 +154,15 @@ def _together(parts: list[Product], limits: Limits, engine: Engine) -> list[Wgsl
         seconds, tile, split = best
         apart = sum(one[0] for one in alone if one)
     else:
-        tile, split = choose(whole, limits)
-        models = [ranked(p, limits) for p in (whole, *parts)] if limits.is_gpu else []
-        seconds, *rest = [m[0][0] for m in models if m] or [0.0]
-        apart = sum(rest)
+        found = [c for c in ranked(whole, limits) if c[1].own_rows * c[1].own_columns <= _OWN]
+        models = [ranked(p, limits) for p in parts]
+        if not limits.is_gpu:
+            seconds, (tile, split), models = 0.0, choose(whole, limits), []
+        elif found and all(models):
+            seconds, tile, split = found[0]
+        else:
+            return None
+        apart = sum(m[0][0] for m in models)
     gained = apart + _DISPATCH * (len(parts) - 1) - seconds
     if limits.is_gpu and not limits.varying and gained < _GAIN * apart:
         return None
@@ -168,5 +177,5 @@ def _together(parts: list[Product], limits: Limits, engine: Engine) -> list[Wgsl
             else product_drafts(p, limits, tile, split)
         )
     passes = [beside(stage, limits) for stage in zip(*drafts, strict=True)]
-    found = [one for one in passes if one is not None]
-    return found if len(found) == len(passes) else None
+    whole_passes = [one for one in passes if one is not None]
+    return whole_passes if len(whole_passes) == len(passes) else None
