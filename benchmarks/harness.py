@@ -89,7 +89,8 @@ def compare(
     return row
 
 
-def _time_text(seconds: float | None) -> str:
+def time_text(seconds: float | None) -> str:
+    """Return a time with three digits and its unit."""
     if seconds is None:
         return "-"
     for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
@@ -107,7 +108,7 @@ def show(rows: Sequence[Row]) -> None:
         middle = "-" if row.median_ratio is None else f"{row.median_ratio:.2f}"
         reach = "" if row.reach is None else f"{row.reach:g}"
         print(
-            f"| {row.name} | {_time_text(row.ours)} | {_time_text(row.peer)} | {ratio} | {middle} "
+            f"| {row.name} | {time_text(row.ours)} | {time_text(row.peer)} | {ratio} | {middle} "
             f"| {reach} | {row.note} |"
         )
     sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -68,6 +69,46 @@ def test_every_operation_is_timed() -> None:
             assert webtorch.allclose(ours(), webtorch.from_numpy(theirs().numpy()), 1e-3, 1e-4), (
                 name
             )
+
+
+def test_the_page_of_operations_says_what_was_measured() -> None:
+    from benchmarks.cpu import operations
+
+    def row(name: str, size: int, ours: float, peer: float) -> Row:
+        return Row(name, ours, ours, peer, peer, figures={"size": size})
+
+    rows = [
+        row("a|b", 256, 60e-6, 2e-6),
+        row("gcd", 1 << 24, 2.0, 0.1),
+        row("F.relu(a)", 1 << 24, 1e-3, 4e-3),
+        row("sum", 1 << 16, 12e-6, 2e-6),
+        row("strange", 1 << 16, 6e-3, 1e-3),
+    ]
+    text = operations.page(
+        rows, {"date": "today", "processors": 2, "system": "s", "python": "p", "load": 0.1}
+    )
+    assert "| 16 M | 2 | 2.24 | 1 |" in text
+    assert f"| `gcd` | 16 M | 20.00 | {operations.REASONS['gcd', 'lcm']} |" in text
+    assert f"| `sum` | 64 K | 6.00 | {operations.CALL} |" in text
+    assert "| `strange` | 64 K | 6.00 |  |" in text
+    assert "| `F.relu(a)` | " in text
+    assert "| 1 ms | 4 ms | 0.25 |" in text
+    # Small ones need no reason: they are all overhead.
+    assert "`a\\|b` | 256" not in text
+    assert "`a\\|b` | 60 us | 2 us | 30.00 |" in text
+
+
+def test_what_is_slow_in_the_page_of_operations_has_a_reason() -> None:
+    page = ROOT / "benchmarks" / "operations.md"
+    if not page.exists():
+        pytest.skip("not measured here: python -m benchmarks.cpu.operations --write")
+    text = page.read_text(encoding="utf-8")
+    means = re.findall(r"^\| (256|64 K|16 M) \| (\d+) \| [\d.]+ \| (\d+) \|$", text, flags=re.M)
+    assert [m[0] for m in means] == ["256", "64 K", "16 M"]
+    assert all(int(m[1]) > 250 for m in means)
+    told = re.findall(r"^\| `(.+)` \| (64 K|16 M) \| ([\d.]+) \| (.*) \|$", text, flags=re.M)
+    assert len(told) == sum(int(m[2]) for m in means[1:])
+    assert [name for name, _, _, why in told if not why.strip()] == []
 
 
 @pytest.mark.usefixtures("_adapter")

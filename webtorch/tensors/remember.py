@@ -27,6 +27,7 @@ _MOST_KINDS = 512
 # Operations of which so many kinds could not be remembered, and none could, are not asked any more.
 _MOST_FAILURES = 4
 _MOST_NODES = 256
+_LONGEST = 64
 # Data that a composite makes by itself (indices, weights) may be kept up to this size, in bytes.
 _MOST_CONSTANT = 1 << 14
 _IN_MEMORY = ("buffer", "update", "scatter")
@@ -154,7 +155,8 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
             parts.append(x if kind is not slice else ("slice", x.start, x.stop, x.step))
         elif kind in _LISTS:
             parts += (kind, len(x))
-            if not _kinds(x, parts, nodes):
+            # Long lists are data.
+            if len(x) > _LONGEST or not _kinds(x, parts, nodes):
                 return False
         else:
             return False
