@@ -240,6 +240,33 @@ def test_results_of_one_call(again: list[int]) -> None:
         assert again or n == 0
 
 
+def test_results_of_one_call_share_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = webtorch.zeros(1, device="cpu")._storage.runtime
+    work: list[int] = []
+    plain = runtime.program
+
+    def counted(*args: Any) -> Any:
+        found = plain(*args)
+        work.append(len(found.program.steps))
+        return found
+
+    monkeypatch.setattr(runtime, "program", counted)
+    counts = []
+    for _ in range(4):
+        x = webtorch.randn(6, 5, device="cpu").round()
+        runtime.realize()
+        work.clear()
+        values, places = x.mode(1)
+        # What one becomes is nothing to the other.
+        values += 10
+        runtime.realize()
+        counts.append(sum(work))
+        rows = x.numpy()
+        assert (rows == values.numpy()[:, None] - 10).sum(1).min() >= 1
+        assert (rows[range(6), places.numpy()] == values.numpy() - 10).all()
+    assert counts[2] <= counts[0] and counts[3] <= counts[0]
+
+
 def test_modes_of_calls() -> None:
     x = webtorch.randn(4, 4)
     for _ in range(4):

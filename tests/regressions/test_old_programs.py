@@ -65,9 +65,14 @@ def test_multiples_that_overflow(dtype: str, device: str) -> None:
     assert webtorch.lcm(x, y).tolist() == torch.lcm(a, b).tolist()
 
 
-def test_reversed_is_the_flipped_tensor(device: str) -> None:
-    x = webtorch.arange(6, device=device).reshape(2, 3)
-    assert reversed(x).tolist() == [[5, 4, 3], [2, 1, 0]]
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3)])
+def test_reversed_is_the_tensor_flipped_in_its_first_dimension(
+    shape: tuple[int, ...], device: str
+) -> None:
+    x, y = webtorch.arange(6, device=device).reshape(shape), torch.arange(6).reshape(shape)
+    assert reversed(x).tolist() == reversed(y).tolist()  # type: ignore[call-overload]
+    scalar = x.reshape(-1)[4]
+    assert reversed(scalar) is scalar
 
 
 def test_a_shape_with_negative_sizes_is_no_shape() -> None:

@@ -32,13 +32,14 @@ else composes:
     host      a function of whole arrays (LAPACK); its      (function, parameters)
               results packed one after the other; CPU only
 
-Before it is frozen a graph may also have nodes of the kind "call", whose attributes are a `Recorded`
-and the number of a result: one node for all that a composite records for it. `Node.expand` makes it these.
+Before it is frozen a graph may also have nodes of the kind "call", whose attributes are a `Recorded`,
+the number of a result and weak references to the nodes of all: one node for all that a composite records
+for it. `Node.expand` makes it these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,13 +110,16 @@ class Node:
         self.host: Callable[[], object] | None = None
 
     def expand(self) -> None:
-        """Turn a result of a call into the node that it stands for. What results share is recorded
-        for each, and merged when a graph is compiled.
+        """Turn a result of a call into the node that it stands for, and the call's other results into
+        theirs: what they share is recorded once.
         """
-        graph, number = self.attrs
-        found = graph.nodes(self.srcs, self.line)[graph.results[number]]
-        self.kind, self.srcs, self.attrs = found.kind, found.srcs, found.attrs
-        self.scalars, self.line = found.scalars, found.line
+        graph, number, results = self.attrs
+        made = {graph.results[number]: self}
+        for other, reference in zip(graph.results, results, strict=False):
+            node = reference()
+            if node is not None and node.kind == "call":
+                made[other] = node
+        graph.record(self.srcs, self.line, made)
 
     def become_buffer(self, buffer: Any) -> None:
         """Turn into realized data."""
@@ -146,13 +150,20 @@ class Recorded:
         # What a runtime found out about calls that it computed by themselves.
         self.programs: dict[Any, Any] = {}
 
-    def nodes(self, given: Sequence[Node], line: Any) -> list[Node]:
-        """Return the nodes over the sources `given`, recorded by the user's line."""
+    def record(self, given: Sequence[Node], line: Any, results: Mapping[int, Node]) -> None:
+        """Record the steps over the sources `given`, by the user's line; some are to be the nodes
+        `results`.
+        """
         made: list[Node] = []
-        for kind, srcs, attrs, scalars, shape, dtype, lined in self.steps:
+        for place, (kind, srcs, attrs, scalars, shape, dtype, lined) in enumerate(self.steps):
             sources = tuple([given[s] if s >= 0 else made[-1 - s] for s in srcs])
-            made.append(Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None))
-        return made
+            node = results.get(place)
+            if node is None:
+                node = Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None)
+            else:
+                node.kind, node.srcs, node.attrs, node.scalars = kind, sources, attrs, scalars
+                node.line = line if lined else None
+            made.append(node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -546,7 +546,7 @@ class Runtime:
     def _run_call(self, owners: list[Owner]) -> bool:
         """Compute the results of one remembered call on data by a program of their own."""
         node, donor = owners[0].node, owners[0].donor
-        graph, number = node.attrs
+        graph, number, _ = node.attrs
         srcs = node.srcs
         given = list(srcs)
         for s in given:

@@ -9,6 +9,7 @@ mapped by vmap or under autocast take the usual way, and so do those that give v
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,7 +38,7 @@ _LISTS = frozenset((tuple, list, Size))
 _OTHERS = frozenset((str, type(None), DType, slice, type(Ellipsis)))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
-# A result: the attributes, the shape and the type of its node, the version of its storage, and how it
+# A result: the first attributes, the shape and the type of its node, the version of its storage, and how it
 # lies there.
 Place = tuple[tuple[Recorded, int], tuple[tuple[int, ...], DType], int, Geometry]
 
@@ -168,13 +169,20 @@ def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
     leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
     line = user_line()
     if found.kind is None:
-        return _tensor(leaves, line, runtime, found.places[0])
-    return found.kind([_tensor(leaves, line, runtime, place) for place in found.places])
+        return _tensor(leaves, line, runtime, found.places[0], ())
+    results: list[weakref.ref[Node]] = []
+    return found.kind([_tensor(leaves, line, runtime, place, results) for place in found.places])
 
 
-def _tensor(leaves: tuple[Node, ...], line: Any, runtime: Any, place: Place) -> Tensor:
+def _tensor(
+    leaves: tuple[Node, ...], line: Any, runtime: Any, place: Place, results: Any
+) -> Tensor:
+    """Return a result, whose node joins those of the call's `results`, if it has several."""
     attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
-    storage = Storage(Node("call", leaves, attrs, (), elements, kind, line), runtime)
+    node = Node("call", leaves, (*attrs, results), (), elements, kind, line)
+    if type(results) is list:
+        results.append(weakref.ref(node))
+    storage = Storage(node, runtime)
     storage.version = version
     out = object.__new__(Tensor)
     out._adopt(storage, shape, strides, offset, whole)

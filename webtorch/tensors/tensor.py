@@ -440,8 +440,8 @@ class Tensor(TensorMethods):
         return id(self)
 
     def __reversed__(self) -> Tensor:
-        """Return the tensor with its dimensions' elements in reverse order."""
-        return self.flip(tuple(range(self.dim())))
+        """Return the tensor with the elements of its first dimension in reverse order."""
+        return self.flip(0) if self.dim() else self
 
     def __contains__(self, element: Any) -> bool:
         if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
