@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import io
+import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +145,133 @@ def test_whole_modules_of_pytorch_are_read(tmp_path: Path) -> None:
     assert repr(loaded) == repr(model)
     out = loaded(webtorch.tensor(x.tolist()))
     torch.testing.assert_close(torch.tensor(out.tolist()), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+class Tagged(webtorch.Tensor):
+    """A tensor with a class of its own."""
+
+
+class Mode(enum.IntEnum):
+    """What a module may keep as an option."""
+
+    FAST = 3
+
+
+class Registry(dict[str, Any]):
+    """A dictionary that knows more than its entries."""
+
+
+class Restored:
+    """An object whose state another function restores."""
+
+    def __reduce__(self) -> Any:
+        return Restored, (), {"a": 1}, None, None, restore
+
+
+def restore(made: Any, state: Any) -> None:
+    """Set the state of a `Restored`."""
+    made.got = state
+
+
+def _again(value: Any, **options: Any) -> Any:
+    stream = io.BytesIO()
+    webtorch.save(value, stream)
+    stream.seek(0)
+    return webtorch.load(stream, **options)
+
+
+def test_objects_keep_their_classes() -> None:
+    registry = Registry(a=1)
+    registry.note = "b"
+    values = [
+        collections.defaultdict(list, {1: [2]}), collections.Counter("aab"), Mode.FAST, registry,
+        collections.deque([1], 3), frozenset({1}), type(None), len, "ab".upper, range(3), 1 + 2j,
+    ]  # fmt: skip
+    found = _again(values, weights_only=False)
+    assert [type(x) for x in found] == [type(x) for x in values]
+    assert found[:8] == values[:8] and found[8]() == "AB"
+    assert found[0][5] == [] and found[3].note == "b"
+    assert _again(Restored(), weights_only=False).got == {"a": 1}
+    # These are data, also by default.
+    assert type(_again({"milestones": values[1]})["milestones"]) is collections.Counter
+
+
+def test_tensors_keep_their_classes_and_attributes() -> None:
+    tagged: Any = webtorch.ones(2).as_subclass(Tagged)
+    tagged.tag = "a"
+    weight: Any = nn.Parameter(webtorch.ones(2))
+    weight._no_weight_decay = True
+    plain: Any = webtorch.ones(2)
+    plain.note = [1]
+    one, two, three = _again((tagged, weight, plain), weights_only=False)
+    assert type(one) is Tagged and one.tag == "a" and one.is_leaf
+    assert type(two) is nn.Parameter and two._no_weight_decay and two.requires_grad
+    assert type(three) is webtorch.Tensor and three.note == [1]
+    two, three = _again((weight, plain))
+    assert two._no_weight_decay and three.note == [1]
+    with pytest.raises(pickle.UnpicklingError, match="Tagged"):
+        _again(tagged)
+    with serialization.safe_globals([Tagged]):
+        one = _again(tagged.requires_grad_())
+    assert type(one) is Tagged and one.tag == "a" and one.is_leaf and one.requires_grad
+
+
+def test_attributes_of_tensors_are_exchanged_with_pytorch(tmp_path: Path) -> None:
+    for mine, other in ((webtorch, torch), (torch, webtorch)):
+        weight: Any = mine.nn.Parameter(mine.ones(2))
+        weight._no_weight_decay, weight.tag = True, "a"
+        mine.save({"w": weight}, tmp_path / "a.pt")
+        found = other.load(tmp_path / "a.pt", weights_only=True)["w"]
+        assert found._no_weight_decay is True and found.tag == "a" and found.tolist() == [1, 1]
+
+
+def test_allowed_classes_are_arguments_and_data() -> None:
+    value = {"a": collections.defaultdict(list, {1: [2]}), "kind": Settings}
+    with pytest.raises(pickle.UnpicklingError, match="defaultdict"):
+        _again(value)
+    with serialization.safe_globals([collections.defaultdict, list, Settings]):
+        found = _again(value)
+    assert found["a"].default_factory is list and found["kind"] is Settings
+
+
+class _Runs:
+    """Calls `function` where it is unpickled."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.parts = function, args
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_only_what_is_allowed_is_called(wrapped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    for hostile in (_Runs(os.mkdir, str(path)), _Runs(getattr, Settings, "__init__")):
+        value = collections.defaultdict(list, {1: [hostile]}) if wrapped else hostile
+        allowed = serialization.safe_globals([collections.defaultdict, list, Settings])
+        with allowed, pytest.raises(pickle.UnpicklingError):
+            _again(value)
+    # What an allowed class makes is not called either.
+    with serialization.safe_globals([Caller]), pytest.raises(pickle.UnpicklingError, match="calls"):
+        webtorch.load(io.BytesIO(_called_twice()))
+    assert not path.exists()
+
+
+class Caller:
+    """An object that may be called."""
+
+    def __call__(self, *_: Any) -> None:
+        raise AssertionError("code of a file was run")
+
+
+def _called_twice() -> bytes:
+    stream = io.BytesIO()
+    webtorch.save([], stream)
+    name = f"{Caller.__module__}\nCaller\n".encode()
+    data = b"\x80\x02c" + name + b")\x81)R."
+    out = io.BytesIO()
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.namelist():
+            new.writestr(entry, data if entry.endswith("data.pkl") else old.read(entry))
+    return out.getvalue()

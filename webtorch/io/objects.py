@@ -14,15 +14,17 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import webtorch
-from webtorch.io.pickle_machine import Call, Class, Name, Writer
+from webtorch.io.pickle_machine import Call, Given, Name, Writer
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.tensor import Tensor
 
-_NAMED = (type, FunctionType, BuiltinFunctionType)
+_NAMED = (type, FunctionType)
+# Classes without a name in their module, by their only object.
+_ONLY: dict[Any, object] = {type(x): x for x in (None, NotImplemented, Ellipsis)}
 
 # "module.name" -> the class or function that the user allows in files.
 _safe: dict[str, Any] = {}
@@ -75,10 +77,7 @@ class safe_globals:
 
 def allowed() -> dict[str, Name]:
     """Return what the names that the user allows in files stand for."""
-    return {
-        name: Class(name, one) if isinstance(one, type) else Call(name, one)
-        for name, one in _safe.items()
-    }
+    return {name: Given(name, one) for name, one in _safe.items()}
 
 
 def build(target: Any, state: Any) -> bool:
@@ -102,6 +101,11 @@ def build(target: Any, state: Any) -> bool:
 
 def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
     """Write a value of any class. Raises PicklingError for one that has no name or does not pickle."""
+    if isinstance(value, type) and value in _ONLY:
+        w.name("builtins", "type")
+        w.items((_ONLY[value],))
+        w.out += b"R"
+        return
     if isinstance(value, _NAMED):
         _write_name(w, value, value.__module__, value.__qualname__)
         return
@@ -109,7 +113,7 @@ def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
     if isinstance(found, str):
         _write_name(w, value, pickle.whichmodule(value, found), found)  # type: ignore[attr-defined]
         return
-    function, args, state, items, pairs = (*found, None, None, None)[:5]
+    function, args, state, items, pairs, restore = (*found, None, None, None, None)[:6]
     at = (*path, type(value).__name__)
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
         w.value(args[0], at)
@@ -127,7 +131,11 @@ def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
         w.value(key, at)
         w.value(item, at)
         w.out += b"s"
-    if state is not None:
+    if state is not None and restore is not None:
+        w.value(restore, at)
+        w.items((value, state), at)
+        w.out += b"R0"
+    elif state is not None:
         w.value(state, at)
         w.out += b"b"
 
@@ -186,10 +194,15 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def of_class(tensor: Any, kind: type[Any]) -> Any:
+    """Return a leaf that is a tensor as one of class `kind`."""
+    if type(tensor) is kind:
+        return tensor
+    return Tensor._make_subclass(kind, tensor.detach(), tensor.requires_grad)
+
+
 def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: Any) -> Any:
-    made = make(*args)
-    if type(made) is not kind:
-        made = made.as_subclass(kind)
+    made = of_class(make(*args), kind)
     vars(made).update((state[0] if isinstance(state, tuple) else state) or {})
     return made
 

@@ -42,15 +42,14 @@ class Call(Name):
         self.function = function
 
 
-class Class(Call):
-    """A class in a file of which objects may be made."""
+class Given(Name):
+    """A name in a file that the user allows: it stands for his class or function, which may be called."""
 
-    __slots__ = ()
+    __slots__ = ("value",)
 
-    def new(self, *args: Any) -> Any:
-        """Return an object that its class has not initialised."""
-        kind: Any = self.function
-        return kind.__new__(kind, *args)
+    def __init__(self, text: str, value: Any) -> None:
+        super().__init__(text)
+        self.value = value
 
 
 class _Mark:
@@ -63,6 +62,11 @@ _VALUES = frozenset((
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING", "INT", "LONG", "FLOAT", "UNICODE",
 ))  # fmt: skip
+# What is written as it is; a program's own classes of numbers and containers are objects like others.
+_PLAIN_TYPES = frozenset(
+    (type(None), bool, int, float, str, bytes, list, tuple, set, dict, OrderedDict)
+)
+_NUMBER_MODULES = ("numpy", "webtorch")
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": set}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
@@ -173,6 +177,7 @@ class _Machine:
         refuse: Refuse,
     ) -> None:
         self.names, self.persistent, self.build, self.refuse = names, persistent, build, refuse
+        self.given = [x.value for x in names.values() if isinstance(x, Given)]
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -287,15 +292,20 @@ class _Machine:
                 "classes given to torch.serialization.add_safe_globals. Where you trust the file, "
                 "load it with weights_only=False"
             )
-        return self.names[full]
+        found = self.names[full]
+        return found.value if isinstance(found, Given) else found
 
     def call(self, opcode: str) -> object:
         args, what = self.pop(), self.pop()
-        if not isinstance(what, Call) or not isinstance(args, tuple):
+        given = any(what is x for x in self.given)
+        if not (given or isinstance(what, Call)) or not isinstance(args, tuple):
             raise self.refuse(f"it calls {what!r:.100}")
-        if opcode == "NEWOBJ" and isinstance(what, Class):
-            return what.new(*args)
-        return what.function(*args)
+        if not given:
+            return what.function(*args)
+        if opcode == "NEWOBJ" and isinstance(what, type):
+            made: Any = what.__new__(what, *args)
+            return made
+        return what(*args)
 
 
 class Writer:
@@ -353,12 +363,16 @@ class Writer:
         if write is not None:
             write(self)
             return
+        kind = type(value)
+        if not (kind in _PLAIN_TYPES or kind.__module__.partition(".")[0] in _NUMBER_MODULES):
+            self.other(self, value, path)
+            return
         match value:
             case None:
                 self.out += b"N"
             case bool():
                 self.out += b"\x88" if value else b"\x89"
-            # Subclasses (numpy.float64, an IntEnum) are saved as the plain number or string.
+            # Subclasses (numpy.float64) are saved as the plain number or string.
             case int():
                 self.integer(int(value))
             case float():
@@ -377,7 +391,7 @@ class Writer:
                     for i, item in enumerate(value):
                         self.value(item, (*path, i))
                     self.out += b"e"
-            case tuple() if not hasattr(value, "_fields"):
+            case tuple() if kind is tuple:
                 self.items(value, path)
             case set():
                 self.name("builtins", "set")

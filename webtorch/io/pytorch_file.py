@@ -23,7 +23,7 @@ from webtorch.io.pickle_machine import Call, Name, Writer, read
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import extent, is_contiguous, numel
-from webtorch.nn.parameter import Parameter
+from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -338,6 +338,8 @@ class _Reader:
             self.archive.refuse(f"{make.text} makes no tensor")
         if isinstance(kind, Name) and "arameter" in kind.text and not isinstance(made, Parameter):
             made = Parameter(made, made.requires_grad)
+        elif isinstance(kind, type) and issubclass(kind, Tensor):
+            made = objects.of_class(made, kind)
         self.set_attributes(made, state)
         return made
 
@@ -346,7 +348,7 @@ class _Reader:
         if isinstance(state, tuple) and len(state) == 2:
             state = state[0]
         for name, value in (state or {}).items():
-            if not isinstance(name, str) or name.startswith("_") or hasattr(tensor, name):
+            if not isinstance(name, str) or name.startswith("__") or hasattr(Tensor, name):
                 self.archive.refuse(f"a tensor has an attribute {_short(name)}")
             tensor.__dict__[name] = value
 
@@ -406,6 +408,10 @@ def _short(value: object) -> str:
 # Writing.
 
 
+# How classes of tensors pickle that are written as tensors; others say it themselves.
+_OURS = tuple([kind.__reduce_ex__ for kind in (Tensor, Parameter, Buffer)])
+
+
 class _Saver:
     def __init__(self) -> None:
         # By identity; the storages are kept so that no other gets their id.
@@ -413,10 +419,13 @@ class _Saver:
         self.storages: list[Storage] = []
 
     def special(self, value: object) -> Callable[[Writer], None] | None:
-        if isinstance(value, Parameter):
-            return lambda w: self.parameter(w, value)
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if isinstance(value, Tensor) and kind.__reduce_ex__ in _OURS:
+            if issubclass(kind, Parameter):
+                return lambda w: self.parameter(w, value)
             return lambda w: self.tensor(w, value)
+        if isinstance(value, _Global):
+            return lambda w: w.name(value.module, value.name)
         if isinstance(value, DType):
             return lambda w: w.name("torch", value.name)
         if isinstance(value, Size):
@@ -433,28 +442,40 @@ class _Saver:
         w.items(args)
         w.out += b"R"
 
-    def parameter(self, w: Writer, value: Parameter) -> None:
+    def parameter(self, w: Writer, value: Tensor) -> None:
         data = value.detach()
-        self.call(
-            w, "torch._utils", "_rebuild_parameter", (data, value.requires_grad, OrderedDict())
-        )
+        args: tuple[object, ...] = (data, value.requires_grad, OrderedDict())
+        if state := dict(vars(value)):
+            self.call(w, "torch._utils", "_rebuild_parameter_with_state", (*args, state))
+        else:
+            self.call(w, "torch._utils", "_rebuild_parameter", args)
         w.remember(value)
 
     def tensor(self, w: Writer, x: Tensor) -> None:
+        name, args = self.form(x)
+        # What a Module knows of a Buffer stands in the Module.
+        kind = Tensor if type(x) is Buffer else type(x)
+        state = {} if type(x) is Buffer else dict(vars(x))
+        if kind is Tensor and not state:
+            self.call(w, "torch._utils", name, args)
+        else:
+            shown = _Global("torch", "Tensor") if kind is Tensor else kind
+            wrapped = _Global("torch._utils", name), shown, args, state
+            self.call(w, "torch._tensor", "_rebuild_from_type_v2", wrapped)
+        w.remember(x)
+
+    def form(self, x: Tensor) -> tuple[str, tuple[object, ...]]:
+        """Return the name of the function that makes a plain tensor again, and its arguments."""
         if x.is_meta:
-            form = (x.dtype, tuple(x._shape), tuple(x._strides), x.requires_grad)
-            self.call(w, "torch._utils", "_rebuild_meta_tensor_no_storage", form)
-            w.remember(x)
-            return
-        reference = _Reference(x._storage, x.dtype)
+            shown = (x.dtype, tuple(x._shape), tuple(x._strides), x.requires_grad)
+            return "_rebuild_meta_tensor_no_storage", shown
         args: tuple[object, ...] = (
-            reference, x._offset, tuple(x._shape), tuple(x._strides), x.requires_grad, OrderedDict(),
+            _Reference(x._storage, x.dtype), x._offset, tuple(x._shape), tuple(x._strides),
+            x.requires_grad, OrderedDict(),
         )  # fmt: skip
         if x.dtype.name in _STORAGE_OF:
-            self.call(w, "torch._utils", "_rebuild_tensor_v2", args)
-        else:
-            self.call(w, "torch._utils", "_rebuild_tensor_v3", (*args, x.dtype))
-        w.remember(x)
+            return "_rebuild_tensor_v2", args
+        return "_rebuild_tensor_v3", (*args, x.dtype)
 
     def reference(self, w: Writer, storage: Storage, dtype: DType) -> None:
         key = self.keys.get(id(storage))
@@ -473,6 +494,15 @@ class _Saver:
         w.text("cpu")
         w.integer(storage.nbytes // (dtype.itemsize if kind else 1))
         w.out += b"tQ"
+
+
+class _Global:
+    """What is written as the name of a function or class."""
+
+    __slots__ = ("module", "name")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
 
 
 class _Reference:
