@@ -136,6 +136,11 @@ def test_numbers_that_are_equal_and_mean_different_things(device: str) -> None:
         assert webtorch.cat([x, x], False).shape == (4, 2)  # type: ignore[arg-type]
         assert str(F.pad(x, (1, 0), value=0.0).tolist()[0][0]) == "0.0"
         assert str(F.pad(x, (1, 0), value=-0.0).tolist()[0][0]) == "-0.0"
+    z = webtorch.zeros(2, dtype=webtorch.complex64, device=device)
+    for _ in range(4):
+        for number in (-1 + 0j, complex(-1, -0.0)):
+            made = webtorch.full_like(z, number).imag.tolist()
+            assert [str(x) for x in made] == [str(number.imag)] * 2
 
 
 def test_gradients_are_recorded(again: list[int]) -> None:

@@ -462,3 +462,19 @@ def test_matmuls_stay_matmuls_without(device: str, joining: Choose) -> None:
     run = webtorch.compile(layers)
     run(x)
     assert all(isinstance(r, Matmul) for r in run.program().routines)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_a_product_with_the_result_of_another(n: int, device: str, joining: Choose) -> None:
+    # With one term, the second reads the weights where the first writes them.
+    x, w = numbers(1, 1), numbers(1, n, seed=1)
+    joining(True)
+    a, b = (webtorch.tensor(t, device=device) for t in (x, w))
+
+    def twice(x: Any, w: Any) -> Any:
+        y = x @ w
+        return x @ y
+
+    expected = x @ (x @ w)
+    np.testing.assert_allclose(twice(a, b).tolist(), expected, rtol=1e-6)
+    np.testing.assert_allclose(webtorch.compile(twice)(a, b).tolist(), expected, rtol=1e-6)

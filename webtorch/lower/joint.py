@@ -182,6 +182,10 @@ class _Joiner:
             e for e in ex.walk(*halves[1].expressions()) if e.op == "load" and e.value in stored
         ]
         spots = {b: affine(s.position) for b, s in stored.items()}
+        # Its operands are read before the first is stored.
+        sums = ex.walk(*(r.value for r in halves[1].reduces))
+        if any(e.op == "load" and e.value in stored for e in sums):
+            return None
         if any(
             len(e.args) > 1 or (at := affine(e.args[0])) is None or at != spots[e.value]
             for e in read

@@ -151,7 +151,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
             nodes.append(node)
         elif kind in _NUMBERS:
-            parts += (kind, x or str(x))
+            parts += (kind, x if x and kind is not complex else str(x))
         elif kind in _OTHERS:
             parts.append(x if kind is not slice else ("slice", x.start, x.stop, x.step))
         elif kind in _LISTS:
