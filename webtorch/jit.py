@@ -11,6 +11,8 @@ import typing
 import warnings
 from typing import Any, Final, NoReturn, TypeVar
 
+from webtorch.ir.lines import user_depth
+
 __all__ = [
     "Attribute", "Final", "ScriptFunction", "ScriptModule", "annotate", "export", "freeze", "ignore",
     "is_scripting", "is_tracing", "isinstance", "load", "optimize_for_inference", "save", "script",
@@ -27,7 +29,7 @@ def _say(name: str) -> None:
         warnings.warn(
             f"torch.jit.{name}: webtorch has no TorchScript; the Python code itself is used and computes "
             "the same",
-            stacklevel=3,
+            stacklevel=user_depth(),
         )
 
 

@@ -6,6 +6,7 @@ The first three in processes of their own.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -201,3 +202,56 @@ def test_results_of_hooks_that_are_no_gradients(webgpu: str) -> None:
     y.register_hook(lambda g: "text")
     with pytest.raises(TypeError, match="hook returned 'str'"):
         y.sum().backward()
+
+
+def test_each_thread_gets_what_its_own_hooks_raise(webgpu: str) -> None:
+    torch.ones(1, device=webgpu)
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        def fail(grad: torch.Tensor) -> None:
+            raise ValueError(number)
+
+        for i in range(20):
+            y = torch.ones(3, device=webgpu, requires_grad=True) * 2
+            if i % 2:
+                y.register_hook(fail)
+            try:
+                y.sum().backward()
+                found: object = None
+            except BaseException as error:
+                found = error.args
+            if found != ((number,) if i % 2 else None):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_backward_passes_within_hooks_raise_to_the_hook(webgpu: str) -> None:
+    seen: list[str] = []
+
+    def inner() -> None:
+        with torch.enable_grad():
+            y = torch.ones(3, device=webgpu, requires_grad=True) * 2
+            y.register_hook(_raise)
+            y.sum().backward()
+
+    def outer(grad: torch.Tensor) -> None:
+        with pytest.raises(ValueError, match="mine"):
+            inner()
+        seen.append("caught")
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            torch.ones(3, 4, device=webgpu) @ torch.ones(3, device=webgpu)
+        inner()
+
+    x = torch.ones(3, device=webgpu, requires_grad=True)
+    y = x * 2
+    y.register_hook(outer)
+    with pytest.raises(ValueError, match="mine"):
+        y.sum().backward()
+    assert seen == ["caught"]

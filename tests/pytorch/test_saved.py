@@ -282,3 +282,59 @@ def test_sizes_that_vary_are_recorded_a_few_times_in_training(
         counts.append(count)
     assert counts[-1] == counts[1], counts
     assert bridge.is_open()
+
+
+def test_a_backward_that_writes_a_buffer(webgpu: str) -> None:
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            ctx.count = count
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            ctx.count.add_(1)
+            return grads[0] * ctx.saved_tensors[0].exp(), None
+
+    compiled = torch.compile(lambda x, n: Counts.apply(x, n) * 1, backend="webgpu")
+    count = torch.zeros(2, device=webgpu)
+    for _ in range(3):
+        x = torch.ones(2, device=webgpu, requires_grad=True)
+        compiled(x, count).sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad.cpu(), torch.ones(2).exp())
+    assert count.tolist() == [3.0, 3.0]
+
+
+def test_regions_that_are_compiled_once(webgpu: str) -> None:
+    region = torch.compiler.nested_compile_region(lambda x: x.exp().sin())
+    compiled = torch.compile(lambda x: region(region(x)), backend="webgpu")
+    x = torch.linspace(0, 1, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(x.exp().sin().exp().sin().sum(), x)
+    y = x.detach().to(webgpu).requires_grad_()
+    for _ in range(2):
+        (actual,) = torch.autograd.grad(compiled(y).sum(), y)
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_autograd(webgpu: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    x = torch.randn(2, 3)
+    (expected,) = torch.autograd.grad(model(x).sum(), model[0].weight)
+    model.to(webgpu)
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="webgpu")(x.to(webgpu))
+    torch.testing.assert_close(model[0].weight.grad.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_of_inference_mode_are_refused_in_words(webgpu: str) -> None:
+    with torch.inference_mode():
+        layer = nn.Linear(3, 3, device=webgpu)
+    x = torch.ones(2, 3, device=webgpu, requires_grad=True)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        torch.compile(layer, backend="webgpu")(x)

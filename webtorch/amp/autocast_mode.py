@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from webtorch.ir.dtype import DType, float64
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, state
 from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
@@ -161,7 +162,7 @@ class autocast:
                 warnings.warn(
                     "CUDA is not available. Disabling autocast. webtorch runs on 'webgpu' instead: "
                     "autocast(device_type=x.device.type).",
-                    stacklevel=2,
+                    stacklevel=user_depth(),
                 )
             self.device, enabled = "webgpu", is_autocast_enabled("webgpu")
             dtype = get_autocast_dtype("webgpu")
@@ -173,7 +174,7 @@ class autocast:
                 f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n"
                 f"{name} Autocast only supports dtypes of "
                 f"{', '.join(map(str, LOWER_PRECISION))} currently.",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
             enabled = False
         self._enabled = bool(enabled)

@@ -15,6 +15,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.autocast import restored, snapshot
 from webtorch.tensors.host import RunAsUsual, host_scalar, tracing
 
@@ -60,7 +61,7 @@ class GradScaler:
         if device == "cuda" and enabled:
             warnings.warn(
                 "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
             enabled = False
         self._device = device

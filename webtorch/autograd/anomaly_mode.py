@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.tape import anomaly
 
 __all__ = ["detect_anomaly", "set_detect_anomaly"]
@@ -37,7 +38,7 @@ class detect_anomaly:
         warnings.warn(
             "Anomaly Detection has been enabled. This mode will increase the runtime and should "
             "only be enabled for debugging.",
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
 
     def __enter__(self) -> None:

@@ -23,11 +23,11 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import is_internal
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.optim.lr_scheduler import LRScheduler
 from webtorch.tensors.device import device
-from webtorch.tensors.lines import is_internal
 from webtorch.tensors.tensor import Tensor
 
 # Containers with more items are watched by identity and length only.

@@ -40,6 +40,7 @@ from webtorch.capture.trace import (
 from webtorch.capture.viewer import page
 from webtorch.errors import CacheChurnWarning, CaptureError
 from webtorch.ir.graph import Graph
+from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
@@ -270,7 +271,7 @@ class CompiledFunction:
                     warnings.warn(
                         f"compile: {_title(self.function)} needs {size_text(least)}, more than its "
                         f"memory_budget of {size_text(budget)}: nothing more can be computed again",
-                        stacklevel=6,
+                        stacklevel=user_depth(),
                     )
                 found = runtime.backend.compile(program) if self.runs else MetaExecutable(program)
                 runtime.programs[key] = found
@@ -346,7 +347,7 @@ class CompiledFunction:
         warnings.warn(
             f"compile: {_title(self.function)} is captured anew for each size of its marked "
             f"dimensions: programs of several sizes differ in more than their sizes ({reason})",
-            stacklevel=5,
+            stacklevel=user_depth(),
         )
 
     # ---- numbers
@@ -451,7 +452,7 @@ class CompiledFunction:
                     f"{before}, then {now}. The oldest of more than {_MAX_SIGNATURES} programs is "
                     f"dropped; {advice}",
                     CacheChurnWarning,
-                    stacklevel=4,
+                    stacklevel=user_depth(),
                 )
 
     def _give_up(self, key: Any, reason: str) -> None:
@@ -459,7 +460,7 @@ class CompiledFunction:
         warnings.warn(
             f"compile: {_title(self.function)} is not replayed as a program but runs as usual: "
             f"{reason}",
-            stacklevel=4,
+            stacklevel=user_depth(),
         )
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

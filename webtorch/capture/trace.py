@@ -42,6 +42,7 @@ from webtorch.capture.outside import (
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
+from webtorch.ir.lines import is_internal
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.nn import Module
 from webtorch.ops.random import default_generator
@@ -59,7 +60,6 @@ from webtorch.tensors.host import (
     reads,
     tracing,
 )
-from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, mode
 from webtorch.tensors.tensor import Tensor

@@ -9,6 +9,7 @@ from typing import Any
 
 from webtorch import amp
 from webtorch.ir.dtype import DType, float16
+from webtorch.ir.lines import user_depth
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
@@ -17,7 +18,7 @@ def _deprecated(name: str, arguments: str, instead: str) -> None:
     warnings.warn(
         f"`torch.cuda.amp.{name}({arguments})` is deprecated. Please use `torch.amp.{instead}` instead.",
         FutureWarning,
-        stacklevel=3,
+        stacklevel=user_depth(),
     )
 
 

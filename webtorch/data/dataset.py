@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import webtorch
 from webtorch import Tensor
 from webtorch.data.sampler import permutation
+from webtorch.ir.lines import user_depth
 
 __all__ = [
     "ChainDataset",
@@ -224,7 +225,7 @@ def random_split(
                 warnings.warn(
                     f"Length of split at index {position} is 0. This might result in an empty "
                     "dataset.",
-                    stacklevel=2,
+                    stacklevel=user_depth(),
                 )
     if sum(sizes) != len(dataset):
         raise ValueError("Sum of input lengths does not equal the length of the input dataset!")

@@ -9,6 +9,7 @@ import webtorch
 from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.utils import lazy_property
+from webtorch.ir.lines import user_depth
 from webtorch.ops.primitive import shown
 from webtorch.tensors.host import tracing
 
@@ -55,7 +56,7 @@ class Distribution:
             warnings.warn(
                 f"{self.__class__} does not define `arg_constraints`. Please set `arg_constraints = {{}}` or "
                 "initialize the distribution with `validate_args=False` to turn off validation.",
-                stacklevel=3,
+                stacklevel=user_depth(),
             )
         checked = []
         for name, constraint in wanted.items():
@@ -148,7 +149,7 @@ class Distribution:
         warnings.warn(
             "`sample_n(n)` will be deprecated. Use `sample((n,))` instead.",
             FutureWarning,
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
         return self.sample(Size((n,)))
 
@@ -212,7 +213,7 @@ class Distribution:
             warnings.warn(
                 f"{self.__class__} does not define `support` to enable sample validation. Please initialize the "
                 "distribution with `validate_args=False` to turn off validation.",
-                stacklevel=3,
+                stacklevel=user_depth(),
             )
             return
         if not _all_true([support.check(value)]):

@@ -45,6 +45,7 @@ from webtorch.distributions.poisson import Poisson
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.uniform import Uniform
 from webtorch.distributions.utils import _sum_rightmost, euler_constant
+from webtorch.ir.lines import user_depth
 from webtorch.nn.functional import softplus
 
 __all__ = ["kl_divergence", "register_kl"]
@@ -109,7 +110,7 @@ def _dispatch_kl(type_p: type, type_q: type) -> Any:
             f"Ambiguous kl_divergence({type_p.__name__}, {type_q.__name__}). Please register_kl("
             f"{left[0].__name__}, {right[1].__name__})",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=user_depth(),
         )
     return first
 

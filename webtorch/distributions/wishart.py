@@ -14,6 +14,7 @@ from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.multivariate_normal import _factor, _log_diagonal, _one_matrix
 from webtorch.distributions.utils import lazy_property
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import tracing
 
 __all__ = ["Wishart"]
@@ -67,7 +68,7 @@ class Wishart(ExponentialFamily):
             if least < p:
                 warnings.warn(
                     "Low df values detected. Singular samples are highly likely to occur for ndim - 1 < df < ndim.",
-                    stacklevel=2,
+                    stacklevel=user_depth(),
                 )
         setattr(self, name, matrix.expand((*batch_shape, -1, -1)))
         super().__init__(batch_shape, matrix.shape[-2:], validate_args=validate_args)
@@ -151,7 +152,7 @@ class Wishart(ExponentialFamily):
                 return sample
             again = self._bartlett_sampling(sample_shape)
             sample = webtorch.where(regular[..., None, None], sample, again)
-        warnings.warn("Singular sample detected.", stacklevel=2)
+        warnings.warn("Singular sample detected.", stacklevel=user_depth())
         return sample
 
     def log_prob(self, value: Tensor) -> Tensor:

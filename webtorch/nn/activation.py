@@ -7,6 +7,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
@@ -132,14 +133,14 @@ class Hardtanh(Module):
             warnings.warn(
                 "keyword argument `min_value` is deprecated and rename to `min_val`",
                 FutureWarning,
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
             min_val = min_value
         if max_value is not None:
             warnings.warn(
                 "keyword argument `max_value` is deprecated and rename to `max_val`",
                 FutureWarning,
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
             max_val = max_value
         if max_val <= min_val:

@@ -14,8 +14,8 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import bindings
-from webtorch.tensors.lines import user_depth
 
 __all__ = ["BackwardTap", "RemovableHandle"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 
 __all__ = [
     "calculate_gain",
@@ -83,7 +84,7 @@ def trunc_normal_(
         warnings.warn(
             "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
             "The distribution of values may be incorrect.",
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
 
     def cumulative(x: float) -> float:
@@ -179,7 +180,7 @@ def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float | None:
     """Return the standard deviation of the kaiming rules, None where there is nothing to fill."""
     if 0 in tensor.shape:
-        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=3)
+        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=user_depth())
         return None
     fan = _calculate_correct_fan(tensor, mode)
     return calculate_gain(nonlinearity, a) / math.sqrt(fan)
@@ -287,7 +288,7 @@ def _deprecated(new: Callable[..., Tensor]) -> Callable[..., Tensor]:
         warnings.warn(
             f"`nn.init.{old}` is now deprecated in favor of `nn.init.{new.__name__}`.",
             FutureWarning,
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
         return new(*args, **kwargs)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn.distance import PairwiseDistance
 from webtorch.nn.functional.loss import legacy_reduction
@@ -55,7 +56,7 @@ class _Loss(Module):
     ) -> None:
         """Take the reduction; `size_average` and `reduce` are its old form."""
         super().__init__()
-        self.reduction = legacy_reduction(size_average, reduce, reduction, stacklevel=4)
+        self.reduction = legacy_reduction(size_average, reduce, reduction)
 
 
 class _WeightedLoss(_Loss):
@@ -500,7 +501,7 @@ class NLLLoss2d(NLLLoss):
         warnings.warn(
             "NLLLoss2d has been deprecated. Please use NLLLoss instead as a drop-in replacement.",
             FutureWarning,
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
 

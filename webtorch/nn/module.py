@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import webtorch
 from webtorch import Tensor
 from webtorch.errors import DeviceError
+from webtorch.ir.lines import user_depth
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.tensors.host import bindings, tracing
-from webtorch.tensors.lines import user_depth
 
 __all__ = [
     "Module",
@@ -702,7 +702,7 @@ class Module:
                     warnings.warn(
                         "For backward hooks to be called, module output should be a Tensor or a "
                         f"tuple of Tensors but received {type(result)}",
-                        stacklevel=4,
+                        stacklevel=user_depth(),
                     )
                 result = tap.tap_outputs(result)
             return result
@@ -722,7 +722,7 @@ class Module:
                     warnings.warn(
                         "module forward hook with ``always_call=True`` raised an exception that "
                         f"was silenced as another error was raised in forward: {error}",
-                        stacklevel=4,
+                        stacklevel=user_depth(),
                     )
             raise
 
@@ -834,7 +834,7 @@ class Module:
                 "https://pytorch.org/docs/main/generated/torch.nn.Module.html"
                 "#torch.nn.Module.state_dict for details.",
                 FutureWarning,
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
             destination = args[0] if destination is None else destination
             prefix = args[1] if len(args) > 1 and prefix == "" else prefix

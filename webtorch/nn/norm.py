@@ -7,6 +7,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
@@ -209,7 +210,7 @@ class _InstanceNorm(_NormBase):
             warnings.warn(
                 f"input's size at dim={channels} does not match num_features. You can silence this "
                 "warning by not passing in num_features, which is not used because affine=False",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
         batched = input if channels == 1 else input.unsqueeze(0)
         out = F.instance_norm(

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from webtorch import webgpu
+from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.ops.movement import cat
 from webtorch.tensors.device import device as as_device
@@ -186,7 +187,7 @@ def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
             warnings.warn(
                 "Was asked to gather along dimension 0, but all input tensors were scalars; will "
                 "instead unsqueeze and return a vector.",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
             outputs = [t.unsqueeze(0) for t in outputs]
         return cat([t.to(target) for t in outputs], dim)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn import init, recurrence
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
@@ -88,7 +89,7 @@ class RNNBase(Module):
                 "dropout option adds dropout after all but last recurrent layer, so non-zero "
                 f"dropout expects num_layers greater than 1, but got dropout={dropout} and "
                 f"num_layers={num_layers}",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
         _check_types(
             bias=bias, batch_first=batch_first, input_size=input_size, hidden_size=hidden_size,

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from webtorch.capture.dynamic import MAX_VARIABLES, Point, placeholder, probes
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import user_depth
 from webtorch.nn import Module
 from webtorch.onnx import rules as rules
 from webtorch.onnx.graph import ExportError, Graph, different_constants, merge
@@ -193,7 +194,7 @@ def export(
 
     program = ONNXProgram(proto, names, takes)
     if verbose:
-        warnings.warn(onnx.printer.to_text(proto), stacklevel=2)
+        warnings.warn(onnx.printer.to_text(proto), stacklevel=user_depth())
     if verify:
         _verify(program, call, args, kwargs)
     if f is not None:
@@ -228,7 +229,7 @@ def _mode_of(model: Any, training: Any) -> Iterator[None]:
             "export: the model is in training mode: batch norms use the batch's statistics and dropouts "
             "draw in the exported file. Call model.eval() first to export it for inference, or say "
             "training=TrainingMode.TRAINING.",
-            stacklevel=4,
+            stacklevel=user_depth(),
         )
     try:
         yield

@@ -26,6 +26,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     promote_types,
 )
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops import elementwise, movement
 from webtorch.ops.movement import METHOD, laid_out, sizes_of
@@ -255,7 +256,7 @@ def _on_array(value: Any, dtype: DType | None = None) -> Any:
             "array or make it writable before converting it to a tensor. This type of warning will be "
             "suppressed for the rest of this program.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=user_depth(),
         )
     return from_array(value, dtype)
 
@@ -408,7 +409,7 @@ def tensor(
             "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
             "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",
             UserWarning,
-            stacklevel=3,
+            stacklevel=user_depth(),
         )
         result = _moved(movement.clone(data.detach()), wanted, device)
     else:

@@ -15,6 +15,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.expr import Expr
+from webtorch.ir.lines import user_depth
 from webtorch.ops import indexing
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.composite import log_softmax, pairwise_distance
@@ -61,7 +62,7 @@ def _rule(size_average: bool | None, reduce: bool | None, reduction: str) -> str
         looks()
         warnings.warn(
             f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.",
-            stacklevel=5,
+            stacklevel=user_depth(),
         )
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
@@ -95,7 +96,7 @@ def _check_pair(name: str, input: Any, target: Any) -> None:
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
             f"(torch.Size({list(input.shape)})). This will likely lead to incorrect results due to broadcasting. "
             f"Please ensure they have the same size.",
-            stacklevel=5,
+            stacklevel=user_depth(),
         )
 
 
@@ -388,7 +389,7 @@ def kl_div(
             "reduction: 'mean' divides the total loss by both the batch size and the support size."
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
             "'mean' will be changed to behave the same as 'batchmean' in the next major release.",
-            stacklevel=3,
+            stacklevel=user_depth(),
         )
     if log_target:
         loss = exp(target) * (target - input)

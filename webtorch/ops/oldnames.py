@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import ShapeError
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import activation, convolution, creation, indexing, movement
 from webtorch.ops.assign import METHOD
@@ -82,7 +83,7 @@ def new(self: Any, *args: Any, device: Any = None) -> Any:
 
 def _same_count(name: str, self: Any, shape: tuple[int, ...]) -> Any:
     looks()
-    warnings.warn(f"non-inplace {name} is deprecated", UserWarning, stacklevel=5)
+    warnings.warn(f"non-inplace {name} is deprecated", UserWarning, stacklevel=user_depth())
     if numel(shape) != numel(self._shape):
         raise RuntimeError(
             f"requested resize to {'x'.join(map(str, shape))} ({numel(shape)} elements in total), but the given tensor "
@@ -138,7 +139,7 @@ def _range(
         "torch.range is deprecated and will be removed in a future release because its behavior is inconsistent "
         "with Python's range builtin. Instead, use torch.arange, which produces values in [start, end).",
         UserWarning,
-        stacklevel=4,
+        stacklevel=user_depth(),
     )
     start, end = (0, start) if end is None else (start, end)
     if step == 0:

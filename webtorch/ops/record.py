@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import os
-import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from typing import Any, Literal
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
+from webtorch.ir.lines import user_depth
 from webtorch.ops.purity import looks
 
 # Types that PyTorch's kernels leave out, in groups.
@@ -304,22 +303,9 @@ def composite(
     return declare
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def _user_depth() -> int:
-    """Return the `stacklevel` with which a warning of the caller names a line outside the package."""
-    depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        depth, frame = depth + 1, frame.f_back
-    return depth
-
-
-def in_old_order(
-    op: Op, given: Sequence[Any], stated: bool, depth: int = 5
-) -> tuple[tuple[Any, ...], Any]:
+def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any, ...], Any]:
     """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
-    which it warns of, `depth` frames up. Raises TypeError for other calls, and where the factor is
+    which it warns of. Raises TypeError for other calls, and where the factor is
     `stated` by its name too.
     """
     operands, factor = op.positional(), op.factor
@@ -338,7 +324,7 @@ def in_old_order(
         f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
         "Consider using one of the following signatures instead:\n"
         f"\t{op.name}({rest}, *, Number {factor} = 1)",
-        stacklevel=_user_depth(),
+        stacklevel=user_depth(),
     )
     return (given[0], *given[2:]), given[1]
 
@@ -362,12 +348,13 @@ def with_factors_first(op: Op, given: Sequence[Any]) -> tuple[Any, ...]:
         )
     names = ", ".join(operands[1:])
     alpha = "Number alpha, " if len(factors) == 2 else ""
+    looks()
     warnings.warn(
         f"This overload of {op.name} is deprecated:\n"
         f"\t{op.name}(Number beta, {operands[0]}, {alpha}{names})\n"
         "Consider using one of the following signatures instead:\n"
         f"\t{op.name}({operands[0]}, {names}, *, Number beta = 1, Number alpha = 1)",
-        stacklevel=_user_depth(),
+        stacklevel=user_depth(),
     )
     return (*tensors, *factors, *(1,) * (2 - len(factors)))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import bool_
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
@@ -92,7 +93,7 @@ def stft(
             "stft with return_complex=False is deprecated. In a future pytorch release, stft will return "
             "complex tensors for all inputs, and return_complex=False will raise an error.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=user_depth(),
         )
     if input.dtype is bool_:
         raise DTypeError("stft: not implemented for 'Bool': convert the signal with .float()")
@@ -218,7 +219,7 @@ def istft(
             "The length of signal is shorter than the length parameter. Result is being padded with zeros "
             "in the tail. Please check your center and hop_length settings.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=user_depth(),
         )
         signal = pad_with(signal, (0, 0), (0, missing), 0)
     return signal if input.ndim == 3 else signal.squeeze(0)

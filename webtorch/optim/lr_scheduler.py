@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.optim.optimizer import Optimizer
 from webtorch.tensors.host import host_scalar, tracing
-from webtorch.tensors.lines import user_depth
 
 __all__ = [
     "ChainedScheduler",

@@ -19,11 +19,11 @@ from weakref import WeakKeyDictionary
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
-from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.whole import kept_value, realize
 
@@ -311,7 +311,7 @@ class Optimizer:
                 "optimizer contains a parameter group with duplicate parameters; in future, this "
                 "will cause an error; see github.com/pytorch/pytorch/issues/40967 for more "
                 "information",
-                stacklevel=3,
+                stacklevel=user_depth(),
             )
         known: set[int] = set()
         for group in self.param_groups:

@@ -10,6 +10,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.norm import _BatchNorm
 from webtorch.optim.lr_scheduler import LRScheduler, _each
@@ -225,7 +226,7 @@ class SWALR(LRScheduler):
                 "To get the last learning rate computed by the scheduler, please use "
                 "`get_last_lr()`.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
         step, length = self._step_count - 1, max(1, self.anneal_epochs)
         if self.anneal_epochs == 0:

@@ -25,6 +25,7 @@ from webtorch.ir.kernel import (
     Several,
     Sort,
 )
+from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Copy, Program
 from webtorch.profiler import report
 from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
@@ -463,7 +464,8 @@ def schedule(
         )
     if warmup == 0:
         warnings.warn(
-            "Profiler won't be using warmup, this can skew profiler results", stacklevel=2
+            "Profiler won't be using warmup, this can skew profiler results",
+            stacklevel=user_depth(),
         )
     cycle = wait + warmup + active
 

@@ -22,6 +22,7 @@ from webtorch import errors
 from webtorch.errors import DTypeError
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
@@ -640,7 +641,7 @@ def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
                 f"{list(x.shape)}, which does not match the required "
                 f"output shape {list(shape)}.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=user_depth(),
             )
         resize_(x, shape)
 

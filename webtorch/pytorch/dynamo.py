@@ -109,13 +109,22 @@ def _partition(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Split a graph of values and gradients as PyTorch does, then let one object carry all that is saved.
 
-    Where operators are called between programs, and where the function itself has hooks for what is saved, these
-    are tensors.
+    In these cases they stay tensors: operators are called between programs; hooks of the function's own, or
+    compiled autograd, look at each; the backward writes a buffer; the graph is a region that is compiled once, which
+    has no inputs of its own.
     """
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
-    if not (_is_split(forward) or _is_split(backward) or saving_hooks() is not None):
+    seen = torch._dynamo.config.compiled_autograd or saving_hooks() is not None
+    split = _is_split(forward) or _is_split(backward)
+    if inputs and not (seen or split or _writes(backward)):
         pack(forward, backward, num_fwd_outputs)
     return forward, backward
+
+
+def _writes(gm: torch.fx.GraphModule) -> bool:
+    """Whether a graph writes some of its inputs."""
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return any(n.args[0].op == "placeholder" for n in copies)
 
 
 def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:

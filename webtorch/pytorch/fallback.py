@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from webtorch.ir.lines import user_depth
+
 counts: collections.Counter[str] = collections.Counter()
 # Calls of operators that only the CPU computes, by decision: factorisations.
 host_counts: collections.Counter[str] = collections.Counter()
@@ -95,7 +97,9 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     if how == "warn" and str(op) not in _warned:
         _warned.add(str(op))
         warnings.warn(
-            f"webgpu: '{op}' runs on the CPU (WEBTORCH_FALLBACK=warn)", UserWarning, stacklevel=2
+            f"webgpu: '{op}' runs on the CPU (WEBTORCH_FALLBACK=warn)",
+            UserWarning,
+            stacklevel=user_depth(),
         )
     return run_on_cpu(op, args, kwargs)
 

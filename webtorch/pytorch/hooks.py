@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -17,8 +18,17 @@ import torch
 from webtorch_autoload import _state, hide
 
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
-# Exceptions that were taken away and not raised yet.
-_taken: list[BaseException] = []
+
+
+class _Taken(threading.local):
+    """What was taken away in this thread and not raised yet. The engine's own threads are not used."""
+
+    def __init__(self) -> None:
+        torch.autograd.set_multithreading_enabled(False)
+        self.errors: list[BaseException] = []
+
+
+_taken = _Taken()
 # Where PyErr_Fetch puts references, which are ours then.
 _fetched = (ctypes.c_void_p * 3)()
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
@@ -42,7 +52,7 @@ def _type(_: int) -> Any:
         if not isinstance(error, BaseException):
             arguments = error if isinstance(error, tuple) else () if error is None else (error,)
             error = kind(*arguments)
-        _taken.append(error.with_traceback(traceback))
+        _taken.errors.append(error.with_traceback(traceback))
     return _TYPE
 
 
@@ -57,24 +67,30 @@ _answer = functools.partial(
 class _Engine(torch._C._ImperativeEngine):
     """PyTorch's autograd engine, whose backward passes survive what hooks raise."""
 
+    # Passes at work, of all threads.
     depth = 0
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass. Raises what a hook raised."""
         guard = _state["guard"]
+        taken = _taken.errors
+        before = len(taken)
+        # Between these lines Python does not change threads: they call nothing.
         if not self.depth:
             self.quick, guard.type_ = guard.type_, _answer
         self.depth += 1
         try:
             return super().run_backward(*args, **kwargs)
         except SystemError:
-            if not _taken:
+            if len(taken) == before:
                 raise
         finally:
             self.depth -= 1
             if not self.depth:
                 guard.type_ = self.quick
-        raise _taken.pop(0)
+        error = taken[-1]
+        del taken[before:]
+        raise error
 
 
 def install() -> None:

@@ -43,7 +43,15 @@ class Saved(OpaqueBase):
         self.source = source
         self.values = values
         self.owners = owners
-        self.versions = list(map(_VERSION, owners))
+        try:
+            self.versions = list(map(_VERSION, owners))
+        except RuntimeError:
+            if not any(o.is_inference() for o in owners):
+                raise
+            raise RuntimeError(
+                "Inference tensors cannot be saved for backward: make clones of them outside inference mode, or "
+                "use torch.no_grad() in place of torch.inference_mode() where they are made."
+            ) from None
         self.unpack = unpack
 
     def take(self) -> Sequence[Any]:

@@ -17,6 +17,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from webtorch.ir.lines import user_depth
+
 _HASH = 32
 # A shelf is looked through again when this part of its size was written since.
 _TRIM_EVERY = 16
@@ -117,7 +119,7 @@ class Shelf:
                 f"cache: {path} {reason}; it was removed and is made anew. If this goes on, choose "
                 "another folder with WEBTORCH_CACHE_DIR, or switch the cache off with WEBTORCH_CACHE=0",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
 
     def contents(self) -> Contents:

@@ -25,6 +25,7 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
 from webtorch.ops import elementwise
 from webtorch.ops.creation import check_stated
@@ -33,7 +34,6 @@ from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate, transposed_call
-from webtorch.tensors.lines import user_line
 from webtorch.tensors.primitives import (
     as_view,
     cast_to,

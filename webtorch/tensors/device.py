@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from webtorch.errors import DeviceError
+from webtorch.ir.lines import user_depth
 from webtorch.runtime.meta import meta_runtime
 from webtorch.runtime.realize import Runtime, runtime_for
 
@@ -164,6 +165,6 @@ def _has_hardware() -> bool:
         warnings.warn(
             f"{error}. New tensors are on the CPU; WEBTORCH_DEVICE=cpu chooses that without this warning",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
         return False

@@ -9,6 +9,7 @@ from typing import Any
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_depth, user_line
 from webtorch.ir.view import (
     Shape,
     contiguous_strides,
@@ -36,7 +37,6 @@ from webtorch.tensors.batching import (
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.forward import write_tangents
 from webtorch.tensors.host import random_words
-from webtorch.tensors.lines import user_line
 from webtorch.tensors.tape import (
     GradFn,
     SavedTensor,
@@ -738,7 +738,9 @@ def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
             return reduce_dims(cast_to(pairs(x), bool_), "any", (x.ndim,)).reshape(x._shape)
     looks()
     warnings.warn(
-        "Casting complex values to real discards the imaginary part", UserWarning, stacklevel=3
+        "Casting complex values to real discards the imaginary part",
+        UserWarning,
+        stacklevel=user_depth(),
     )
     re = real_part(x)
     return copy(re) if re.dtype is dtype else cast_to(re, dtype)

@@ -15,10 +15,10 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node, Recorded
+from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import is_seen
 from webtorch.tensors import autocast, override
-from webtorch.tensors.lines import user_line
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import forward, mode
 from webtorch.tensors.tensor import Size, Tensor

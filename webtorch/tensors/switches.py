@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 from webtorch.ir.dtype import float16, float32, float64
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.calls import set_default_dtype
 from webtorch.tensors.tensor import UntypedStorage
 
@@ -92,7 +93,7 @@ def set_default_tensor_type(t: Any, /) -> None:
     warnings.warn(
         "torch.set_default_tensor_type() is deprecated as of PyTorch 2.1, please use "
         "torch.set_default_dtype() and torch.set_default_device() as alternatives.",
-        stacklevel=2,
+        stacklevel=user_depth(),
     )
     name = t if isinstance(t, str) else t.__name__
     kinds = {"Float": float32, "Double": float64, "Half": float16}

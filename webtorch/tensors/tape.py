@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.errors import CaptureError
+from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.host import bindings, tracing
-from webtorch.tensors.lines import is_internal
 from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Anomaly:
                         + self._where(fn)
                     )
         except Exception:
-            warnings.warn(self._story(fn), stacklevel=2)
+            warnings.warn(self._story(fn), stacklevel=user_depth())
             raise
         finally:
             self.running = before
@@ -974,7 +974,7 @@ def grad(
             "only_inputs argument is deprecated and is ignored now (defaults to True). To "
             "accumulate gradient for other parts of the graph, please use torch.autograd.backward.",
             FutureWarning,
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
     if is_grads_batched:
         from webtorch.tensors.batching import Vmap, batch, unbatch

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
     format_order,
@@ -31,7 +32,6 @@ from webtorch.tensors import override
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
-from webtorch.tensors.lines import user_line
 from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import (

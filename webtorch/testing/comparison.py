@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 
 # Element type -> (rtol, atol): about half the digits of the type.
 _TOLERANCES = {
@@ -71,7 +72,7 @@ def assert_allclose(
         "`torch.testing.assert_allclose()` is deprecated since 1.12 and will be removed in a future release. "
         "Please use `torch.testing.assert_close()` instead.",
         FutureWarning,
-        stacklevel=2,
+        stacklevel=user_depth(),
     )
     a = _tensor(actual)
     b = expected if isinstance(expected, Tensor) else webtorch.tensor(expected, dtype=a.dtype)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
+from webtorch.ir.lines import user_depth
 from webtorch.ops.random import Generator, default_generator
 from webtorch.tensors import autocast, tape
 from webtorch.tensors.absent import missing_names as _missing_names
@@ -72,7 +73,7 @@ def checkpoint(
         warnings.warn(
             "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly. use_reentrant=False is "
             "recommended, but if you need to preserve the current default behavior, you can pass use_reentrant=True.",
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
         use_reentrant = True
     preserve = bool(kwargs.pop("preserve_rng_state", True))
@@ -90,7 +91,8 @@ def checkpoint(
         raise ValueError("Passing context_fn is only supported when use_reentrant=False.")
     if mode.grad and not any(isinstance(a, Tensor) and a.requires_grad for a in args):
         warnings.warn(
-            "None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2
+            "None of the inputs have requires_grad=True. Gradients will be None",
+            stacklevel=user_depth(),
         )
     return _Reentrant.apply(function, preserve, *args)
 
@@ -153,7 +155,8 @@ def check_backward_validity(inputs: Iterable[Any]) -> None:
     """Warn if no tensor among `inputs` requires a gradient."""
     if not any(a.requires_grad for a in inputs if isinstance(a, Tensor)):
         warnings.warn(
-            "None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2
+            "None of the inputs have requires_grad=True. Gradients will be None",
+            stacklevel=user_depth(),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 
 __all__ = [
@@ -159,15 +160,13 @@ def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
     return _applied(_threshold, input, threshold, value, inplace=True)
 
 
-def _along(
-    compute: Callable[..., Tensor], input: Tensor, dim: int | None, level: int, dtype: Any
-) -> Tensor:
+def _along(compute: Callable[..., Tensor], input: Tensor, dim: int | None, dtype: Any) -> Tensor:
     """Return a softmax; without a dimension PyTorch's choice is made, with its warning."""
     if dim is None:
         warnings.warn(
             f"Implicit dimension choice for {compute.__name__} has been deprecated. Change the call "
             "to include dim=X as an argument.",
-            stacklevel=level + 1,
+            stacklevel=user_depth(),
         )
     return compute(input, dim, dtype)
 
@@ -176,18 +175,18 @@ def softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
     """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
-    return _along(_softmax, input, dim, _stacklevel, dtype)
+    return _along(_softmax, input, dim, dtype)
 
 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
     """Return log(softmax(input)) along `dim`; nothing overflows."""
-    return _along(_log_softmax, input, dim, _stacklevel, dtype)
+    return _along(_log_softmax, input, dim, dtype)
 
 
 def softmin(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
     """Return softmax(-input) along `dim`."""
-    return _along(_softmin, input, dim, _stacklevel, dtype)
+    return _along(_softmin, input, dim, dtype)

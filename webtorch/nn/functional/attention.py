@@ -11,6 +11,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 
 __all__ = ["multi_head_attention_forward"]
@@ -39,7 +40,7 @@ def canonical_mask(
         warnings.warn(
             f"Support for mismatched {mask_name} and {other_name} is deprecated. "
             "Use same type for both instead.",
-            stacklevel=3,
+            stacklevel=user_depth(),
         )
     if mask.is_floating_point():
         return mask

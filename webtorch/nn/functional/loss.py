@@ -9,6 +9,7 @@ from typing import Any
 import webtorch
 from webtorch import Tensor
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
 from webtorch.tensors.autocast import autocast_rule
@@ -25,9 +26,7 @@ _logsigmoid, _pairwise_distance = table("logsigmoid"), table("pairwise_distance"
 _linear, _cross_entropy = table("linear"), table("cross_entropy")
 
 
-def legacy_reduction(
-    size_average: bool | None, reduce: bool | None, reduction: str, stacklevel: int = 3
-) -> str:
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """Return `reduction`, or what the old arguments ask for, with a warning."""
     if size_average is None and reduce is None:
         return reduction
@@ -37,7 +36,7 @@ def legacy_reduction(
     warnings.warn(
         "size_average and reduce args will be deprecated, please use "
         f"reduction='{chosen}' instead.",
-        stacklevel=stacklevel,
+        stacklevel=user_depth(),
     )
     return chosen
 

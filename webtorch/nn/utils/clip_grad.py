@@ -9,6 +9,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.lines import user_depth
 
 __all__ = [
     "clip_grad_norm",
@@ -94,7 +95,7 @@ def clip_grad_norm_(
         if is_generator and not parameters:
             warnings.warn(
                 "`parameters` is an empty generator, no gradient clipping will occur.",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
     total = get_total_norm(_gradients(parameters), norm_type, error_if_nonfinite, foreach)
     clip_grads_with_norm_(parameters, max_norm, total, foreach)
@@ -107,7 +108,7 @@ def clip_grad_norm(*args: Any, **kwargs: Any) -> Tensor:
         "`torch.nn.utils.clip_grad_norm` is now deprecated in favor of "
         "`torch.nn.utils.clip_grad_norm_`.",
         FutureWarning,
-        stacklevel=2,
+        stacklevel=user_depth(),
     )
     return clip_grad_norm_(*args, **kwargs)
 

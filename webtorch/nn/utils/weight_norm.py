@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.nn.utils.parametrizations import norm_except_dim
@@ -34,7 +35,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
         "`torch.nn.utils.weight_norm` is deprecated in favor of "
         "`torch.nn.utils.parametrizations.weight_norm`.",
         FutureWarning,
-        stacklevel=2,
+        stacklevel=user_depth(),
     )
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm) and hook.name == name:

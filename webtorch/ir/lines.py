@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from types import CodeType
@@ -33,7 +34,9 @@ def user_line() -> tuple[CodeType, int] | None:
 def user_depth() -> int:
     """Return the `stacklevel` with which a warning of the caller names the user's line."""
     depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and is_internal(frame.f_code):
+    while frame.f_back is not None and (
+        is_internal(frame.f_code) or frame.f_code.co_filename == contextlib.__file__
+    ):
         depth, frame = depth + 1, frame.f_back
     return depth
 
