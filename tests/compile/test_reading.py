@@ -241,3 +241,16 @@ def test_sizes_that_vary_are_given_up_by_a_function_that_reads(
     with pytest.warns(UserWarning, match="its marked dimensions"):
         results = [step(x).tolist() for x in given]
     assert results == [[2.0] * 2, [3.0] * 3, [5.0] * 5]
+
+
+def test_results_that_share_and_contain_themselves(device: str, as_pytorch: None) -> None:
+    def function(x: Any) -> Any:
+        shared = [x]
+        around: list[Any] = [float(x.sum())]
+        around.append(around)
+        return shared, {"again": shared}, around
+
+    base = webtorch.ones(5, device=device)
+    one, two, around = webtorch.compile(function)(base[1:3])
+    assert one[0]._base is base and two["again"] is one
+    assert around[0] == 2 and around[1] is around

@@ -782,7 +782,13 @@ class _Arguments:
             if type(x) is HostScalar:
                 return float(x)
             parts = parts_of(x)
-            return x if parts is None or all(back(p) is p for p in parts) else rebuilt(x, back)
+            if parts is None:
+                return x
+            # Each once; what contains itself is left as it is.
+            known[id(x)] = x
+            if any(back(p) is not p for p in parts):
+                known[id(x)] = rebuilt(x, back)
+            return known[id(x)]
 
         for made, before, x in self.made:
             parts = parts_of(made) or []
