@@ -5,17 +5,18 @@ Imports PyTorch, and the engine inside functions only; nothing but `synchronize`
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import time
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from webtorch_autoload import hide
+
+OutOfMemoryError = torch.OutOfMemoryError
+AcceleratorError = torch.AcceleratorError
 
 _ENGINE = "webtorch.pytorch.device"
 # A seed given before the first tensor: seeding must not open the device.
@@ -36,7 +37,26 @@ def __getattr__(name: str) -> Any:
     # What PyTorch asks before it keeps the states of random numbers, as for checkpoints.
     if name == "_initialized":
         return is_initialized()
-    raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
+    why = next((words for words, names in _ABSENT.items() if name in names), "")
+    raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}{why}")
+
+
+# What devices of other kinds have: what to say of it -> names.
+_ABSENT = {
+    ": what lies where in the memory is not recorded; see memory_stats() and memory_summary()": (
+        "memory_snapshot", "memory_stats_as_nested_dict", "memory",
+    ),
+    ": the environment variable WEBTORCH_MEMORY_LIMIT sets a limit in bytes": (
+        "get_per_process_memory_fraction", "set_per_process_memory_fraction", "recommended_max_memory",
+    ),
+    ": programs are recorded by torch.compile(backend='webgpu')": (
+        "CUDAGraph", "XPUGraph", "graph", "graph_pool_handle", "make_graphed_callables",
+    ),
+    ": WebGPU does not tell": (
+        "utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "device_memory_used",
+    ),
+    ": kernels are written for webtorch's own operators": ("compile_shader", "jiterator"),
+}  # fmt: skip
 
 
 def _is_in_bad_fork() -> bool:
@@ -94,6 +114,13 @@ class device:
         return None
 
 
+class device_of(device):
+    """Context manager that selects a tensor's device; it does nothing for tensors on others."""
+
+    def __init__(self, obj: Any) -> None:
+        return None
+
+
 def _exchange_device(index: int) -> int:
     return 0
 
@@ -124,6 +151,9 @@ def memory_allocated(device: Any = None) -> int:
     return int(_runtime().backend.memory_allocated()) if is_initialized() else 0
 
 
+current_allocated_memory = memory_allocated
+
+
 @hide
 def max_memory_allocated(device: Any = None) -> int:
     """Return the largest `memory_allocated` since the start or the last reset."""
@@ -139,6 +169,9 @@ def memory_reserved(device: Any = None) -> int:
         return 0
     backend = _runtime().backend
     return int(getattr(backend, "memory_reserved", backend.memory_allocated)())
+
+
+driver_allocated_memory = memory_reserved
 
 
 def max_memory_reserved(device: Any = None) -> int:
@@ -195,6 +228,9 @@ def reset_peak_memory_stats(device: Any = None) -> None:
         _runtime().backend.reset_peak_memory()
 
 
+reset_max_memory_allocated = reset_peak_memory_stats
+
+
 @hide
 def empty_cache() -> None:
     """Give pooled, unused memory back to the system."""
@@ -224,6 +260,16 @@ def get_amp_supported_dtype() -> list[Any]:
 def is_bf16_supported() -> bool:
     """Return True: bfloat16 is stored in 16 bits and computed in float32."""
     return True
+
+
+def is_tf32_supported() -> bool:
+    """Return False: WebGPU has no such type."""
+    return False
+
+
+def is_current_stream_capturing() -> bool:
+    """Return False: streams are not recorded."""
+    return False
 
 
 def fallback_counts() -> dict[str, int]:
@@ -400,10 +446,22 @@ def set_stream(stream: Any) -> None:
     """Do nothing: there is one stream."""
 
 
-@contextlib.contextmanager
-def stream(stream: Any) -> Iterator[None]:
-    """Do nothing: there is one stream."""
-    yield
+class StreamContext:
+    """Context manager that selects a stream, of which there is one."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def stream(stream: Any) -> StreamContext:
+    """Return a context manager that selects a stream, of which there is one."""
+    return StreamContext(stream)
 
 
 def device_module() -> ModuleType:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from webtorch.as_torch.program import run
+from webtorch.errors import DeviceError
+
 MAIN = '''
 """Training in the manner of PyTorch's MNIST example."""
 from __future__ import print_function
@@ -325,3 +328,11 @@ def test_functions_of_functions_agree_with_pytorch() -> None:
 
     ours = functions_of_functions(webtorch, webtorch.func, _pytree)
     assert ours == functions_of_functions(torch, torch.func, torch.utils._pytree)
+
+
+def test_a_device_that_is_not_there_is_said_before_the_program_runs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(DeviceError):
+        run(str(program), device="webgpu:99")
+    assert not (tmp_path / "ran").exists()

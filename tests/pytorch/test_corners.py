@@ -329,6 +329,10 @@ def test_batch_norm_of_nothing_without_channels(webgpu: str, training: bool) -> 
 def test_kaiser_windows(webgpu: str, length: int) -> None:
     both(webgpu, lambda device: torch.kaiser_window(length, device=device))
     both(webgpu, lambda device: torch.kaiser_window(length, False, 3.0, device=device))
+    with pytest.raises(RuntimeError, match="non-negative"):
+        torch.kaiser_window(-length, device=webgpu)
+    with pytest.raises(RuntimeError, match="floating point"):
+        torch.kaiser_window(length, dtype=torch.int64, device=webgpu)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -361,3 +365,18 @@ def test_autocast_takes_the_types_it_takes_on_cuda(webgpu: str) -> None:
             torch.dot(low[0], full[0]),
         ):
             assert x.dtype is torch.float32
+
+
+def test_names_that_programs_for_other_devices_use(webgpu: str) -> None:
+    x = torch.ones(4, device=webgpu)
+    with torch.webgpu.StreamContext(torch.webgpu.Stream()), torch.webgpu.stream(None):
+        assert torch.webgpu.current_allocated_memory() == torch.webgpu.memory_allocated()
+    with torch.webgpu.device_of(x), torch.webgpu.device_of(torch.ones(1)):
+        assert torch.webgpu.driver_allocated_memory() >= torch.webgpu.current_allocated_memory()
+    assert torch.webgpu.OutOfMemoryError is torch.OutOfMemoryError
+    assert not torch.webgpu.is_current_stream_capturing() and not torch.webgpu.is_tf32_supported()
+    with pytest.raises(AttributeError, match=r"memory_snapshot.*memory_stats"):
+        _ = torch.webgpu.memory_snapshot
+    with pytest.raises(AttributeError, match="WEBTORCH_MEMORY_LIMIT"):
+        _ = torch.webgpu.set_per_process_memory_fraction
+    assert not hasattr(torch.webgpu, "nothing")

@@ -11,6 +11,7 @@ from types import TracebackType
 
 import webtorch
 from webtorch.as_torch import install_as_torch
+from webtorch.tensors.device import resolve
 
 
 def run(
@@ -18,12 +19,14 @@ def run(
 ) -> int:
     """Run the file or module `program` as `python program ...` would, and return its exit code.
 
-    device: the default device inside. Raises OSError for a file that does not exist.
+    device: the default device inside. Raises OSError for a file that does not exist, DeviceError for
+    a device that does not.
     """
-    if device is not None:
-        webtorch.set_default_device(device)
     if not module and not os.path.exists(program):
         raise FileNotFoundError(f"run: there is no file {program!r}")
+    if device is not None:
+        resolve(device)
+        webtorch.set_default_device(device)
     install_as_torch()
     sys.argv[:] = [program, *arguments]
     sys.path[0:1] = [os.getcwd() if module else os.path.dirname(os.path.abspath(program))]

@@ -691,6 +691,13 @@ def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
 
 def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
     """`aten::kaiser_window`, which PyTorch hands to a CPU kernel."""
+    kind = options.get("dtype")
+    if kind is not None and not kind.is_floating_point:
+        raise RuntimeError(f"kaiser_window expects floating point dtypes, got: {kind}")
+    if length < 0:
+        raise RuntimeError(
+            f"kaiser_window requires non-negative window_length, got window_length={length}"
+        )
     if length < 2:
         return torch.ones(length, **options)
     steps = length if periodic else length - 1
