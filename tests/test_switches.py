@@ -39,14 +39,19 @@ def test_positions_that_do_not_exist_are_refused() -> None:
             t.set_deterministic_debug_mode("quiet")
         with pytest.raises(TypeError, match="must be str or int"):
             t.set_deterministic_debug_mode(1.5)
-    with pytest.raises(TypeError, match="invalid type"):
+    with (
+        pytest.warns(UserWarning, match="is deprecated"),
+        pytest.raises(TypeError, match="invalid type"),
+    ):
         webtorch.set_default_tensor_type("torch.WordTensor")
 
 
 def test_the_default_type_is_set_by_an_old_name() -> None:
-    webtorch.set_default_tensor_type("torch.DoubleTensor")
+    with pytest.warns(UserWarning, match="is deprecated"):
+        webtorch.set_default_tensor_type("torch.DoubleTensor")
     assert webtorch.ones(1).dtype is webtorch.float64
-    webtorch.set_default_tensor_type(webtorch.FloatTensor)
+    with pytest.warns(UserWarning, match="is deprecated"):
+        webtorch.set_default_tensor_type(webtorch.FloatTensor)
     assert webtorch.ones(1).dtype is webtorch.float32
 
 

@@ -387,6 +387,21 @@ def test_rules_take_the_arguments_of_their_operations() -> None:
     assert wrong == []
 
 
+@pytest.mark.filterwarnings("ignore:This overload of addmm is deprecated")
+def test_addmm_in_either_order_of_arguments() -> None:
+    class New(nn.Module):
+        def forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return webtorch.addmm(x, a, b, beta=0.5, alpha=2.0)
+
+    class Old(nn.Module):
+        def forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return webtorch.addmm(0.5, x, 2.0, a, b)  # type: ignore[call-overload]
+
+    call = rand(2, 3), rand(2, 4), rand(4, 3)
+    assert ops(check(New(), call)) == ["Gemm"]
+    assert "MatMul" in ops(check(Old(), call))
+
+
 def test_rules_are_of_entries_that_exist() -> None:
     names = set(TABLE) | {a for op in TABLE.values() for a in op.aliases}
     unknown = set(RULES) - names - {"apply", "getitem", "recurrence"}

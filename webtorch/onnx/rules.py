@@ -281,8 +281,11 @@ def _matmul(w: Writer, call: Call, input: Value, **args: Any) -> Name | None:
 
 @rule("addmm")
 def _addmm(
-    w: Writer, call: Call, input: Value, mat1: Value, mat2: Value, beta: Any = 1, alpha: Any = 1
+    w: Writer, call: Call, input: Any, mat1: Any, mat2: Any, old: Any, beta: Any = 1, alpha: Any = 1
 ) -> Name | None:
+    if old:
+        # PyTorch's old order of arguments: exported as what it is made of.
+        return None
     if input.dtype.kind != "float" or not {input.dtype} == {mat1.dtype} == {mat2.dtype}:
         return None
     b, turned = _transposed_leaf(w, mat2)
