@@ -134,8 +134,7 @@ def memory_plan(
     last: dict[int, int] = {}
     writer: dict[int, tuple[str, str]] = {}
     for i, step in enumerate(program.steps):
-        used = (step.source, step.target) if isinstance(step, Copy) else step.buffers
-        for b in used:
+        for b in step.buffers:
             first.setdefault(b, i)
             last[b] = i
         if isinstance(step, Copy):

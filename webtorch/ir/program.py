@@ -52,6 +52,11 @@ class Copy:
     source: int
     target: int
 
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """The buffers that it reads and writes."""
+        return self.source, self.target
+
 
 Step = Dispatch | Copy
 

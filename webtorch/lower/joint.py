@@ -66,13 +66,13 @@ class _Joiner:
         self.most = limits.max_buffers_per_kernel
         self.kept = kept
         self.places: list[_Place] = []
-        self.uses = Counter(b for step in steps for b in _touched(step))
+        self.uses = Counter(b for step in steps for b in set(step.buffers))
 
     def run(self) -> bool:
         """Make the places; whether anything was joined."""
         joined = False
         for step in self.steps:
-            here = _Place(step, _touched(step), written_by(step, self.routines))
+            here = _Place(step, set(step.buffers), written_by(step, self.routines))
             routine = None if isinstance(step, Copy) else self.routines[step.routine]
             if isinstance(step, Dispatch) and isinstance(routine, Matmul):
                 kind = _kind_of(routine, step)
@@ -121,7 +121,7 @@ class _Joiner:
                 if one is None:
                     return False
                 stays.run, stays.step = None, one
-                stays.touched, stays.written = _touched(one), written_by(one, self.routines)
+                stays.touched, stays.written = set(one.buffers), written_by(one, self.routines)
             elif run.bindings + own.bindings - 1 <= self.most:
                 merged = _Run(
                     own.kind,
@@ -220,10 +220,6 @@ def join_products(
         return steps, routines
     joiner = _Joiner(steps, routines, limits, kept)
     return joiner.result() if joiner.run() else (steps, routines)
-
-
-def _touched(step: Step) -> set[int]:
-    return {step.source, step.target} if isinstance(step, Copy) else set(step.buffers)
 
 
 def _kind_of(r: Matmul, step: Dispatch) -> _Kind | None:

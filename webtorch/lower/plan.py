@@ -536,7 +536,7 @@ class _Planner:
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for i, step in enumerate(steps):
-            for b in (step.source, step.target) if isinstance(step, Copy) else step.buffers:
+            for b in step.buffers:
                 first.setdefault(b, i)
                 last[b] = i
         decls = list(self.memory.decls)

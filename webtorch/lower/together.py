@@ -96,7 +96,7 @@ def put_together(
     waiting: list[_Run] = []
     most = limits.max_buffers_per_kernel
     for number, step in enumerate(steps):
-        touched = {step.source, step.target} if isinstance(step, Copy) else set(step.buffers)
+        touched = set(step.buffers)
         written = written_by(step, routines)
         routine = None if isinstance(step, Copy) else routines[step.routine]
         kind = _kind_of(routine) if isinstance(routine, Kernel) else None

@@ -26,7 +26,6 @@ from webtorch.lower.wgsl_shader import (
     Engine,
     WgslPass,
     beside,
-    finish,
     fold_grid,
     group_number,
 )
@@ -124,21 +123,18 @@ def _write_square(writer: KernelWriter, across: int, body: list[str]) -> tuple[i
 
 
 def _elementwise(kernel: Kernel, limits: Limits) -> WgslPass:
-    writer, body, size, grid = _written(kernel, limits)
-    return finish(writer, body, [], size, grid, (), bool(kernel.checks))
+    return _draft(kernel, limits).finished()
 
 
 def render_points(kernel: Kernel, limits: Limits) -> WgslPass:
     """Return the dispatch of a kernel without sums, one point an invocation: those that are large."""
-    writer, body, size, grid = _written(kernel, limits, 64, False)
-    return finish(writer, body, [], size, grid, (), bool(kernel.checks))
+    return _draft(kernel, limits, 64, False).finished()
 
 
 def render_several(routine: Several, limits: Limits) -> list[WgslPass]:
     """Return the dispatch of several kernels, each of which has some of the workgroups; or of each
     by itself, where they cannot be one."""
-    written = [_written(part, limits, _MERGED_SIZE) for part in routine.parts]
-    one = beside([Draft(w, lines, [], size, grid) for w, lines, size, grid in written], limits)
+    one = beside([_draft(part, limits, _MERGED_SIZE) for part in routine.parts], limits)
     return [one] if one else [_elementwise(part, limits) for part in routine.parts]
 
 
@@ -146,11 +142,9 @@ def render_several(routine: Several, limits: Limits) -> list[WgslPass]:
 _MERGED_SIZE = 64
 
 
-def _written(
-    kernel: Kernel, limits: Limits, wanted: int = 0, vectors: bool = True
-) -> tuple[KernelWriter, list[str], int, tuple[int, int, int]]:
-    """Return the writer, the body, the size of a workgroup (`wanted`, if given) and the grid; an
-    invocation takes several points only with `vectors`."""
+def _draft(kernel: Kernel, limits: Limits, wanted: int = 0, vectors: bool = True) -> Draft:
+    """Return what the dispatch is made of, in workgroups of `wanted`, if given; an invocation takes
+    several points only with `vectors`."""
     kernel = _flat(kernel)
     writer = KernelWriter(kernel, limits)
     count = kernel.outer_count
@@ -174,7 +168,7 @@ def _written(
         body.append(f"let i = {number}{f' * {lanes}' if lanes > 1 else ''};")
     body.append(f"if (i >= {count}) {{ return; }}")
     write_points(writer)
-    return writer, body, size, grid
+    return Draft(writer, body, [], size, grid, has_status=bool(kernel.checks))
 
 
 def write_points(writer: KernelWriter, known: Callable[[Scope], object] | None = None) -> None:

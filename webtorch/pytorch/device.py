@@ -82,8 +82,6 @@ def runtime() -> Runtime:
         hide(getattr(type(buffer), "__del__", None))
         interrupt.install()
         hooks.install()
-        # The autograd engine would run every node in a thread of its own, which costs twice the time of the node.
-        torch.autograd.set_multithreading_enabled(False)
         register_optimizer_step_post_hook(hide(_after_step))
         profiler.install(_flush)
         generator()

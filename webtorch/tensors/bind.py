@@ -67,7 +67,8 @@ def _place_functions() -> None:
 
 
 def _bind(op: Op) -> None:
-    if op.function_in and not isinstance(op, Elementwise):
+    # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
+    if (op.function_in or op.vjp is not None) and not isinstance(op, Elementwise):
         op.function = remembered(op.function)
     if isinstance(op, Elementwise) and op.function is None:
         op.function = calls.bind_elementwise(op)

@@ -48,7 +48,7 @@ from webtorch.tensors.primitives import (
     reduce_dims,
     write,
 )
-from webtorch.tensors.remember import forget, remembered
+from webtorch.tensors.remember import forget
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     GradFn,
@@ -1059,8 +1059,7 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
 
 def bind_composite(op: Op) -> Callable[..., Any]:
     """Return the public function of a composite that carries its own gradient rule."""
-    # What is below this records no gradient: in training, too, its forward part is remembered.
-    inner, vjp = remembered(op.function), op.vjp
+    inner, vjp = op.function, op.vjp
     assert vjp is not None
     signature = inspect.signature(inner)
     names = tuple(signature.parameters)

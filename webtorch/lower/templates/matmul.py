@@ -98,11 +98,14 @@ def is_product(r: Matmul) -> bool:
 
 def render(routine: Matmul, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a matrix product."""
-    r = routine
-    if not is_product(r):
-        return render_kernel(matmul_kernel(r), limits, engine)
-    p = product(r)
-    return matrix_units.render(p, limits, engine) or render_product(p, limits)
+    work = product(routine) if is_product(routine) else matmul_kernel(routine)
+    return _rendered(work, limits, engine)
+
+
+def _rendered(work: Product | Kernel, limits: Limits, engine: Engine) -> list[WgslPass]:
+    if isinstance(work, Kernel):
+        return render_kernel(work, limits, engine)
+    return matrix_units.render(work, limits, engine) or render_product(work, limits)
 
 
 def render_products(r: Products, limits: Limits, engine: Engine) -> list[WgslPass]:
@@ -129,15 +132,7 @@ def render_products(r: Products, limits: Limits, engine: Engine) -> list[WgslPas
     elif not products:
         one = render_reductions(kernels, limits)
         together = [one] if one else None
-    return together or [
-        one
-        for x in found
-        for one in (
-            render_kernel(x, limits, engine)
-            if isinstance(x, Kernel)
-            else matrix_units.render(x, limits, engine) or render_product(x, limits)
-        )
-    ]
+    return together or [one for x in found for one in _rendered(x, limits, engine)]
 
 
 def _together(parts: list[Product], limits: Limits, engine: Engine) -> list[WgslPass] | None:
