@@ -124,6 +124,7 @@ def _register(torch: ModuleType) -> None:
     _other_layouts(torch)
     _refuse_export(torch)
     _printing(torch)
+    _default_compiler(torch, module)
 
 
 def hide(function: Any) -> Any:
@@ -246,6 +247,34 @@ def _printing(torch: ModuleType) -> None:
         return original(self.cpu() if self.device.type == NAME else self, indent)
 
     module._tensor_str = hide(tensor_str)
+
+
+def is_on_device(graph: Any) -> bool:
+    """Whether a graph of Dynamo's has values on the device."""
+    values = [n.meta.get("example_value") for n in graph.graph.nodes]
+    return any(getattr(getattr(v, "device", None), "type", None) == NAME for v in values)
+
+
+def _default_compiler(torch: ModuleType, module: ModuleType) -> None:
+    """Let `torch.compile(model)` compile graphs of this device: PyTorch's default backend has no kernels for it."""
+    wrapper = torch._TorchCompileInductorWrapper
+    begin, compile_graph = wrapper.__init__, wrapper.__call__
+
+    def compiler() -> Any:
+        return importlib.import_module("webtorch.pytorch.dynamo")
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        if module.is_initialized():
+            # What it changes of how optimizers are traced must be there before the first is.
+            compiler()
+
+    def call(self: Any, model_: Any, inputs_: Any, **options: Any) -> Any:
+        if type(self) is wrapper and is_on_device(model_):
+            return compiler().compile_backend(model_, inputs_)
+        return compile_graph(self, model_, inputs_, **options)
+
+    wrapper.__init__, wrapper.__call__ = init, call
 
 
 def _accelerator(torch: ModuleType, module: ModuleType) -> None:

@@ -247,9 +247,29 @@ def get_device_name(device: Any = None) -> str:
 
 @hide
 def get_device_properties(device: Any = None) -> Any:
-    """Return the compiler's view of the device: sizes in bytes, workgroup limits."""
+    """Return the adapter's name and the limits that kernels are made for: sizes in bytes, workgroups."""
     _check("get_device_properties", device)
-    return _runtime().backend.limits
+    backend = _runtime().backend
+    return DeviceProperties(str(backend.description()), backend.limits)
+
+
+class DeviceProperties:
+    """What is known of a device: its `name`, and the attributes of `limits`."""
+
+    def __init__(self, name: str, limits: Any) -> None:
+        self.name = name
+        self.limits = limits
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "total_memory":
+            raise AttributeError(
+                "total_memory: WebGPU does not tell the size of a device's memory; "
+                "torch.webgpu.memory_allocated() counts this process's"
+            )
+        return getattr(self.limits, name)
+
+    def __repr__(self) -> str:
+        return f"DeviceProperties(name={self.name!r}, {str(self.limits).partition('(')[2]}"
 
 
 def get_amp_supported_dtype() -> list[Any]:

@@ -35,6 +35,42 @@ def test_mlp_losses_equal_the_cpus_over_20_steps(webgpu: str) -> None:
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=1e-4)
 
 
+def test_the_default_backend_leaves_this_devices_graphs_to_ours(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    original = dynamo.compile_backend
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made.append(args[0])
+        return original(*args, **options)
+
+    monkeypatch.setattr(dynamo, "compile_backend", counted)
+    x, y = rows()()
+    losses = {}
+    for device in ("cpu", webgpu):
+        model = mlp().to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        on_device = device == webgpu
+        forward = torch.compile(model, mode="reduce-overhead") if on_device else model
+        step = torch.compile(optimizer.step) if on_device else optimizer.step
+        losses[device] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(forward(x.to(device)), y.to(device))
+            loss.backward()
+            step()
+            losses[device].append(loss.item())
+    torch.testing.assert_close(losses[webgpu], losses["cpu"], rtol=0, atol=1e-4)
+    # The optimizer counts its steps on the device.
+    assert all(state["step"].is_webgpu for state in optimizer.state.values())
+    assert len(made) >= 2
+    made.clear()
+    made_here = torch.compile(lambda n: torch.zeros(n, device=webgpu) + 2)
+    assert made_here(3).tolist() == [2, 2, 2]
+    assert len(made) == 1
+
+
 def test_replays_record_nothing(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp().to(webgpu)
     compiled = torch.compile(model, backend="webgpu")

@@ -25,6 +25,19 @@ def test_device_module_answers(webgpu: str) -> None:
     torch.webgpu.set_device(0)
     with pytest.raises(RuntimeError, match="one WebGPU device"):
         torch.webgpu.set_device(1)
+    properties = torch.webgpu.get_device_properties(0)
+    assert properties.name == torch.webgpu.get_device_name()
+    assert properties.max_workgroup_invocations >= 128
+    assert repr(properties).startswith(f"DeviceProperties(name={properties.name!r}, max_binding")
+    with pytest.raises(AttributeError, match="does not tell the size"):
+        _ = properties.total_memory
+
+
+def test_errors_name_the_users_line_and_not_pytorchs(webgpu: str) -> None:
+    x = torch.randn(3, 4, device=webgpu)
+    loss = nn.functional.cross_entropy(x, torch.tensor([1, 2, 9], device=webgpu))
+    with pytest.raises(IndexError, match=r"index 9 .*test_device\.py:"):
+        loss.item()
 
 
 def test_creation_and_the_ways_there_and_back(webgpu: str) -> None:

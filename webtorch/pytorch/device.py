@@ -22,7 +22,7 @@ from webtorch import errors
 from webtorch.errors import DTypeError
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
-from webtorch.ir.lines import user_depth
+from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
@@ -86,6 +86,8 @@ def runtime() -> Runtime:
         profiler.install(_flush)
         generator()
         _errors()
+        # Layers and functions of PyTorch's call our kernels: errors name the line that called these.
+        pass_over(os.path.dirname(torch.__file__))
     return _open.runtime
 
 

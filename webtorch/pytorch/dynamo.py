@@ -32,6 +32,7 @@ from webtorch.pytorch.programs import Programs, Value
 from webtorch.pytorch.saved import contents, pack
 from webtorch.pytorch.saved import hooks as saving_hooks
 from webtorch.tensors.tensor import Tensor
+from webtorch_autoload import is_on_device
 
 Function = Callable[..., Any]
 
@@ -83,8 +84,7 @@ _count_steps_on_the_device()
 
 def _check_devices(gm: torch.fx.GraphModule) -> None:
     """Raise RuntimeError where an input on the CPU is not just moved and others are on the device."""
-    values = [n.meta.get("example_value") for n in gm.graph.nodes]
-    if not any(isinstance(v, torch.Tensor) and v.device.type == "webgpu" for v in values):
+    if not is_on_device(gm):
         return
     for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta.get("example_value")
