@@ -48,7 +48,7 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
     "torchvision_models": (
         ("torchvision",),
         "`resnet18`, `mobilenet_v2`, `VisionTransformer`, transforms v2, `make_grid`",
-        "of `torchvision.ops`: `ps_roi_align`, `ps_roi_pool`, rotated boxes, quantised ones; files of images",
+        "of `torchvision.ops`: rotated boxes, quantised ones; files of images",
     ),
     "geometric_graphs": (
         ("torch-geometric",),

@@ -12,6 +12,7 @@ gradients  PyTorch's backward operators
 algebra    complex numbers, Fourier transforms, linear algebra, and what LAPACK computes on the CPU
 attention  scaled dot-product attention as one operator
 layers     rarer layers and losses
+regions    torchvision's compiled operators
 random     PyTorch's in-place random operators, from webtorch's generators
 optimizer  fused optimizers
 kernels    those meanings as PyTorch kernels, and kernels with a form of their own

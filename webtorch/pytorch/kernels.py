@@ -17,7 +17,7 @@ import torch
 
 import webtorch_autoload as autoload
 from webtorch.ops.primitive import fill, iota, matmul3
-from webtorch.pytorch import attention, device, fallback, optimizer
+from webtorch.pytorch import attention, device, fallback, optimizer, regions
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
@@ -996,6 +996,7 @@ def _register() -> None:
     _register_own(library)
     _register_meanings(library)
     attention.register(kernel_for)
+    regions.register(_functional)
     _scaling()
     _flexible()
     _autocast()

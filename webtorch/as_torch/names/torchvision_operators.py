@@ -1,4 +1,4 @@
-"""torchvision's compiled operators, written with webtorch's: nms, roi_align, roi_pool, deform_conv2d. Floor 6.
+"""torchvision's compiled operators: those of `webtorch.nn.regions`. Floor 6.
 
 They are given to `torch.ops.torchvision` when torchvision asks for its library of C++ operators. What they
 are made of is differentiable, so torchvision's own gradients are not used. Regions have no gradient, as there.
@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
 from webtorch.as_torch.names.library import CustomOpDef
-from webtorch.nn import functional as F
-
-# Rows of the matrix of overlaps that are in memory at once, and regions that are pooled at once.
-_ROWS, _REGIONS = 1024, 64
+from webtorch.nn import regions
 
 
 class _Operator(CustomOpDef):
@@ -26,189 +22,21 @@ class _Operator(CustomOpDef):
         """Do nothing."""
 
 
-def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
-    """The places of the boxes (N, 4) that no better one overlaps by more than the threshold, best first."""
-    if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise RuntimeError(f"boxes should be a 2d tensor of (N, 4), got {tuple(boxes.shape)}")
-    if tuple(scores.shape) != (boxes.shape[0],):
-        raise RuntimeError(
-            f"boxes and scores should have same number of elements in dimension 0, got {boxes.shape[0]} and "
-            f"{tuple(scores.shape)}"
-        )
-    with webtorch.no_grad():
-        order = scores.argsort(dim=0, descending=True, stable=True)
-        sorted_boxes = boxes[order]
-        count = len(order)
-        low, high = sorted_boxes[:, :2], sorted_boxes[:, 2:]
-        areas = (high - low).prod(1)
-        # One bit of `gone` for each box, in order.
-        gone, kept = 0, []
-        for first in range(0, count, _ROWS):
-            part = slice(first, first + _ROWS)
-            corner = webtorch.minimum(high[part, None], high[None])
-            inner = (corner - webtorch.maximum(low[part, None], low[None])).clamp(min=0).prod(2)
-            over = inner / (areas[part, None] + areas[None] - inner) > iou_threshold
-            rows = _bits(over)
-            for row, at in zip(rows, range(first, count), strict=False):
-                if not gone >> at & 1:
-                    kept.append(at)
-                    gone |= row
-        return order[webtorch.tensor(kept, dtype=webtorch.int64, device=boxes.device)]
-
-
-def _bits(rows: Any) -> list[int]:
-    """Return the rows of a bool matrix as numbers whose bit i is column i."""
-    width = -(-rows.shape[1] // 8) * 8
-    padded = F.pad(rows.to(webtorch.int32), (0, width - rows.shape[1]))
-    weights = webtorch.tensor([1 << i for i in range(8)], dtype=webtorch.int32, device=rows.device)
-    packed = (padded.reshape(rows.shape[0], -1, 8) * weights).sum(2)
-    return [int.from_bytes(bytes(row), "little") for row in packed.tolist()]
-
-
-def _samples(
-    start: Any, size: Any, bins: int, ratio: int, length: int, dtype: Any
-) -> tuple[Any, Any]:
-    """Return how much of each of `length` pixels is in each bin along one axis, (K, bins, length), and
-    the number of samples in a bin, (K,): bilinear weights of evenly spaced points.
-    """
-    device = start.device
-    step = size / bins
-    grid = webtorch.full_like(size, float(ratio)) if ratio > 0 else webtorch.ceil(step)
-    most = ratio if ratio > 0 else max(1, int(grid.max().item()))
-    i = webtorch.arange(most, device=device, dtype=dtype)
-    p = webtorch.arange(bins, device=device, dtype=dtype)
-    at = (
-        start[:, None, None]
-        + p[None, :, None] * step[:, None, None]
-        + (i + 0.5) * (step / grid.clamp(min=1))[:, None, None]
-    )
-    used = (i < grid[:, None, None]) & (at >= -1) & (at <= length)
-    place = at.clamp(0, length - 1)
-    pixels = webtorch.arange(length, device=device, dtype=dtype)
-    near = (1 - (place[..., None] - pixels).abs()).clamp(min=0)
-    return (near * used[..., None].to(dtype)).sum(2), grid
-
-
-def _roi_align(
-    input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int,
-    sampling_ratio: int, aligned: bool,
-) -> Any:  # fmt: skip
-    """The means of bilinear samples in bins of regions (K, 5: picture, x1, y1, x2, y2): (K, C, height, width)."""
-    _check_rois(input, rois)
-    if not len(rois):
-        return input.new_zeros(0, input.shape[1], pooled_height, pooled_width)
-    wide = input.float() if input.dtype in (webtorch.float16, webtorch.bfloat16) else input
-    regions = rois.detach().to(wide.dtype)
-    height, width = input.shape[2:]
-    corners = regions[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)
-    sizes = corners[:, 2:] - corners[:, :2]
-    if not aligned:
-        sizes = sizes.clamp(min=1)
-    rows, many = _samples(
-        corners[:, 1], sizes[:, 1], pooled_height, sampling_ratio, height, wide.dtype
-    )
-    columns, much = _samples(
-        corners[:, 0], sizes[:, 0], pooled_width, sampling_ratio, width, wide.dtype
-    )
-    rows = rows / (many * much).clamp(min=1)[:, None, None]
-    found = []
-    for part in range(0, len(rois), _REGIONS):
-        some = slice(part, part + _REGIONS)
-        pictures = wide[regions[some, 0].long()]
-        found.append(rows[some, None] @ pictures @ columns[some, None].mT)
-    return webtorch.cat(found).to(input.dtype)
-
-
-def _roi_pool(
-    input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int
-) -> tuple[Any, Any]:
-    """The largest values in bins of whole pixels, 0 where a bin has none; and a place for each, unused."""
-    _check_rois(input, rois)
-    height, width = input.shape[2:]
-    regions = rois.detach().to(webtorch.float32)
-    corners = webtorch.floor(regions[:, 1:] * spatial_scale + 0.5)
-
-    def inside(start: Any, end: Any, bins: int, length: int) -> Any:
-        step = (end - start + 1).clamp(min=1) / bins
-        p = webtorch.arange(bins, device=rois.device, dtype=webtorch.float32)
-        low = webtorch.floor(p * step[:, None]) + start[:, None]
-        high = webtorch.ceil((p + 1) * step[:, None]) + start[:, None]
-        at = webtorch.arange(length, device=rois.device, dtype=webtorch.float32)
-        return (at >= low[..., None]) & (at < high[..., None])
-
-    rows = inside(corners[:, 1], corners[:, 3], pooled_height, height)
-    columns = inside(corners[:, 0], corners[:, 2], pooled_width, width)
-    found = []
-    for k, picture in enumerate(regions[:, 0].long().tolist()):
-        lines = webtorch.where(rows[k][:, None, :, None], input[picture], -float("inf")).amax(2)
-        cells = webtorch.where(columns[k], lines.transpose(0, 1).unsqueeze(2), -float("inf"))
-        found.append(cells.amax(3))
-    shape = (len(rois), input.shape[1], pooled_height, pooled_width)
-    out = webtorch.stack(found) if found else input.new_zeros(shape)
-    out = webtorch.where(webtorch.isinf(out) & (out < 0), 0.0, out)
-    return out, webtorch.zeros(shape, dtype=webtorch.int32, device=input.device)
-
-
-def _check_rois(input: Any, rois: Any) -> None:
-    if rois.ndim != 2 or rois.shape[1] != 5:
-        raise RuntimeError(f"rois must have shape as Tensor[K, 5], got {tuple(rois.shape)}")
-    if input.dtype != rois.dtype:
-        raise RuntimeError(
-            f"Expected tensor for input to have the same type as tensor for rois; but type {input.dtype} does not "
-            f"equal {rois.dtype}"
-        )
-
-
-def _deform_conv2d(
-    input: Any, weight: Any, offset: Any, mask: Any, bias: Any, stride_h: int, stride_w: int, pad_h: int,
-    pad_w: int, dil_h: int, dil_w: int, groups: int, offset_groups: int, use_mask: bool,
-) -> Any:  # fmt: skip
-    """A convolution whose every tap is moved by `offset` (and weighted by `mask`): (N, out, height, width)."""
-    n, channels, height, width = input.shape
-    out_channels, _, kernel_h, kernel_w = weight.shape
-    out_h, out_w = offset.shape[2:]
-    taps = kernel_h * kernel_w
-    moves = offset.reshape(n * offset_groups, taps, 2, out_h, out_w)
-
-    def places(count: int, kernel: int, stride: int, pad: int, dilation: int, down: bool) -> Any:
-        start = webtorch.arange(count, device=input.device, dtype=input.dtype) * stride - pad
-        tap = webtorch.arange(kernel, device=input.device, dtype=input.dtype) * dilation
-        if down:
-            grid = tap[:, None, None, None] + start[:, None]
-            return grid.expand(kernel, kernel_w, out_h, out_w).reshape(taps, out_h, out_w)
-        grid = tap[:, None, None] + start
-        return grid.expand(kernel_h, kernel, out_h, out_w).reshape(taps, out_h, out_w)
-
-    y = places(out_h, kernel_h, stride_h, pad_h, dil_h, True) + moves[:, :, 0]
-    x = places(out_w, kernel_w, stride_w, pad_w, dil_w, False) + moves[:, :, 1]
-    grid = webtorch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], -1)
-    pictures = input.reshape(n * offset_groups, channels // offset_groups, height, width)
-    sampled = F.grid_sample(
-        pictures, grid.reshape(n * offset_groups, taps * out_h, out_w, 2), align_corners=False
-    ).reshape(n * offset_groups, -1, taps, out_h * out_w)
-    if use_mask:
-        sampled = sampled * mask.reshape(n * offset_groups, 1, taps, out_h * out_w)
-    columns = sampled.reshape(n, groups, channels // groups * taps, out_h * out_w)
-    kernel = weight.reshape(groups, out_channels // groups, -1)
-    out = (kernel @ columns).reshape(n, out_channels, out_h, out_w)
-    return out + bias.reshape(-1, 1, 1)
-
-
 def _absent(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"torchvision.ops.{name.strip('_')}: this operator of torchvision is compiled for PyTorch's C++ core. nms, "
-            "roi_align, roi_pool and deform_conv2d are available"
+            f"torchvision.ops.{name.strip('_')}: this operator of torchvision is compiled for PyTorch's C++ core. "
+            f"{', '.join(sorted(regions.__all__))} are available"
         )
 
     return refuse
 
 
 _WRITTEN: dict[str, Callable[..., Any]] = {
-    "nms": _nms, "roi_align": _roi_align, "roi_pool": _roi_pool, "deform_conv2d": _deform_conv2d,
+    **{name: getattr(regions, name) for name in regions.__all__},
     "_cuda_version": lambda: -1,
-}  # fmt: skip
-_OTHERS = """ps_roi_align ps_roi_pool qnms qroi_align box_iou_rotated _roi_align_backward _roi_pool_backward
+}
+_OTHERS = """qnms qroi_align box_iou_rotated _roi_align_backward _roi_pool_backward
     _ps_roi_align_backward _ps_roi_pool_backward _deform_conv2d_backward"""
 
 
