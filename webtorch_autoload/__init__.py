@@ -125,6 +125,7 @@ def _register(torch: ModuleType) -> None:
     _refuse_export(torch)
     _printing(torch)
     _default_compiler(torch, module)
+    _one_device(torch)
 
 
 def hide(function: Any) -> Any:
@@ -275,6 +276,23 @@ def _default_compiler(torch: ModuleType, module: ModuleType) -> None:
         return compile_graph(self, model_, inputs_, **options)
 
     wrapper.__init__, wrapper.__call__ = init, call
+
+
+def _one_device(torch: ModuleType) -> None:
+    """Let `nn.DataParallel` run on the one device: PyTorch without CUDA has no functions that split a batch."""
+    if hasattr(torch._C, "_scatter"):
+        return
+
+    def scatter(tensor: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the whole tensor, on the device."""
+        return (tensor.to(NAME),)
+
+    def gather(tensors: Any, dim: int = 0, destination: Any = None, **kwargs: Any) -> Any:
+        """Return the only tensor, where it is wanted: -1 is the CPU."""
+        (tensor,) = tensors
+        return tensor.cpu() if destination in (-1, torch.device("cpu")) else tensor
+
+    torch.nn.parallel.comm.scatter, torch.nn.parallel.comm.gather = scatter, gather
 
 
 def _accelerator(torch: ModuleType, module: ModuleType) -> None:

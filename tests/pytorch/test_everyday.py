@@ -192,3 +192,18 @@ def test_rarer_operators_and_their_gradients(
     for expected, actual in zip(*found, strict=True):
         assert actual is not None and expected is not None
         same(actual, expected, 1e-3)
+
+
+def test_data_parallel_runs_on_the_one_device(webgpu: str) -> None:
+    model = nn.Linear(4, 2)
+    x = torch.randn(3, 4)
+    expected = model(x).detach()
+    parallel = nn.DataParallel(model.to(webgpu))
+    for rows in (x, x.to(webgpu)):
+        rows = rows.clone().requires_grad_()
+        result = parallel(rows)
+        same(result, expected)
+        result.sum().backward()
+        assert rows.grad is not None
+        torch.testing.assert_close(rows.grad.cpu(), model.weight.detach().cpu().sum(0).expand(3, 4))
+        assert rows.grad.device == rows.device
