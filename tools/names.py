@@ -144,6 +144,8 @@ BEHAVIOUR = """
 - `logsumexp` of integers over no dimension and average pooling of complex numbers: taken here, refused by PyTorch.
 - `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
 - `heaviside` promotes its two types; PyTorch wants one.
+- `x.view(dtype)` is refused on WebGPU from and to int64, which has 32 bits there. Memory made as bool
+  holds 0 or 1, whatever is written to a view of another type.
 - The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place
   elementwise operations; methods as `x.dot(object)` ask when one of these, a tensor subclass or a mode has come before.
 - `bernoulli`, `multinomial`, `poisson` and `normal` check tensors of probabilities, rates and deviations on the device:

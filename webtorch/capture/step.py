@@ -148,7 +148,15 @@ class CompiledFunction:
         given = tensors
         in_place = key in self.written
         if in_place:
-            key = (key, tuple([(t._strides, t._offset, t._storage.elements) for t in tensors]))
+            key = (
+                key,
+                tuple(
+                    [
+                        (t._strides, t._offset, t._storage.elements, t._storage.dtype)
+                        for t in tensors
+                    ]
+                ),
+            )
         if mode.grad or not all(t._whole for t in tensors):
             tensors = [_own(t, in_place) for t in tensors]
         states = self.captures.get(key, [])

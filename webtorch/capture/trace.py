@@ -1111,7 +1111,7 @@ class Rebuild:
             and storage.elements == numel(x.shape)
             and is_contiguous(x.shape, x.strides)
         )
-        whole = whole and not x.dtype.is_complex
+        whole = whole and x.dtype is storage.dtype
         out = Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole, x.dtype)
         if x.history:
             # Its graph is used up: a backward from here raises as it does after an uncompiled call.

@@ -417,6 +417,7 @@ class _Saver:
         # By identity; the storages are kept so that no other gets their id.
         self.keys: dict[int, str] = {}
         self.storages: list[Storage] = []
+        self.types: dict[int, DType] = {}
 
     def special(self, value: object) -> Callable[[Writer], None] | None:
         kind = type(value)
@@ -478,6 +479,10 @@ class _Saver:
         return "_rebuild_tensor_v3", (*args, x.dtype)
 
     def reference(self, w: Writer, storage: Storage, dtype: DType) -> None:
+        if self.types.setdefault(id(storage), dtype.to_real()) is not dtype.to_real():
+            raise RuntimeError(
+                "Cannot save multiple tensors or storages that view the same data as different types"
+            )
         key = self.keys.get(id(storage))
         if key is None:
             key = self.keys[id(storage)] = str(len(self.storages))

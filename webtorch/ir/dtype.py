@@ -228,3 +228,15 @@ def promote_with_scalar(tensor: DType, kind: Kind, default_float: DType) -> DTyp
     if kind == "complex":
         return (tensor if tensor.kind == "float" else default_float).to_complex()
     return default_float if kind == "float" else int64
+
+
+_LEGACY = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
+    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
+    "bool": "Bool", "uint32": "UInt32", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+}  # fmt: skip
+
+
+def legacy_name(dtype: DType) -> str:
+    """Return the name that PyTorch's errors and typed constructors have for a dtype: "Float"."""
+    return _LEGACY[dtype.name]

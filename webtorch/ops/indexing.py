@@ -22,6 +22,7 @@ from webtorch.ir.dtype import (
     float64,
     int32,
     int64,
+    legacy_name,
     uint8,
 )
 from webtorch.ir.expr import Expr
@@ -37,19 +38,6 @@ from webtorch.ops.record import BOOL, Autocast, Elementwise, composite
 from webtorch.ops.record import elementwise as entry
 
 FUNCTIONAL = ("nn.functional",)
-_NAMES = {
-    "float32": "Float",
-    "float64": "Double",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "int64": "Long",
-    "int32": "Int",
-    "int16": "Short",
-    "int8": "Char",
-    "uint8": "Byte",
-    "bool": "Bool",
-    "uint32": "UInt32",
-}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -377,7 +365,7 @@ def _rows_to(op: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, A
 def _same_type(op: str, x: Any, source: Any) -> None:
     if x.dtype is not source.dtype:
         raise DTypeError(
-            f"{op}(): self ({_NAMES[x.dtype.name]}) and source ({_NAMES[source.dtype.name]}) must have the same "
+            f"{op}(): self ({legacy_name(x.dtype)}) and source ({legacy_name(source.dtype)}) must have the same "
             f"scalar type. Use source.to({x.dtype})."
         )
 
@@ -401,7 +389,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     if input.dtype is not source.dtype:
         raise DTypeError(
             "index_copy_(): self and source expected to have the same dtype, but got (self) "
-            f"{_NAMES[input.dtype.name]} and (source) {_NAMES[source.dtype.name]}"
+            f"{legacy_name(input.dtype)} and (source) {legacy_name(source.dtype)}"
         )
     dim, base, index, rows = _rows_to("index_copy_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
@@ -794,7 +782,7 @@ def take(input: Any, index: Any) -> Any:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
     if index.dtype is not int64:
         raise DTypeError(
-            f"take(): Expected a long tensor for index, but got {_NAMES[index.dtype.name]}: use index.long()."
+            f"take(): Expected a long tensor for index, but got {legacy_name(index.dtype)}: use index.long()."
         )
     if not index.numel():
         return _no_elements(input, index._shape)
@@ -853,7 +841,7 @@ def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
     if source.dtype is not input.dtype:
         raise DTypeError(
             "masked_scatter: expected self and source to have same dtypes but got "
-            f"{_NAMES[input.dtype.name]} and {_NAMES[source.dtype.name]}"
+            f"{legacy_name(input.dtype)} and {legacy_name(source.dtype)}"
         )
     shape = broadcast_shapes(input._shape, mask._shape)
     input, mask = _expanded(input, shape), _expanded(mask, shape)
@@ -971,7 +959,7 @@ def embedding(
     if input.dtype not in (int64, int32):
         raise DTypeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
-            f"torch.{_NAMES[input.dtype.name]}Tensor instead (while checking arguments for embedding)"
+            f"torch.{legacy_name(input.dtype)}Tensor instead (while checking arguments for embedding)"
         )
     if len(weight._shape) != 2:
         raise ShapeError(f"'weight' must be 2-D, got {list(weight._shape)}")
@@ -1026,7 +1014,7 @@ def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) ->
 def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):
-        raise NotImplementedError(f"\"bincount\" not implemented for '{_NAMES[input.dtype.name]}'")
+        raise NotImplementedError(f"\"bincount\" not implemented for '{legacy_name(input.dtype)}'")
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
     if len(input._shape) != 1:

@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError, ShapeError
-from webtorch.ir.dtype import DType, Scalar, int32, int64, integer_limits, promote_types
+from webtorch.ir.dtype import (
+    DType,
+    Scalar,
+    int32,
+    int64,
+    integer_limits,
+    legacy_name,
+    promote_types,
+)
 from webtorch.ir.view import (
     Shape,
     broadcast_shapes,
@@ -39,9 +47,8 @@ from webtorch.ops.primitive import (
     fill,
     iota,
     pad_with,
-    paired,
-    pairs,
     reduce_dims,
+    seen_as,
 )
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
@@ -133,7 +140,8 @@ def _inferred(op: str, x: Any, sizes: Shape) -> Shape:
 def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -> Any:
     """The same memory in another shape; one size may be -1. Raises RuntimeError when strides do not allow it.
 
-    With the tensor's own dtype in place of sizes, a view of it.
+    With a dtype in place of sizes, the same memory as elements of that type, outside autograd. Types of other
+    sizes change the last dimension, whose stride must be 1.
     """
     if dtype is not None or (len(args) == 1 and isinstance(args[0], DType)):
         return _bits_as(input, args[0] if dtype is None else dtype)
@@ -150,21 +158,33 @@ def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -
 
 
 def _bits_as(x: Any, dtype: DType) -> Any:
-    if dtype is x.dtype:
-        return _as_shape(x, x._shape, x._strides, "View")
-    if dtype is x.dtype.to_real():
-        seen = pairs(x)
-        return reshape(seen, (*x._shape[:-1], -1)) if x._shape else seen
-    if x.dtype.kind == "float" and dtype.is_complex and dtype.to_real() is x.dtype and x._shape:
-        if x._shape[-1] % 2 or x._strides[-1] != 1:
-            raise RuntimeError(
-                f"self.size(-1) must be divisible by 2 to view {x.dtype} as {dtype} (different element sizes), "
-                f"but got {x._shape[-1]}"
+    old = x.dtype
+    shape, strides, offset = x._shape, x._strides, x._offset
+    if dtype.itemsize == old.itemsize:
+        return seen_as(x, shape, strides, offset, dtype)
+    how = f"to view {legacy_name(old)} as {legacy_name(dtype)} (different element sizes)"
+    if not shape:
+        raise ShapeError(f"self.dim() cannot be 0 {how}")
+    if dtype.itemsize < old.itemsize:
+        ratio = old.itemsize // dtype.itemsize
+        if strides[-1] != 1:
+            raise ShapeError(f"self.stride(-1) must be 1 {how}, but got {strides[-1]}")
+        shape = (*shape[:-1], shape[-1] * ratio)
+        strides = (*[st * ratio for st in strides[:-1]], 1)
+        return seen_as(x, shape, strides, offset * ratio, dtype)
+    ratio = dtype.itemsize // old.itemsize
+    for what, value in (("size(-1)", shape[-1]), ("storage_offset()", offset)):
+        if value % ratio:
+            raise ShapeError(f"self.{what} must be divisible by {ratio} {how}, but got {value}")
+    if strides[-1] != 1:
+        raise ShapeError(f"self.stride(-1) must be 1 {how}, but got {strides[-1]}")
+    for d, stride in enumerate(strides[:-1]):
+        if stride % ratio:
+            raise ShapeError(
+                f"self.stride({d}) must be divisible by {ratio} {how}, but got {stride}"
             )
-        return paired(x.unflatten(-1, (x._shape[-1] // 2, 2)))
-    raise DTypeError(
-        f"view: {x.dtype} cannot be seen as {dtype}: storages hold one type. Use .to({dtype}) to convert the values."
-    )
+    strides = (*[st // ratio for st in strides[:-1]], 1)
+    return seen_as(x, (*shape[:-1], shape[-1] // ratio), strides, offset // ratio, dtype)
 
 
 @composite(family="movement")
@@ -907,7 +927,7 @@ def as_strided(
             f"as_strided: Negative strides are not supported at the moment, got strides: {list(strides)}"
         )
     last = extent(shape, strides, offset)[1]
-    width, available = input.dtype.itemsize, input._storage.elements
+    width, available = input.dtype.itemsize, input._storage.nbytes // input.dtype.itemsize
     if last >= available or offset < 0:
         raise RuntimeError(
             f"setStorage: sizes {list(shape)}, strides {list(strides)}, storage offset {offset}, and "

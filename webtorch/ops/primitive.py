@@ -152,6 +152,11 @@ paired = _primitive(
     "The complex tensor whose parts are along the last dim of x: a view where x's strides allow it "
     "(last 1, others even). Differentiable.",
 )
+seen_as = _primitive(
+    "_seen_as",
+    "(x, shape, strides, offset, dtype)",
+    "x's memory as elements of dtype; the geometry is in these. Not differentiable.",
+)
 complex_of = _primitive(
     "_complex_of", "(x)", "What `paired` gives, of a new x that nobody else sees: no view of it."
 )

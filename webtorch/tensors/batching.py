@@ -67,7 +67,7 @@ def _seen(
     whole = (
         not levels
         and not x._offset
-        and not x.dtype.is_complex
+        and x.dtype is x._storage.dtype
         and numel(shape) == x._storage.elements
         and is_contiguous(shape, strides)
     )

@@ -21,6 +21,7 @@ from webtorch.ir.dtype import (
     int64,
     integer_limits,
     kind_of_scalar,
+    legacy_name,
     promote_types,
     uint8,
 )
@@ -59,7 +60,7 @@ from webtorch.tensors.tape import (
     set_history,
     unrecorded,
 )
-from webtorch.tensors.tensor import Size, Tensor, _transfer, legacy_name, unsupported_text
+from webtorch.tensors.tensor import Size, Tensor, _transfer, unsupported_text
 
 Operand = Tensor | Scalar | complex
 _default_dtype = float32
@@ -152,6 +153,8 @@ def _operand_node(t: Tensor, shape: tuple[int, ...], order: tuple[int, ...] | No
     if t._shape == shape:
         return t._node()
     node = t._storage.node
+    if node.dtype is not t.dtype:
+        node = t._flat_node()
     strides = _expanded(t._shape, t._strides, shape)
     if not t._offset or node.kind not in ("buffer", "update", "scatter"):
         return Node("view", (node,), (strides, t._offset), (), shape, t.dtype)

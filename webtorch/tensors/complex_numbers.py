@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
-from webtorch.ir.dtype import DType, Scalar, bool_
+from webtorch.ir.dtype import DType, Scalar, bool_, legacy_name
 from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
@@ -29,7 +29,7 @@ from webtorch.tensors.tape import (
     mode,
     set_history,
 )
-from webtorch.tensors.tensor import Tensor, legacy_name
+from webtorch.tensors.tensor import Tensor
 
 Operand = Any
 

@@ -64,7 +64,8 @@ class Level:
             parts = self.of(x._pairs())
             return None if parts is None else primitive.paired(parts)
         found = self.tangents.get(x._storage)
-        if found is None:
+        if found is None or x.dtype is not x._storage.dtype:
+            # What sees the memory as another type has no tangent.
             return None
         tangent, geometry = found
         return tangent if geometry == _geometry(x) else _seen(self._flat(x), x)

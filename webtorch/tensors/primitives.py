@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
-from webtorch.ir.dtype import DType, Scalar, bool_, int64
+from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_depth, user_line
 from webtorch.ir.view import (
@@ -19,6 +19,7 @@ from webtorch.ir.view import (
     strides_like,
 )
 from webtorch.ops import primitive
+from webtorch.ops.bits import WHOLE, reinterpreted
 from webtorch.ops.pairs import COMPLEX, CONJ, FILL, TIMES_I, WIDEN, recorded
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
 from webtorch.ops.purity import looks
@@ -50,7 +51,7 @@ from webtorch.tensors.tape import (
     set_history,
     unrecorded,
 )
-from webtorch.tensors.tensor import Tensor, legacy_name, unsupported_text
+from webtorch.tensors.tensor import Tensor, unsupported_text
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -122,7 +123,7 @@ def as_view(
     source = x.dtype
     if dtype is not None or source is not out.dtype:
         out.dtype = source if dtype is None else dtype
-        out._whole = whole and not out.dtype.is_complex
+        out._whole = whole and out.dtype is storage.dtype
     if x._levels:
         out._levels, out._whole = _scaled_levels(x, out.dtype), False
     # A view that the user made a leaf stands for itself: writes through its views are refused.
@@ -154,7 +155,7 @@ def _scaled_levels(x: Tensor, dtype: DType) -> tuple[tuple[int, int, int], ...]:
 
 def _elements(x: Tensor) -> int:
     """Return how many elements of x's type its storage holds."""
-    return x._storage.elements >> x.dtype.is_complex
+    return x._storage.nbytes // x.dtype.itemsize
 
 
 def _geometry(x: Tensor, dtype: DType) -> Geometry:
@@ -298,6 +299,38 @@ def pairs(x: Tensor) -> Tensor:
     )
 
 
+def seen_as(
+    x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: DType
+) -> Tensor:
+    """Return x's memory as elements of `dtype`; the geometry is in these. Outside autograd, as PyTorch's
+    `view(dtype)` is.
+
+    Raises DTypeError where the device has no such type, or holds int64 in 32 bits.
+    """
+    storage = x._storage
+    runtime = storage.runtime
+    if dtype in runtime.unsupported:
+        raise DTypeError(unsupported_text(dtype, runtime))
+    if runtime.kind == "webgpu" and dtype is not x.dtype and int64 in (dtype, x.dtype):
+        raise DTypeError(
+            f"view: {x.dtype} cannot be seen as {dtype} on {x.device}, which holds int64 in 32 bits. "
+            "Take the view on the CPU, as in x.cpu().view(dtype)"
+        )
+    shape, strides = tuple(shape), tuple(strides)
+    whole = (
+        dtype is storage.dtype
+        and offset == 0
+        and numel(shape) == storage.elements
+        and is_contiguous(shape, strides)
+        and not x._levels
+    )
+    scaled = [(n, size, st * x.dtype.itemsize, dtype.itemsize) for n, size, st in x._levels]
+    levels = tuple([(n, size, nbytes // width) for n, size, nbytes, width in scaled])
+    out = Tensor._from_storage(storage, shape, strides, offset, whole, dtype, levels)
+    out._counter, out._inference = x._counter, x._inference
+    return out
+
+
 def paired(x: Tensor) -> Tensor:
     """Return the complex tensor whose parts are along the last dim of x: a view where it can be."""
     outer = (*x._strides[:-1], *(stride for _, _, stride in x._levels))
@@ -339,6 +372,9 @@ def _part(x: Tensor, which: int) -> Tensor:
 def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
     """Return a part of x (a real x has one), expanded to `shape`; with `both`, for each of two parts."""
     node = x._storage.node
+    part = x.dtype.to_real()
+    if node.dtype is not part:
+        node = reinterpreted(node, part)
     lead = len(shape) - len(x._shape)
     factor = 2 if x.dtype.is_complex else 1
     strides = (0,) * lead + tuple(
@@ -485,7 +521,10 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     if x._levels or values._levels:
         target, given = _shown_operands(x, values)
     node = given._node()
-    if target._whole:
+    if x.dtype is not storage.dtype:
+        if numel(target._shape):
+            storage.replace(_with_bits(storage.node, target, node))
+    elif target._whole:
         if not fresh and node is values._storage.node:
             node = values._storage.share()
         storage.replace(node)
@@ -512,6 +551,34 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     if history:
         rebase(x, values)
     return x
+
+
+def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
+    """Return the value of a storage after a write to a view of it that has another element type."""
+    dtype, line = values.dtype, user_line()
+    window = (target._shape, target._strides)
+
+    def seen_as(node: Node, kind: DType) -> Node:
+        if node.dtype is kind:
+            return node
+        flat = reinterpreted(node, kind)
+        whole = (contiguous_strides(node.shape), 0)
+        same = numel(flat.shape) == numel(node.shape)
+        return Node("view", (flat,), whole, (), node.shape, kind) if same else flat
+
+    if dtype.itemsize == old.dtype.itemsize:
+        values = seen_as(values, old.dtype)
+        return Node("update", (old, values), window, (target._offset,), old.shape, old.dtype, line)
+    # What is not written must come back as it was: integers hold every pattern of bits.
+    whole = WHOLE[dtype.itemsize]
+    flat = seen_as(old, whole)
+    values = seen_as(values, whole)
+    new = Node("update", (flat, values), window, (target._offset,), flat.shape, whole, line)
+    back = seen_as(new, old.dtype)
+    if back.shape == (numel(old.shape),):
+        return Node("view", (back,), (contiguous_strides(old.shape), 0), (), old.shape, old.dtype)
+    # Bytes at the end that make no element of the view.
+    return Node("update", (old, back), (back.shape, (1,)), (0,), old.shape, old.dtype, line)
 
 
 def _write_complex(x: Tensor, values: Tensor, fresh: bool, history: bool) -> Tensor:
@@ -682,6 +749,8 @@ def ordered_node(x: Tensor, shape: Shape, strides: Shape, order: Shape) -> Node:
     shape = tuple([shape[d] for d in order])
     strides = tuple([strides[d] for d in order])
     node, offset = x._storage.node, x._offset
+    if node.dtype is not x.dtype:
+        node = x._flat_node()
     if not offset and node.shape == shape and is_contiguous(shape, strides):
         return node
     if not offset or node.kind not in ("buffer", "update", "scatter"):
@@ -1108,7 +1177,7 @@ for entry, function in (
     (primitive.cast_to, cast_to), (primitive.copy, copy),
     (primitive.write, write), (primitive.empty, empty),
     (primitive.formula, formula), (primitive.pairs, pairs),
-    (primitive.paired, paired), (primitive.real_part, real_part),
+    (primitive.paired, paired), (primitive.seen_as, seen_as), (primitive.real_part, real_part),
     (primitive.imag_part, imag_part), (primitive.complex_of, complex_of),
     (primitive.join, join), (primitive.conjugate, conjugate),
     (primitive.each, _each),

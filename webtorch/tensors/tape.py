@@ -446,7 +446,7 @@ class SavedTensor:
 
 
 def _type_text(dtype: Any, storage: Storage) -> str:
-    from webtorch.tensors.tensor import legacy_name
+    from webtorch.ir.dtype import legacy_name
 
     place = "" if storage.runtime.kind == "cpu" else f"{storage.runtime.kind}."
     return f"torch.{place}{legacy_name(dtype)}Tensor"

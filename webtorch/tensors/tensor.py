@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
-from webtorch.ir.dtype import DType, Scalar, bool_, int64
+from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
@@ -27,6 +27,7 @@ from webtorch.ir.view import (
     strides_like,
 )
 from webtorch.ops import primitive
+from webtorch.ops.bits import reinterpreted
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.tensors import override
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
@@ -255,12 +256,22 @@ class Tensor(TensorMethods):
         shape = (*self._shape, 2)
         strides, offset = (*[2 * s for s in self._strides], 1), 2 * self._offset
         whole = (
-            offset == 0 and numel(shape) == self._storage.elements and is_contiguous(shape, strides)
+            offset == 0
+            and numel(shape) == self._storage.elements
+            and is_contiguous(shape, strides)
+            and self._storage.dtype is real
         )
         levels = tuple([(n, size, 2 * stride) for n, size, stride in self._levels])
         out = Tensor._from_storage(self._storage, shape, strides, offset, whole, real, levels)
         out._counter, out._inference = self._counter, self._inference
         return out
+
+    def _flat_node(self) -> Node:
+        """Return the value of the storage as elements of this tensor's type, of which it is another's."""
+        if self.dtype.is_complex:
+            # What takes complex tensors reads their parts.
+            raise DTypeError(f"not implemented for '{legacy_name(self.dtype)}'")
+        return reinterpreted(self._storage.node, self.dtype)
 
     def _node(self) -> Node:
         """Return the value as a graph node of this tensor's shape."""
@@ -270,8 +281,7 @@ class Tensor(TensorMethods):
                 return node
             return Node("view", (node,), (self._strides, 0), (), self._shape, self.dtype)
         if self.dtype is not node.dtype:
-            # What takes complex tensors reads their parts.
-            raise DTypeError(f"not implemented for '{legacy_name(self.dtype)}'")
+            node = self._flat_node()
         if self._levels:
             raise RuntimeError(
                 "vmap: this operation has no rule for a tensor with a hidden dimension; write it "
@@ -1035,18 +1045,6 @@ class Tensor(TensorMethods):
         raise NotImplementedError
 
 
-_LEGACY = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
-    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
-    "bool": "Bool", "uint32": "UInt32", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
-}  # fmt: skip
-
-
-def legacy_name(dtype: DType) -> str:
-    """Return the name that PyTorch's errors and typed constructors have for a dtype: "Float"."""
-    return _LEGACY[dtype.name]
-
-
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:
     """Return the message for a dtype that a device cannot hold."""
     if dtype.is_complex:
@@ -1105,9 +1103,10 @@ def _see(tensor: Tensor) -> np.ndarray:
     if not numel(tensor._shape):
         return numpy.empty(tensor._shape, tensor.dtype.name)
     flat = tensor._storage.lend()
-    if tensor.dtype.is_complex:
-        # A complex tensor may begin in the middle of a real one's storage, at an even place.
-        flat = flat[: len(flat) // 2 * 2].view(tensor.dtype.name)
+    if tensor.dtype is not tensor._storage.dtype:
+        # Parts of complex numbers, or a view of another type; bytes may be left over at the end.
+        kept = flat.nbytes // tensor.dtype.itemsize * tensor.dtype.itemsize
+        flat = flat.view("uint8")[:kept].view(tensor.dtype.name)
     if is_contiguous(tensor._shape, tensor._strides):
         found = flat[tensor._offset : tensor._offset + numel(tensor._shape)]
         return found.reshape(tensor._shape)
