@@ -116,6 +116,8 @@ def _register(torch: ModuleType) -> None:
         NAME, backend_module=module, hook=Hooks(), device_guard=Guard()
     )
     sys.modules[f"torch.{NAME}"] = module
+    # `lazy_module.webgpu()`, as `.cuda()` is allowed.
+    torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.webgpu)
     torch.accelerator.synchronize = _synchronize(torch.accelerator.synchronize, module)
     _accelerator(torch, module)
     _generators(torch)

@@ -304,6 +304,22 @@ def test_random_numbers_follow_the_seed(webgpu: str) -> None:
     assert abs((kept == 0).float().mean().item() - 0.25) < 0.05
 
 
+def test_lazy_modules_are_moved_before_their_shapes_are_known(webgpu: str) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    lazy = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+    out = lazy.to(webgpu)(x.to(webgpu))
+    assert out.is_webgpu and lazy[1].running_mean.is_webgpu
+    torch.testing.assert_close(out.cpu(), lazy.cpu()(x), rtol=1e-4, atol=1e-4)
+    rows = torch.ones(1, 3)
+    assert nn.LazyLinear(2).webgpu()(rows.to(webgpu)).is_webgpu
+    assert nn.LazyLinear(2).to(webgpu).half()(rows.to(webgpu).half()).dtype is torch.float16
+    assert nn.LazyLinear(2, device=webgpu).cpu()(rows).shape == (1, 2)
+    whole = nn.Linear(3, 4).to(webgpu)
+    loaded = nn.LazyLinear(4).to(webgpu)
+    loaded.load_state_dict(whole.state_dict())
+    assert torch.equal(loaded(rows.to(webgpu)).cpu(), whole(rows.to(webgpu)).cpu())
+
+
 class TestErrors:
     """Mistakes raise errors that say what to do; nothing crashes, and the device stays usable."""
 
