@@ -277,8 +277,8 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """How many elements lie in each of equal bins between min and max (both 0: the data's range)."""
     if bins <= 0:
         raise RuntimeError("bins must be > 0")
-    if not input.dtype.is_floating_point:
-        raise NotImplementedError(f"\"histogram_cpu\" not implemented for '{input.type()[6:-6]}'")
+    if input.dtype.is_complex or input.dtype.kind == "bool":
+        raise NotImplementedError(f"histc: not implemented for {input.dtype}")
     if max < min:
         raise RuntimeError("max must be larger than min")
     x = movement.reshape(input, (-1,))
@@ -288,7 +288,12 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     _check_range("torch.histc: ", low, high)
     if low == high:
         low, high = low - 1, high + 1
-    place = cast_to(((x - low) * (bins / (high - low))).floor(), int64)
+    if input.dtype.is_floating_point:
+        place = cast_to(((x - low) * (bins / (high - low))).floor(), int64)
+    else:
+        # In integers, as PyTorch's accelerators count them; its CPU takes floats only.
+        x, low, high = cast_to(x, int64), int(low), int(high)
+        place = elementwise.floor_divide((x - low) * bins, high - low)
     # The upper end belongs to the last bin.
     place = elementwise.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)

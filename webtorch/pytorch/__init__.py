@@ -7,10 +7,11 @@ machines where autoloading is switched off. Raises ImportError for a PyTorch tha
 interrupt  Ctrl-C that cannot abort the process
 hooks      exceptions of hooks in a backward pass, which cannot either
 device     PyTorch storages that carry webtorch's, allocation, copies, views
-functions  what each aten operator means, in calls of the op table; so do the next five
+functions  what each aten operator means, in calls of the op table; so do the next six
 gradients  PyTorch's backward operators
 algebra    complex numbers, Fourier transforms, linear algebra, and what LAPACK computes on the CPU
 attention  scaled dot-product attention as one operator
+grouped    products of groups of rows: experts
 layers     rarer layers and losses
 regions    torchvision's compiled operators
 random     PyTorch's in-place random operators, from webtorch's generators

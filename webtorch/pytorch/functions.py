@@ -75,7 +75,7 @@ _SPECIAL = (
 def load() -> dict[str, Function]:
     """Return the meaning of every operator that has one: declared here, or the table's as it is."""
     # They declare the rest.
-    for room in ("algebra", "attention", "gradients", "layers", "random"):
+    for room in ("algebra", "attention", "gradients", "grouped", "layers", "random"):
         importlib.import_module(f"webtorch.pytorch.{room}")
     for entry in TABLE.values():
         name = entry.torch.rpartition(".")[2]

@@ -17,7 +17,7 @@ import torch
 
 import webtorch_autoload as autoload
 from webtorch.ops.primitive import fill, iota, matmul3
-from webtorch.pytorch import attention, device, fallback, optimizer, regions
+from webtorch.pytorch import attention, device, fallback, grouped, optimizer, regions
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
@@ -65,6 +65,7 @@ _OWN = {
     "convolution_backward_overrideable",
     "conj_physical_",
     "mode.values",
+    "_grouped_mm",
 }
 # Elementwise operators without an out= form: their results lie in memory as the operand does, as
 # channels-last images should.
@@ -997,6 +998,7 @@ def _register() -> None:
     _register_meanings(library)
     attention.register(kernel_for)
     regions.register(_functional)
+    grouped.register(_functional)
     _scaling()
     _flexible()
     _autocast()
