@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from webtorch import errors
@@ -541,7 +541,7 @@ def to_copy(
     interrupt.check()
     _check_layout(layout)
     dtype = dtype or x.dtype
-    if isinstance(x, UninitializedTensorMixin):
+    if is_lazy(x):
         # A lazy module's parameter: it has a type and a place, and refuses to tell a shape.
         return torch.empty(0, dtype=dtype, device=device or x.device)
     strides: Sequence[int] = x.stride()
