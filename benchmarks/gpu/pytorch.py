@@ -1,9 +1,10 @@
-"""Real PyTorch on "webgpu", compiled, against PyTorch's own CUDA kernels in eager mode, on one card.
+"""Real PyTorch on "webgpu", compiled and eager, against PyTorch's own CUDA kernels in eager mode, on one card.
 
-Both sides have the same weights, and their results must agree. The training step is measured against
-webtorch.compile of the same step. Times are of calls enqueued in a row.
+Both sides have the same weights, and their results must agree. The compiled training step is measured
+against webtorch.compile of the same step. Times are of calls enqueued in a row; eager inference reads each
+result before the next call, as programs do that use it.
 
-    python -m benchmarks.gpu.pytorch [--quick] [--out FILE] [--parts gpt decode prefill resnet vit unet]
+    python -m benchmarks.gpu.pytorch [--quick] [--out FILE] [--parts gpt decode ... eager-gpt eager-unet ...]
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.gpu.device import OURS, describe, enqueued, peer_device
+from benchmarks.gpu.device import OURS, describe, enqueued, peer_device, wait
 from benchmarks.gpu.networks import Decoder, DecoderSizes, UNet, ViT, resnet
 from benchmarks.harness import Row, machine, show, write
 from benchmarks.models import work
@@ -38,7 +39,10 @@ _PROMPT = 512
 _QUICK = DecoderSizes(2, 32, 4, 2, 64, 96, 40)
 # Of outputs, relative to the largest: float32 and float16.
 _AGREEMENT = {torch.float32: 2e-3, torch.float16: 5e-2}
-PARTS = ("gpt", "decode", "prefill", "resnet", "vit", "unet")
+_LOSSES = 1e-3
+COMPILED = ("gpt", "decode", "prefill", "resnet", "vit", "unet")
+EAGER = ("eager-gpt", "eager-train", "eager-resnet", "eager-vit", "eager-unet", "eager-generate")
+PARTS = COMPILED + EAGER
 
 
 def _pair(build: Callable[[], nn.Module], dtype: torch.dtype) -> tuple[nn.Module, nn.Module, str]:
@@ -189,6 +193,213 @@ def training(quick: bool) -> Row:
     return row
 
 
+# ---- eager ------------------------------------------------------------------------------------
+
+
+def _threads_time(run: Callable[[], object], calls: int = 5) -> float:
+    """Return the processor time of the calling thread for one call."""
+    started = time.thread_time()
+    for _ in range(calls):
+        run()
+    return (time.thread_time() - started) / calls
+
+
+def _eager(
+    name: str, ours: Callable[[], object], theirs: Callable[[], object], span: float, note: str
+) -> Row:
+    """Measure two eager functions; the note says what the calling thread does of the time."""
+    row = _row(name, ours, theirs, 1 / 1.5, span)
+    mine, peer = _threads_time(ours), _threads_time(theirs)
+    wait()
+    row.figures = {"thread": mine, "peer_thread": peer}
+    row.note = f"{note}; thread {mine * 1e3:.1f} ms, PyTorch's {peer * 1e3:.1f}"
+    return row
+
+
+def _eager_steps(
+    name: str,
+    model: nn.Module,
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    data: list[tuple[Any, Any]],
+    quick: bool,
+) -> Row:
+    where = peer_device() or "cpu"
+    theirs = copy.deepcopy(model).to(where)
+    sides = {"webgpu": model.to("webgpu"), where: theirs}
+
+    def side(device: str) -> tuple[Callable[[Any, Any], torch.Tensor], list[tuple[Any, Any]]]:
+        network = sides[device]
+        stepper = optimizer(network.parameters())
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(network(x), y)
+            stepper.zero_grad()
+            loss.backward()
+            stepper.step()
+            return loss.detach()
+
+        return step, to_torch(data, device)
+
+    run, mine = side("webgpu")
+    peer, own = side(where)
+    started = time.perf_counter()
+    found = losses(run, mine[:1])
+    first = time.perf_counter() - started
+    far = furthest(found + losses(run, mine[1:]), losses(peer, own))
+    note = f"losses differ by {far:.0e}" + ("" if far <= _LOSSES else ", TOO MUCH")
+    span = 0.02 if quick else 0.5
+    row = _eager(name, lambda: run(*mine[0]), lambda: peer(*own[0]), span, note)
+    row.note += f"; first step {first:.1f} s"
+    return row
+
+
+def eager_gpt(quick: bool, fused: bool) -> Row:
+    """Measure the GPT's training step with AdamW."""
+    job = work("gpt", quick)
+    model = job.build(torch)
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in initial_weights(job).items()})
+    option = {"fused": True} if fused else {"foreach": True}
+    name = f"{job.name}, training step, AdamW ({next(iter(option))}), eager"
+    return _eager_steps(
+        name,
+        model,
+        lambda p: torch.optim.AdamW(p, lr=job.lr, **option),  # type: ignore[arg-type]
+        batches(job, 3),
+        quick,
+    )
+
+
+def eager_training(quick: bool) -> Row:
+    """Measure ResNet-50's training step."""
+    torch.manual_seed(0)
+    batch, side = (2, 32) if quick else (32, 224)
+    model = resnet((1, 1), 8) if quick else resnet()
+    data = [(torch.randn(batch, 3, side, side).numpy(), torch.randint(0, 1000, (batch,)).numpy())]
+    return _eager_steps(
+        f"ResNet-50, training step, batch {batch}, SGD with momentum, float32, eager",
+        model,
+        lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+        data * 2,
+        quick,
+    )
+
+
+def _eager_inference(
+    name: str, build: Callable[[], nn.Module], given: tuple[torch.Tensor, ...], dtype: torch.dtype,
+    quick: bool,
+) -> Row:  # fmt: skip
+    ours, theirs, where = _pair(build, dtype)
+    mine = [t.to("webgpu") for t in given]
+    peer = [t.to(where) for t in given]
+    started = time.perf_counter()
+    found = ours(*mine).cpu()
+    first = time.perf_counter() - started
+    note = _agree(found, theirs(*peer), dtype)
+    span = 0.02 if quick else 0.3
+    row = _eager(
+        f"{name}, eager, each result read",
+        lambda: ours(*mine).cpu(),
+        lambda: theirs(*peer).cpu(),
+        span,
+        note,
+    )
+    row.note += f"; first call {first:.1f} s"
+    return row
+
+
+def eager_images(quick: bool, kind: str) -> Row:
+    """Measure ResNet-50 or ViT-B/16 on a batch of 32."""
+    batch, side = (2, 32) if quick else (32, 224)
+    x = torch.randn(batch, 3, side, side)
+    if kind == "resnet":
+        name, build = "ResNet-50", lambda: resnet((1, 1), 8) if quick else resnet()
+    else:
+        name, build = "ViT-B/16", lambda: ViT(2, 32, 4, 32) if quick else ViT()
+    return _eager_inference(f"{name}, batch {batch}, float32", build, (x,), torch.float32, quick)
+
+
+def eager_unet(quick: bool) -> Row:
+    """Measure one call of the noise predictor of Stable Diffusion 1.5."""
+    side, context = (8, 12) if quick else (64, 768)
+    given = (
+        torch.randn(2, 4, side, side).half(),
+        torch.tensor([500, 500]),
+        torch.randn(2, 77, context).half(),
+    )
+    return _eager_inference(
+        "UNet of Stable Diffusion 1.5's shape, batch 2, float16",
+        lambda: UNet((16, 32), 2, 12, 4) if quick else UNet(),
+        given,
+        torch.float16,
+        quick,
+    )
+
+
+def eager_generate(quick: bool, static: bool) -> Row:
+    """Measure a token of transformers' own `generate`, whose cache grows or has a fixed size."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokens = 8 if quick else _TOKENS
+    shape: dict[str, Any] = {
+        "hidden_size": 32 if quick else 896,
+        "num_hidden_layers": 2 if quick else 24,
+        "num_attention_heads": 4 if quick else 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64 if quick else 4864,
+        "vocab_size": 96 if quick else 151936,
+    }
+    config = Qwen2Config(**shape, tie_word_embeddings=True, dtype="float32")
+    ours, theirs, where = _pair(lambda: Qwen2ForCausalLM(config), torch.float32)
+    sides = {"webgpu": ours, where: theirs}
+    options: dict[str, Any] = {"cache_implementation": "static"} if static else {}
+    texts: dict[str, list[int]] = {}
+
+    def generate(device: str) -> Callable[[], None]:
+        model: Any = sides[device]
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        text = torch.arange(1, 9, device=device)[None]
+
+        def run() -> None:
+            found = model.generate(
+                text,
+                attention_mask=torch.ones_like(text),
+                max_new_tokens=tokens,
+                do_sample=False,
+                disable_compile=True,
+                **options,
+            )
+            texts[device] = found[0].tolist()
+
+        return run
+
+    mine, peer = generate("webgpu"), generate(where)
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        mine()
+        times.append((time.perf_counter() - started) / tokens)
+    kind = "static" if static else "growing"
+    row = _row(
+        f"Qwen2.5-0.5B's shape, transformers' generate, {tokens} new tokens, {kind} cache, float32, "
+        "eager, per token",
+        mine,
+        peer,
+        0.6,
+        0.5,
+        tokens,
+    )
+    thread = _threads_time(mine, 1) / tokens, _threads_time(peer, 1) / tokens
+    row.figures = {"thread": thread[0], "peer_thread": thread[1], "first": times[0]}
+    same = sum(a == b for a, b in zip(texts["webgpu"], texts[where], strict=True))
+    row.note = (
+        f"{same} of {len(texts[where])} tokens are the same; thread {thread[0] * 1e3:.1f} ms, PyTorch's "
+        f"{thread[1] * 1e3:.1f}; in the first call {times[0] * 1e3:.0f} ms a token, in the second "
+        f"{times[1] * 1e3:.0f}"
+    )
+    return row
+
+
 def rows(quick: bool, parts: tuple[str, ...] = PARTS) -> Iterator[Row]:
     """Measure each part in turn."""
     kinds = (torch.float32, torch.float16)
@@ -197,11 +408,20 @@ def rows(quick: bool, parts: tuple[str, ...] = PARTS) -> Iterator[Row]:
     work += [("prefill", lambda d=d: prefill(quick, d)) for d in kinds]  # type: ignore[misc]
     work += [(k, lambda k=k: images(quick, k)) for k in ("resnet", "vit")]  # type: ignore[misc]
     work += [("unet", lambda: unet(quick, torch.float16))]
+    work += [("eager-gpt", lambda f=f: eager_gpt(quick, f)) for f in (False, True)]  # type: ignore[misc]
+    work += [("eager-train", lambda: eager_training(quick))]
+    work += [
+        (f"eager-{k}", lambda k=k: eager_images(quick, k))  # type: ignore[misc]
+        for k in ("resnet", "vit")
+    ]
+    work += [("eager-unet", lambda: eager_unet(quick))]
+    work += [("eager-generate", lambda s=s: eager_generate(quick, s)) for s in (False, True)]  # type: ignore[misc]
     for part, measure in work:
         if part not in parts:
             continue
         torch._dynamo.reset()
-        with torch.no_grad() if part != "gpt" else torch.enable_grad():
+        trains = part in ("gpt", "eager-gpt", "eager-train")
+        with torch.enable_grad() if trains else torch.no_grad():
             try:
                 yield measure()
             except Exception as error:

@@ -207,3 +207,46 @@ def test_data_parallel_runs_on_the_one_device(webgpu: str) -> None:
         assert rows.grad is not None
         torch.testing.assert_close(rows.grad.cpu(), model.weight.detach().cpu().sum(0).expand(3, 4))
         assert rows.grad.device == rows.device
+
+
+def test_inference_that_reads_nothing_is_one_program_a_batch(webgpu: str) -> None:
+    from webtorch.pytorch.device import runtime
+
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(40)])
+    data = [torch.randn(3, 6) for _ in range(8)]
+    on_device = nn.Sequential(*model).to(webgpu)
+    torch.webgpu.synchronize()
+    counters = runtime().counters
+    before = counters.misses
+    with torch.no_grad():
+        found = [on_device(x.to(webgpu)) for x in data]
+        # All but the last have been computed.
+        assert counters.misses <= before + 2
+        whole = torch.cat(found)
+        expected = torch.cat([model.cpu()(x) for x in data])
+    assert (whole.cpu() - expected).abs().max() < 1e-5
+
+
+def test_generating_with_a_growing_cache_compiles_little(webgpu: str) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from webtorch.pytorch.device import runtime
+
+    config = Qwen2Config(
+        hidden_size=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=24, vocab_size=50, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).eval()
+    text = torch.tensor([[1, 2, 3]])
+    expected = model.generate(text, max_new_tokens=12, do_sample=False)
+    model.to(webgpu)
+    torch.webgpu.synchronize()
+    known = runtime()
+    divided = set(map(id, known.divided.values()))
+    found = model.generate(text.to(webgpu), max_new_tokens=12, do_sample=False)
+    assert found.tolist() == expected.tolist()
+    (new,) = [d for d in known.divided.values() if id(d) not in divided]
+    assert new.cut is not None
+    # From the third token on: layers alternate between what grows and what does not.
+    assert len(new.cut.parts) >= 8
+    assert len(new.times) >= 8

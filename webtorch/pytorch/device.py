@@ -38,6 +38,8 @@ from webtorch_autoload import module as device_module
 
 DEVICE = torch.device("webgpu", 0)
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+# So many recorded results are worth a program of their own.
+_TURN = 64
 
 TO_WEBTORCH: dict[torch.dtype, DType] = {
     torch.float32: dtypes.float32,
@@ -514,6 +516,10 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
             return dst
         if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:
             src = src.to(dst.dtype)
+        # Data for the next turn of a loop: where nothing is read and no optimizer steps, each turn is then one
+        # program, which works while the next is recorded.
+        if not torch.is_grad_enabled() and src.numel() > 1 and len(runtime().pending) >= _TURN:
+            _flush()
         # Small types travel as they are and are converted on the device, where that moves fewer bytes.
         kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
         store(dst, upload(src, kind), fresh=True)

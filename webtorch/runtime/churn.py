@@ -56,6 +56,10 @@ class Churn:
     _families: OrderedDict[Hashable, Family] = field(default_factory=OrderedDict)
     _dropped: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
+    def known(self, family: Hashable) -> Family | None:
+        """Return what is known of a family."""
+        return self._families.get(family)
+
     def found(self, family: Family | None) -> None:
         """Count a hit: the loop that made this entry comes back to it."""
         self.hits += 1

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from webtorch.errors import CaptureError, OutOfMemoryError
@@ -30,12 +30,18 @@ from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.interrupt import whole
+from webtorch.runtime.parts import FEWEST, Cut, Held, changed_sizes, cut, structure
 from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
 
 # Recorded but unrealized results are bounded: at this number they are computed.
 _MAX_PENDING = 8192
 _MAX_PROGRAMS = 1024
+# Graphs that differ in sizes only are computed in parts once so many were compiled one after the other...
+_IN_PARTS_FROM = 2
+# ... unless the very same one has come so often: as a whole it runs faster.
+_IN_PARTS_MOST = 32
+_MAX_DIVIDED = 64
 # Above this number of values that NumPy sees, looking through them at every run would cost more
 # than it saves.
 _MAX_LENT_CHECKED = 64
@@ -93,6 +99,19 @@ class Frozen:
     # Offsets of windows that are written where they were read: the argument of the read, or None
     # where that is in the structure already.
     equal: dict[int, int | None]
+
+
+@dataclass(slots=True)
+class Divided:
+    """What is known of graphs of one structure that are computed in parts."""
+
+    # The numbers of the nodes that have been seen to change.
+    changing: set[int] = field(default_factory=set)
+    cut: Cut | None = None
+    # Whether the cut left all that changes in the parts that may change, last time.
+    fits: bool = False
+    # How often each came, by the hash of its key.
+    times: dict[int, int] = field(default_factory=dict)
 
 
 def argument_dtypes(node: Node) -> list[DType]:
@@ -356,6 +375,8 @@ class Runtime:
         self.single: dict[tuple[Any, ...], weakref.ref[Executable]] = {}
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
+        # Graphs that are computed in parts, by structure.
+        self.divided: dict[Any, Divided] = {}
         # By executable: the family it belongs to.
         self.families: dict[int, Family] = {}
         self.lock = threading.RLock()
@@ -507,7 +528,16 @@ class Runtime:
             elif len(owners) == 1 and self._run_single(owners[0]):
                 return
         frozen = freeze(owners)
-        executable = self.program(frozen.key, frozen)
+        if (
+            len(frozen.order) >= FEWEST
+            and frozen.key not in self.programs
+            and self._run_in_parts(frozen)
+        ):
+            return
+        self._run_frozen(frozen, self.program(frozen.key, frozen))
+
+    def _run_frozen(self, frozen: Frozen, executable: Executable) -> None:
+        owners = frozen.owners
         started = time.perf_counter() if self.debug >= 4 else 0.0
         with whole:
             buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
@@ -516,6 +546,63 @@ class Runtime:
                 owner.donor = None
         if self.debug >= 4:
             show_run(len(executable.program.steps), time.perf_counter() - started)
+
+    def _run_in_parts(self, frozen: Frozen) -> bool:
+        """Compute a graph that differs from those before it in sizes only in parts, most of which are
+        compiled already. Return whether that was done.
+        """
+        form = family(frozen.order)
+        known = self.churn.known(form)
+        if known is None or self.lent:
+            return False
+        form = form, structure(frozen.order, frozen.owners)
+        divided = self.divided.get(form)
+        if divided is None:
+            if known.in_a_row < _IN_PARTS_FROM:
+                return False
+            if len(self.divided) == _MAX_DIVIDED:
+                self.divided.pop(next(iter(self.divided)))
+            divided = self.divided[form] = Divided()
+        number = hash(frozen.key)
+        times = divided.times.get(number, 0)
+        if times >= _IN_PARTS_MOST:
+            return False
+        if not divided.fits:
+            outline = _outline(frozen.order)
+            before: Any = known.last
+            divided.changing |= changed_sizes(before, outline)
+            known.last = outline
+            divided.cut = cut(frozen.order, frozen.owners, divided.changing)
+            divided.fits = True
+        if divided.cut is None:
+            # As a whole. Of the next that is new in a row it is asked again.
+            del self.divided[form]
+            return False
+        divided.times[number] = times + 1
+        if len(divided.times) > _MAX_PROGRAMS:
+            divided.times.pop(next(iter(divided.times)))
+        owners = frozen.owners
+        for n in divided.cut.keeping:
+            owners[n].donor = None
+        work = [
+            ([owners[n] for n in p.owners] + [Held(frozen.order[n]) for n in p.nodes], p.varying)
+            for p in divided.cut.parts
+        ]
+        # Values between parts go when the last that reads them is done.
+        frozen.order.clear()
+        while work:
+            mine, varying = work.pop(0)
+            part = freeze(mine)
+            executable = self.programs.get(part.key)
+            if executable is None:
+                self.counters.misses += 1
+                # What should not have changed did, once all parts have been compiled.
+                divided.fits = varying and divided.fits
+                executable = self._compiled(part.key, part, varying)
+            else:
+                self.counters.hits += 1
+            self._run_frozen(part, executable)
+        return True
 
     def _run_single(self, owner: Owner) -> bool:
         """Compute a value that is one operation on data, with less work than a larger graph takes."""
@@ -604,6 +691,15 @@ class Runtime:
                 self.programs.move_to_end(key)
             return executable
         self.counters.misses += 1
+        executable = self._compiled(key, graph, varying)
+        nodes = graph.nodes if isinstance(graph, Graph) else graph.order
+        self.families[id(executable)] = self.churn.made(
+            key, family(nodes), _outline(nodes), difference
+        )
+        return executable
+
+    def _compiled(self, key: Any, graph: Frozen | Graph, varying: bool) -> Executable:
+        """Compile the program of a graph and keep it."""
         started = time.perf_counter()
         whole = graph if isinstance(graph, Graph) else to_graph(graph)
         executable = self._made_ready(whole, started, varying)
@@ -620,10 +716,6 @@ class Runtime:
             old_key, old = self.programs.popitem(last=False)
             self.families.pop(id(old), None)
             self.churn.dropped(old_key)
-        nodes = graph.nodes if isinstance(graph, Graph) else graph.order
-        self.families[id(executable)] = self.churn.made(
-            key, family(nodes), _outline(nodes), difference
-        )
         return executable
 
     def foresee(self, graph: Graph) -> None:
