@@ -199,6 +199,15 @@ def _storages(torch: ModuleType) -> None:
         return new(type(self), 0, device=self.device) if self.device.type == NAME else made(self)
 
     torch.UntypedStorage.new = new_like
+    resized = torch.UntypedStorage.resize_
+
+    def resize_(self: Any, nbytes: int) -> Any:
+        """Change the size, keeping the bytes that fit."""
+        if self.device.type == NAME:
+            return importlib.import_module("webtorch.pytorch.device").resize_storage(self, nbytes)
+        return resized(self, nbytes)
+
+    torch.UntypedStorage.resize_ = resize_
 
 
 def _other_layouts(torch: ModuleType) -> None:

@@ -112,7 +112,7 @@ def fill_(self: Any, value: Any) -> Any:
             )
         return copy_(self, value)
     if self.dtype.kind in ("int", "uint") or isinstance(value, complex):
-        value = creation._fits(value, self.dtype)
+        value = creation.fits(value, self.dtype)
     if 0 in self._strides:
         # One value may be written to an expanded tensor: to every element of its memory once.
         places = zip(self._shape, self._strides, strict=True)

@@ -131,7 +131,7 @@ _C_NAMES = {
 }
 
 
-def _fits(value: Any, dtype: DType) -> Any:
+def fits(value: Any, dtype: DType) -> Any:
     """Return `value` as `dtype` holds it. Raises RuntimeError where PyTorch does."""
     if dtype.kind == "bool":
         return bool(value)
@@ -341,7 +341,7 @@ def _packed(values: list[Scalar], dtype: DType, inferred: bool) -> bytes:
         numbers = [complex(v) for v in values]
         return _packed([p for z in numbers for p in (z.real, z.imag)], dtype.to_real(), inferred)
     if any(isinstance(v, complex) for v in values):
-        values = [bool(v) if dtype is bool_ else _fits(v, dtype) for v in values]
+        values = [bool(v) if dtype is bool_ else fits(v, dtype) for v in values]
     if dtype.kind == "bool":
         return bytes([bool(v) for v in values])
     if dtype.kind == "float":
@@ -537,7 +537,7 @@ def scalar_tensor(
 ) -> Any:
     """A 0-d tensor of one number."""
     wanted = chosen_dtype(dtype)
-    return finish(fill((), _fits(_number(s), wanted), wanted, device), requires_grad)
+    return finish(fill((), fits(_number(s), wanted), wanted, device), requires_grad)
 
 
 # -- of one value ----------------------------------------------------------------------------------
@@ -558,7 +558,7 @@ def zeros(
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
     return finish(
-        fill(_size("zeros", args, size), _fits(0, wanted), wanted, where),
+        fill(_size("zeros", args, size), fits(0, wanted), wanted, where),
         requires_grad,
         out,
         "zeros",
@@ -580,7 +580,7 @@ def ones(
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
     return finish(
-        fill(_size("ones", args, size), _fits(1, wanted), wanted, where), requires_grad, out, "ones"
+        fill(_size("ones", args, size), fits(1, wanted), wanted, where), requires_grad, out, "ones"
     )
 
 
@@ -616,7 +616,7 @@ def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -
         dtype = value.dtype if _is_tensor(value) else None
     number = _number(value)
     dtype = _dtype_of_number(number) if dtype is None else dtype
-    return fill(shape, _fits(number, dtype), dtype, device)
+    return fill(shape, fits(number, dtype), dtype, device)
 
 
 @composite(family="creation", function_in=TORCH)
@@ -677,7 +677,7 @@ def _like(
 ) -> Any:
     wanted = chosen_dtype(dtype, input.dtype)
     where = input.device if device is None else device
-    number = _fits(_number(value), wanted)
+    number = fits(_number(value), wanted)
     return finish(
         like(lambda shape: fill(shape, number, wanted, where), input, memory_format), requires_grad
     )
@@ -777,7 +777,7 @@ def new_zeros(
     """Zeros of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     return finish(
-        each(fill(_size("new_zeros", args, size), _fits(0, wanted), wanted, where), input),
+        each(fill(_size("new_zeros", args, size), fits(0, wanted), wanted, where), input),
         requires_grad,
     )
 
@@ -796,7 +796,7 @@ def new_ones(
     """Ones of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     return finish(
-        each(fill(_size("new_ones", args, size), _fits(1, wanted), wanted, where), input),
+        each(fill(_size("new_ones", args, size), fits(1, wanted), wanted, where), input),
         requires_grad,
     )
 
@@ -1084,7 +1084,7 @@ def eye(
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
     if not n or not columns:
-        result = fill((n, columns), _fits(0, wanted), wanted, where)
+        result = fill((n, columns), fits(0, wanted), wanted, where)
     else:
         rows = movement.reshape(iota(n, 0, 1, int64, where), (n, 1))
         result = cast_to(elementwise.eq(rows, iota(columns, 0, 1, int64, where)), wanted)

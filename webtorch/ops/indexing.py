@@ -450,9 +450,7 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 def _as_value(op: str, value: Any, like: Any) -> Any:
     """Return a number or 0-d tensor as a 0-d tensor of `like`'s type and device."""
     if not _is_tensor(value):
-        return fill(
-            (), creation._fits(creation._number(value), like.dtype), like.dtype, like.device
-        )
+        return fill((), creation.fits(creation._number(value), like.dtype), like.dtype, like.device)
     if value._shape:
         raise RuntimeError(
             f"{op} only supports a 0-dimensional value tensor, but got tensor with {len(value._shape)} dimension(s)."
@@ -606,7 +604,7 @@ def scatter(
     if reduce is not None and reduce not in _OLD_REDUCTIONS:
         raise RuntimeError("reduce argument must be either add or multiply.")
     if not _is_tensor(src):
-        value = creation._fits(creation._number(src), input.dtype)
+        value = creation.fits(creation._number(src), input.dtype)
         src = fill(index._shape, value, input.dtype, input.device)
     combine = "set" if reduce is None else _OLD_REDUCTIONS[reduce]
     return _scatter_along("scatter", input, dim, index, src, combine)

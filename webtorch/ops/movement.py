@@ -1442,7 +1442,15 @@ def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
     if not counts.numel():
         return x
     ends = _scan(counts if counts.dtype is int64 else cast_to(counts, int64), "sum", 0)
-    total = int(pick(ends, 0, counts.numel() - 1).item()) if output_size is None else output_size
+    if output_size is None:
+        # Both numbers are read at once.
+        least = reduce_dims(counts, "min", (0,))
+        last = pick(ends, 0, counts.numel() - 1)
+        low, total = cat((reshape(cast_to(least, int64), (1,)), reshape(last, (1,)))).tolist()
+        if low < 0:
+            raise RuntimeError("repeats can not be negative")
+    else:
+        total = output_size
     places = iota(total, 0, 1, int64, x.device)
     return indexing.index_select(x, dim, indexing.searchsorted(ends, places, right=True))
 

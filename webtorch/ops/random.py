@@ -739,6 +739,8 @@ def random_(input: Any, *args: int, generator: Any = None, **bounds: int) -> Any
             raise RuntimeError(
                 f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
             )
+        if low < 0 or high > 2:
+            raise RuntimeError(f"from and to - 1 must fit {bool_}: got from={low} and to={high}")
         return _fill_in(input, _integers(input._shape, low, high, int64, input.device, generator))
     return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -272,16 +273,7 @@ def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
 
 def memory_of(x: torch.Tensor) -> Memory:
     """Return the memory behind a tensor on the device."""
-    storage = x.untyped_storage()
-    found = getattr(storage, "_webgpu", None)
-    if found is None:
-        found = _memories.get(storage.data_ptr())
-        if found is None:
-            raise RuntimeError(
-                "webgpu: this tensor has no memory: its storage was made by something other than this device"
-            )
-        storage._webgpu = found
-    return found
+    return _memory_of_storage(x.untyped_storage())
 
 
 def check_device(device: torch.device | None) -> None:
@@ -297,11 +289,73 @@ def untyped_storage(size: Any = 0, *, device: torch.device) -> Any:
     check_device(device)
     runtime()
     if isinstance(size, int):
+        if size < 0:
+            raise RuntimeError(f"UntypedStorage: the size must not be negative, got {size} bytes")
         return new_storage(size)[0]
     contents = bytes(size)
     storage, memory = new_storage(len(contents))
     memory.raw = contents
     return storage
+
+
+# PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
+_swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+
+
+def resize_storage(storage: Any, nbytes: int) -> Any:
+    """`torch.UntypedStorage.resize_`: all tensors that share the storage see it; the bytes that fit are kept.
+
+    Raises NotImplementedError with a PyTorch that cannot exchange what storages hold.
+    """
+    if nbytes < 0:
+        raise RuntimeError(f"resize_: the size must not be negative, got {nbytes} bytes")
+    old = storage.nbytes()
+    if nbytes == old:
+        return storage
+    if _swap is None:
+        raise NotImplementedError(
+            f"webgpu: storages cannot be resized with PyTorch {torch.__version__}: it takes 2.13"
+        )
+    taken, memory = _resized(_memory_of_storage(storage), nbytes)
+    changes.count += 1
+    # PyTorch exchanges storages of different sizes only where one is empty.
+    if old and nbytes:
+        _swap(storage, new_storage(0)[0])
+    _swap(storage, taken)
+    storage._webgpu = memory
+    return storage
+
+
+def _resized(memory: Memory, nbytes: int) -> tuple[Any, Memory]:
+    """Return a new storage of another size with as much of the contents as fits, and zeros."""
+    storage, new = new_storage(nbytes, memory.dtype)
+    held = memory.storage
+    if memory.is_new or not memory.nbytes or not nbytes:
+        return storage, new
+    if held is None or nbytes % held.dtype.itemsize:
+        contents = bytes(memory.contents())[:nbytes]
+        new.raw = contents + bytes(nbytes - len(contents))
+        return storage, new
+    kept, count = flat(held), nbytes // held.dtype.itemsize
+    if count > held.elements:
+        kept = primitive.pad_with(kept, (0,), (count - held.elements,), 0)
+    else:
+        kept = primitive.copy(primitive.as_view(kept, (count,), (1,), 0))
+    new.adopt(kept._storage)
+    return storage, new
+
+
+def _memory_of_storage(storage: Any) -> Memory:
+    found = getattr(storage, "_webgpu", None)
+    if found is None:
+        found = _memories.get(storage.data_ptr())
+        if found is None:
+            raise RuntimeError(
+                "webgpu: this tensor has no memory: its storage was made by something other than this device"
+            )
+        storage._webgpu = found
+    memory: Memory = found
+    return memory
 
 
 def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -444,6 +498,28 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
     return order
 
 
+def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> None:
+    """Raise RuntimeError where what is written is read at another place. The two are in one memory.
+
+    `whole`: a tensor may be read at the places where it is written.
+    """
+    begin, start = x.storage_offset(), out.storage_offset()
+    if (begin, x.shape, x.stride()) == (start, out.shape, out.stride()):
+        if whole:
+            return
+    else:
+        dense = all(memory_order(t.shape, t.stride()) is not None for t in (x, out))
+        # Where tensors have gaps, PyTorch does not look either.
+        if not dense or begin >= start + out.numel() or start >= begin + x.numel():
+            return
+        if whole and (begin, x.numel(), x.stride()) == (start, out.numel(), out.stride()):
+            return
+    raise RuntimeError(
+        "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+        "memory location. Please clone() the tensor before performing the operation."
+    )
+
+
 # ---- copies -------------------------------------------------------------------------------------
 
 
@@ -493,6 +569,8 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
     if dst.device.type == "webgpu":
         target = memory_of(dst)
         if src.device.type == "webgpu":
+            if memory_of(src) is target:
+                refuse_overlap(src, dst)
             if (
                 _is_raw(src)
                 and (_is_raw(dst) or target.is_new)
@@ -587,7 +665,9 @@ def empty(
     """`aten::empty.memory_format`."""
     check_device(device)
     _check_layout(layout)
-    return allocate(size, _strides(tuple(size), memory_format), dtype or torch.get_default_dtype())
+    strides = _strides(tuple(size), memory_format)
+    out = allocate(size, strides, dtype or torch.get_default_dtype())
+    return _fill_empty(out) if _fills_empty() else out
 
 
 def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
@@ -609,7 +689,8 @@ def empty_strided(
     """`aten::empty_strided`."""
     check_device(device)
     _check_layout(layout)
-    return allocate(size, stride, dtype or torch.get_default_dtype())
+    out = allocate(size, stride, dtype or torch.get_default_dtype())
+    return _fill_empty(out) if _fills_empty() else out
 
 
 def _check_layout(layout: Any) -> None:
@@ -620,32 +701,56 @@ def _check_layout(layout: Any) -> None:
 
 
 def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
-    """`aten::resize_`. Memory that must grow is made anew: other views of the tensor keep the old one."""
+    """`aten::resize_`. Memory grows for all tensors that share it."""
     if memory_format is torch.preserve_format:
         raise RuntimeError(f"Unsupported memory format {memory_format}")
     if memory_format is None and tuple(x.shape) == tuple(size):
         return x
     strides = _strides(tuple(size), memory_format)
-    need = (x.storage_offset() + numel(tuple(size))) * x.element_size()
-    if need <= x.untyped_storage().nbytes():
-        _set(CPU, x, x.untyped_storage(), x.storage_offset(), size, strides)
-        return x
-    old = memory_of(x)
-    storage, memory = new_storage(need, HELD[x.dtype])
-    if not old.is_new and old.nbytes:
-        kept = flat(old.typed(HELD[x.dtype]))
-        grown = primitive.pad_with(kept, (0,), (need // kept.dtype.itemsize - kept.numel(),), 0)
-        memory.adopt(grown._storage)
-    _set(CPU, x, storage, x.storage_offset(), size, strides)
+    storage, offset, width = x.untyped_storage(), x.storage_offset(), x.element_size()
+    had, need = storage.nbytes(), (offset + numel(tuple(size))) * width
+    if need > had:
+        # Older versions of PyTorch: other views of the tensor keep the old memory.
+        storage = resize_storage(storage, need) if _swap else _resized(memory_of(x), need)[0]
+    _set(CPU, x, storage, offset, size, strides)
+    if need > had and _fills_empty():
+        grown = torch.empty(0, dtype=x.dtype, device=DEVICE)
+        _set(CPU, grown, storage, had // width, ((need - had) // width,), (1,))
+        _fill_empty(grown)
     return x
+
+
+def set_(
+    x: torch.Tensor, source: Any, offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    """`aten::set_`: the storage grows to what the geometry reaches."""
+    stride = tuple(stride) or contiguous_strides(tuple(size))
+    if 0 not in size and min(stride, default=0) >= 0 and min(size, default=0) >= 0 <= offset:
+        reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=False))
+        if reach * x.element_size() > source.nbytes():
+            resize_storage(source, reach * x.element_size())
+    _set(CPU, x, source, offset, size, stride)
+    return x
+
+
+def _fills_empty() -> bool:
+    """Whether memory that nothing has been written to is to be filled with NaN or the largest number."""
+    return (
+        torch._C._get_deterministic_algorithms()
+        and torch.utils.deterministic.fill_uninitialized_memory
+    )
+
+
+def _fill_empty(x: torch.Tensor) -> torch.Tensor:
+    if x.is_floating_point() or x.is_complex():
+        return x.fill_(float("nan"))
+    return x.fill_(True if x.dtype is torch.bool else torch.iinfo(x.dtype).max)
 
 
 def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
     """Give the `out=` argument of an operator its shape."""
     if tuple(x.shape) != tuple(shape):
         if x.numel():
-            import warnings
-
             warnings.warn(
                 f"An output with one or more elements was resized since it had shape "
                 f"{list(x.shape)}, which does not match the required "

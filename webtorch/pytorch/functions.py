@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import bool_, float32, int64, uint8
+from webtorch.ir.dtype import bool_, float32, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops import indexing
+from webtorch.ops.creation import fits
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.ops.reduce import widened
+from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
 FUNCTIONS: dict[str, Function] = {}
@@ -300,6 +302,11 @@ def _unique_consecutive(
 
 def index_tensors(x: Any, indices: Sequence[Any]) -> dict[int, Any]:
     """Return index tensors by dimension, masks expanded (which reads them)."""
+    for index in indices:
+        if index is not None and index.dtype not in (int64, int32, bool_, uint8):
+            raise IndexError(
+                f"tensors used as indices must be long, int, byte or bool tensors, got {index.dtype}: use .long()"
+            )
     return {d: i for d, i in enumerate(indexing.expand_masks(x._shape, indices)) if i is not None}
 
 
@@ -314,20 +321,24 @@ def _index_put(
     x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
 ) -> Any:
     masks = [i for i in indices if i is not None]
+    # A float64 number on the CPU comes as a number.
+    is_number = not isinstance(values, Tensor)
     if (
         len(masks) == 1
         and masks[0].dtype is bool_
-        and values.numel() == 1
+        and (is_number or values.numel() == 1)
         and indices[0] is not None
         and not accumulate
     ):
         # No positions are needed, so nothing is read from the device.
         mask = masks[0].reshape(masks[0]._shape + (1,) * (x.ndim - masks[0].ndim))
-        return op.where(mask, cast_to(values.reshape(()), x.dtype), x)
-    if values.dtype is not x.dtype:
+        value = values if is_number else values.reshape(())
+        return op.where(mask, _fill(x.new_empty(()), value), x)
+    if is_number or values.dtype is not x.dtype:
+        given = "torch.float64" if is_number else values.dtype
         raise DTypeError(
             "Index put requires the source and destination dtypes match, got "
-            f"{x.dtype} for the destination and {values.dtype} for the source: use values.to(x.dtype)"
+            f"{x.dtype} for the destination and {given} for the source: use values.to(x.dtype)"
         )
     out = copy(x)
     indexing.put_at(out, index_tensors(x, indices), values, accumulate=accumulate)
@@ -392,6 +403,18 @@ def _embedding(
 
 @aten("put", "put_")
 def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    if index.dtype is not int64:
+        raise DTypeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
+    if source.dtype is not x.dtype:
+        raise DTypeError(
+            "put_(): self and source expected to have the same dtype, but got "
+            f"self.dtype = {x.dtype} and source.dtype = {source.dtype}"
+        )
+    if source.numel() != index.numel():
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        )
     out = copy(x).reshape(-1)
     indexing.put_at(out, {0: index.reshape(-1)}, source.reshape(-1), accumulate=accumulate)
     return out.reshape(x._shape)
@@ -411,19 +434,20 @@ def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
 # ---- filling ------------------------------------------------------------------------------------
 
 
-def filled(shape: Sequence[int], value: bool | int | float, dtype: Any, device: Any) -> Any:
-    """Return a tensor of one number, converted to the dtype as PyTorch does."""
-    if dtype is bool_:
-        value = bool(value)
-    elif not dtype.is_floating_point:
-        value = int(value)
-    return fill(tuple(shape), value, dtype, device)
+def filled(shape: Sequence[int], value: Any, dtype: Any, device: Any) -> Any:
+    """Return a tensor of one number. Raises RuntimeError, as PyTorch does, where the dtype cannot hold it."""
+    return fill(tuple(shape), fits(value, dtype), dtype, device)
 
 
 @aten("fill", "fill_")
 def _fill(x: Any, value: Any) -> Any:
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int, float, complex)):
         return filled(x._shape, value, x.dtype, x.device)
+    if value._shape:
+        raise RuntimeError(
+            "fill_ only supports 0-dimension value tensor but got tensor with "
+            f"{len(value._shape)} dimensions."
+        )
     return cast_to(value, x.dtype).expand(x._shape)
 
 

@@ -17,6 +17,7 @@ import torch
 
 import webtorch_autoload as autoload
 from webtorch.ops.primitive import fill, iota, matmul3
+from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import attention, device, fallback, grouped, optimizer, regions
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
@@ -29,6 +30,7 @@ from webtorch.pytorch.device import (
     empty,
     empty_strided,
     new_tensor,
+    refuse_overlap,
     resize_to,
     store,
     untyped_storage,
@@ -166,6 +168,22 @@ _REMEMBERED = {
     "silu_backward",
 }
 _ELEMENTWISE.update(name.partition(".")[0] for name in _DIRECT_ELEMENTWISE)
+# Operators whose out= must have the type of the result; others convert to it where PyTorch's rules of casting allow.
+_EXACT = (
+    "abs addbmm addmm addmv amax amin argmax argmin avg_pool2d avg_pool3d baddbmm bmm bucketize ceil conj_physical "
+    "floor frac frexp gather gelu hardshrink heaviside histc index_add index_copy index_reduce index_select isin "
+    "kthvalue linalg_cross linalg_vector_norm log_sigmoid_forward masked_select max min mm mode multinomial "
+    "nan_to_num narrow_copy neg nonzero norm renorm round scatter scatter_add scatter_reduce searchsorted sgn sign "
+    "softplus softshrink sort take topk tril triu trunc where _softmax _log_softmax"
+)
+# Those that compute in the type of out=, unless told.
+_IN_TYPE_OF_OUT = ("sum", "nansum", "prod", "cumsum", "cumprod")
+# Those that refuse an out= that they also read at other places; of the second, at any place.
+_APART = (
+    "add sub div pow float_power round where clamp clamp_min clamp_max nan_to_num logit gelu lerp addcmul addcdiv addr "
+    "nextafter cumsum cumprod logcumsumexp"
+)
+_APART_WHOLLY = "gather index_select masked_select take cat scatter scatter_add"
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
@@ -260,6 +278,22 @@ def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
     return kernel
 
 
+def _filling(name: str, function: Kernel) -> Kernel:
+    """Return the kernel of `fill_` or `zero_`, which may write to an expanded tensor: to its memory once."""
+    plain = _inplace(name, function)
+
+    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        strides = self.stride()
+        if 0 in strides:
+            size = [1 if n and not s else n for n, s in zip(self.shape, strides, strict=True)]
+            plain(self.as_strided(size, strides, self.storage_offset()), *args)
+        else:
+            plain(self, *args)
+        return self
+
+    return kernel
+
+
 def _inplace(name: str, function: Kernel) -> Kernel:
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if flag.pressed:
@@ -273,22 +307,57 @@ def _inplace(name: str, function: Kernel) -> Kernel:
     return kernel
 
 
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for v in values:
+        if isinstance(v, torch.Tensor):
+            yield v
+        elif isinstance(v, (list, tuple)):
+            yield from _tensors(v)
+
+
+def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
+    """Raise RuntimeError if a result cannot be put into `out`."""
+    kind = TO_TORCH[dtype]
+    if kind is out.dtype:
+        return
+    if exact:
+        raise RuntimeError(
+            f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"
+        )
+    if not torch.can_cast(kind, out.dtype):
+        error = TypeError if name.startswith("cat.") else RuntimeError
+        raise error(
+            f"{name}: result type {kind} can't be cast to the desired output type {out.dtype}"
+        )
+
+
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
+    base = name.partition(".")[0]
+    exact = base in _EXACT.split()
     if len(outs) == 1:
         (target,) = outs
+        typed = base in _IN_TYPE_OF_OUT
+        anywhere = base in _APART_WHOLLY.split()
+        entry = TABLE.get(base.removeprefix("special_"))
+        apart = anywhere or base in _APART.split() or isinstance(entry, Elementwise)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if flag.pressed:
                 check()
             out = kwargs.pop(target)
             values = [operand(a, name) for a in args]
+            if apart:
+                memory = device.memory_of(out)
+                if memory.storage is not None and memory.storage in _storages(values):
+                    for x in _tensors(args):
+                        if x.device.type == "webgpu" and device.memory_of(x) is memory:
+                            refuse_overlap(x, out, whole=not anywhere)
+            if typed and kwargs.get("dtype") is None:
+                kwargs["dtype"] = out.dtype
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
             result = function(*values, **options)
-            kind = TO_TORCH[result.dtype]
-            if kind is not out.dtype and not torch.can_cast(kind, out.dtype):
-                raise RuntimeError(
-                    f"{name}: result type {kind} can't be cast to the desired output type {out.dtype}"
-                )
+            if TO_WEBTORCH[out.dtype] is not result.dtype:
+                _check_out(name, out, result.dtype, exact)
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape)
             store(out, result, _is_fresh(result, values))
@@ -306,6 +375,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         for out, result in zip(targets, found, strict=True):
             if out is None or not isinstance(result, Tensor):
                 continue
+            _check_out(name, out, result.dtype, exact)
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape)
             store(out, result, _is_fresh(result, values))
@@ -325,7 +395,8 @@ def kernel_for(overload: Any, function: Kernel) -> Kernel:
     first = schema.arguments[0] if schema.arguments else None
     writes_first = first is not None and first.alias_info is not None and first.alias_info.is_write
     if writes_first and len(schema.returns) == 1:
-        return _inplace(name, function)
+        fills = name.partition(".")[0] in ("fill_", "zero_")
+        return (_filling if fills else _inplace)(name, function)
     return _functional(name, function, name.partition(".")[0] in _ELEMENTWISE)
 
 
@@ -376,8 +447,14 @@ def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
 
 def _linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
     result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=_where())
-    resize_to(out, result._shape)
-    store(out, result, fresh=True)
+    return _spaced(out, result)
+
+
+def _spaced(out: torch.Tensor, result: Tensor) -> torch.Tensor:
+    """Put a row of numbers into `out`, which keeps its shape where it has as many elements."""
+    if out.numel() != result.numel():
+        device.resize_(out, result._shape)
+    store(out, result.reshape(tuple(out.shape)), fresh=True)
     return out
 
 
@@ -385,14 +462,12 @@ def _logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, out: torch.Tensor
 ) -> torch.Tensor:
     result = op.logspace(start, end, steps, base, dtype=webtorch_dtype(out.dtype), device=_where())
-    resize_to(out, result._shape)
-    store(out, result, fresh=True)
-    return out
+    return _spaced(out, result)
 
 
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=_where())
-    resize_to(out, result._shape)
+    device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
 
@@ -403,7 +478,7 @@ def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tens
     result = op.randperm(
         n, generator=source(generator, _where()), dtype=webtorch_dtype(out.dtype), device=_where()
     )
-    resize_to(out, result._shape)
+    device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
 
@@ -672,6 +747,17 @@ def _pinv_of(x: Any, atol: Any, rtol: Any, hermitian: bool) -> Any:
     return operator(x, atol=number(atol), rtol=number(rtol), hermitian=hermitian)
 
 
+def _into(function: Kernel) -> Kernel:
+    """Return the out= form of a composed operator."""
+
+    def run(*args: Any, out: torch.Tensor, **options: Any) -> torch.Tensor:
+        result = function(*args, **options)
+        resize_to(out, result.shape)
+        return out.copy_(result)
+
+    return run
+
+
 def _with_tolerance(x: Any, tol: Any, hermitian: bool = False) -> Any:
     return _matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
@@ -714,6 +800,10 @@ _COMPOSED: dict[str, Kernel] = {
     "linalg_matrix_rank.atol_rtol_tensor": _matrix_rank,
     "linalg_matrix_rank": _with_tolerance,
     "linalg_matrix_rank.tol_tensor": _with_tolerance,
+    "linalg_matrix_rank.atol_rtol_float_out": _into(_matrix_rank),
+    "linalg_matrix_rank.atol_rtol_tensor_out": _into(_matrix_rank),
+    "linalg_matrix_rank.out": _into(_with_tolerance),
+    "linalg_matrix_rank.out_tol_tensor": _into(_with_tolerance),
     "linalg_pinv": lambda x, rcond, hermitian=False: _pinv_of(x, None, rcond, hermitian),
     "linalg_pinv.rcond_tensor": lambda x, rcond, hermitian=False: _pinv_of(
         x, None, rcond, hermitian
@@ -843,14 +933,16 @@ def _register_own(library: Any) -> None:
         "view_as_complex",
         "_reshape_alias",
         "unfold",
-        "set_.source_Storage_storage_offset",
-        "set_.source_Storage",
         "set_.source_Tensor",
         "is_set_to",
     ):
         metadata(name)
     own: dict[str, Kernel] = {
         "set_": device.set_to_nothing,
+        "set_.source_Storage_storage_offset": device.set_,
+        "set_.source_Storage": lambda x, source: device.set_(
+            x, source, 0, (source.nbytes() // x.element_size(),)
+        ),
         "resize_": device.resize_,
         "_copy_from": copy_from,
         "_copy_from_and_resize": _copy_from_and_resize,

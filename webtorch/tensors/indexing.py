@@ -79,7 +79,7 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
     if isinstance(value, (bool, int, float, complex)) or (
         hasattr(value, "item") and getattr(value, "ndim", 1) == 0
     ):
-        number = creation._fits(creation._number(value), x.dtype)
+        number = creation.fits(creation._number(value), x.dtype)
         return fill((), number, x.dtype, x.device)
     raise TypeError(
         f"can't assign a {type(value).__name__} to a {x.type()}: use webtorch.tensor(value)"
