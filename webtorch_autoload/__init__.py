@@ -121,6 +121,7 @@ def _register(torch: ModuleType) -> None:
     torch.accelerator.synchronize = _synchronize(torch.accelerator.synchronize, module)
     _accelerator(torch, module)
     _generators(torch)
+    _streams(torch, module)
     _allocation(torch)
     _storages(torch)
     _other_layouts(torch)
@@ -208,6 +209,9 @@ def _storages(torch: ModuleType) -> None:
         return resized(self, nbytes)
 
     torch.UntypedStorage.resize_ = resize_
+    # What `_setup_privateuseone_for_python_backend` leaves out: storage.webgpu(), storage.is_webgpu.
+    registration: Any = importlib.import_module("torch.utils.backend_registration")
+    registration._generate_storage_methods_for_privateuse1_backend(NAME)
 
 
 def _other_layouts(torch: ModuleType) -> None:
@@ -317,18 +321,86 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
                 setattr(place, name, getattr(module, name))
     torch.accelerator.get_device_capability = module.get_device_capability
     torch.accelerator.get_memory_info = module.mem_get_info
-    torch.accelerator.set_device_index = module.set_device
+    # There is no cache of pinned memory, and PyTorch would look one up and end the process.
+    torch.accelerator.empty_host_cache = torch.accelerator.memory.empty_host_cache = lambda: None
+    index_of = importlib.import_module("torch.accelerator._utils")._get_device_index
+
+    def set_device_index(device: Any, /) -> None:
+        """Select a device. Raises ValueError for one of another kind, RuntimeError for any but number 0."""
+        module.set_device(index_of(device, optional=False))
+
+    torch.accelerator.set_device_index = set_device_index
+    exchange = torch.accelerator.device_index.__enter__
+
+    def enter(self: Any) -> None:
+        module._check("device_index", self.idx)
+        exchange(self)
+
+    torch.accelerator.device_index.__enter__ = enter
+
+
+def _stand_in(base: Any) -> Any:
+    """Return the type of a class that takes the place of `base`: what is one of those is one of these."""
+
+    class Meta(type(base)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, base)
+
+    return Meta
+
+
+def _streams(torch: ModuleType, module: Any) -> None:
+    """Let `torch.Stream` and `torch.Event` of the device be those of its module, which wait and have times.
+
+    PyTorch asks a guard in C++ for these, in functions that Python cannot provide.
+    """
+    stream, event = torch.Stream, torch.Event
+
+    class Stream(stream, metaclass=_stand_in(stream)):  # type: ignore[metaclass,misc,valid-type]
+        __doc__ = stream.__doc__
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            made = stream.__new__(cls, *args, **options)
+            if cls is not Stream:
+                return made
+            if made.device.type != NAME:
+                return stream(*args, **options)
+            asked = args[0] if args else options.get("device", options.get("device_index"))
+            return module.Stream(asked, options.get("priority", 0))
+
+    class Event(event, metaclass=_stand_in(event)):  # type: ignore[metaclass,misc,valid-type]
+        __doc__ = event.__doc__
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            made = event.__new__(cls, *args, **options)
+            if cls is not Event:
+                return made
+            if made.device.type != NAME:
+                return event(*args, **options)
+            module._check("Event", args[0] if args else options.pop("device", None))
+            return module.Event(**options)
+
+    for replaced in (Stream, Event):
+        replaced.__module__, replaced.__qualname__ = "torch", replaced.__name__
+        setattr(torch, replaced.__name__, replaced)
+    current = torch.accelerator.current_stream
+
+    def current_stream(device: Any = None, /) -> Any:
+        """Return the stream that work of the accelerator runs in."""
+        found = current(device)
+        return module.Stream() if found.device.type == NAME else found
+
+    torch.accelerator.current_stream = current_stream
 
 
 def _generators(torch: ModuleType) -> None:
     """Let `torch.Generator(device="webgpu")` exist: a CPU generator whose numbers seed the device's own streams."""
     base: Any = torch._C.Generator
 
-    class Meta(type(base)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, base)
-
-    class Generator(base, metaclass=Meta):
+    class Generator(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
         __doc__ = base.__doc__
 
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -344,6 +416,16 @@ def _generators(torch: ModuleType) -> None:
         @property
         def device(self) -> Any:
             return torch.device(NAME, 0)
+
+        def clone_state(self) -> Any:
+            """Return another generator in the same state."""
+            return Generator(NAME).set_state(self.get_state())
+
+        def __reduce__(self) -> Any:
+            return Generator, (NAME,), self.get_state()
+
+        def __setstate__(self, state: Any) -> None:
+            self.set_state(state)
 
     # Pickle looks the class up by these.
     Generator.__module__, Generator.__qualname__ = "torch", "Generator"

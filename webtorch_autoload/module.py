@@ -186,6 +186,8 @@ def memory_stats(device: Any = None) -> dict[str, int]:
     return {
         "allocated_bytes.all.current": memory_allocated(),
         "allocated_bytes.all.peak": max_memory_allocated(),
+        "active_bytes.all.current": memory_allocated(),
+        "active_bytes.all.peak": max_memory_allocated(),
         "reserved_bytes.all.current": memory_reserved(),
         "reserved_bytes.all.peak": max_memory_reserved(),
     }
@@ -354,6 +356,11 @@ def get_rng_state(device: Any = None) -> Any:
 def set_rng_state(new_state: Any, device: Any = None) -> None:
     """Go back to a state that `get_rng_state` returned."""
     _check("set_rng_state", device)
+    if not isinstance(new_state, torch.Tensor) or new_state.dtype is not torch.uint8:
+        kind = new_state.dtype if isinstance(new_state, torch.Tensor) else type(new_state).__name__
+        raise TypeError(
+            f"torch.webgpu.set_rng_state: RNG state must be a torch.ByteTensor, as get_rng_state() returns, got {kind}"
+        )
     import webtorch
 
     state = webtorch.tensor(new_state.tolist(), dtype=webtorch.uint8, device="cpu")
@@ -408,7 +415,10 @@ class Stream(torch.Stream):
         return None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
+        return isinstance(other, torch.Stream) and other.device.type == "webgpu"
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
         return hash(Stream)
@@ -417,14 +427,28 @@ class Stream(torch.Stream):
         return "torch.webgpu.Stream device=webgpu:0"
 
 
-class Event:
+class Event(torch.Event):
     """A moment between operations. With timing, recording one waits for the device: it takes the host's time then."""
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
+        return super().__new__(
+            cls,
+            "webgpu",
+            enable_timing=enable_timing,
+            blocking=blocking,
+            interprocess=interprocess,
+        )
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> None:
         self._timing = enable_timing
         self._time: float | None = None
+
+    def __repr__(self) -> str:
+        return f"torch.webgpu.Event recorded={self._time is not None}, enable_timing={self._timing}"
 
     def record(self, stream: Any = None) -> None:
         """Note this moment."""
@@ -445,11 +469,11 @@ class Event:
             synchronize()
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Return the milliseconds from this event to another. Raises RuntimeError for events without times."""
+        """Return the milliseconds from this event to another. Raises ValueError for events without times."""
         if not (self._timing and end_event._timing):
-            raise RuntimeError("Both events must be created with enable_timing=True")
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._time is None or end_event._time is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time")
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         return 1e3 * (end_event._time - self._time)
 
 

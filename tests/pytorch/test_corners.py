@@ -380,3 +380,32 @@ def test_names_that_programs_for_other_devices_use(webgpu: str) -> None:
     with pytest.raises(AttributeError, match="WEBTORCH_MEMORY_LIMIT"):
         _ = torch.webgpu.set_per_process_memory_fraction
     assert not hasattr(torch.webgpu, "nothing")
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_second_derivatives_of_losses(
+    webgpu: str, loss: Callable[..., torch.Tensor], reduction: str
+) -> None:
+    start, target = torch.randn(3, 4), torch.randn(3, 4)
+
+    def run(device: str) -> torch.Tensor:
+        x = start.to(device).requires_grad_()
+        value = loss(x, target.to(device), reduction=reduction)
+        (slope,) = torch.autograd.grad(value.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.pow(3).sum(), x)[0]
+
+    both(webgpu, run)
+
+
+def test_shapes_that_normalisations_and_margins_refuse(webgpu: str) -> None:
+    x = torch.randn(2, 4, device=webgpu)
+    for call in (
+        lambda: F.layer_norm(x, (3,)),
+        lambda: F.layer_norm(x, (2,), torch.ones(2, device=webgpu)),
+        lambda: F.layer_norm(x, (2, 4), torch.ones(4, device=webgpu)),
+    ):
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            call()
+    with pytest.raises(RuntimeError, match="one class for each of the 2 samples"):
+        F.multi_margin_loss(x, torch.tensor([1], device=webgpu))

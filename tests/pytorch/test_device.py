@@ -222,6 +222,18 @@ def test_saving_and_loading(webgpu: str) -> None:
     assert torch.equal(fresh.head.weight.detach(), expected["head.weight"])
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_saving_nothing(webgpu: str, zipped: bool) -> None:
+    file = io.BytesIO()
+    empty = {"x": torch.empty(0, 3, device=webgpu), "y": torch.ones(2, device=webgpu)[2:]}
+    torch.save(empty, file, _use_new_zipfile_serialization=zipped)
+    for where in (None, "cpu", webgpu, {"webgpu:0": "cpu"}):
+        file.seek(0)
+        found = torch.load(file, map_location=where)
+        assert [tuple(t.shape) for t in found.values()] == [(0, 3), (0,)]
+        assert all(t.is_webgpu == (where in (None, webgpu)) for t in found.values())
+
+
 def test_copies_of_objects(webgpu: str) -> None:
     model = mlp().to(webgpu)
     twin = copy.deepcopy(model)
@@ -235,6 +247,13 @@ def test_copies_of_objects(webgpu: str) -> None:
     assert torch.equal(again.cpu(), x.cpu())
     assert torch.equal(copy.copy(x).cpu(), x.cpu())
     assert torch.equal(x.clone().cpu(), x.cpu())
+
+
+def test_storages_go_to_the_device_and_back(webgpu: str) -> None:
+    there = torch.arange(6.0).untyped_storage().webgpu()
+    assert there.is_webgpu and not there.cpu().is_webgpu and there.tolist() == there.cpu().tolist()
+    values = torch.empty(0, device=webgpu).set_(there, 0, (6,))
+    assert values.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_untyped_storages(webgpu: str) -> None:

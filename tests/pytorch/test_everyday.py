@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Callable
@@ -93,8 +94,47 @@ def test_streams_and_events(webgpu: str) -> None:
     events[1].synchronize()
     assert events[0].elapsed_time(events[1]) >= 0
     assert stream.query() and events[0].query() and stream.device == torch.device("webgpu:0")
-    with pytest.raises(RuntimeError, match="enable_timing"):
+    with pytest.raises(ValueError, match="enable_timing"):
         torch.webgpu.Event().elapsed_time(events[0])
+
+
+def test_streams_and_events_of_any_accelerator(webgpu: str) -> None:
+    here, other = torch.accelerator.current_stream(), torch.Stream(device=webgpu)
+    same = torch.Stream(
+        stream_id=other.stream_id, device_index=other.device_index, device_type=other.device_type
+    )
+    assert isinstance(other, torch.Stream) and other == same and other != 3 and other != "webgpu"
+    torch.accelerator.set_stream(other)
+    with other, torch.Stream() as inner:
+        assert torch.accelerator.current_stream() == inner
+    assert torch.accelerator.current_stream("webgpu:0") == here
+    assert issubclass(torch.webgpu.Stream, torch.Stream)
+    times = [torch.Event(webgpu, enable_timing=True) for _ in range(2)]
+    assert isinstance(times[0], torch.Event) and times[0].device.type == webgpu
+    with pytest.raises(ValueError, match="must be recorded"):
+        times[0].elapsed_time(times[1])
+    for event in times:
+        (torch.ones(3, device=webgpu) * 2).sum()
+        event.record(here)
+        other.wait_event(event)
+        event.synchronize()
+    assert times[0].elapsed_time(times[1]) > 0 and all(e.query() for e in times)
+    made = other.record_event()
+    made.synchronize()
+    with pytest.raises(ValueError, match="enable_timing"):
+        made.elapsed_time(times[0])
+    for ask in (
+        lambda: torch.Stream("webgpu:1"),
+        lambda: torch.Event("webgpu:1"),
+        lambda: torch.accelerator.device_index(1).__enter__(),
+        lambda: torch.accelerator.set_device_index(1),
+    ):
+        with pytest.raises(RuntimeError, match="one WebGPU device"):
+            ask()
+    with pytest.raises(ValueError, match="doesn't match"):
+        torch.accelerator.set_device_index("cpu")
+    with torch.accelerator.device_index(0), torch.accelerator.device_index(None):
+        torch.accelerator.empty_host_cache()
 
 
 def test_memory_counts(webgpu: str) -> None:
@@ -104,6 +144,7 @@ def test_memory_counts(webgpu: str) -> None:
     assert stats["allocated_bytes.all.current"] == torch.webgpu.memory_allocated() >= x.nbytes
     assert torch.webgpu.memory_reserved() >= torch.webgpu.memory_allocated()
     assert torch.accelerator.memory_allocated() == torch.webgpu.memory_allocated()
+    assert stats["active_bytes.all.peak"] >= stats["active_bytes.all.current"] >= x.nbytes
     assert "allocated_bytes" in torch.webgpu.memory_summary()
     assert torch.float32 in torch.webgpu.get_device_capability()["supported_dtypes"]
 
@@ -131,6 +172,14 @@ def test_seeds_states_and_generators(webgpu: str) -> None:
     )
     with pytest.raises(RuntimeError, match="webgpu:3"):
         torch.Generator("webgpu:3")
+    generator.manual_seed(7)
+    copies = [copy.deepcopy(generator), generator.clone_state()]
+    copies.append(pickle.loads(pickle.dumps(generator)))
+    drawn = [torch.rand(3, device=webgpu, generator=g).tolist() for g in (generator, *copies)]
+    assert all(d == drawn[0] for d in drawn) and {g.device.type for g in copies} == {webgpu}
+    for wrong in (torch.zeros(16), 3):
+        with pytest.raises(TypeError, match="ByteTensor"):
+            torch.webgpu.set_rng_state(wrong)
     # The class takes the place of PyTorch's own, and must be found by its name.
     seeded = torch.Generator().manual_seed(3)
     assert pickle.loads(pickle.dumps(seeded)).initial_seed() == 3

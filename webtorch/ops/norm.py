@@ -81,7 +81,7 @@ def _check_float(name: str, x: Any) -> None:
         raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
 
 
-def _last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
+def last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
     """Return the dims that `normalized_shape` names. Raises ShapeError as PyTorch does."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     # Of complex numbers PyTorch has this one only: the root of the mean of the squares, not of their sizes.
@@ -120,7 +120,7 @@ def layer_norm(
     eps: float = 1e-05,
 ) -> Any:
     """Return input with mean 0 and variance 1 over its last dims, times weight, plus bias (Ba et al., 2016)."""
-    dims = _last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    dims = last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     if 0 in input.shape:
         return _affine(input, weight, bias, input.dtype) if weight is not None else input.clone()
     return _affine(normalized(widened(input), dims, eps), weight, bias, input.dtype)
@@ -139,7 +139,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     """Return input / root mean square over its last dims, times weight (Zhang and Sennrich, 2019)."""
-    dims = _last_dims("rms_norm", input, normalized_shape, weight=weight)
+    dims = last_dims("rms_norm", input, normalized_shape, weight=weight)
     if 0 in input.shape:
         return _affine(input, weight, None, input.dtype) if weight is not None else input.clone()
     # 16-bit inputs are computed in float32, and PyTorch's default eps is that of the type computed in.

@@ -527,7 +527,7 @@ def host_bytes(x: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor, which must be kept while they are used."""
     count = x.numel() * x.element_size()
     if not count:
-        return memoryview(b"")
+        return memoryview(bytearray())
     return memoryview((ctypes.c_char * count).from_address(x.data_ptr())).cast("B")
 
 

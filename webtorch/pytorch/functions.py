@@ -17,6 +17,7 @@ from webtorch.ir.dtype import bool_, float32, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops import indexing
 from webtorch.ops.creation import fits
+from webtorch.ops.norm import last_dims
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.ops.reduce import widened
@@ -754,7 +755,7 @@ def affine(unit: Any, weight: Any, bias: Any, dtype: Any) -> Any:
 
 @aten("native_layer_norm")
 def _native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    dims = tuple(range(x.ndim - len(shape), x.ndim))
+    dims = last_dims("layer_norm", x, shape, weight=weight, bias=bias)
     if not x.numel():
         lead = (*x._shape[: x.ndim - len(shape)], *(1,) * len(shape))
         return copy(x), fill(lead, 0, float32, x.device), fill(lead, 0, float32, x.device)

@@ -465,7 +465,13 @@ def _nll_loss(
 
 def _pair(name: str) -> Function:
     forward = FUNCTIONS[name]
-    return lambda g, x, y, *options: pullback(lambda z: forward(z, y, *options), (x,), g)[0]
+
+    def run(g: Any, x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+        # The second derivative asks for this with one g for each element, whatever the reduction.
+        each = g / numel(x._shape) if reduction == 1 and x.numel() else g
+        return pullback(lambda z: forward(z, y, 0, *numbers), (x,), op.expand(each, x._shape))[0]
+
+    return run
 
 
 for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):

@@ -103,6 +103,11 @@ def multi_margin_loss(
     unbatched = input.dim() < 2
     x = input.reshape(1, -1) if unbatched else input
     y = target.reshape(-1)
+    if target.dim() > 1 or y.numel() != x.shape[0]:
+        raise ShapeError(
+            f"multi_margin_loss: target must have one class for each of the {x.shape[0]} samples, got "
+            f"{list(target.shape)} for an input of {list(input.shape)}"
+        )
     gaps = (margin - x.gather(1, y.unsqueeze(1)) + x).clamp(min=0)
     gaps = gaps if p == 1 else gaps * gaps
     if weight is not None:
