@@ -43,8 +43,11 @@ def check_version() -> None:
         raise ImportError(reason, name="torch")
 
 
-def autoload() -> None:
-    """Register the "webgpu" device with PyTorch. May be called again; never raises."""
+def autoload(asked: bool = False) -> None:
+    """Register the "webgpu" device with PyTorch. May be called again; never raises.
+
+    Not `asked` (`import torch` calls it), a GPU that PyTorch itself drives comes first: see `own_gpu`.
+    """
     if _state["loaded"] or ("torch" not in sys.modules and not _importable()):
         return
     try:
@@ -55,7 +58,7 @@ def autoload() -> None:
             warnings.warn(f"{reason}. PyTorch works without it.", RuntimeWarning, stacklevel=2)
             return
         # `import torch` may itself have called this function, through the entry point.
-        if not _state["loaded"]:
+        if not _state["loaded"] and (asked or own_gpu(torch) is None):
             _register(torch)
     except Exception as error:
         # `import torch` must work whatever happens here: a new PyTorch may have changed what this stands on.
@@ -66,6 +69,24 @@ def autoload() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def own_gpu(torch: Any) -> str | None:
+    """Return the kind of GPU of this machine that PyTorch drives without us ("cuda", "mps", ...), or None.
+
+    PyTorch's autograd knows one kind a process: from the registration of an outside device on, a backward on any
+    other stops with an internal error (pytorch/pytorch#161129). Programs that only import PyTorch must train there as
+    ever, so on such a machine the device comes with `import webtorch.pytorch`. Opens no device.
+    """
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        return None
+    kind = str(found.type)
+    if kind in ("cuda", "xpu"):
+        # Both count without opening a device, so that the program may still fork.
+        return kind if getattr(torch, kind).device_count() else None
+    module = getattr(torch, kind, None)
+    return None if kind == NAME or not module or not module.device_count() else kind
 
 
 def _importable() -> bool:

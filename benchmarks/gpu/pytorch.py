@@ -4,7 +4,7 @@ Both sides have the same weights, and their results must agree. The compiled tra
 against webtorch.compile of the same step. Times are of calls enqueued in a row; eager inference reads each
 result before the next call, as programs do that use it.
 
-    python -m benchmarks.gpu.pytorch [--quick] [--out FILE] [--parts gpt decode ... eager-gpt eager-unet ...]
+    python -m benchmarks.gpu.pytorch [--quick] [--out FILE] [--parts gpt decode ... eager-train eager-unet ...]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 
 from benchmarks.gpu.device import OURS, describe, enqueued, peer_device, wait
 from benchmarks.gpu.networks import Decoder, DecoderSizes, UNet, ViT, resnet
+from benchmarks.gpu.training_step import KINDS, measure_apart
 from benchmarks.harness import Row, machine, show, write
 from benchmarks.models import work
 from benchmarks.training import (
@@ -41,7 +42,7 @@ _QUICK = DecoderSizes(2, 32, 4, 2, 64, 96, 40)
 _AGREEMENT = {torch.float32: 2e-3, torch.float16: 5e-2}
 _LOSSES = 1e-3
 COMPILED = ("gpt", "decode", "prefill", "resnet", "vit", "unet")
-EAGER = ("eager-gpt", "eager-train", "eager-resnet", "eager-vit", "eager-unet", "eager-generate")
+EAGER = ("eager-train", "eager-resnet", "eager-vit", "eager-unet", "eager-generate")
 PARTS = COMPILED + EAGER
 
 
@@ -216,71 +217,23 @@ def _eager(
     return row
 
 
-def _eager_steps(
-    name: str,
-    model: nn.Module,
-    optimizer: Callable[[Any], torch.optim.Optimizer],
-    data: list[tuple[Any, Any]],
-    quick: bool,
-) -> Row:
-    where = peer_device() or "cpu"
-    theirs = copy.deepcopy(model).to(where)
-    sides = {"webgpu": model.to("webgpu"), where: theirs}
-
-    def side(device: str) -> tuple[Callable[[Any, Any], torch.Tensor], list[tuple[Any, Any]]]:
-        network = sides[device]
-        stepper = optimizer(network.parameters())
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = nn.functional.cross_entropy(network(x), y)
-            stepper.zero_grad()
-            loss.backward()
-            stepper.step()
-            return loss.detach()
-
-        return step, to_torch(data, device)
-
-    run, mine = side("webgpu")
-    peer, own = side(where)
-    started = time.perf_counter()
-    found = losses(run, mine[:1])
-    first = time.perf_counter() - started
-    far = furthest(found + losses(run, mine[1:]), losses(peer, own))
-    note = f"losses differ by {far:.0e}" + ("" if far <= _LOSSES else ", TOO MUCH")
-    span = 0.02 if quick else 0.5
-    row = _eager(name, lambda: run(*mine[0]), lambda: peer(*own[0]), span, note)
-    row.note += f"; first step {first:.1f} s"
-    return row
-
-
-def eager_gpt(quick: bool, fused: bool) -> Row:
-    """Measure the GPT's training step with AdamW."""
-    job = work("gpt", quick)
-    model = job.build(torch)
-    model.load_state_dict({k: torch.from_numpy(v) for k, v in initial_weights(job).items()})
-    option = {"fused": True} if fused else {"foreach": True}
-    name = f"{job.name}, training step, AdamW ({next(iter(option))}), eager"
-    return _eager_steps(
-        name,
-        model,
-        lambda p: torch.optim.AdamW(p, lr=job.lr, **option),  # type: ignore[arg-type]
-        batches(job, 3),
-        quick,
-    )
-
-
-def eager_training(quick: bool) -> Row:
-    """Measure ResNet-50's training step."""
-    torch.manual_seed(0)
-    batch, side = (2, 32) if quick else (32, 224)
-    model = resnet((1, 1), 8) if quick else resnet()
-    data = [(torch.randn(batch, 3, side, side).numpy(), torch.randint(0, 1000, (batch,)).numpy())]
-    return _eager_steps(
-        f"ResNet-50, training step, batch {batch}, SGD with momentum, float32, eager",
-        model,
-        lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
-        data * 2,
-        quick,
+def eager_training(quick: bool, kind: str) -> Row:
+    """Measure a training step; each side in a process of its own (training_step.py)."""
+    mine = measure_apart(kind, "webgpu", quick)
+    peer = measure_apart(kind, peer_device() or "cpu", quick)
+    far = furthest(mine["losses"], peer["losses"])
+    return Row(
+        f"{mine['name']}, float32, eager",
+        mine["fastest"],
+        mine["median"],
+        peer["fastest"],
+        peer["median"],
+        reach=1.5,
+        note=f"losses differ by {far:.0e}"
+        + ("" if far <= _LOSSES else ", TOO MUCH")
+        + f"; thread {mine['thread'] * 1e3:.1f} ms, PyTorch's {peer['thread'] * 1e3:.1f}; "
+        f"first step {mine['first']:.1f} s",
+        figures={"thread": mine["thread"], "peer_thread": peer["thread"], "first": mine["first"]},
     )
 
 
@@ -408,8 +361,7 @@ def rows(quick: bool, parts: tuple[str, ...] = PARTS) -> Iterator[Row]:
     work += [("prefill", lambda d=d: prefill(quick, d)) for d in kinds]  # type: ignore[misc]
     work += [(k, lambda k=k: images(quick, k)) for k in ("resnet", "vit")]  # type: ignore[misc]
     work += [("unet", lambda: unet(quick, torch.float16))]
-    work += [("eager-gpt", lambda f=f: eager_gpt(quick, f)) for f in (False, True)]  # type: ignore[misc]
-    work += [("eager-train", lambda: eager_training(quick))]
+    work += [("eager-train", lambda k=k: eager_training(quick, k)) for k in KINDS]  # type: ignore[misc]
     work += [
         (f"eager-{k}", lambda k=k: eager_images(quick, k))  # type: ignore[misc]
         for k in ("resnet", "vit")
@@ -420,7 +372,7 @@ def rows(quick: bool, parts: tuple[str, ...] = PARTS) -> Iterator[Row]:
         if part not in parts:
             continue
         torch._dynamo.reset()
-        trains = part in ("gpt", "eager-gpt", "eager-train")
+        trains = part in ("gpt", "eager-train")
         with torch.enable_grad() if trains else torch.no_grad():
             try:
                 yield measure()

@@ -40,6 +40,27 @@ def test_import_torch_is_enough_in_any_order(first: str) -> None:
     assert out == "webgpu True False"
 
 
+def test_a_gpu_that_pytorch_drives_comes_first() -> None:
+    """PyTorch's autograd knows one kind of GPU: programs that only import PyTorch must train on theirs."""
+    out = python(
+        """
+        import torch
+        torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+        counts = iter([0, 1])
+        torch.cuda.device_count = lambda: next(counts)
+        import webtorch_autoload
+        print(webtorch_autoload.own_gpu(torch), webtorch_autoload.own_gpu(torch))
+        torch.cuda.device_count = lambda: 2
+        webtorch_autoload.autoload()
+        print(torch._C._get_privateuse1_backend_name(), hasattr(torch, "webgpu"))
+        import webtorch.pytorch
+        print(torch.device("webgpu").type, torch.webgpu.is_initialized())
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert out.splitlines() == ["None cuda", "privateuseone False", "webgpu False"]
+
+
 def test_import_opens_no_device_and_loads_no_binding() -> None:
     out = python(
         """

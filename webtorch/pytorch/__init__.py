@@ -2,7 +2,8 @@
 
 After `pip install webtorch`, `import torch` is enough: its entry points call `compile_backend` and, in a package of its
 own that imports nothing of this one, `webtorch_autoload.autoload`. Importing this package does the same by hand, for
-machines where autoloading is switched off. Raises ImportError for a PyTorch that is too old.
+machines where autoloading is switched off, or where PyTorch has a GPU of its own (`webtorch_autoload.own_gpu` says
+why). Raises ImportError for a PyTorch that is too old.
 
 interrupt  Ctrl-C that cannot abort the process
 hooks      exceptions of hooks in a backward pass, which cannot either
@@ -31,6 +32,6 @@ from __future__ import annotations
 from webtorch_autoload import autoload, check_version
 
 check_version()
-autoload()
+autoload(asked=True)
 
 __all__ = ["autoload"]
