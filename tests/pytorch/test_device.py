@@ -355,6 +355,48 @@ class TestErrors:
         with pytest.raises(NotImplementedError, match=r"complex128.*torch.complex64"):
             torch.ones(2, dtype=torch.complex128, device=webgpu)
 
+    def test_float64_may_be_float32_where_the_user_says_so(
+        self, webgpu: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        x = torch.arange(3, dtype=torch.float64)
+        with pytest.raises(NotImplementedError, match="WEBTORCH_FLOAT64=float32"):
+            x.to(webgpu)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "float32")
+        monkeypatch.setattr(bridge, "_warned_of_narrowing", [])
+        with pytest.warns(UserWarning, match="float64 was asked for and is float32") as warned:
+            y = x.to(webgpu)
+        assert len(warned) == 1 and warned[0].filename == __file__
+        wide = {"device": webgpu, "dtype": torch.float64}
+        one = torch.ones(2, device=webgpu)
+        made = [
+            torch.zeros(2, 3, **wide), torch.tensor([1.5], **wide), torch.arange(0, 1, 0.25, **wide), torch.eye(2, **wide),
+            torch.randn(3, **wide), torch.linspace(0, 1, 3, **wide), torch.scalar_tensor(2, **wide),
+            y.double(), y.new_full((2,), 2, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64).fill_(1),
+            one.sum(dtype=torch.float64), one.cumsum(0, dtype=torch.float64),
+        ]  # fmt: skip
+        assert {m.dtype for m in made} == {torch.float32}
+        assert y.tolist() == [0, 1, 2] and made[2].tolist() == [0, 0.25, 0.5, 0.75]
+        assert (y * torch.tensor(2.0, dtype=torch.float64)).dtype is torch.float32
+        assert torch.zeros(1, dtype=torch.complex128, device=webgpu).dtype is torch.complex64
+        assert y.to("cpu", torch.float64).dtype is torch.float64
+        # Where a library goes by way of it and back, gradients included, eagerly and compiled.
+        w = torch.tensor([0.5, 2.0], device=webgpu, requires_grad=True)
+        for run in (None, "webgpu"):
+
+            def f(w: torch.Tensor) -> torch.Tensor:
+                return (w.double().log() * torch.ones(2, dtype=torch.float64, device=w.device)).to(
+                    w.dtype
+                )
+
+            out = (torch.compile(f, backend=run) if run else f)(w)
+            (slope,) = torch.autograd.grad(out.sum(), w)
+            assert out.dtype is torch.float32 and slope.tolist() == [2.0, 0.5]
+        module = nn.Linear(3, 2).double().to(webgpu)
+        assert module.weight.dtype is torch.float32 and module(y).shape == (2,)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "yes")
+        with pytest.raises(ValueError, match="'error' and 'float32'"):
+            x.to(webgpu)
+
     def test_integers_beyond_32_bits(self, webgpu: str) -> None:
         if bridge.runtime().backend.name != "webgpu":
             # The engine's own CPU backend has all 64.

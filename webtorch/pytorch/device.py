@@ -167,18 +167,47 @@ def generator() -> Generator:
 
 
 def webtorch_dtype(dtype: torch.dtype) -> DType:
-    """Return webtorch's type. Raises DTypeError for a type that the device cannot hold."""
+    """Return webtorch's type. Raises DTypeError for a type that the device cannot hold.
+
+    WEBTORCH_FLOAT64=float32 has float32 and complex64 in the place of the types twice as wide.
+    """
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in UNSUPPORTED:
+        if found is not None and _narrows():
+            return dtypes.complex64 if dtype.is_complex else dtypes.float32
         instead = (
             "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
         )
+        hint = "" if found is None else (
+            " Where a library asks for it, WEBTORCH_FLOAT64=float32 gives it float32, with a warning."
+        )  # fmt: skip
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
             "bits of it), int32, int16, int8, uint8, uint32 and bool. Convert first, as in "
-            f"x.to(torch.{instead})."
+            f"x.to(torch.{instead}).{hint}"
         )
     return found
+
+
+_warned_of_narrowing: list[bool] = []
+
+
+def _narrows() -> bool:
+    """Whether WEBTORCH_FLOAT64 lets float32 stand for float64; the first time warns that it does.
+
+    Raises ValueError for another value of it.
+    """
+    wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower() or "error"
+    if wanted not in ("error", "float32"):
+        raise ValueError(f"WEBTORCH_FLOAT64={wanted!r}: the values are 'error' and 'float32'")
+    if wanted == "float32" and not _warned_of_narrowing:
+        _warned_of_narrowing.append(True)
+        warnings.warn(
+            "webgpu: a tensor of float64 was asked for and is float32 (WEBTORCH_FLOAT64=float32)",
+            UserWarning,
+            stacklevel=user_depth(),
+        )
+    return wanted == "float32"
 
 
 # ---- storages -----------------------------------------------------------------------------------
@@ -365,6 +394,7 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
     kind = TO_WEBTORCH.get(dtype)
     if kind is None or kind in UNSUPPORTED or _open.runtime is None:
         kind = webtorch_dtype(dtype)
+        dtype = TO_TORCH[kind]
     count = 1
     for n, step in zip(size, stride):
         if n < 1:
