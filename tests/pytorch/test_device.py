@@ -369,10 +369,11 @@ class TestErrors:
         wide = {"device": webgpu, "dtype": torch.float64}
         one = torch.ones(2, device=webgpu)
         made = [
-            torch.zeros(2, 3, **wide), torch.tensor([1.5], **wide), torch.arange(0, 1, 0.25, **wide), torch.eye(2, **wide),
-            torch.randn(3, **wide), torch.linspace(0, 1, 3, **wide), torch.scalar_tensor(2, **wide),
-            y.double(), y.new_full((2,), 2, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64).fill_(1),
-            one.sum(dtype=torch.float64), one.cumsum(0, dtype=torch.float64),
+            torch.zeros(2, 3, **wide), torch.tensor([1.5], **wide), torch.arange(0, 1, 0.25, **wide),
+            torch.eye(2, **wide), torch.randn(3, **wide), torch.linspace(0, 1, 3, **wide),
+            torch.scalar_tensor(2, **wide), y.double(), y.new_full((2,), 2, dtype=torch.float64),
+            torch.empty_like(y, dtype=torch.float64).fill_(1), one.sum(dtype=torch.float64),
+            one.cumsum(0, dtype=torch.float64),
         ]  # fmt: skip
         assert {m.dtype for m in made} == {torch.float32}
         assert y.tolist() == [0, 1, 2] and made[2].tolist() == [0, 0.25, 0.5, 0.75]
