@@ -282,8 +282,24 @@ def flat(storage: Storage) -> Tensor:
     return Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
 
 
-# Address -> memory. Pickling wraps the same address in a new PyTorch storage, which does not carry the attribute.
-_memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+class _Memories:
+    """Address -> memory. Pickling wraps an address in a new PyTorch storage, which does not carry the attribute."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, weakref.ref[Memory]] = {}
+        # References to what is dead stay until there are this many: a callback for each would cost every operation.
+        self.most = 1024
+
+    def forget_dead(self) -> None:
+        """Drop the references to memory that is gone."""
+        for address, memory in list(self.found.items()):
+            if memory() is None:
+                self.found.pop(address, None)
+        self.most = max(1024, 2 * len(self.found))
+
+
+_memories = _Memories()
+_reference = weakref.ref
 _addresses = itertools.count(1)
 _construct = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
@@ -296,7 +312,11 @@ def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
     # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
     address = next(_addresses) << 32
     storage = _construct(address, DEVICE, nbytes)
-    storage._webgpu = _memories[address] = memory = Memory(nbytes, dtype)
+    storage._webgpu = memory = Memory(nbytes, dtype)
+    found = _memories.found
+    found[address] = _reference(memory)
+    if len(found) > _memories.most:
+        _memories.forget_dead()
     return storage, memory
 
 
@@ -377,7 +397,8 @@ def _resized(memory: Memory, nbytes: int) -> tuple[Any, Memory]:
 def _memory_of_storage(storage: Any) -> Memory:
     found = getattr(storage, "_webgpu", None)
     if found is None:
-        found = _memories.get(storage.data_ptr())
+        reference = _memories.found.get(storage.data_ptr())
+        found = None if reference is None else reference()
         if found is None:
             raise RuntimeError(
                 "webgpu: this tensor has no memory: its storage was made by something other than this device"
@@ -447,11 +468,17 @@ def new_tensor(result: Tensor, fresh: bool, keeps_layout: bool = False) -> torch
     if not whole and not (fresh and keeps_layout and _has_no_gaps(result)):
         result = primitive.copy(result)
         strides = contiguous_strides(result._shape)
-    inner = result._storage
+    return tensor_on(result._storage, TO_TORCH[kind], result._shape, strides, 0)
+
+
+def tensor_on(
+    inner: Storage, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Return a new PyTorch tensor, with a new storage of PyTorch's, on a webtorch storage."""
     storage, memory = new_storage(inner.elements * inner.dtype.itemsize, inner.dtype)
     memory.storage = inner
-    x: torch.Tensor = _create((0,), TO_TORCH[kind])
-    _set(CPU, x, storage, 0, result._shape, strides)
+    x: torch.Tensor = _create((0,), dtype)
+    _set(CPU, x, storage, offset, shape, strides)
     return x
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, ne
+from operator import eq, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -46,15 +47,18 @@ from webtorch.pytorch.device import (
     HELD,
     TO_TORCH,
     TO_WEBTORCH,
+    Memory,
     changes,
     flat,
     memory_of,
+    tensor_on,
 )
 from webtorch.pytorch.saved import Saved, hooks
 from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.storage import Kept, Storage, writes
 from webtorch.tensors.tensor import Tensor
+from webtorch_autoload import hide
 
 _ADDRESS = torch.Tensor.data_ptr
 # Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
@@ -163,6 +167,10 @@ class Ready:
     donated: list[int]
     # Fresh, OfInput, Itself, or what is no tensor.
     results: list[Any]
+    # Where all that the caller sees is new: for each the output and how it lies there, for `tensor_on`.
+    simple: list[tuple[int, tuple[Any, ...]]] | None
+    # For each input the program's input that is its storage.
+    places: dict[int, int]
     # Storages of arguments in the program's targets -> the inputs that they belong to.
     written: dict[Storage, int]
     # Free numbers: where the program reads them.
@@ -205,21 +213,28 @@ class Call:
 
 @dataclass(slots=True)
 class Inputs:
-    """What is known of the tensors of the last call."""
+    """What is known of the tensors of the last call. Those that stay where they are are not looked at again."""
 
+    ready: Ready
+    # 0 for what is loose: looked at in each call.
     addresses: list[int]
-    epoch: int
-    # None for those that only that call had: what a step computed must not live until the next one.
-    storages: list[Any]
-    # The numbers of these.
-    loose: list[int]
     geometry: list[Geometry]
     # For each the first that has the same storage; None where all have their own.
     aliases: tuple[int, ...] | None
     numbers: tuple[Any, ...]
-    ready: Ready
+    epoch: int
     # The program whose `Saved` brought some.
     source: Ready | None
+    # None for what is loose: what a step computed must not live until the next one.
+    storages: list[Any]
+    loose: list[int]
+    # Where the loose ones were, to find out which stay; None for those that are known not to.
+    seen: list[int | None]
+    stable: frozenset[Storage]
+    # Tell when memory that is held here has been freed.
+    memories: list[weakref.ref[Memory]]
+    # What the program reads of it.
+    kept: Kept
 
 
 # Copies of parameters and buffers that are on the CPU: version and address of what was copied, and the copy.
@@ -278,6 +293,19 @@ class Programs:
         ]
         self.programs: OrderedDict[Any, Ready] = OrderedDict()
         self.last: Inputs | None = None
+        # Where the tensors of that call were, and which have been somewhere else in another one.
+        self.before: list[int] = []
+        self.moving: set[int] = set()
+        self.since: object = None
+        this = weakref.ref(self)
+
+        def freed(memory: Any) -> None:
+            programs = this()
+            if programs is not None:
+                programs.last = None
+
+        # Called wherever memory is freed, in functions that Dynamo traces too.
+        self.freed = hide(freed)
         self.sizes = Sizes([inputs[i] for i in self.tensors], self.others, inputs)
         # By the inputs' types: what makes captures for all sizes, or None where there is no such thing.
         self.templates: dict[Any, Template | None] = {}
@@ -292,9 +320,12 @@ class Programs:
             source = brought.source
             args[place : place + 1] = brought.take()
         given = args if self.plain else self._given(args, source)
-        ready, storages = self._inputs(given, args, source)
-        outputs, fresh = self._run(ready, storages, args)
-        results = self._results(ready, storages, given, args, fresh)
+        ready, storages, known = self._inputs(given, args, source)
+        outputs, fresh = self._run(ready, storages, known, args)
+        if ready.simple is not None:
+            results = [tensor_on(fresh[n], *form) for n, form in ready.simple]
+        else:
+            results = self._results(ready, storages, given, args, fresh)
         if ready.keeps is not None:
             saved = self._saved(ready, ready.keeps, storages, args, outputs, fresh, results)
             results.insert(self.graph.packed.start, saved)
@@ -317,36 +348,80 @@ class Programs:
 
     def _inputs(
         self, given: Sequence[Any], args: Sequence[Any], source: Ready | None
-    ) -> tuple[Ready, list[Any]]:
+    ) -> tuple[Ready, list[Any], Inputs | None]:
         """Find the program and the storages for a call, by what has changed since the last one.
 
-        What is saved comes first among the storages, and may be memory alone.
+        What is saved comes first among the storages, and may be memory alone. Last, what was known already of a
+        call like this.
         """
         addresses = list(map(_ADDRESS, given))
-        numbers = tuple([args[i] for i in self.keyed])
+        numbers = tuple([args[i] for i in self.keyed]) if self.keyed else ()
         last = self.last
-        if last is not None and last.source is not source:
+        if (
+            last is None
+            or last.epoch != changes.count
+            or last.source is not source
+            or last.numbers != numbers
+        ):
             last = None
+        elif source is None:
+            loose = last.loose
+            if not loose:
+                if addresses == last.addresses:
+                    return last.ready, last.storages, last
+            elif last.aliases is None:
+                now = [addresses[i] for i in loose]
+                for i in loose:
+                    addresses[i] = 0
+                if addresses == last.addresses and not any(map(eq, now, last.seen)):
+                    storages = self._loose(last, given)
+                    if storages is not None:
+                        if any(last.seen):
+                            self.moving.update(loose)
+                            last.seen = [None] * len(loose)
+                        return last.ready, storages, last
+                for i, address in zip(loose, now, strict=True):
+                    addresses[i] = address
+        ready, storages = self._looked(given, args, addresses, numbers, source, last)
+        return ready, storages, None
+
+    def _loose(self, last: Inputs, given: Sequence[Any]) -> list[Any] | None:
+        """Return the storages of a call whose loose tensors alone have moved; None if they lie in another way."""
+        storages = last.storages.copy()
+        for i in last.loose:
+            storages[i], form = _look(given[i])
+            if form != last.geometry[i] or storages[i] in last.stable:
+                return None
+        if len(last.loose) > 1 and len({storages[i] for i in last.loose}) < len(last.loose):
+            return None
+        return storages
+
+    def _looked(
+        self,
+        given: Sequence[Any],
+        args: Sequence[Any],
+        addresses: list[int],
+        numbers: tuple[Any, ...],
+        source: Ready | None,
+        last: Inputs | None,
+    ) -> tuple[Ready, list[Any]]:
+        """Find the same by looking at the tensors: with `last` only at those that have moved since that call."""
         kept: list[Any] = []
         if source is not None:
             kept = list(args[self.graph.taken.start : self.graph.taken.stop])
+        start = len(kept)
         ready = None
-        if last is not None and last.epoch == changes.count and last.numbers == numbers:
-            loose = last.loose
-            if addresses != last.addresses:
-                moved = itertools.compress(range(len(given)), map(ne, addresses, last.addresses))
-                loose = list({*loose, *moved})
-            if not loose and not kept:
-                return last.ready, last.storages
+        if last is not None:
             ready, storages, geometry = last.ready, last.storages.copy(), last.geometry
+            moved = [a != b or not a for a, b in zip(addresses, last.addresses, strict=True)]
+            unknown = list(itertools.compress(range(len(given)), moved))
         else:
-            loose = list(range(len(given)))
             storages = [None] * len(given)
             geometry = [_NOWHERE] * len(given)
             if source is not None and source.keeps is not None:
                 geometry = source.keeps.geometry + geometry
-        start = len(kept)
-        for i in loose:
+            unknown = list(range(len(given)))
+        for i in unknown:
             storages[i], form = _look(given[i])
             if form != geometry[start + i]:
                 if ready is not None:
@@ -359,17 +434,57 @@ class Programs:
             aliases = tuple([first.setdefault(s, i) for i, s in enumerate(every)])
         if ready is None or last is None or aliases != last.aliases:
             ready = self._ready(every, geometry, aliases, numbers, args)
-        # Empty tensors have no address.
-        before = [0] * len(given) if last is None else last.addresses
-        loose = [i for i in loose if not addresses[i] or addresses[i] != before[i]]
-        if loose:
-            storages = storages.copy()
-            for i in loose:
-                storages[i] = None
-        self.last = Inputs(
-            addresses, changes.count, storages, loose, geometry, aliases, numbers, ready, source
-        )
+        self._remember(given, addresses, storages, ready, geometry, aliases, numbers, source)
         return ready, every
+
+    def _remember(
+        self,
+        given: Sequence[Any],
+        addresses: list[int],
+        storages: list[Any],
+        ready: Ready,
+        geometry: list[Geometry],
+        aliases: tuple[int, ...] | None,
+        numbers: tuple[Any, ...],
+        source: Ready | None,
+    ) -> None:
+        """Note what a call was given. What is no parameter is held once it has been in one place twice."""
+        before = self.before if len(self.before) == len(addresses) else [0] * len(addresses)
+        self.before = addresses
+        loose: list[int] = []
+        if source is not None:
+            loose = list(range(len(addresses)))
+        else:
+            for i, (address, was) in enumerate(zip(addresses, before, strict=True)):
+                if address and self.tensors[i] in self.static:
+                    continue
+                if was and address != was:
+                    self.moving.add(i)
+                # Empty tensors have no address.
+                if not address or address != was or i in self.moving:
+                    loose.append(i)
+        seen: list[int | None] = [
+            None if i in self.moving or not addresses[i] else addresses[i] for i in loose
+        ]
+        held, there = storages, addresses
+        if loose:
+            held, there = storages.copy(), addresses.copy()
+            for i in loose:
+                held[i], there[i] = None, 0
+        last = self.last
+        if last is not None and last.storages == held:
+            stable, memories = last.stable, last.memories
+        else:
+            stable = frozenset([s for s in held if s is not None])
+            memories = [
+                weakref.ref(memory_of(x), self.freed)
+                for x, s in zip(given, held, strict=True)
+                if s is not None
+            ]
+        self.last = Inputs(
+            ready, there, geometry, aliases, numbers, changes.count, source,
+            held, loose, seen, stable, memories, Kept(),
+        )  # fmt: skip
 
     def _ready(
         self,
@@ -485,9 +600,31 @@ class Programs:
         at = itertools.count(len(geometry))
         pick = _picks([s if isinstance(s, int) else next(at) for s in sources])
         written = dict(captured.arguments)
+        places = {s: n for n, s in enumerate(sources) if isinstance(s, int)}
         reads = bool(captured.dynamic or captured.draws or captured.actions)
+        simple = self._simple(captured, results)
         keeps = self._keeps(captured, geometry, results, written) if self.graph.packed else None
-        return Ready(captured, constants, pick, donated, results, written, live, reads, keeps)
+        return Ready(
+            captured, constants, pick, donated, results, simple, places, written, live, reads, keeps
+        )
+
+    def _simple(
+        self, captured: Capture, results: list[Any]
+    ) -> list[tuple[int, tuple[Any, ...]]] | None:
+        """Return how to make the results of a call where all are new and have storages of their own."""
+        if self.graph.written and not self.plain:
+            return None
+        simple: list[tuple[int, tuple[Any, ...]]] = []
+        for i, found in enumerate(results):
+            if i in self.graph.packed:
+                continue
+            if type(found) is not Fresh or found.number is None or self.downloads[i]:
+                return None
+            if not isinstance(captured.targets[found.number], int):
+                return None
+            form = found.geometry
+            simple.append((found.number, (form.dtype, form.shape, form.strides, form.offset)))
+        return simple if len({n for n, _ in simple}) == len(simple) else None
 
     def _keeps(
         self,
@@ -542,7 +679,7 @@ class Programs:
     # ---- running
 
     def _run(
-        self, ready: Ready, storages: list[Any], args: Sequence[Any]
+        self, ready: Ready, storages: list[Any], known: Inputs | None, args: Sequence[Any]
     ) -> tuple[list[Any], dict[int, Storage]]:
         """Run a program; return its outputs, and the storages of new results by the number of the output."""
         captured = ready.captured
@@ -554,16 +691,42 @@ class Programs:
             for n in ready.donated:
                 if storages[n].node.shared:
                     storages[n].own()
-        sources = ready.pick(storages + ready.constants)
-        buffers: list[Any] = [s.node.buffer if type(s) is Storage else s for s in sources]
-        if not all(buffers):
-            buffers = [s.realize().buffer if type(s) is Storage else s for s in sources]
+        buffers = self._buffers(ready, storages, known)
         for i in self.free:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
         outputs = captured.executable.run(buffers, numbers)
         moved: dict[Any, Storage] = {s: storages[n] for s, n in ready.written.items()}
         return outputs, settle(captured, outputs, moved)
+
+    def _buffers(self, ready: Ready, storages: list[Any], known: Inputs | None) -> list[Any]:
+        """Return what the program reads: as it was found before, if nothing at all has been written since."""
+        since = writes.latest
+        if known is not None:
+            kept = known.kept
+            found = kept.buffers
+            if found is not None and kept.since is since:
+                if not known.loose:
+                    return found
+                found = found.copy()
+                for i in known.loose:
+                    place = ready.places.get(i)
+                    if place is not None:
+                        found[place] = storages[i].realize().buffer
+                return found
+        sources = ready.pick(storages + ready.constants)
+        buffers: list[Any] = [s.node.buffer if type(s) is Storage else s for s in sources]
+        if not all(buffers):
+            return [s.realize().buffer if type(s) is Storage else s for s in sources]
+        if known is not None and self.since is since:
+            stays = buffers.copy()
+            for i in known.loose:
+                place = ready.places.get(i)
+                if place is not None:
+                    stays[place] = None
+            known.kept.keep(stays, since)
+        self.since = since
+        return buffers
 
     def _results(
         self,

@@ -24,6 +24,45 @@ class Counter:
         self.version = version
 
 
+class Kept:
+    """Buffers that were found in storages, to be taken again without looking; None once they may be others."""
+
+    __slots__ = ("__weakref__", "buffers", "since")
+
+    def __init__(self) -> None:
+        self.buffers: list[Any] | None = None
+        self.since: object = None
+
+    def keep(self, buffers: list[Any], since: object) -> None:
+        """Keep what was found in storages after `since` was what `writes.latest` is."""
+        self.buffers, self.since = buffers, since
+        writes.kept.append(weakref.ref(self))
+
+
+class _Writes:
+    """Notes when a storage that exists gets another value, so that nothing kept is stale or lives longer."""
+
+    __slots__ = ("kept", "latest")
+
+    def __init__(self) -> None:
+        # Another object after each write: threads may lose a count.
+        self.latest = object()
+        self.kept: list[weakref.ref[Kept]] = []
+
+    def note(self) -> None:
+        """Tell who keeps buffers. To be called after the value has changed."""
+        self.latest = object()
+        if self.kept:
+            kept, self.kept = self.kept, []
+            for reference in kept:
+                found = reference()
+                if found is not None:
+                    found.buffers = None
+
+
+writes = _Writes()
+
+
 class Storage:
     """Flat memory of one device and element type. Writing replaces the value; the version counts
     writes.
@@ -83,6 +122,7 @@ class Storage:
         if node.kind == "buffer":
             self.donor = None
         self.version += 1
+        writes.note()
 
     def _write_through(self, home: Node, node: Node) -> None:
         """Compute a new value now, into the memory `home` that NumPy arrays see too."""
@@ -106,6 +146,7 @@ class Storage:
             self.node = home
         elif node.shared:
             self._join(node)
+        writes.note()
 
     def share(self) -> Node:
         """Return the value for a second storage to hold; the memory stays until one is written."""
@@ -130,6 +171,7 @@ class Storage:
             self.donor = None
             self.runtime.add(self)
             node = self.realize()
+            writes.note()
         return node
 
     def lend(self) -> Any:
@@ -156,6 +198,7 @@ class Storage:
         self.node, self.donor, self.elements = node, None, numel(node.shape)
         self.runtime.add(self)
         self.version += 1
+        writes.note()
 
     def realize(self) -> Node:
         """Return the value as a buffer node, computing everything pending on the device if needed."""
