@@ -222,7 +222,7 @@ def _pointed_at(op: OpInfo, sample: SampleInput | None, where: torch.Tensor) -> 
     """Return the elements that a result says the places of, where equal elements make the places free."""
     if (
         sample is None or op.name not in TIES or where.dtype != torch.int64 or not sample.input.ndim
-        or sample.kwargs.get("stable")
+        or sample.kwargs.get("stable") or not (where.ndim or sample.args or sample.kwargs)
     ):  # fmt: skip
         return where
     x, at = sample.input.detach(), 1 if op.name in ("topk", "kthvalue") else 0

@@ -317,6 +317,23 @@ def interpolate(
         )
     if mode == "lanczos" and not antialias:
         raise NotImplementedError("interpolate: mode 'lanczos' needs antialias=True")
+    steps = tuple(
+        s / max(n, 1) if factors is None else 1.0 / factors[d]
+        for d, (s, n) in enumerate(zip(input.shape[2:], wanted, strict=True))
+    )
+    return resized(input, wanted, steps, mode, bool(align_corners), antialias)
+
+
+def resized(
+    input: Any,
+    wanted: tuple[int, ...],
+    steps: tuple[float, ...],
+    mode: str,
+    align_corners: bool,
+    antialias: bool,
+) -> Any:
+    """Resize to the sizes `wanted`, one element of the result being `steps` of the input further."""
+    rank = input.ndim - 2
     if any(n <= 0 for n in wanted) or 0 in input.shape[1:]:
         raise ShapeError(
             f"interpolate: Input and output sizes should be greater than 0, but got input "
@@ -338,10 +355,6 @@ def interpolate(
             f"and round the result"
         )
     sizes = tuple(input.shape[2:])
-    steps = tuple(
-        s / n if factors is None else 1.0 / factors[d]
-        for d, (s, n) in enumerate(zip(sizes, wanted, strict=True))
-    )
     if mode.startswith("nearest"):
         whole = _repeated(input, sizes, wanted, steps, mode)
         if whole is not None:
@@ -354,7 +367,7 @@ def interpolate(
     of_bytes = input.dtype is uint8 and mode in _SMOOTH
     # PyTorch resizes images of bytes row by row first, and rounds in between.
     for d in reversed(range(rank)) if of_bytes else range(rank):
-        taps = taps_of(mode, sizes[d], wanted[d], steps[d], bool(align_corners), antialias)
+        taps = taps_of(mode, sizes[d], wanted[d], steps[d], align_corners, antialias)
         if taps.plain and taps.positions == list(range(sizes[d])):
             continue
         x = (_resample_bytes if of_bytes else resample)(x, 2 + d, taps)

@@ -25,10 +25,11 @@ from webtorch.errors import DTypeError
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import pass_over, user_depth
-from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ir.view import contiguous_strides, is_contiguous, memory_order, numel
 from webtorch.ops import primitive
 from webtorch.ops.random import Generator, default_generator
 from webtorch.pytorch import hooks, interrupt, profiler
+from webtorch.pytorch.strides import Laid, channels_last, like
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
@@ -138,7 +139,8 @@ def _take_back(optimizer: Any) -> None:
 
 def _hold_the_last_computed(x: torch.Tensor) -> bool:
     """Drop writes that are not computed yet; return whether the tensor has a computed value."""
-    storage = memory_of(x).storage
+    memory = memory_of(x)
+    storage = memory.held
     if storage is None:
         return False
     if storage.node.kind != "buffer" and storage.donor is not None:
@@ -227,18 +229,24 @@ class Memory:
 
     PyTorch's storages have no type. The type here is that of the first tensor that reads or writes the
     memory; a tensor of another type (`x.view(torch.int32)`) converts it through the host.
+
+    `laid`: values that a kernel wrote row-major, where the tensors' strides say another order. They are turned
+    when the memory is looked at in a way that they cannot be seen in, or written in part.
     """
 
-    __slots__ = ("__weakref__", "dtype", "nbytes", "raw", "storage")
+    __slots__ = ("__weakref__", "dtype", "laid", "nbytes", "raw", "storage")
 
     def __init__(self, nbytes: int, dtype: DType | None) -> None:
         self.nbytes = nbytes
         self.dtype = dtype
         self.storage: Storage | None = None
         self.raw: bytes | None = None
+        self.laid: Laid | None = None
 
     def typed(self, dtype: DType) -> Storage:
         """Return the contents as a storage of `dtype`."""
+        if self.laid is not None:
+            self.turn()
         storage = self.storage
         if storage is not None and storage.dtype is dtype:
             return storage
@@ -257,8 +265,17 @@ class Memory:
         self.storage, self.raw = storage, None
         return storage
 
+    def turn(self) -> None:
+        """Put values that were laid into the order that the tensors' strides say."""
+        assert self.laid is not None
+        shape, strides = self.laid.turned()
+        values = Tensor._from_storage(self.laid.storage, shape, strides, 0, False)
+        self.adopt(primitive.copy(values)._storage)
+
     def contents(self) -> bytes | bytearray | memoryview:
         """Return all bytes. Waits for the device."""
+        if self.laid is not None:
+            self.turn()
         if self.raw is not None:
             return self.raw
         if self.storage is None or not self.nbytes:
@@ -266,15 +283,20 @@ class Memory:
         return memoryview(flat(self.storage)._contents()).cast("B")[: self.nbytes]
 
     @property
+    def held(self) -> Storage | None:
+        """The storage with the values, in whatever order they lie."""
+        return self.storage if self.laid is None else self.laid.storage
+
+    @property
     def is_new(self) -> bool:
         """Whether nothing has been written yet."""
-        return self.storage is None and self.raw is None
+        return self.storage is None and self.raw is None and self.laid is None
 
     def adopt(self, storage: Storage) -> None:
         """Take over a storage that nothing else uses."""
         if self.storage is not None:
             changes.count += 1
-        self.storage, self.raw = storage, None
+        self.storage, self.raw, self.laid = storage, None, None
 
 
 def flat(storage: Storage) -> Tensor:
@@ -378,6 +400,8 @@ def resize_storage(storage: Any, nbytes: int) -> Any:
 def _resized(memory: Memory, nbytes: int) -> tuple[Any, Memory]:
     """Return a new storage of another size with as much of the contents as fits, and zeros."""
     storage, new = new_storage(nbytes, memory.dtype)
+    if memory.laid is not None:
+        memory.turn()
     held = memory.storage
     if memory.is_new or not memory.nbytes or not nbytes:
         return storage, new
@@ -451,24 +475,46 @@ def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
             out = primitive.conjugate(out)
     else:
         found = memory.storage
+        if memory.laid is not None:
+            seen = memory.laid.view(shape, strides, offset)
+            if seen is not None and memory.laid.storage.dtype is kind:
+                found, (strides, offset) = memory.laid.storage, seen
+                whole = not offset and strides == contiguous_strides(shape)
+                whole = whole and x.numel() == found.elements
+                out = Tensor._from_storage(found, shape, strides, offset, whole)
+                return -out if x.is_neg() else out
         storage = found if found is not None and found.dtype is kind else memory.typed(kind)
         whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
         out = Tensor._from_storage(storage, shape, strides, offset, whole)
     return -out if x.is_neg() else out
 
 
-def new_tensor(result: Tensor, fresh: bool, keeps_layout: bool = False) -> torch.Tensor:
-    """Return a webtorch result as a new PyTorch tensor, in row-major order.
+def new_tensor(result: Tensor, fresh: bool, strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return a webtorch result as a new PyTorch tensor.
 
-    `fresh`: nothing else uses the result's storage. `keeps_layout`: another order without gaps stays.
+    `fresh`: nothing else uses the result's storage. `strides`: those of the tensor, without gaps; None for row-major
+    order.
     """
-    kind = result.dtype
-    strides = result._strides
-    whole = fresh and (result._pairs() if kind.is_complex else result)._whole
-    if not whole and not (fresh and keeps_layout and _has_no_gaps(result)):
-        result = primitive.copy(result)
-        strides = contiguous_strides(result._shape)
-    return tensor_on(result._storage, TO_TORCH[kind], result._shape, strides, 0)
+    kind, shape = result.dtype, result._shape
+    laid = None
+    if strides is None or is_contiguous(shape, strides):
+        if not (fresh and (result._pairs() if kind.is_complex else result)._whole):
+            result = primitive.copy(result)
+        if strides is None:
+            strides = contiguous_strides(shape)
+    elif kind.is_complex:
+        order = memory_order(shape, strides)
+        assert order is not None
+        result = primitive.copy(result.permute(order))
+    elif not (fresh and result._strides == strides and _is_all(result)):
+        if not (fresh and result._whole):
+            result = primitive.copy(result)
+        laid = Laid(result._storage, shape, strides)
+    x = tensor_on(result._storage, TO_TORCH[kind], shape, strides, 0)
+    if laid is not None:
+        memory = memory_of(x)
+        memory.storage, memory.laid = None, laid
+    return x
 
 
 def tensor_on(
@@ -482,14 +528,9 @@ def tensor_on(
     return x
 
 
-def _has_no_gaps(x: Tensor) -> bool:
-    """Whether a tensor is all of its storage, in some order of the dims."""
-    elements = numel(x._shape) << x.dtype.is_complex
-    return (
-        not x._offset
-        and x._storage.elements == elements
-        and memory_order(x._shape, x._strides) is not None
-    )
+def _is_all(x: Tensor) -> bool:
+    """Whether a tensor whose strides have no gaps is all of its storage."""
+    return not x._offset and x._storage.elements == numel(x._shape)
 
 
 def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
@@ -519,7 +560,11 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
             if order is None:
                 _write(memory.typed(dtype), shape, strides, offset, result, fresh)
                 return
-            result, fresh = result.permute(order), False
+            turned = result.permute(order)
+            if memory.storage is None and not turned._whole and not out.is_complex():
+                _lay(memory, result, fresh, shape, strides)
+                return
+            result, fresh = turned, False
         if not result._whole:
             result, fresh = primitive.copy(result), True
         old = memory.storage
@@ -536,6 +581,20 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     _write(memory.typed(dtype), shape, strides, offset, result, fresh)
 
 
+def _lay(
+    memory: Memory, result: Tensor, fresh: bool, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Overwrite memory that is not row-major, or new, with a result, which stays as it lies."""
+    if not (fresh and result._whole):
+        result = primitive.copy(result)
+    laid = Laid(result._storage, shape, strides)
+    old = memory.laid
+    if old is None or old.groups != laid.groups or old.storage.dtype is not result.dtype:
+        memory.raw, memory.laid = None, laid
+    else:
+        old.storage.replace(result._node())
+
+
 def _write(
     storage: Storage,
     shape: tuple[int, ...],
@@ -545,14 +604,6 @@ def _write(
     fresh: bool,
 ) -> None:
     primitive.write(Tensor._from_storage(storage, shape, strides, offset, False), result, fresh)
-
-
-def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the dims in the order in which they lie in memory, or None if there are gaps or overlaps."""
-    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1)))
-    if not is_contiguous(tuple([shape[d] for d in order]), tuple([strides[d] for d in order])):
-        return None
-    return order
 
 
 def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> None:
@@ -634,8 +685,10 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
                 and target.nbytes == dst.numel() == src.numel()
             ):
                 source = memory_of(src)
+                if source.laid is not None:
+                    source.turn()
                 changes.count += 1
-                target.raw = source.raw
+                target.raw, target.laid = source.raw, None
                 target.storage = (
                     None
                     if source.storage is None
@@ -647,7 +700,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
             values = src.contiguous()
             changes.count += 1
-            target.raw, target.storage = bytes(host_bytes(values)), None
+            target.raw, target.storage, target.laid = bytes(host_bytes(values)), None, None
             return dst
         if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:
             src = src.to(dst.dtype)
@@ -685,19 +738,18 @@ def to_copy(
     if is_lazy(x):
         # A lazy module's parameter: it has a type and a place, and refuses to tell a shape.
         return torch.empty(0, dtype=dtype, device=device or x.device)
-    strides: Sequence[int] = x.stride()
-    dense = memory_order(x.shape, strides) is not None
+    shape = tuple(x.shape)
     if memory_format in (None, torch.preserve_format):
-        strides = strides if dense else contiguous_strides(tuple(x.shape))
+        strides = like(((shape, x.stride()),), shape)
     else:
-        strides = _strides(tuple(x.shape), memory_format)
+        strides = _strides(shape, memory_format)
     if device is not None and device.type != "webgpu":
         return torch.empty_strided(x.shape, strides, dtype=dtype, device=device).copy_(x)
     check_device(device)
     kind = webtorch_dtype(dtype)
     if (
         x.device.type == "webgpu"
-        and strides == contiguous_strides(tuple(x.shape))
+        and strides == contiguous_strides(shape)
         and not x.is_neg()
         and not x.is_conj()
     ):
@@ -736,8 +788,7 @@ def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
         raise RuntimeError(
             f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format"
         )
-    batch, *image, channels = contiguous_strides((size[0], *size[2:], size[1]))
-    return (batch, channels, *image)
+    return channels_last(size)
 
 
 def empty_strided(
@@ -804,8 +855,8 @@ def _fill_empty(x: torch.Tensor) -> torch.Tensor:
     return x.fill_(True if x.dtype is torch.bool else torch.iinfo(x.dtype).max)
 
 
-def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
-    """Give the `out=` argument of an operator its shape."""
+def resize_to(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
+    """Give the `out=` argument of an operator its shape, and strides without gaps if these are not row-major."""
     if tuple(x.shape) != tuple(shape):
         if x.numel():
             warnings.warn(
@@ -816,6 +867,8 @@ def resize_to(x: torch.Tensor, shape: Sequence[int]) -> None:
                 stacklevel=user_depth(),
             )
         resize_(x, shape)
+        if strides is not None:
+            _set(CPU, x, x.untyped_storage(), x.storage_offset(), shape, strides)
 
 
 def set_to_nothing(x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.utils._pytree import tree_leaves
 
-from webtorch.ir.view import is_contiguous
+from webtorch.ir.view import is_contiguous, memory_order
 from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch.device import upload, webtorch_dtype
@@ -299,19 +299,23 @@ class Graph:
         outputs = leaves[:visible]
         strided = [n.args[0] for n in nodes if str(n.target).startswith("aten.as_strided")]
         self.layouts: dict[int, tuple[int, ...]] = {}
-        for node in (*outputs, *strided):
+        for i, node in enumerate((*outputs, *strided)):
             while isinstance(node, torch.fx.Node) and getattr(node.target, "is_view", False):
                 node = node.args[0]
-            if isinstance(node, torch.fx.Node) and node.op == "call_function":
-                order = _traced_order(node.meta.get("val"))
-                if order is not None:
-                    self.layouts[slots[node]] = order
+            if not isinstance(node, torch.fx.Node):
+                continue
+            # An input may be what an operator returned, which lies otherwise than its trace said.
+            read = i >= len(outputs) and number.get(node) not in (None, *self.written)
+            order = _traced_order(node.meta.get("val"))
+            if order is not None and (node.op == "call_function" or read):
+                self.layouts[slots[node]] = order
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph's operators once on webtorch tensors."""
         values: list[Any] = [None] * self.count
         for slot, value in zip(self.places, inputs, strict=True):
-            values[slot] = value
+            order = self.layouts.get(slot)
+            values[slot] = value if order is None else _laid(value, order)
         for slot, constant in self.constants.items():
             values[slot] = _constant(constant)
         for step in self.steps:
@@ -342,10 +346,11 @@ def _traced_order(fake: Any) -> tuple[int, ...] | None:
     """Return the dims of a traced tensor in the order in which they lie in memory; None if it has gaps."""
     if not isinstance(fake, torch.Tensor):
         return None
-    sizes = [
-        [n.node.hint if hasattr(n, "node") else n for n in x] for x in (fake.shape, fake.stride())
-    ]
-    return None if None in (*sizes[0], *sizes[1]) else bridge.memory_order(*sizes)
+    shape, strides = (
+        tuple([n.node.hint if hasattr(n, "node") else n for n in x])
+        for x in (fake.shape, fake.stride())
+    )
+    return None if None in (*shape, *strides) else memory_order(shape, strides)
 
 
 def _laid(x: Tensor, order: tuple[int, ...]) -> Tensor:

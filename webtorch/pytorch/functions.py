@@ -21,6 +21,7 @@ from webtorch.ops.norm import last_dims
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.ops.reduce import widened
+from webtorch.ops.resize import resized
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -61,7 +62,7 @@ _SAME = (
     "mm bmm addmm addmv baddbmm addbmm dot vdot addr "
     "argmax argmin cumsum cumprod index_select index_add index_copy index_fill take "
     "masked_select masked_scatter "
-    "bincount tril triu flip roll cat kthvalue isin bucketize searchsorted "
+    "bincount tril triu flip pixel_shuffle pixel_unshuffle roll cat kthvalue isin bucketize searchsorted "
     "avg_pool1d avg_pool2d avg_pool3d equal trace glu sgn renorm mode histc index_reduce segment_reduce "
     "nonzero_static frexp igamma igammac nextafter polygamma narrow_copy poisson binomial _standard_gamma "
     "_standard_gamma_grad _sample_dirichlet _dirichlet_grad"
@@ -713,17 +714,17 @@ def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
 
     def run(x: Any, output_size: Any, *rest: Any) -> Any:
-        corners, scales = (rest[0], rest[1:]) if has_corners else (None, rest)
-        if scales and all(s is not None for s in scales):
-            # The scale asked for, not the quotient of the sizes, places the samples.
-            out = op.interpolate(
-                x, None, tuple(scales), mode, align_corners=corners, antialias=antialias
-            )
-            if tuple(out.shape[2:]) == tuple(output_size):
-                return out
-        return op.interpolate(
-            x, tuple(output_size), None, mode, align_corners=corners, antialias=antialias
+        corners, scales = (rest[0], rest[1:]) if has_corners else (False, rest)
+        wanted = tuple(output_size)
+        given = scales or (None,) * len(wanted)
+        # A scale that was asked for, not the quotient of the sizes, places the samples.
+        steps = tuple(
+            [
+                1.0 / f if f else s / max(n, 1)
+                for s, n, f in zip(x.shape[2:], wanted, given, strict=True)
+            ]
         )
+        return resized(x, wanted, steps, mode, bool(corners), antialias)
 
     return run
 

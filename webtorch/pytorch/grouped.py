@@ -144,7 +144,7 @@ def _fallback_backward(rows: Any, matrices: Any, ends: Any, g: Any) -> Any:
     )
 
 
-def register(functional: Callable[[str, Callable[..., Any], bool], Callable[..., Any]]) -> None:
+def register(functional: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
     """Register the operators that transformers has in place of `grouped_mm` where it compiles: its own ones read
     where the groups end. `functional` makes a kernel of a name and a meaning.
     """
@@ -154,4 +154,4 @@ def register(functional: Callable[[str, Callable[..., Any], bool], Callable[...,
         ("grouped_mm_fallback", _rows_by_groups),
         ("grouped_mm_fallback_backward", _fallback_backward),
     ):
-        library.impl(name, autoload.hide(functional(name, meaning, False)), "PrivateUse1")
+        library.impl(name, autoload.hide(functional(name, meaning)), "PrivateUse1")

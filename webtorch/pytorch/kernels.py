@@ -41,6 +41,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.functions import FUNCTIONS, load, op
 from webtorch.pytorch.interrupt import check, flag
+from webtorch.pytorch.strides import RULES, Form, Forms, Rule, elementwise, suggests_channels_last
 from webtorch.tensors.device import device_of
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
@@ -68,22 +69,11 @@ _OWN = {
     "conj_physical_",
     "mode.values",
     "_grouped_mm",
-}
-# Elementwise operators without an out= form: their results lie in memory as the operand does, as
-# channels-last images should.
-_ELEMENTWISE = {
-    "relu",
-    "hardtanh",
-    "hardswish",
-    "logit",
-    "isnan",
-    "where",
-    "floor_divide",
-    "masked_fill",
-    "angle",
-    "_prelu_kernel",
-    "rsub",
-    "prelu",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "reflection_pad3d",
+    "replication_pad2d",
+    "replication_pad3d",
 }
 # Operators that PyTorch could make of their out= form: the direct form costs one call of Python less.
 _DIRECT_ELEMENTWISE = [
@@ -167,7 +157,6 @@ _REMEMBERED = {
     "gelu_backward",
     "silu_backward",
 }
-_ELEMENTWISE.update(name.partition(".")[0] for name in _DIRECT_ELEMENTWISE)
 # Operators whose out= must have the type of the result; others convert to it where PyTorch's rules of casting allow.
 _EXACT = (
     "abs addbmm addmm addmv amax amin argmax argmin avg_pool2d avg_pool3d baddbmm bmm bucketize ceil conj_physical "
@@ -228,52 +217,80 @@ def _is_fresh(result: Tensor, operands: Any) -> bool:
     return all(s is not storage for s in _storages(operands))
 
 
-def _results(found: Any, operands: list[Any]) -> Any:
-    """Return webtorch results as new PyTorch tensors."""
+def _results(
+    found: Any, operands: list[Any], forms: Forms | None = None, rule: Rule | None = None
+) -> Any:
+    """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
+
+    def made(x: Tensor, seen: list[Any]) -> torch.Tensor:
+        strides = None if rule is None or forms is None else rule(forms, x._shape)
+        return new_tensor(x, _is_fresh(x, seen), strides)
+
     if isinstance(found, Tensor):
-        return new_tensor(found, _is_fresh(found, operands))
+        return made(found, operands)
     if isinstance(found, (tuple, list)):
         seen = list(operands)
         out = []
         for x in found:
-            out.append(new_tensor(x, _is_fresh(x, seen)) if isinstance(x, Tensor) else x)
+            out.append(made(x, seen) if isinstance(x, Tensor) else x)
             seen.append(x)
         return tuple(out)
     return found
 
 
+def _forms(args: Any) -> Forms:
+    """Return sizes and strides of the tensors among an operator's arguments."""
+    found: list[Form] = []
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            found.append((tuple(a.shape), a.stride()))
+        elif isinstance(a, (list, tuple)):
+            found.extend(_forms(a))
+    return tuple(found)
+
+
 # ---- the three kinds of kernel ------------------------------------------------------------------
 
 
-def _functional(name: str, function: Kernel, keeps_layout: bool) -> Kernel:
-    if keeps_layout:
+def _functional(name: str, function: Kernel) -> Kernel:
+    rule = RULES.get(name.partition(".")[0])
+    if rule is elementwise:
 
-        def elementwise(*args: Any, **kwargs: Any) -> Any:
+        def of_elements(*args: Any, **kwargs: Any) -> Any:
             if flag.pressed:
                 check()
             values = []
+            plain = True
             for a in args:
                 if isinstance(a, torch.Tensor):
                     memory = getattr(a.untyped_storage(), "_webgpu", None)
-                    values.append(operand(a, name) if memory is None else wrap_memory(a, memory))
+                    v = operand(a, name) if memory is None else wrap_memory(a, memory)
+                    values.append(v)
+                    if memory is None or memory.laid is not None or not v._whole:
+                        plain = False
                 else:
                     values.append(a)
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
             found = function(*values, **options)
+            if not plain:
+                return _results(found, values, _forms(args), rule)
+            if isinstance(found, tuple):
+                return _results(found, values)
             storage = found._storage
             for v in values:
                 if isinstance(v, Tensor) and v._storage is storage:
                     return new_tensor(found, False)
-            return new_tensor(found, True, True)
+            return new_tensor(found, True)
 
-        return elementwise
+        return of_elements
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if flag.pressed:
             check()
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
-        return _results(function(*values, **options), values)
+        found = function(*values, **options)
+        return _results(found, values, None if rule is None else _forms(args), rule)
 
     return kernel
 
@@ -334,6 +351,7 @@ def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
     base = name.partition(".")[0]
     exact = base in _EXACT.split()
+    rule = RULES.get(base)
     if len(outs) == 1:
         (target,) = outs
         typed = base in _IN_TYPE_OF_OUT
@@ -348,7 +366,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             values = [operand(a, name) for a in args]
             if apart:
                 memory = device.memory_of(out)
-                if memory.storage is not None and memory.storage in _storages(values):
+                if memory.held is not None and memory.held in _storages(values):
                     for x in _tensors(args):
                         if x.device.type == "webgpu" and device.memory_of(x) is memory:
                             refuse_overlap(x, out, whole=not anywhere)
@@ -359,7 +377,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             if TO_WEBTORCH[out.dtype] is not result.dtype:
                 _check_out(name, out, result.dtype, exact)
             if tuple(out.shape) != result._shape:
-                resize_to(out, result._shape)
+                resize_to(out, result._shape, rule and rule(_forms(args), result._shape))
             store(out, result, _is_fresh(result, values))
             return out
 
@@ -377,12 +395,28 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
                 continue
             _check_out(name, out, result.dtype, exact)
             if tuple(out.shape) != result._shape:
-                resize_to(out, result._shape)
+                resize_to(out, result._shape, rule and rule(_forms(args), result._shape))
             store(out, result, _is_fresh(result, values))
             values.append(result)
         return tuple(targets)
 
     return many
+
+
+def _index(direct: Kernel) -> Kernel:
+    """Return the kernel of indexing: where tensors are not row-major, PyTorch chooses the result's strides."""
+    by_out = torch.ops.aten.index.Tensor
+
+    def kernel(x: torch.Tensor, indices: Any) -> Any:
+        given = [i for i in indices if i is not None]
+        masked = any(i.dtype in (torch.bool, torch.uint8) for i in given)
+        if masked or all(t.is_contiguous() for t in (x, *given)):
+            return direct(x, indices)
+        return by_out._op_dk(
+            torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional, x, indices
+        )
+
+    return kernel
 
 
 def kernel_for(overload: Any, function: Kernel) -> Kernel:
@@ -397,7 +431,8 @@ def kernel_for(overload: Any, function: Kernel) -> Kernel:
     if writes_first and len(schema.returns) == 1:
         fills = name.partition(".")[0] in ("fill_", "zero_")
         return (_filling if fills else _inplace)(name, function)
-    return _functional(name, function, name.partition(".")[0] in _ELEMENTWISE)
+    kernel = _functional(name, function)
+    return _index(kernel) if name == "index.Tensor" else kernel
 
 
 def meaning(packet: str, overload: str) -> Kernel | None:
@@ -526,6 +561,8 @@ def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
     """Return a matrix as a batch of one."""
     kind, strides, offset = TO_WEBTORCH[x.dtype], x.stride(), x.storage_offset()
     found = memory.storage
+    if memory.laid is not None:
+        return wrap_memory(x, memory).unsqueeze(0)
     storage = found if found is not None and found.dtype is kind else memory.typed(kind)
     whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
     return Tensor._from_storage(storage, (1, *x.shape), (0, *strides), offset, whole)
@@ -698,7 +735,7 @@ def _recurrent(name: str) -> Kernel:
 def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
     norm = torch.linalg.vector_norm(x, p, dims, keepdim=True)
-    return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+    return x.contiguous() * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
 def _bound(x: Any, largest: Any, atol: Any, rtol: Any) -> Any:
@@ -829,6 +866,21 @@ def _flexible() -> None:
             original(query, key, value)
 
     module._validate_device = validate
+
+
+def _traced_convolutions() -> None:
+    """Let traces give convolutions the strides that the kernel gives them; else they take them for row-major."""
+    original = torch._C._conv_determine_backend_memory_format
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+    def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        found: torch.memory_format = original(x, weight, backend)
+        if x.device.type != "webgpu":
+            return found
+        last = any(map(suggests_channels_last, _forms((x, weight))))
+        return formats.get(x.dim(), found) if last else found
+
+    torch._C._conv_determine_backend_memory_format = determine
 
 
 class _Reciprocal:
@@ -1093,6 +1145,7 @@ def _register() -> None:
     grouped.register(_functional)
     _scaling()
     _flexible()
+    _traced_convolutions()
     _autocast()
 
 

@@ -128,14 +128,14 @@ def _widened(operator: Any) -> Function:
     return run
 
 
-def register(functional: Callable[[str, Function, bool], Function]) -> None:
+def register(functional: Callable[[str, Function], Function]) -> None:
     """Register the kernels; `functional` makes one of a name and a meaning."""
     library = torch.library.Library("torchvision", "IMPL")
     autoload._libraries.append(library)
     for name in _NAMES:
-        kernel = functional(name, _forward(name), False)
+        kernel = functional(name, _forward(name))
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
         operator = _widened(lambda name=name: getattr(torch.ops.torchvision, name))
         library.impl(name, operator, "AutocastPrivateUse1")
     for name, function in _GRADIENTS.items():
-        library.impl(name, autoload.hide(functional(name, function, False)), "PrivateUse1")
+        library.impl(name, autoload.hide(functional(name, function)), "PrivateUse1")
