@@ -8,6 +8,7 @@ meaning, and stores what it returns: nothing is computed yet.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from webtorch.pytorch.device import (
     refuse_overlap,
     resize_to,
     store,
+    tensor_on,
     untyped_storage,
     upload,
     webtorch_dtype,
@@ -558,14 +560,15 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
 
 
 def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
-    """Return a matrix as a batch of one."""
-    kind, strides, offset = TO_WEBTORCH[x.dtype], x.stride(), x.storage_offset()
+    """Return a matrix that is not empty as a batch of one."""
+    kind, (row, column), offset = TO_WEBTORCH[x.dtype], x.stride(), x.storage_offset()
+    m, n = x.shape
     found = memory.storage
     if memory.laid is not None:
         return wrap_memory(x, memory).unsqueeze(0)
     storage = found if found is not None and found.dtype is kind else memory.typed(kind)
-    whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
-    return Tensor._from_storage(storage, (1, *x.shape), (0, *strides), offset, whole)
+    whole = not offset and m * n == storage.elements and x.is_contiguous()
+    return Tensor._from_storage(storage, (1, m, n), (0, row, column), offset, whole)
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -574,21 +577,23 @@ def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         check()
     left = getattr(a.untyped_storage(), "_webgpu", None)
     right = getattr(b.untyped_storage(), "_webgpu", None)
+    shape, other, dtype = a.shape, b.shape, a.dtype
     if (
         left is None
         or right is None
-        or a.dtype is not b.dtype
-        or not a.is_floating_point()
-        or not a.dim() == b.dim() == 2
-        or a.shape[1] != b.shape[0]
-        or not (a.numel() and b.numel())
+        or dtype is not b.dtype
+        or not dtype.is_floating_point
+        or not len(shape) == len(other) == 2
+        or shape[1] != other[0]
+        or 0 in shape
+        or 0 in other
         or a.is_neg()
         or b.is_neg()
     ):
         return new_tensor(FUNCTIONS["mm"](operand(a, "mm"), operand(b, "mm")), fresh=True)
     found = matmul3(_matrix(a, left), _matrix(b, right))
     _, m, n = found._shape
-    return new_tensor(Tensor._from_storage(found._storage, (m, n), (n, 1), 0, True), fresh=True)
+    return tensor_on(found._storage, dtype, (m, n), (n, 1), 0)
 
 
 def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
@@ -973,8 +978,9 @@ def _register_own(library: Any) -> None:
 
     def metadata(name: str) -> None:
         packet, _, overload = name.partition(".")
-        redispatch = getattr(getattr(torch.ops.aten, packet), overload or "default").redispatch
-        kernel = autoload.hide(lambda *args, **kwargs: redispatch(CPU, *args, **kwargs))
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        # No frame of Python runs for a view.
+        kernel = functools.partial(operator._handle.redispatch_boxed, CPU)
         library.impl(name, kernel, "PrivateUse1")
 
     # These change sizes and strides only: PyTorch's CPU kernels never look at the data.
