@@ -409,3 +409,33 @@ def test_shapes_that_normalisations_and_margins_refuse(webgpu: str) -> None:
             call()
     with pytest.raises(RuntimeError, match="one class for each of the 2 samples"):
         F.multi_margin_loss(x, torch.tensor([1], device=webgpu))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, i, s: x.scatter_add_(0, i, s),
+        lambda x, i, s: x.scatter_(0, i, s),
+        lambda x, i, s: x.scatter_(0, i, 2.0),
+        lambda x, i, s: x.scatter_reduce_(0, i, s, "amax"),
+        lambda x, i, s: torch.scatter_add(x, 0, i, s, out=x),
+        lambda x, i, s: x.index_add_(0, i[:, 0], s),
+        lambda x, i, s: x.index_copy_(0, i[:3, 0] % 3, s[:3]),
+        lambda x, i, s: x.index_fill_(0, i[:, 0], 3.0),
+        lambda x, i, s: x.masked_scatter_(x > 0, s.repeat(3, 1)),
+        lambda x, i, s: x.put_(i[:, 0], s[:, 0], accumulate=True),
+        lambda x, i, s: x.index_put_((i[:, 0],), s, accumulate=True),
+    ],
+)
+def test_what_is_scattered_into_may_be_written_in_place(
+    webgpu: str, write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    x, s = torch.randn(5, 2), torch.randn(4, 2)
+    i = torch.tensor([0, 3, 1, 4])[:, None].expand(4, 2)
+    wanted = write(x.clone(), i, s)
+    found = write(x.to(webgpu), i.to(webgpu), s.to(webgpu))
+    torch.testing.assert_close(found.cpu(), wanted)
+    # Of what is read at other places PyTorch says that it must be apart.
+    y = x.to(webgpu)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.scatter_add(x.to(webgpu), 0, i.to(webgpu), y, out=y)

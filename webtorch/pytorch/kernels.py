@@ -175,6 +175,8 @@ _APART = (
     "nextafter cumsum cumprod logcumsumexp"
 )
 _APART_WHOLLY = "gather index_select masked_select take cat scatter scatter_add"
+# Of these, the operators whose result is their first argument, with other values at some places.
+_INTO_FIRST = {"scatter", "scatter_add"}
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
@@ -369,7 +371,8 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             if apart:
                 memory = device.memory_of(out)
                 if memory.held is not None and memory.held in _storages(values):
-                    for x in _tensors(args):
+                    # In place, the tensor that is written is the first argument as well.
+                    for x in _tensors(args[1:] if base in _INTO_FIRST else args):
                         if x.device.type == "webgpu" and device.memory_of(x) is memory:
                             refuse_overlap(x, out, whole=not anywhere)
             if typed and kwargs.get("dtype") is None:
