@@ -101,10 +101,18 @@ SHAPES = [
 ]
 
 
+# None, all or some of the layers with a bias; weights as layers have them, or transposed. Each shape has two of
+# these six, so that each pair of a shape or bias with an order of weights is there.
+_BIASES = [(False,), (True,), (True, False)]
+_LAYERS = [
+    (*shape, _BIASES[(number + transposed) % 3], transposed)
+    for number, shape in enumerate(SHAPES)
+    for transposed in (False, True)
+]
+
+
 @pytest.mark.covers("M14")
-@pytest.mark.parametrize("transposed", [False, True], ids=["linear", "transposed"])
-@pytest.mark.parametrize("biases", [(False,), (True,), (True, False)], ids=["none", "all", "some"])
-@pytest.mark.parametrize(("m", "k", "ns"), SHAPES, ids=str)
+@pytest.mark.parametrize(("m", "k", "ns", "biases", "transposed"), _LAYERS, ids=str)
 def test_layers_of_one_input_are_one_dispatch(
     m: int, k: int, ns: tuple[int, ...], biases: tuple[bool, ...], transposed: bool,
     device: str, joining: Choose,
