@@ -876,12 +876,18 @@ def nonzero_static(input: Any, *, size: int, fill_value: int = -1) -> Any:
     """The first `size` positions of elements that are not zero; missing rows are `fill_value`."""
     if size < 0:
         raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
-    found = nonzero(input)
-    count, width = found._shape
-    if count >= size:
-        return movement.clone(found[:size])
-    rest = fill((size - count, width), fill_value, int64, input.device)
-    return movement.cat((found, rest), 0)
+    shape = input._shape
+    flags = _flat(input if input.dtype is bool_ else elementwise.ne(input, 0))
+    count = numel(shape)
+    if not shape or not size or not count:
+        return fill((size, len(shape)), fill_value, int64, input.device)
+    # The place of each position among those found; what does not fit and what is not found go to one more row.
+    place = _scan(cast_to(flags, int64), "sum", 0) - 1
+    place = elementwise.where(flags, elementwise.clamp(place, max=size), size)
+    empty = fill((size + 1,), -1, int64, input.device)
+    positions = index_put(empty, (place,), iota(count, 0, 1, int64, input.device))[:size]
+    columns = _unravel(elementwise.clamp(positions, min=0), shape)
+    return movement.stack([elementwise.where(positions < 0, fill_value, c) for c in columns], 1)
 
 
 @composite(family="index")

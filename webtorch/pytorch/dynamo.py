@@ -10,6 +10,7 @@ once, and again when they have changed; other inputs at each call; results come 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from webtorch.pytorch.device import upload, webtorch_dtype
 from webtorch.pytorch.functions import op
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.partition import Partition, is_called
-from webtorch.pytorch.programs import Programs, Value
+from webtorch.pytorch.programs import NUMBERS, Programs, Value
 from webtorch.pytorch.saved import contents, pack
 from webtorch.pytorch.saved import hooks as saving_hooks
 from webtorch.tensors.tensor import Tensor
@@ -42,21 +43,32 @@ def compile_backend(
 ) -> Function:
     """Compile a Dynamo graph: what `torch.compile(..., backend="webgpu")` calls.
 
-    Raises RuntimeError for inputs of which some are on the CPU and some on the device,
-    NotImplementedError for an operator that webtorch does not have.
+    Raises NotImplementedError for an operator that webtorch does not have. Operators that want their operands on one
+    device have been refused by Dynamo; indices may be on the CPU.
     """
     bridge.runtime()
-    _check_devices(gm)
     compiler = aot_autograd(
         fw_compiler=_lower_forward,
         bw_compiler=_lower_backward,
         inference_compiler=lower,
         partition_fn=_partition,
-        decompositions=torch._decomp.core_aten_decompositions().materialize(),
+        decompositions=_decompositions(),
         # Written in the program, in place, rather than copied after it.
         keep_inference_input_mutations=True,
     )
     return compiler(gm, example_inputs)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Function]:
+    """Return PyTorch's decompositions into core operators, of those that are no better whole.
+
+    Those of `linspace` and `logspace` compute in float64; that of `take` asks for the number of indices.
+    """
+    table: dict[Any, Function] = torch._decomp.core_aten_decompositions().materialize()
+    aten = torch.ops.aten
+    whole = (aten.linspace, aten.logspace, aten.take)
+    return {k: v for k, v in table.items() if getattr(k, "overloadpacket", None) not in whole}
 
 
 def _count_steps_on_the_device() -> None:
@@ -80,28 +92,6 @@ def _count_steps_on_the_device() -> None:
 
 
 _count_steps_on_the_device()
-
-
-def _check_devices(gm: torch.fx.GraphModule) -> None:
-    """Raise RuntimeError where an input on the CPU is not just moved and others are on the device."""
-    if not is_on_device(gm):
-        return
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("example_value")
-        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.dim():
-            continue
-        # What is on the CPU may be moved to the device by the function itself, and results back.
-        mixed = any(
-            isinstance(v, torch.Tensor) and v.device.type == "webgpu"
-            for user in node.users
-            for v in (a.meta.get("example_value") for a in user.all_input_nodes)
-        )
-        if mixed:
-            raise RuntimeError(
-                f"torch.compile(backend='webgpu'): an input of shape {list(value.shape)} is on "
-                f"'{value.device}', others are on 'webgpu'. Move the model and its "
-                "inputs to the device first: model.to('webgpu'), x.to('webgpu')."
-            )
 
 
 def _partition(
@@ -216,9 +206,8 @@ def _template(value: Any, slots: dict[torch.fx.Node, int], of: torch.fx.Node) ->
         return slice(*(_template(v, slots, of) for v in (value.start, value.stop, value.step)))
     if isinstance(value, torch.dtype):
         made = of.meta.get("val")
-        if value is torch.float64 and isinstance(made, torch.Tensor) and not made.dim():
-            # Python's numbers are traced as tensors of this type.
-            value = torch.float32
+        if isinstance(made, torch.Tensor) and made.is_cpu and not made.dim():
+            value = NUMBERS.get(value, value)
         return webtorch_dtype(value)
     return value
 
@@ -299,15 +288,20 @@ class Graph:
         outputs = leaves[:visible]
         strided = [n.args[0] for n in nodes if str(n.target).startswith("aten.as_strided")]
         self.layouts: dict[int, tuple[int, ...]] = {}
+        # Those of them that the trace says have memory of their own.
+        self.own: set[int] = set()
         for i, node in enumerate((*outputs, *strided)):
             while isinstance(node, torch.fx.Node) and getattr(node.target, "is_view", False):
                 node = node.args[0]
             if not isinstance(node, torch.fx.Node):
                 continue
+            made = node.op == "call_function"
+            if made and i < len(outputs) and isinstance(node.meta.get("val"), torch.Tensor):
+                self.own.add(slots[node])
             # An input may be what an operator returned, which lies otherwise than its trace said.
             read = i >= len(outputs) and number.get(node) not in (None, *self.written)
             order = _traced_order(node.meta.get("val"))
-            if order is not None and (node.op == "call_function" or read):
+            if order is not None and (made or read):
                 self.layouts[slots[node]] = order
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
@@ -318,11 +312,19 @@ class Graph:
             values[slot] = value if order is None else _laid(value, order)
         for slot, constant in self.constants.items():
             values[slot] = _constant(constant)
+        # Operations may return what they were given: the largest element of a tensor of one is the tensor.
+        known = {v._storage for v in values if isinstance(v, Tensor)}
         for step in self.steps:
             args = [_fill_in(a, values) for a in step.args]
             value = step.function(*args, **{k: _fill_in(v, values) for k, v in step.kwargs.items()})
             order = self.layouts.get(step.slot)
-            values[step.slot] = value if order is None else _laid(value, order)
+            if order is not None:
+                value = _laid(value, order)
+            if step.slot in self.own:
+                if value._storage in known:
+                    value = _laid(value, order or tuple(range(value.dim())), anew=True)
+                known.add(value._storage)
+            values[step.slot] = value
             for slot in step.dead:
                 values[slot] = None
         return [_fill_in(r, values) for r in self.result]
@@ -353,10 +355,11 @@ def _traced_order(fake: Any) -> tuple[int, ...] | None:
     return None if None in (*shape, *strides) else memory_order(shape, strides)
 
 
-def _laid(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return `x`, copied if its dims do not lie in memory in this order."""
+def _laid(x: Tensor, order: tuple[int, ...], anew: bool = False) -> Tensor:
+    """Return `x`, copied if its dims do not lie in memory in this order, or a copy is wanted."""
     turned = op.permute(x, order)
-    if not turned.numel() or is_contiguous(turned._shape, turned._strides):
+    lies = not turned.numel() or is_contiguous(turned._shape, turned._strides)
+    if lies and not anew:
         return x
     return op.permute(copy(turned), tuple(order.index(d) for d in range(len(order))))
 
@@ -366,4 +369,5 @@ def _constant(value: Any) -> Any:
         return value
     if value.device.type == "webgpu":
         return bridge.wrap(value)
-    return upload(value, webtorch_dtype(value.dtype))
+    dtype = value.dtype if value.dim() else NUMBERS.get(value.dtype, value.dtype)
+    return upload(value.to(dtype), webtorch_dtype(dtype))

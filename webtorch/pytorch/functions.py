@@ -378,7 +378,7 @@ def _scatter(x: Any, dim: int, index: Any, src: Any = None, value: Any = None) -
     return op.scatter(x, dim, index, src)
 
 
-@aten("scatter.reduce_out", "scatter.value_reduce_out")
+@aten("scatter.reduce", "scatter.reduce_out", "scatter.value_reduce", "scatter.value_reduce_out")
 def _scatter_with(x: Any, dim: int, index: Any, src: Any, *, reduce: str) -> Any:
     if isinstance(src, (bool, int, float)):
         return op.scatter(x, dim, index, value=src, reduce=reduce)
@@ -420,6 +420,27 @@ def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     out = copy(x).reshape(-1)
     indexing.put_at(out, {0: index.reshape(-1)}, source.reshape(-1), accumulate=accumulate)
     return out.reshape(x._shape)
+
+
+@aten("_trilinear")
+def _trilinear(
+    x: Any,
+    y: Any,
+    z: Any,
+    expand_x: Sequence[int],
+    expand_y: Sequence[int],
+    expand_z: Sequence[int],
+    dims: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The sum over `dims` of a product of three, each with dims of one in the places of its `expand`."""
+    for dim in sorted(expand_x):
+        x = op.unsqueeze(x, dim)
+    for dim in sorted(expand_y):
+        y = op.unsqueeze(y, dim)
+    for dim in sorted(expand_z):
+        z = op.unsqueeze(z, dim)
+    return op.sum(op.mul(op.mul(x, y), z), tuple(dims))
 
 
 @aten("linalg_cross")

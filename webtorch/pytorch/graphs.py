@@ -194,8 +194,36 @@ def _arange(*args: Any, dtype: Any = None, **options: Any) -> Any:
 
 
 @graph("linspace")
-def _linspace(start: float, end: float, steps: int, *, dtype: Any = None, **options: Any) -> Any:
-    return op.linspace(start, end, steps, dtype=_dtype(dtype), device=_where())
+def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Any:
+    dtype = _dtype(dtype)
+    if isinstance(start, Tensor) or isinstance(end, Tensor):
+        return cast_to(_between(start, end, steps, dtype), dtype)
+    return op.linspace(start, end, steps, dtype=dtype, device=_where())
+
+
+def _between(start: Any, end: Any, steps: int, dtype: Any) -> Any:
+    """Return `steps` numbers at equal distances; the values of `start` and `end` are known when the program runs."""
+    kind = webtorch_dtype(torch.float32)
+    first, last = (
+        # A result of integers has ends that are integers.
+        cast_to(cast_to(v, dtype), kind) if isinstance(v, Tensor) else float(v)
+        for v in (start, end)
+    )
+    at = op.arange(steps, dtype=kind, device=_where())
+    step = op.div(op.sub(last, first), max(steps - 1, 1))
+    # From both ends, so that both are exact.
+    near = op.lt(at, max(steps // 2, 1))
+    return op.where(near, first + at * step, last - (steps - 1 - at) * step)
+
+
+@graph("logspace")
+def _logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any
+) -> Any:
+    dtype = _dtype(dtype)
+    if isinstance(start, Tensor) or isinstance(end, Tensor):
+        return cast_to(op.pow(base, _between(start, end, steps, dtype)), dtype)
+    return op.logspace(start, end, steps, base, dtype=dtype, device=_where())
 
 
 @graph("eye")
@@ -221,6 +249,13 @@ def _rand_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
 @graph("randn_like")
 def _randn_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
     return op.randn(x._shape, dtype=dtype or x.dtype, device=_where())
+
+
+@graph("normal.float_float")
+def _normal(
+    mean: float, std: float, size: Sequence[int], *, dtype: Any = None, **options: Any
+) -> Any:
+    return FUNCTIONS["normal_"](empty(tuple(size), _dtype(dtype), _where()), mean, std)
 
 
 @graph("randint")
@@ -366,8 +401,12 @@ def find_meaning(target: Any) -> Function | None:
     if target.namespace not in _NAMESPACES:
         # Somebody else's operator, whatever its name.
         return None
-    if packet in GRAPH:
-        return GRAPH[packet]
+    if (packet, overload) == ("view", "dtype"):
+        # A storage of the engine holds one type; memory on the device may be looked at as another.
+        return None
+    declared = GRAPH.get(f"{packet}.{overload}") or GRAPH.get(packet)
+    if declared is not None:
+        return declared
     found = kernels.meaning(packet, overload)
     if found is None and packet in _SAME:
         found = TABLE[packet].function

@@ -34,6 +34,17 @@ from webtorch.runtime.trace import debug_level
 Compiler = Callable[[GraphModule, frozenset[int], int, frozenset[int], bool], Programs]
 
 
+# Operators that look at values on the host: bounds of bins, lengths of segments, degrees of polynomials.
+_READING = {
+    "histogram",
+    "_histogramdd_bin_edges",
+    "_histogramdd_from_bin_cts",
+    "_histogramdd_from_bin_tensors",
+    "segment_reduce",
+    "_segment_reduce_backward",
+}
+
+
 def is_called(node: Node) -> bool:
     """Whether a node is called between programs: a custom operator, control flow, or an element of their results.
 
@@ -47,7 +58,10 @@ def is_called(node: Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    return graphs.find_meaning(node.target) is None or _puts_as_many_as_a_mask_has(node)
+    name = node.target._schema.name.removeprefix("aten::")
+    if name in _READING or "_polynomial_" in name or graphs.find_meaning(node.target) is None:
+        return True
+    return _puts_as_many_as_a_mask_has(node)
 
 
 def _puts_as_many_as_a_mask_has(node: Node) -> bool:

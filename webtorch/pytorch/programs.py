@@ -61,6 +61,8 @@ from webtorch.tensors.tensor import Tensor
 from webtorch_autoload import hide
 
 _ADDRESS = torch.Tensor.data_ptr
+# Python's numbers are traced as tensors of these types, which the device lacks; it computes with those.
+NUMBERS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 # Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
 _MAX_PROGRAMS = 16
 # The same where sizes are symbols: further sizes cost no capture.
@@ -249,9 +251,7 @@ def uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
     found = _uploads.get(x) if keeps else None
     if found is not None and found[0] == state:
         return found[1]
-    # Numbers come in float64, which the device lacks.
-    number = x.dtype is torch.float64 and not x.dim()
-    made = x.detach().to("webgpu", torch.float32 if number else x.dtype)
+    made = x.detach().to("webgpu", x.dtype if x.dim() else NUMBERS.get(x.dtype, x.dtype))
     if keeps:
         _uploads[x] = (state, made)
     return made

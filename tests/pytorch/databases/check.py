@@ -10,8 +10,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +27,12 @@ from tests.conformance.check import (
 )
 from tests.conformance.check import (
     OutOfTime,
-    Result,
     difference,
     samples,
     time_limit,
+)
+from tests.conformance.check import (
+    Result as _Result,
 )
 from tests.conformance.check import (
     _expected as expected,
@@ -42,6 +43,7 @@ from tests.conformance.check import (
 from tests.conformance.check import (
     _tolerance as tolerance,
 )
+from tests.pytorch.databases.compiled import WAYS, Compiled, shared
 
 SECONDS = 60
 # Neither dense tensors nor PyTorch's own surface: sparse layouts, CUDA source text, jagged tensors.
@@ -63,6 +65,14 @@ _WIDE_STATISTICS = {
     "_batch_norm_with_update",
 }
 _FREE_SIGNS = {"linalg.eig", "linalg.eigh", "linalg.svd", "svd", "linalg.qr", "qr"}
+
+
+class Result(_Result):
+    """Counts of one kind of check; `untraced`: samples that PyTorch's own tracer cannot take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.untraced = 0
 
 
 def takes(op: OpInfo, dtype: torch.dtype) -> bool:
@@ -123,14 +133,14 @@ def compare(
     exact: Any,
     wide: Any,
     sample: SampleInput | None,
-    inputs: list[torch.Tensor],
+    device: str = "webgpu",
 ) -> str | None:
     """Return how a result differs from PyTorch's; None if it does not."""
     mine, theirs, true = leaves(ours), leaves(exact), leaves(wide)
     if len(mine) != len(theirs):
         return f"{len(mine)} tensors for {len(theirs)}"
     for i, (m, t) in enumerate(zip(mine, theirs, strict=True)):
-        if m.device.type != "webgpu" and op.name != "to":
+        if m.device.type != device and op.name != "to":
             return f"result {i} is on {m.device}"
         if i and op.name in _WIDE_STATISTICS and m.dtype is torch.float32:
             m = m.to(t.dtype)
@@ -171,50 +181,96 @@ def _shown(sample: SampleInput, error: object) -> str:
     return f"{text} <- {sample.summary()}"
 
 
-def _count(result: Result, error: BaseException, sample: SampleInput) -> None:
-    """Count a failure, or a kernel that is missing."""
-    text = str(error)
-    if "is not implemented" in text and isinstance(error, NotImplementedError):
+def _count(result: Result, sample: SampleInput, found: str | BaseException | None) -> None:
+    """Count a success, a failure, or a kernel that is missing."""
+    if found is None:
+        result.passed += 1
+    elif isinstance(found, NotImplementedError) and "is not implemented" in str(found):
         result.missing += 1
         if len(result.notes) < 4:
-            result.notes.append(_shown(sample, error)[:600])
+            result.notes.append(_shown(sample, found)[:600])
     else:
-        result.fail(_shown(sample, error))
+        result.fail(_shown(sample, found))
 
 
-@contextmanager
-def _judged(result: Result, sample: SampleInput) -> Iterator[list[str]]:
-    """Count a sample as passed unless the body appends what is wrong, raises, or takes too long."""
-    wrong: list[str] = []
+# Returns what a function that stands for the operation does on a device unlike PyTorch on the CPU.
+Attempt = Callable[[Callable[..., Any], str], str | None]
+
+
+def _judge(
+    result: Result, op: OpInfo, sample: SampleInput, ways: Sequence[Compiled], attempt: Attempt
+) -> None:
+    """Count a sample as passed unless the attempt finds something wrong, raises, or takes too long.
+
+    With `ways`, through the compiler: the first that PyTorch itself traces on the CPU counts; none may.
+    """
+    if not ways:
+        _count(result, sample, _tried(attempt, op.op, "webgpu"))
+        return
+    for way in ways:
+        found = _tried(attempt, way(op.op, "webgpu"), "webgpu")
+        if found is None or _tried(attempt, way(op.op, "cpu"), "cpu") is None:
+            _count(result, sample, found)
+            return
+    result.untraced += 1
+
+
+def _tried(attempt: Attempt, fn: Callable[..., Any], device: str) -> str | BaseException | None:
     try:
         with time_limit(SECONDS):
-            yield wrong
+            return attempt(fn, device)
     except (Exception, OutOfTime) as error:
-        _count(result, error, sample)
-        return
-    if wrong:
-        result.fail(_shown(sample, wrong[0]))
-    else:
-        result.passed += 1
+        # Dynamo wraps what a backend raises.
+        found: BaseException = getattr(error, "inner_exception", error)
+        return found
 
 
-def forward(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> None:
+def forward(
+    op: OpInfo, dtype: torch.dtype, limit: int, result: Result, ways: Sequence[Compiled] = ()
+) -> None:
     """Compare results on the database's inputs."""
     for sample in samples(op, dtype, False, limit):
         got = expected(op.op, sample, op.name not in RANDOM and op.name not in OF_MEMORY)
         if got is None or any(t.layout is not torch.strided for t in leaves(got[0])):
             continue
         exact, wide = got
-        with _judged(result, sample) as wrong:
-            there = moved(sample, "webgpu", op.name == "tensor_split")
+
+        def attempt(
+            fn: Callable[..., Any],
+            device: str,
+            sample: SampleInput = sample,
+            exact: Any = exact,
+            wide: Any = wide,
+        ) -> str | None:
+            there = moved(sample, device, op.name == "tensor_split")
             torch.manual_seed(0)
-            mine = sample.output_process_fn_grad(_call(op.op, there))
+            mine = _call(fn, there)
             right, true = (
                 sample.output_process_fn_grad(x) if x is not None else None for x in (exact, wide)
             )
-            found = compare(op, mine, right, true, sample, leaves(sample.input))
-            if found:
-                wrong.append(found)
+            found = compare(op, sample.output_process_fn_grad(mine), right, true, sample, device)
+            whole = ways and op.name not in RANDOM
+            return found or (_aliases(op, sample, there, mine) if whole else None)
+
+        _judge(result, op, sample, ways, attempt)
+
+
+def _aliases(op: OpInfo, sample: SampleInput, there: SampleInput, mine: Any) -> str | None:
+    """Return what differs in memory from a call on the CPU: which results are views of inputs, and what was written."""
+    here = moved(sample, "cpu", op.name == "tensor_split")
+    torch.manual_seed(0)
+    results = leaves(_call(op.op, here))
+    given, taken = (leaves([s.input, list(s.args), s.kwargs]) for s in (there, here))
+    found, wanted = shared(given, leaves(mine)), shared(taken, results)
+    if found != wanted:
+        return f"(result, input) in the same memory: {found} for {wanted}"
+    for i, (m, t) in enumerate(zip(given, taken, strict=True)):
+        if t._version == m._version == 0:
+            continue
+        wrong = difference(m.detach().cpu(), t.detach(), None, *tolerance(op, t.dtype))
+        if wrong:
+            return f"input {i} as it was written: {wrong}"
+    return None
 
 
 def _slopes(fn: Callable[..., Any], sample: SampleInput, weights: list[torch.Tensor] | None) -> Any:
@@ -236,11 +292,13 @@ def _slopes(fn: Callable[..., Any], sample: SampleInput, weights: list[torch.Ten
             torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.5 for t in results
         ]
     given = [w.to(t.dtype).to(t.device) for w, t in zip(weights, results, strict=True)]
-    return torch.autograd.grad(results, inputs, given, allow_unused=True), weights
+    return results, torch.autograd.grad(results, inputs, given, allow_unused=True), weights
 
 
-def gradients(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> None:
-    """Compare gradients on the database's inputs."""
+def gradients(
+    op: OpInfo, dtype: torch.dtype, limit: int, result: Result, ways: Sequence[Compiled] = ()
+) -> None:
+    """Compare gradients on the database's inputs; with `ways` also the results that have some."""
     if not op.supports_autograd or dtype not in op.backward_dtypes or op.name in RANDOM:
         return
     if op.name in _FREE_SIGNS:
@@ -265,21 +323,36 @@ def gradients(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> Non
             got = _slopes(op.op, sample.transform(fresh), None)
         except Exception:
             continue
-        if got is None or any(t is not None and t.layout is not torch.strided for t in got[0]):
+        if got is None or any(t is not None and t.layout is not torch.strided for t in got[1]):
             continue
-        exact, weights = got
+        results, exact, weights = got
         try:
-            true = _slopes(op.op, sample.transform(doubled), weights)[0]
+            wide, true, _ = _slopes(op.op, sample.transform(doubled), weights)
         except Exception:
-            true = None
-        with _judged(result, sample) as wrong:
-            there = moved(sample.transform(fresh), "webgpu", op.name == "tensor_split")
+            wide = true = None
+
+        given = sample.transform(fresh)
+
+        def attempt(
+            fn: Callable[..., Any],
+            device: str,
+            given: SampleInput = given,
+            sample: SampleInput = sample,
+            results: Any = results,
+            exact: Any = exact,
+            wide: Any = wide,
+            true: Any = true,
+            weights: Any = weights,
+        ) -> str | None:
+            there = moved(given, device, op.name == "tensor_split")
             torch.manual_seed(0)
-            mine = _slopes(op.op, there, weights)[0]
+            values, mine, _ = _slopes(fn, there, weights)
+            if ways and (found := compare(op, values, results, wide, sample, device)):
+                return found
             for i, (m, t) in enumerate(zip(mine, exact, strict=True)):
                 if (m is None) != (t is None):
                     if (t if m is None else m.cpu()).abs().sum() != 0:
-                        wrong.append(f"gradient {i}: {'none' if m is None else 'one'} for {t}")
+                        return f"gradient {i}: {'none' if m is None else 'one'} for {t}"
                     continue
                 if m is None:
                     continue
@@ -287,22 +360,25 @@ def gradients(op: OpInfo, dtype: torch.dtype, limit: int, result: Result) -> Non
                 w = None if true is None or true[i] is None else true[i]
                 found = difference(m.cpu(), t, w, max(rtol, 1e-5), atol)
                 if found:
-                    wrong.append(f"gradient {i}: {found}")
-                    break
+                    return f"gradient {i}: {found}"
+            return None
+
+        _judge(result, op, sample, ways, attempt)
 
 
-def check(op: OpInfo, dtype: torch.dtype, limit: int = 0) -> dict[str, Any]:
-    """Return the results of all checks of one operation."""
+def check(op: OpInfo, dtype: torch.dtype, limit: int = 0, mode: str = "") -> dict[str, Any]:
+    """Return the results of all checks of one operation; `mode`: "compiled", "dynamic", or "" for eager."""
     start = time.perf_counter()
     gc.collect()
     before = sum(torch.webgpu.fallback_counts().values())
     results = {"forward": Result()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        forward(op, dtype, limit, results["forward"])
+        ways = WAYS.get(mode, ())
+        forward(op, dtype, limit, results["forward"], ways)
         if dtype is torch.float32:
             results["gradient"] = Result()
-            gradients(op, dtype, limit, results["gradient"])
+            gradients(op, dtype, limit, results["gradient"], ways)
     data: dict[str, Any] = {k: r.data() for k, r in results.items()}
     fallbacks = sum(torch.webgpu.fallback_counts().values()) - before
     return data | {

@@ -13,7 +13,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import OpInfo
 
-from tests.pytorch.databases import check, run
+from tests.pytorch.databases import check, compiled, run
 
 KINDS = ("forward", "gradient")
 GOALS = {("float32", "forward"): 97.0, ("float32", "gradient"): 95.0}
@@ -45,9 +45,9 @@ forward results (device, dtype, shape, values) and, in float32, gradients.
 """
 
 
-def operations() -> dict[str, OpInfo]:
-    """Return the operations that count: title -> entry."""
-    found: dict[str, OpInfo] = {}
+def operations(mode: str = "compiled") -> dict[str, OpInfo]:
+    """Return the operations that count: title -> entry. Those that take functions are for the compiler."""
+    found: dict[str, OpInfo] = dict(compiled.higher_order()) if mode else {}
     for op in op_db:
         if not op.name.startswith(check.OUTSIDE):
             found[f"{op.name} ({op.variant_test_name})" if op.variant_test_name else op.name] = op

@@ -17,7 +17,16 @@ from tests.conformance.pool import ROOT, Worker, work_off
 from tests.conformance.run import has_failed
 
 CACHE = ROOT / ".cache" / "conformance-torch"
-DTYPES = ("float32", "float16", "int32", "int64", "bool")
+# Results are kept by these: a dtype in eager mode, or a mode of the compiler and a dtype.
+EAGER = ("float32", "float16", "int32", "int64", "bool")
+COMPILED = (
+    "compiled-float32",
+    "compiled-float16",
+    "compiled-int64",
+    "compiled-bool",
+    "dynamic-float32",
+)
+DTYPES = EAGER + COMPILED
 TASK_SECONDS = 600
 Task = tuple[str, str]
 
@@ -36,6 +45,12 @@ def _keep(task: Task, result: dict[str, Any]) -> None:
         file.write(json.dumps({"op": task[1], **result}) + "\n")
 
 
+def split(of: str) -> tuple[str, str]:
+    """Return mode and dtype of what a file of results is of: ("compiled", "float32") of "compiled-float32"."""
+    mode, _, dtype = of.rpartition("-")
+    return mode, dtype
+
+
 def work(limit: int) -> None:
     """Answer tasks from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w")
@@ -49,8 +64,10 @@ def work(limit: int) -> None:
     torch.set_num_threads(1)
     found = operations()
     for line in sys.stdin:
-        dtype, name = json.loads(line)
-        answers.write(json.dumps(check.check(found[name], getattr(torch, dtype), limit)) + "\n")
+        of, name = json.loads(line)
+        mode, dtype = split(of)
+        result = check.check(found[name], getattr(torch, dtype), limit, mode)
+        answers.write(json.dumps(result) + "\n")
         answers.flush()
 
 
@@ -116,8 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks: list[Task] = []
         for dtype in given.dtype.split(","):
             kept = {} if given.fresh else read(dtype)
-            for name, op in report.operations().items():
-                if not report.takes(op, dtype):
+            for name, op in report.operations(split(dtype)[0]).items():
+                if not report.takes(op, split(dtype)[1]):
                     continue
                 wanted = any(
                     op.name == o[1:] if o.startswith("=") else o in name for o in given.ops

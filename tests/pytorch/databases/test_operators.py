@@ -18,6 +18,7 @@ with warnings.catch_warnings():
 
     from tests.conftest import need_device
     from tests.pytorch.databases import check, report
+    from tests.pytorch.databases.compiled import WAYS
 
 # Every operation passes here on the CPU engine; compiling for a software adapter is slow, so some stand for all.
 _NAMES = [
@@ -57,6 +58,26 @@ _NAMES = [
 OPERATIONS = [
     op for op in report.operations().values() if op.name in _NAMES and not op.variant_test_name
 ]
+# Through the compiler, what no model of the tests contains.
+_COMPILED_NAMES = [
+    "aminmax",
+    "as_strided_scatter",
+    "histogram",
+    "index_reduce",
+    "linalg.solve",
+    "nn.functional.bilinear",
+    "nn.functional.ctc_loss",
+    "nn.functional.grid_sample",
+    "nonzero_static",
+    "put",
+    "scatter",
+    "tensor_split",
+]
+COMPILED = [
+    op
+    for op in report.operations().values()
+    if op.name in _COMPILED_NAMES and op.variant_test_name in ("", "mean")
+]
 
 
 class TestOperators(TestCase):
@@ -77,6 +98,17 @@ class TestOperators(TestCase):
         for kind, result in results.items():
             assert not result.failed and not result.missing, f"{op.name}: {kind}: {result.notes}"
         assert results["forward"].passed
+        assert not torch.webgpu.fallback_counts()
+
+    @ops(COMPILED, allowed_dtypes=(torch.float32,))
+    def test_compiled(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        result = check.Result()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind = check.gradients if op.supports_autograd else check.forward
+            kind(op, dtype, 1, result, WAYS["compiled"])
+        assert not result.failed and not result.missing, f"{op.name}: {result.notes}"
+        assert result.passed
         assert not torch.webgpu.fallback_counts()
 
 
