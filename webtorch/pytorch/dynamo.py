@@ -33,7 +33,6 @@ from webtorch.pytorch.programs import NUMBERS, Programs, Value
 from webtorch.pytorch.saved import contents, pack
 from webtorch.pytorch.saved import hooks as saving_hooks
 from webtorch.tensors.tensor import Tensor
-from webtorch_autoload import is_on_device
 
 Function = Callable[..., Any]
 
