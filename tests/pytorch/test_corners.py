@@ -439,3 +439,35 @@ def test_what_is_scattered_into_may_be_written_in_place(
     y = x.to(webgpu)
     with pytest.raises(RuntimeError, match="single memory location"):
         torch.scatter_add(x.to(webgpu), 0, i.to(webgpu), y, out=y)
+
+
+# PyTorch says that TorchScript is to be replaced, and that a trace of sizes is one of numbers.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traces_are_compared_with_what_was_traced(webgpu: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).to(webgpu)
+    x = torch.randn(2, 4, device=webgpu)
+    traced = torch.jit.trace(model, x)
+    torch.testing.assert_close(traced(x * 2), model(x * 2))
+    found = []
+
+    def changing(x: torch.Tensor) -> torch.Tensor:
+        found.append(x)
+        return x * len(found)
+
+    with pytest.raises(torch.jit.TracingCheckError):
+        torch.jit.trace(changing, x)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_under_autocast_give_the_low_type(webgpu: str, kind: str) -> None:
+    layer = getattr(torch.nn, kind)(4, 5, num_layers=2, bidirectional=True)
+    x = torch.randn(3, 2, 4)
+    expected = layer(x)[0]
+    layer = layer.to(webgpu)
+    with torch.autocast(webgpu, torch.float16):
+        y, h = layer(x.to(webgpu))
+    for state in (y, *h) if kind == "LSTM" else (y, h):
+        assert state.dtype is torch.float16
+    y.float().square().sum().backward()
+    assert layer.weight_ih_l0.grad.dtype is torch.float32
+    torch.testing.assert_close(y.detach().float().cpu(), expected.detach(), rtol=1e-2, atol=1e-2)

@@ -891,6 +891,27 @@ def _traced_convolutions() -> None:
     torch._C._conv_determine_backend_memory_format = determine
 
 
+def _checked_traces() -> None:
+    """Let `torch.jit.trace` compare what it traced with what the function returns: PyTorch does it in float64."""
+    module: Any = importlib.import_module("torch.jit._trace")
+    original = module._check_trace
+    widened: Any = torch.Tensor.double
+
+    def double(x: torch.Tensor, **options: Any) -> Any:
+        return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
+
+    def check_trace(*args: Any, **kwargs: Any) -> Any:
+        # Not by a mode of functions: traces name the lines that called.
+        tensor: Any = torch.Tensor
+        tensor.double = double
+        try:
+            return original(*args, **kwargs)
+        finally:
+            tensor.double = widened
+
+    module._check_trace = check_trace
+
+
 class _Reciprocal:
     """A gradient scaler's scale, of which PyTorch wants 1 / scale by way of float64: here float32 does it."""
 
@@ -1066,7 +1087,8 @@ def _register_own(library: Any) -> None:
 _AUTOCAST_LOW = (
     "mm mv bmm addmm addmv addr baddbmm addbmm chain_matmul linalg_multi_dot linalg_vecdot matmul linear einsum "
     "prelu convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
-    "conv_transpose3d.input scaled_dot_product_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
+    "conv_transpose3d.input scaled_dot_product_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+    "lstm.input lstm.data gru.input gru.data rnn_tanh.input rnn_tanh.data rnn_relu.input rnn_relu.data"
 )
 _AUTOCAST_FULL = (
     "softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod layer_norm group_norm "
@@ -1155,6 +1177,7 @@ def _register() -> None:
     _scaling()
     _flexible()
     _traced_convolutions()
+    _checked_traces()
     _autocast()
 
 
