@@ -23,6 +23,10 @@ CONFORMANCE_ARGS ?= --limit 8
 # One process a core; the libraries below then need no threads of their own.
 WORKERS ?= auto
 
+# Tests whose programs differ on a card.
+AS_GPU := tests/lower tests/engine tests/webgpu/test_programs.py tests/webgpu/test_as_gpu.py tests/compile/test_programs.py \
+	tests/ops/test_contract.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/pytorch/test_training.py
+
 # Mesa's compiled shaders outlive a run: without them each new kernel costs some 20 ms again.
 # wgpu-native complains on stderr when XDG_RUNTIME_DIR names no folder.
 TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
@@ -30,11 +34,12 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test venv lint types format check system coverage-table clean
+.PHONY: reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-as-gpu venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
 	@echo "make test            lint, types and the whole suite"
+	@echo "make test-as-gpu     a graphics card's kernels, on a software adapter"
 	@echo "make venv            .venv with everything that tests need"
 	@echo "make lint            ruff: rules and layout"
 	@echo "make format          ruff: put the layout right"
@@ -57,6 +62,11 @@ venv: $(VENV)/.full
 test: $(VENV)/.full system pyodide lint types
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+
+# What only a graphics card gets (tiles, split sums, joint products), on a software adapter that says it is one.
+test-as-gpu: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) WEBTORCH_TEST_AS_GPU=H200 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_GPU) $(PYTEST_ARGS)
 
 lint: $(VENV)/.full
 	$(BIN)/ruff check .

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 import webtorch
+from tests import as_gpu
 from webtorch.errors import DeviceError
 from webtorch.runtime import kept
 from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.tensors.device import resolve
 
 pytest_plugins = ["tests.covers"]
+as_gpu.pretend()
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 

@@ -1,0 +1,70 @@
+"""A card's kernels, made and run on a software adapter: a small part of `make test-as-gpu`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import as_gpu
+from tests.conftest import need_device
+
+# Tiles with parts of k, joint products, several kernels in one dispatch, convolutions and attention.
+_PROGRAM = """
+import json, torch
+from tests import as_gpu
+as_gpu.pretend()
+import webtorch
+from webtorch.tensors.device import resolve
+from webtorch.ir.kernel import Matmul, Products, Several
+
+limits = resolve("webgpu").backend.limits
+torch.manual_seed(0)
+
+def pair(*shape):
+    x = torch.randn(*shape)
+    return x, webtorch.tensor(x.numpy(), device="webgpu")
+
+far, kinds = {}, set()
+
+def check(name, run, *pairs):
+    compiled = webtorch.compile(lambda *given: run(webtorch, *given))
+    found = compiled(*[p[1] for p in pairs])
+    expected = run(torch, *[p[0].double() for p in pairs])
+    kinds.update(type(r).__name__ for r in compiled.program().routines)
+    far[name] = float((torch.tensor(found.tolist()) - expected).abs().max() / expected.abs().max())
+
+for m, n, k in ((70, 36, 600), (1, 200, 129), (130, 66, 40)):
+    check(f"product {m} {n} {k}", lambda t, a, b: (a @ b).relu() + 1, pair(m, k), pair(k, n))
+check("one input", lambda t, x, a, b, c: t.cat([x @ a, x @ b, x @ c], 1),
+      pair(33, 40), pair(40, 16), pair(40, 16), pair(40, 16))
+check("convolution", lambda t, x, w: t.nn.functional.conv2d(x, w, padding=1).relu(),
+      pair(2, 8, 12, 12), pair(16, 8, 3, 3))
+check("attention", lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+      *[pair(1, 2, 40, 16) for _ in range(3)])
+check("softmax", lambda t, x: x.softmax(-1).sum(0), pair(70, 129))
+print(json.dumps({"family": limits.family, "gpu": limits.is_gpu, "kinds": sorted(kinds), "far": far}))
+"""
+
+
+def test_a_card_is_played_by_a_software_adapter() -> None:
+    need_device("webgpu")
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        capture_output=True, text=True, timeout=300,
+        env={**os.environ, as_gpu.VARIABLE: "H200", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["family"] == "H200" and found["gpu"]
+    assert {"Matmul", "Products", "Convolution", "Attention"} <= set(found["kinds"])
+    assert max(found["far"].values()) < 2e-6, found["far"]
+
+
+def test_a_family_that_is_not_in_the_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(as_gpu.VARIABLE, "RTX9000")
+    with pytest.raises(pytest.UsageError, match="RTX9000"):
+        as_gpu.family()
