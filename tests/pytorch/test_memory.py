@@ -164,6 +164,16 @@ FILLS: list[Callable[[str], torch.Tensor]] = [
     lambda d: torch.zeros(3, dtype=torch.bool, device=d).random_(0, 3),
     lambda d: torch.repeat_interleave(torch.tensor([1, -2], device=d)),
     lambda d: torch.repeat_interleave(torch.tensor([2, 0, 1], device=d)),
+    lambda d: torch.nn.functional.relu6(torch.tensor([True], device=d)),
+    lambda d: torch.nn.functional.hardtanh(torch.ones(2, dtype=torch.uint8, device=d)),
+    lambda d: torch.tril_indices(3, 3, dtype=torch.float32, device=d),
+    lambda d: torch.bernoulli(torch.ones(2, dtype=torch.int64, device=d)),
+    lambda d: torch.zeros(0, 2, device=d).median().isnan(),
+    lambda d: torch.zeros(0, device=d).nanmedian().isnan(),
+    lambda d: torch.nextafter(
+        torch.tensor([torch.inf, -torch.inf, 65504.0, 1.0], dtype=torch.float16, device=d),
+        torch.tensor([0.0, 1.0, torch.inf, torch.inf], dtype=torch.float16, device=d),
+    ),
 ]
 
 
@@ -187,3 +197,11 @@ def test_a_mask_takes_a_number_of_double_precision(webgpu: str) -> None:
     both(webgpu, run)
     with pytest.raises(RuntimeError, match="dtypes match"):
         torch.zeros(3, device=webgpu)[[0]] = torch.tensor(0.5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_a_spread_of_too_few_numbers_warns(webgpu: str, name: str) -> None:
+    for device in ("cpu", webgpu):
+        with pytest.warns(UserWarning, match=rf"{name}\(\): degrees of freedom is <= 0"):
+            found = getattr(torch, name)(torch.ones(1, device=device), 0)
+        assert torch.as_tensor(found[0] if isinstance(found, tuple) else found).isnan().item()

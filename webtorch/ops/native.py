@@ -141,9 +141,11 @@ def empty_permuted(
 # -- the parts of a float -----------------------------------------------------------------------------
 
 
-def _next_of_16_bits(dropped: int, tiny: float, least: float) -> Callable[[Expr, Expr], Expr]:
+def _next_of_16_bits(
+    dropped: int, tiny: float, least: float, largest: float
+) -> Callable[[Expr, Expr], Expr]:
     """Return the formula for a type of 16 bits, computed in float32: its numbers lie 2 ** dropped
-    patterns apart there, and `least` apart below `tiny`.
+    patterns apart there, and `least` apart below `tiny`; infinity comes after `largest`.
     """
 
     def formula(x: Expr, y: Expr) -> Expr:
@@ -153,6 +155,8 @@ def _next_of_16_bits(dropped: int, tiny: float, least: float) -> Callable[[Expr,
         size, one = ex.unary("abs", x), ex.const(least, x.dtype)
         small = (size < tiny) | (ex.eq(size, tiny) & ~grows)
         value = ex.where(small, ex.where(y > x, x + one, x - one), value)
+        end = ex.const(largest, x.dtype)
+        value = ex.where(size > end, ex.where(x > 0, end, -end), value)
         value = ex.where(ex.eq(x, y), y, value)
         return ex.where(ex.isnan(x) | ex.isnan(y), ex.const(math.nan, x.dtype), value)
 
@@ -188,9 +192,13 @@ _nextafter, _nextafter_half, _nextafter_bfloat16 = (
     )
     for name, formula, dtypes in (
         ("_nextafter", _next, (float32, float64)),
-        ("_nextafter_half", _next_of_16_bits(13, 2.0**-14, 2.0**-24), (float16,)),
+        ("_nextafter_half", _next_of_16_bits(13, 2.0**-14, 2.0**-24, 65504.0), (float16,)),
         # Steps below the normal numbers are those above them, as patterns.
-        ("_nextafter_bfloat16", _next_of_16_bits(16, 2.0**-133, 2.0**-133), (bfloat16,)),
+        (
+            "_nextafter_bfloat16",
+            _next_of_16_bits(16, 2.0**-133, 2.0**-133, 3.3895313892515355e38),
+            (bfloat16,),
+        ),
     )
 )
 

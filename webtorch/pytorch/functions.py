@@ -9,11 +9,14 @@ takes them from the table.
 from __future__ import annotations
 
 import importlib
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import bool_, float32, int32, int64, uint8
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import numel
 from webtorch.ops import indexing
 from webtorch.ops.creation import fits
@@ -169,12 +172,16 @@ def _min_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
 
 @aten("median")
 def _median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None and not x.numel() and x.dtype.is_floating_point:
+        return fill((), math.nan, x.dtype, x.device)
     found = op.median(x, dim, keepdim)
     return found if dim is None else tuple(found)
 
 
 @aten("nanmedian")
 def _nanmedian(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None and not x.numel() and x.dtype.is_floating_point:
+        return fill((), math.nan, x.dtype, x.device)
     found = op.nanmedian(x, dim, keepdim)
     return found if dim is None else tuple(found)
 
@@ -184,36 +191,30 @@ def _aminmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return tuple(op.aminmax(x, dim=dim, keepdim=keepdim))
 
 
-@aten("var", "var.correction")
-def _var(x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    return op.var(
-        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
-    )
+def _spread(name: str) -> Function:
+    """Return the meaning of `var` and its kin, which warn where there are too few numbers for the correction."""
+
+    def run(
+        x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> Any:
+        correction = 1 if correction is None else correction
+        found = getattr(op, name)(x, dims_of(dim), correction=correction, keepdim=keepdim)
+        results = found[0].numel() if isinstance(found, tuple) else found.numel()
+        if x.numel() // max(results, 1) <= correction:
+            warnings.warn(
+                f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction "
+                "factor (input numel divided by output numel).",
+                UserWarning,
+                stacklevel=user_depth(),
+            )
+        return found
+
+    return run
 
 
-@aten("std", "std.correction")
-def _std(x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    return op.std(
-        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
-    )
-
-
-@aten("var_mean.correction")
-def _var_mean(
-    x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-) -> Any:
-    return op.var_mean(
-        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
-    )
-
-
-@aten("std_mean.correction")
-def _std_mean(
-    x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-) -> Any:
-    return op.std_mean(
-        x, dims_of(dim), correction=1 if correction is None else correction, keepdim=keepdim
-    )
+for _name in ("var", "std"):
+    aten(_name, f"{_name}.correction")(_spread(_name))
+    aten(f"{_name}_mean.correction")(_spread(f"{_name}_mean"))
 
 
 @aten("linalg_vector_norm")
@@ -516,6 +517,12 @@ def _clamp_min(x: Any, bound: Any) -> Any:
 
 @aten("hardtanh")
 def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
+    if x.dtype is bool_:
+        raise DTypeError("Bool inputs not supported for hardtanh: use input.float()")
+    if x.dtype.kind == "uint" and low < 0:
+        raise DTypeError(
+            f"cannot do hardtanh on an unsigned type with negative limits, got {x.dtype} and {low}"
+        )
     return op.clamp(x, *((low, high) if x.dtype.is_floating_point else (int(low), int(high))))
 
 

@@ -535,9 +535,10 @@ def _triangle_indices(name: str) -> Kernel:
         pin_memory: Any = None,
     ) -> Any:
         check_device(device)
-        found = getattr(op, name)(
-            row, col, offset, dtype=webtorch_dtype(dtype or torch.int64), device=_where()
-        )
+        kind = webtorch_dtype(dtype or torch.int64)
+        if not kind.is_integral:
+            raise NotImplementedError(f'"{name}" not implemented for {dtype}: it makes integers')
+        found = getattr(op, name)(row, col, offset, dtype=kind, device=_where())
         return new_tensor(found, fresh=True)
 
     return kernel

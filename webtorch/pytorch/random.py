@@ -86,8 +86,13 @@ def _bernoulli_of(x: Any, p: float = 0.5, *, generator: Any = None) -> Any:
 
 @aten("bernoulli", "bernoulli_", "bernoulli_.Tensor")
 def _bernoulli(x: Any, p: Any = None, *, generator: Any = None) -> Any:
+    chances = x if p is None else p
+    if not isinstance(chances, (int, float)) and not chances.dtype.is_floating_point:
+        raise NotImplementedError(
+            f'"bernoulli" not implemented for {chances.dtype}: use input.float()'
+        )
     new = empty(x._shape, x.dtype, x.device)
-    return op.bernoulli_(new, x if p is None else p, generator=source(generator, x.device))
+    return op.bernoulli_(new, chances, generator=source(generator, x.device))
 
 
 @aten("multinomial")
