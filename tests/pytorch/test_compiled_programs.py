@@ -174,6 +174,7 @@ PROGRAMS: list[tuple[str, Function, tuple[Any, ...]]] = [
     ("an input with an offset", lambda x: x.zero_(), (_normal(8)[3:6],)),
     ("an input, from itself reversed", lambda x: x.copy_(x.flip(0) * 2), (_normal(5),)),
     ("overlapping slices", lambda x: x[1:].copy_(x[:-1].clone()), (_normal(5),)),
+    ("parts that PyTorch leaves in an input", lambda x: torch.unsafe_split(x, 2), (_normal(4),)),
     ("by a mask", lambda x, m: x.masked_fill_(m, 0).sum(), (_normal(3), _MASK)),
     ("by an index", lambda x: x.index_fill_(0, torch.tensor([1], device=x.device), 7), (_normal(3),)),
     ("an input's elements", lambda x: x.__setitem__((slice(None), 0), 3), (_normal(3, 2),)),

@@ -295,7 +295,7 @@ class Graph:
             if not isinstance(node, torch.fx.Node):
                 continue
             made = node.op == "call_function"
-            if made and i < len(outputs) and isinstance(node.meta.get("val"), torch.Tensor):
+            if made and i < len(outputs) and _is_new(node):
                 self.own.add(slots[node])
             # An input may be what an operator returned, which lies otherwise than its trace said.
             read = i >= len(outputs) and number.get(node) not in (None, *self.written)
@@ -341,6 +341,19 @@ def _unpacked(nodes: Sequence[Any]) -> tuple[list[Any], range]:
             place = range(len(out), len(out) + len(values))
             out += values
     return out, place
+
+
+def _is_new(node: torch.fx.Node) -> bool:
+    """Whether a result is a tensor whose memory is none of its operands', as the trace has it."""
+    made = node.meta.get("val")
+    if not isinstance(made, torch.Tensor):
+        return False
+    # An element of what an operator returned.
+    of = node.args[0] if node.target is operator.getitem else node
+    operands = of.all_input_nodes if isinstance(of, torch.fx.Node) else []
+    given = [v for n in operands for v in tree_leaves(n.meta.get("val"))]
+    place = made.untyped_storage()._cdata
+    return all(v.untyped_storage()._cdata != place for v in given if isinstance(v, torch.Tensor))
 
 
 def _traced_order(fake: Any) -> tuple[int, ...] | None:
