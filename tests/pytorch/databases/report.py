@@ -23,6 +23,8 @@ REASONS = {
     "chalf": "complex numbers of 16 bits are not available",
     "hash_tensor": "its result is uint64, which WebGPU lacks",
     "cdouble": "float64 is not available",
+    "narrow": "compiled with a start that is a tensor on the device, Dynamo raises `PendingUnbackedSymbolNotFound` "
+    "before a backend is asked",
 }
 
 HEAD = """# Conformance of the PyTorch device: PyTorch's own test databases
@@ -41,6 +43,10 @@ forward results (device, dtype, shape, values) and, in float32, gradients.
   them.
 - Run on: {adapters}. A processor's name means webtorch's CPU backend behind the same device
   (`WEBTORCH_PYTORCH_ENGINE=cpu`), on which this run takes minutes rather than hours. {sampling}
+- Rows "compiled-..." are calls through `torch.compile(backend="webgpu", fullgraph=True)`, compiled afresh for each
+  sample, as PyTorch judges its own compiler; which results share memory with which inputs, and what was written, is
+  compared too, and operators that take functions (`cond`, `while_loop`, `map`, ...) are judged. Samples that PyTorch's
+  tracer does not take on the CPU do not count. "dynamic-..." has `dynamic=True`.
 - Modules (`module_db`) and optimizers (`optim_db`) are tests: `python -m pytest tests/pytorch/databases`.
 """
 
@@ -127,7 +133,9 @@ def write() -> None:
                         f"| {name} | {dtype} {kind} | {failed + missing} of {total} | {why} |"
                     )
     lines += ["", "## Operations", "", "Samples that passed; in bold, passed/failed.", ""]
-    columns = [(d, k) for d in results for k in KINDS if k == "forward" or d == "float32"]
+    columns = [
+        (d, k) for d in results for k in KINDS if k == "forward" or run.split(d)[1] == "float32"
+    ]
     lines.append("| operation | " + " | ".join(f"{d} {k}" for d, k in columns) + " |")
     lines.append("|---|" + "--:|" * len(columns))
     for name in operations():
