@@ -471,3 +471,19 @@ def test_recurrent_layers_under_autocast_give_the_low_type(webgpu: str, kind: st
     y.float().square().sum().backward()
     assert layer.weight_ih_l0.grad.dtype is torch.float32
     torch.testing.assert_close(y.detach().float().cpu(), expected.detach(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("choose", ["gather", "sort", "max"])
+def test_second_derivatives_of_what_is_chosen(webgpu: str, choose: str) -> None:
+    start = torch.tensor([[1.0, 3.0, 2.0], [0.5, -1.0, 4.0]])
+
+    def run(device: str) -> torch.Tensor:
+        x = start.to(device).requires_grad_()
+        if choose == "gather":
+            chosen = x.gather(1, torch.tensor([[0, 0], [2, 1]], device=device))
+        else:
+            chosen = getattr(x, choose)(1)[0]
+        (slope,) = torch.autograd.grad(chosen.pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    both(webgpu, run)
