@@ -57,7 +57,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "Part of TorchScript, FX or PyTorch's C++ core; a step is captured by `webtorch.compile`.",
     ),
     (
-        r"^[Ss]ym|SymInt|SymBool|SymFloat|while_loop|^cond$|compiler|dynamo",
+        r"^[Ss]ym|SymInt|SymBool|SymFloat|compiler|dynamo",
         "Belongs to PyTorch's own compiler.",
     ),
     (r"distributed|rpc|RRef", "One process."),

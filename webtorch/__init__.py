@@ -51,6 +51,7 @@ globals().update(_CONSTRUCTORS)
 
 # These need the table's functions.
 from webtorch import (
+    _higher_order_ops,
     amp,
     autograd,
     cuda,
@@ -86,6 +87,7 @@ from webtorch.amp.autocast_mode import (
 from webtorch.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from webtorch.capture import compile, mark_dynamic
 from webtorch.errors import OutOfMemoryError
+from webtorch.func.control_flow import cond, while_loop
 from webtorch.io.checkpoint import load, save
 from webtorch.nn.native import (
     adaptive_max_pool1d,

@@ -43,6 +43,8 @@ from webtorch.capture import compile as compile
 from webtorch.capture import mark_dynamic as mark_dynamic
 from webtorch.errors import OutOfMemoryError as OutOfMemoryError
 from webtorch.func import vmap as vmap
+from webtorch.func.control_flow import cond as cond
+from webtorch.func.control_flow import while_loop as while_loop
 from webtorch.io.checkpoint import load as load
 from webtorch.io.checkpoint import save as save
 from webtorch.ir.dtype import DType as _dtype_

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import webtorch as wt
 import webtorch.nn.functional as F
 from webtorch import nn
+from webtorch.ops.purity import Said
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,12 +30,15 @@ def _checkpoint() -> None:
 
 
 def _read_only() -> None:
-    from webtorch.ops import creation
-
-    creation._warned = False
+    Said.texts.clear()
     array = np.ones(2)
     array.flags.writeable = False
     wt.from_numpy(array)
+
+
+def _read_only_bytes() -> None:
+    Said.texts.clear()
+    wt.frombuffer(b"abcd", dtype=wt.uint8)
 
 
 A, B = [[0.5, 0.25]], [0.5]
@@ -54,6 +59,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "log_softmax": lambda: F.log_softmax(wt.ones(2)),
     "tensor": lambda: wt.tensor(wt.ones(2)),
     "from_numpy": _read_only,
+    "frombuffer": _read_only_bytes,
     "range": lambda: wt.range(0, 2),
     "resize": lambda: wt.ones(2).resize(2),
     "stft": lambda: wt.stft(wt.ones(8), 4, window=wt.ones(4), return_complex=False),
@@ -70,6 +76,112 @@ CALLS: dict[str, Callable[[], Any]] = {
     "clip_grad_norm": lambda: nn.utils.clip_grad_norm([nn.Parameter(wt.ones(1))], 1.0),
     "anomaly": wt.autograd.detect_anomaly,
 }
+
+
+# Run with PyTorch and here: the same warnings, in the same words.
+SCENES: dict[str, Callable[[Any], Any]] = {
+    "list of arrays": lambda t: t.tensor([np.zeros(2), np.zeros(2)]),
+    "new_tensor": lambda t: t.ones(2).new_tensor(t.ones(2)),
+    "dropout2d of 3-d": lambda t: t.nn.functional.dropout2d(t.ones(2, 3, 4)),
+    "Dropout2d of 3-d": lambda t: t.nn.Dropout2d()(t.ones(2, 3, 4)),
+    "dropout2d of 2-d": lambda t: t.nn.functional.dropout2d(t.ones(2, 3)),
+    "dropout3d of 2-d": lambda t: t.nn.functional.dropout3d(t.ones(2, 3)),
+    "gumbel_softmax": lambda t: t.nn.functional.gumbel_softmax(t.ones(2, 3), eps=1e-9),
+    "var of one": lambda t: t.ones(1).var(),
+    "std of one": lambda t: t.std(t.ones(3, 1), 1),
+    "var, correction": lambda t: t.var(t.ones(3), correction=5),
+    "var_mean of one": lambda t: t.var_mean(t.ones(1)),
+    "std_mean of nothing": lambda t: t.std_mean(t.ones(0)),
+    "var of complex": lambda t: t.ones(1, dtype=t.complex64).var(),
+    "grad of no leaf": lambda t: (t.ones(2, requires_grad=True) * 2).grad,
+    "float()": lambda t: float(t.ones(1, requires_grad=True)),
+    "upsample": lambda t: t.nn.functional.upsample(t.ones(1, 1, 2, 2), scale_factor=2),
+    "upsample_nearest": lambda t: t.nn.functional.upsample_nearest(t.ones(1, 1, 2, 2), 4),
+    "upsample_bilinear": lambda t: t.nn.functional.upsample_bilinear(t.ones(1, 1, 2, 2), 4),
+    "grid_sample": lambda t: t.nn.functional.grid_sample(
+        t.ones(1, 1, 2, 2), t.zeros(1, 1, 1, 2)
+    ),
+    "affine_grid": lambda t: t.nn.functional.affine_grid(t.ones(1, 2, 3), (1, 1, 2, 2)),
+    "T of 3-d": lambda t: t.ones(2, 3, 4).T,
+    "T of 0-d": lambda t: t.tensor(1.0).T,
+    "out=": lambda t: t.add(t.ones(3), 1, out=t.ones(2)),
+    "uint8 mask": lambda t: t.ones(3)[t.tensor([1, 0, 1], dtype=t.uint8)],
+    "writing by a uint8 mask": lambda t: t.ones(3).__setitem__(
+        t.tensor([1, 0, 1], dtype=t.uint8), t.zeros(2)
+    ),
+    "where": lambda t: t.where(t.tensor([1, 0], dtype=t.uint8), t.ones(2), t.zeros(2)),
+    "meshgrid": lambda t: t.meshgrid(t.ones(2), t.ones(3)),
+    "cross": lambda t: t.cross(t.ones(3, 3), t.ones(3, 3)),
+    "cholesky": lambda t: t.cholesky(t.eye(2)),
+    "qr": lambda t: t.qr(t.eye(2)),
+    "lu": lambda t: t.lu(t.eye(2)),
+    "chain_matmul": lambda t: t.chain_matmul(t.eye(2), t.eye(2)),
+    "Hardtanh": lambda t: t.nn.Hardtanh(min_value=-2, max_value=2),
+    "no warnings": lambda t: (
+        t.ones(2).var(), t.ones(2, 3).T, t.add(t.ones(3), 1, out=t.ones(0)),
+        t.ones(3)[t.tensor(1, dtype=t.uint8)], t.ones(2, requires_grad=True).grad, t.ones(1).std(0, False),
+        t.tensor([np.float32(1), np.float32(2)]), float(t.ones(1)), int(t.ones(1, requires_grad=True)),
+        t.nn.functional.dropout2d(t.ones(1, 2, 3, 4)), t.ones(2, requires_grad=True).sum().item(),
+    ),
+}  # fmt: skip
+
+
+def _create_graph(t: Any) -> None:
+    x = t.ones(2, requires_grad=True)
+    (x * x).sum().backward(create_graph=True)
+    y = x * 2
+    y.retain_grad()
+    assert y.grad is None
+
+
+SCENES["create_graph"] = _create_graph
+
+
+def _said(t: Any, scene: Callable[[Any], Any]) -> tuple[set[str], set[str]]:
+    """Return the texts and the files of the warnings of the second call."""
+    before = t.is_warn_always_enabled()
+    t.set_warn_always(True)
+    try:
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                scene(t)
+    finally:
+        t.set_warn_always(before)
+    texts = {" ".join(str(w.message).split()) for w in caught}
+    # Where it is in PyTorch's source, and what its authors said of it, is nothing to us.
+    texts = {
+        t.partition(" (Triggered internally")[0].partition(" See github.com")[0] for t in texts
+    }
+    return texts, {w.filename for w in caught}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_warnings_are_pytorchs(name: str) -> None:
+    texts, files = _said(wt, SCENES[name])
+    assert texts == _said(torch, SCENES[name])[0]
+    assert files <= {__file__}
+    assert bool(texts) is (name != "no warnings")
+
+
+def test_what_pytorch_says_once_is_said_once() -> None:
+    Said.texts.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            wt.qr(wt.eye(2))
+            wt.ones(1).std()
+    assert sorted(str(w.message)[:5] for w in caught) == ["std()", "std()", "std()", "torch"]
+
+
+def test_dropout2d_of_three_dims_drops_as_pytorchs_does() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for shape in ((5, 6, 7), (50, 6)):
+            x = F.dropout2d(wt.ones(*shape), 0.5)
+            rest = x.reshape(*shape[:2], -1)
+            assert ((rest == rest[..., :1]).all() and 0 < (rest == 0).float().mean() < 1).item()
+            assert not (x[:, :1] == x).all().item()
 
 
 @pytest.mark.parametrize("name", CALLS)

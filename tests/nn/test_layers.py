@@ -164,7 +164,7 @@ def test_synchronised_batch_norm_is_batch_norm_in_one_process(device: str) -> No
 def test_old_names_still_work(device: str) -> None:
     torch.manual_seed(0)
     x = torch.rand(2, 5, 3, 3)
-    with pytest.warns(FutureWarning, match="NLLLoss2d has been deprecated"):
+    with pytest.warns(FutureWarning, match="`NLLLoss2d` has been deprecated"):
         loss = nn.NLLLoss2d()
     y = torch.randint(0, 5, (2, 3, 3))
     assert_same(loss(to_web(x, device), to_web(y, device)), torch.nn.NLLLoss()(x, y))

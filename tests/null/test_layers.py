@@ -17,7 +17,7 @@ FLOORS = {
     "func": 5, "amp": 5, "cuda": 5, "nn": 5, "optim": 5, "data": 5, "capture": 5, "profiler": 5, "distributed": 5,
     "linalg": 5, "special": 5, "masked": 5, "signal": 5, "random": 5, "fft": 5, "webgpu": 5, "utils": 5, "debug": 5,
     "accelerator": 5, "backends": 5, "compiler": 5, "jit": 5, "overrides": 5, "testing": 5, "types": 5, "version": 5,
-    "distributions": 5,
+    "distributions": 5, "_higher_order_ops": 5,
     "multiprocessing": 5, "show": 6,
     "as_torch": 6, "onnx": 6, "pytorch": 6, "web": 6, "io": 6, "cli": 6, "demo": 6, "doctor": 6, "__main__": 6,
 }  # fmt: skip

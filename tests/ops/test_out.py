@@ -67,6 +67,7 @@ def test_types_are_cast_or_refused_as_pytorch_does(
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:torch.lu is deprecated")
 def test_lu_cuts_its_factors_off_where_out_is_of_integers() -> None:
     x = webtorch.tensor(VALUES)
     kept = webtorch.zeros(3, 3, dtype=webtorch.int64), webtorch.zeros(3, dtype=webtorch.int32)

@@ -499,7 +499,7 @@ class NLLLoss2d(NLLLoss):
     ) -> None:
         """Warn, and be NLLLoss."""
         warnings.warn(
-            "NLLLoss2d has been deprecated. Please use NLLLoss instead as a drop-in replacement.",
+            "`NLLLoss2d` has been deprecated. Please use `NLLLoss` instead as a drop-in replacement.",
             FutureWarning,
             stacklevel=user_depth(),
         )

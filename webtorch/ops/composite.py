@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from webtorch.errors import DTypeError
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import FLOATS, DType, float32
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL, put_back
 from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
 from webtorch.ops.primitive import cast_to, reduce_dims
+from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE, Autocast, composite
 from webtorch.ops.reduce import eq, positions, sum, to_type, vector_norm, widened, wrap_dim
 
@@ -91,6 +92,8 @@ def gumbel_softmax(
     logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Any:
     """Return a Gumbel-softmax sample (Jang et al., 2017); with hard=True it is one-hot, with the same gradient."""
+    if eps != 1e-10:
+        warn("`eps` parameter is deprecated and has no effect.")
     noise = TABLE["rand_like"](logits, dtype=float32)
     gumbels = -log(-log(noise))
     soft = softmax((logits + to_type(gumbels, logits.dtype)) / tau, dim)
@@ -139,10 +142,32 @@ def _feature_dropout(
 ) -> Any:
     _check_probability(p)
     if input.ndim not in ranks:
-        raise RuntimeError(
-            f"{name}: Expected {ranks[0]}D or {ranks[1]}D input, but received a {input.ndim}D input. "
-            f"Use dropout for other shapes."
+        if name == "dropout1d":
+            raise RuntimeError(
+                f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input. Note that dropout1d "
+                "exists to provide channel-wise dropout on inputs with 1 spatial dimension, a channel "
+                "dimension, and an optional batch dimension (i.e. 2D or 3D inputs): use dropout for others."
+            )
+        low, high = ranks
+        warn(
+            f"{name}: Received a {input.ndim}-D input to {name}, which is deprecated and will result in an "
+            "error in a future release. To retain the behavior and silence this warning, please use dropout "
+            f"instead. Note that {name} exists to provide channel-wise dropout on inputs with {low - 1} "
+            f"spatial dimensions, a channel dimension, and an optional batch dimension (i.e. {low}D or {high}D "
+            "inputs)."
         )
+        if input.ndim < 2:
+            raise ShapeError("Feature dropout requires at least 2 dimensions in the input")
+        return _dropout(input, p, training, inplace, True)
+    if name == "dropout2d" and input.ndim == 3:
+        warn(
+            "dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior "
+            "is desired - input is interpreted as shape (N, C, L), where C is the channel dim. This behavior "
+            "will change in a future release to interpret the input as one without a batch dimension, i.e. "
+            "shape (C, H, W). To maintain the 1D channel-wise dropout behavior, please switch to using "
+            "dropout1d instead."
+        )
+        return _dropout(input, p, training, inplace, True)
     if input.ndim == ranks[0]:
         result = _dropout(input.unsqueeze(0), p, training, False, True).squeeze(0)
         return put_back(input, result, inplace)

@@ -21,6 +21,7 @@ from webtorch.ir.view import (
 )
 from webtorch.ops.movement import join, narrow
 from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
+from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
     BOOL,
     FP32,
@@ -893,6 +894,11 @@ def _chain(given: list[Any]) -> Any:
 @composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="lower"))
 def chain_matmul(*matrices: Any) -> Any:
     """Return the product of matrices, in the order that costs least."""
+    warn_once(
+        "torch.chain_matmul is deprecated and will be removed in a future PyTorch release. Use "
+        "torch.linalg.multi_dot instead, which accepts a list of two or more tensors rather than multiple "
+        "parameters."
+    )
     given = (
         list(matrices[0])
         if len(matrices) == 1 and isinstance(matrices[0], (list, tuple))
@@ -925,6 +931,11 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
 def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     """Return the vector products along `dim`; None stands for the first dimension of size 3."""
     if dim is None:
+        warn_once(
+            "Using torch.cross without specifying the dim arg is deprecated. Please either pass the dim "
+            "explicitly or simply use torch.linalg.cross. The default value of dim will change to agree with "
+            "that of linalg.cross in a future release."
+        )
         shape = broadcast_shapes(tuple(input.shape), tuple(other.shape))
         dim = next((d for d, size in enumerate(shape) if size == 3), None)
         if dim is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -26,13 +25,12 @@ from webtorch.ir.dtype import (
     integer_limits,
     promote_types,
 )
-from webtorch.ir.lines import user_depth
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops import elementwise, movement
 from webtorch.ops.movement import METHOD, laid_out, sizes_of
 from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import composite
 
 TORCH = ("torch",)
@@ -232,12 +230,8 @@ def _native_array(value: Any) -> Any:
     return value
 
 
-_warned = False
-
-
 def _on_array(value: Any, dtype: DType | None = None) -> Any:
     """Return a CPU tensor that shares the memory of a NumPy array, whose elements are `dtype`."""
-    global _warned
     from webtorch.tensors.creation import from_array
 
     value = _native_array(value)
@@ -247,16 +241,12 @@ def _on_array(value: Any, dtype: DType | None = None) -> Any:
             "given numpy array strides not a multiple of the element byte size. Copy the numpy array to "
             "reallocate the memory."
         )
-    if not value.flags.writeable and not _warned:
-        _warned = True
-        looks()
-        warnings.warn(
+    if not value.flags.writeable:
+        warn_once(
             "The given NumPy array is not writable, and PyTorch does not support non-writable tensors: a write "
             "to this tensor gives it memory of its own, and the array stays as it is. You may want to copy the "
             "array or make it writable before converting it to a tensor. This type of warning will be "
-            "suppressed for the rest of this program.",
-            UserWarning,
-            stacklevel=user_depth(),
+            "suppressed for the rest of this program."
         )
     return from_array(value, dtype)
 
@@ -373,6 +363,11 @@ def _make(data: Any, dtype: DType | None, device: Any) -> Any:
     if _is_array(data):
         return _from_array(data, dtype, device)
     shape = _shape_of(data)
+    if len(shape) > 1 and _is_array(data[0]):
+        warn_once(
+            "Creating a tensor from a list of numpy.ndarrays is extremely slow. Please consider converting "
+            "the list to a single numpy.ndarray with numpy.array() before converting to a tensor."
+        )
     values: list[Any] = []
     if len(shape) and shape[-1] == 0:
         _leaves(data, shape[:-1], 0, values)
@@ -387,6 +382,12 @@ def _make(data: Any, dtype: DType | None, device: Any) -> Any:
     numbers, inferred = _infer(values)
     target = inferred if dtype is None else dtype
     return from_bytes(_packed(numbers, target, dtype is None), shape, target, device)
+
+
+_COPIED = (
+    "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+    "sourceTensor.detach().clone().requires_grad_(True), rather than {}."
+)
 
 
 @composite(family="creation", function_in=TORCH)
@@ -404,13 +405,7 @@ def tensor(
     """
     wanted = None if dtype is None else chosen_dtype(dtype)
     if _is_tensor(data):
-        looks()
-        warnings.warn(
-            "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
-            "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",
-            UserWarning,
-            stacklevel=user_depth(),
-        )
+        warn(_COPIED.format("torch.tensor(sourceTensor)"))
         result = _moved(movement.clone(data.detach()), wanted, device)
     else:
         result = _make(data, wanted, device)
@@ -520,6 +515,13 @@ def frombuffer(
         raise ValueError(
             f"requested buffer length ({count} * {wanted.itemsize} bytes) after offset ({offset} bytes) must "
             f"not be greater than actual buffer length ({len(data)} bytes)"
+        )
+    if data.readonly:
+        warn_once(
+            "The given buffer is not writable, and PyTorch does not support non-writable tensors: a write to "
+            "this tensor gives it memory of its own, and the buffer stays as it is. You may want to copy the "
+            "buffer to protect its data or make it writable before converting it to a tensor. This type of "
+            "warning will be suppressed for the rest of this program."
         )
     held = numpy.dtype("uint16" if wanted.name == "bfloat16" else wanted.name)
     return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
@@ -759,6 +761,7 @@ def new_tensor(
     """A tensor with a copy of `data`, of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     if _is_tensor(data):
+        warn(_COPIED.format("tensor.new_tensor(sourceTensor)"))
         return finish(movement.clone(_moved(data.detach(), wanted, where)), requires_grad)
     return finish(_make(data, wanted, where), requires_grad)
 

@@ -30,6 +30,7 @@ from webtorch.ops.linalg import (
 )
 from webtorch.ops.norm import EPSILON
 from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
+from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite, return_type
 
 QR = return_type("linalg_qr", "Q", "R")
@@ -134,6 +135,11 @@ def _undifferentiable_r(a: Any, r: Any) -> Any:
 @composite(name="qr", family="index", autocast=Autocast(cpu="fp32"))
 def qr(input: Any, some: bool = True) -> Any:
     """(Q, R) with input = Q R; not `some` gives a square Q."""
+    warn_once(
+        "torch.qr is deprecated in favor of torch.linalg.qr and will be removed in a future PyTorch release. "
+        "The boolean parameter 'some' has been replaced with a string parameter 'mode'. Q, R = torch.qr(A, "
+        "some) should be replaced with Q, R = torch.linalg.qr(A, 'reduced' if some else 'complete')"
+    )
     check_matrix("linalg.qr", input, "A")
     return OldQR(*_qr(input, "reduced" if some else "complete"))
 

@@ -28,9 +28,11 @@ from webtorch.ir.dtype import (
     float16,
     float32,
     float64,
+    uint8,
 )
 from webtorch.ir.expr import Expr
-from webtorch.ops.primitive import paired, pairs
+from webtorch.ops.primitive import cast_to, paired, pairs
+from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
@@ -1030,6 +1032,12 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
     if input is None and other is None:
         return condition.nonzero(as_tuple=True)
+    if is_tensor(condition) and condition.dtype is uint8:
+        warn_once(
+            "where received a uint8 condition tensor. This behavior is deprecated and will be removed in a "
+            "future version of PyTorch. Use a boolean condition instead."
+        )
+        condition = cast_to(condition, bool_)
     check_mask("where", condition)
     return _where(condition, input, other)
 

@@ -30,6 +30,7 @@ from webtorch.ops.primitive import (
     reduce_dims,
     shown,
 )
+from webtorch.ops.purity import warn_once
 from webtorch.ops.record import BOOL, Autocast, composite, return_type
 
 LINALG = ("linalg",)
@@ -204,6 +205,12 @@ def triangular_solve(
     input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
     """(solution of A X = input, a copy of A) for triangular A."""
+    warn_once(
+        "torch.triangular_solve is deprecated in favor of torch.linalg.solve_triangular and will be removed in "
+        "a future PyTorch release. torch.linalg.solve_triangular has its arguments reversed and does not "
+        "return a copy of one of the inputs. X = torch.triangular_solve(B, A).solution should be replaced with "
+        "X = torch.linalg.solve_triangular(A, B)."
+    )
     for x, what in ((input, "b"), (A, "A")):
         check_float("triangular_solve", x, what)
         if x.ndim < 2:
@@ -448,6 +455,13 @@ def lu_factor(A: Any, *, pivot: bool = True) -> Any:
 @composite(family="index")
 def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
     """(L and U in one matrix, pivots), and info where `get_infos`."""
+    warn_once(
+        "torch.lu is deprecated in favor of torch.linalg.lu_factor / torch.linalg.lu_factor_ex and will be "
+        "removed in a future PyTorch release. LU, pivots = torch.lu(A, compute_pivots) should be replaced with "
+        "LU, pivots = torch.linalg.lu_factor(A, compute_pivots) and LU, pivots, info = torch.lu(A, "
+        "compute_pivots, get_infos=True) should be replaced with LU, pivots, info = "
+        "torch.linalg.lu_factor_ex(A, compute_pivots)"
+    )
     found = lu_factor_ex(input, pivot=pivot)
     if not get_infos:
         message = "U[{0},{0}] is zero: the matrix is singular."
@@ -689,6 +703,12 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
 @composite(name="cholesky", family="index", autocast=Autocast(cpu="fp32"))
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
+    warn_once(
+        "torch.cholesky is deprecated in favor of torch.linalg.cholesky and will be removed in a future PyTorch "
+        "release. L = torch.cholesky(A) should be replaced with L = torch.linalg.cholesky(A) and U = "
+        "torch.cholesky(A, upper=True) should be replaced with U = torch.linalg.cholesky(A).mH This transform "
+        "will produce equivalent results for all valid (symmetric positive definite) inputs."
+    )
     check_matrix("cholesky", input, "A", square=True)
     x, info = _cholesky(input, upper)
     (x,) = check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE, x)

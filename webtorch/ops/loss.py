@@ -8,14 +8,13 @@ and its gradient needs no scatter.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.expr import Expr
-from webtorch.ir.lines import user_depth
+from webtorch.ir.view import broadcast_shapes
 from webtorch.ops import indexing
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.composite import log_softmax, pairwise_distance
@@ -33,7 +32,7 @@ from webtorch.ops.elementwise import (
     xlogy,
 )
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import warn
 from webtorch.ops.record import (
     BOOL,
     FP32,
@@ -59,10 +58,8 @@ def _rule(size_average: bool | None, reduce: bool | None, reduction: str) -> str
             reduction = "none"
         else:
             reduction = "sum" if size_average is False else "mean"
-        looks()
-        warnings.warn(
+        warn(
             f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.",
-            stacklevel=user_depth(),
         )
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
@@ -91,12 +88,10 @@ def _check_pair(name: str, input: Any, target: Any) -> None:
         if x.dtype.kind != "float":
             raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
     if tuple(input.shape) != tuple(target.shape):
-        looks()
-        warnings.warn(
+        warn(
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
             f"(torch.Size({list(input.shape)})). This will likely lead to incorrect results due to broadcasting. "
             f"Please ensure they have the same size.",
-            stacklevel=user_depth(),
         )
 
 
@@ -384,12 +379,10 @@ def kl_div(
 ) -> Any:
     """Return target * (log(target) - input), with log-probabilities as input; "batchmean" divides by the batch."""
     if reduction == "mean" and size_average is None and reduce is None:
-        looks()
-        warnings.warn(
+        warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size."
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
             "'mean' will be changed to behave the same as 'batchmean' in the next major release.",
-            stacklevel=user_depth(),
         )
     if log_target:
         loss = exp(target) * (target - input)
@@ -749,6 +742,11 @@ def soft_margin_loss(
     reduction: str = "mean",
 ) -> Any:
     """Return log(1 + exp(-target * input))."""
+    if broadcast_shapes(tuple(input.shape), tuple(target.shape)) != tuple(input.shape):
+        raise ShapeError(
+            f"soft_margin_loss: output with shape {list(input.shape)} doesn't match the broadcast shape "
+            f"{list(broadcast_shapes(tuple(input.shape), tuple(target.shape)))}"
+        )
     loss = _soft_margin(input, target)
     return _reduced(loss, _rule(size_average, reduce, reduction))
 

@@ -52,6 +52,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
+from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite
 
 METHOD = ("Tensor",)
@@ -444,7 +445,18 @@ def adjoint(input: Any) -> Any:
 @composite(family="movement", function_in=METHOD, torch="Tensor.T", name="T")
 def _T(input: Any) -> Any:
     """All dimensions in reverse order (a property)."""
-    return _permute(input, tuple(reversed(range(len(input._shape)))))
+    rank = len(input._shape)
+    if rank == 0:
+        warn_once(
+            "Tensor.T is deprecated on 0-D tensors. This function is the identity in these cases."
+        )
+    elif rank != 2:
+        warn_once(
+            "The use of `x.T` on tensors of dimension other than 2 to reverse their shape is deprecated and it "
+            "will throw an error in a future release. Consider `x.mT` to transpose batches of matrices or "
+            "`x.permute(*torch.arange(x.ndim - 1, -1, -1))` to reverse the dimensions of a tensor."
+        )
+    return _permute(input, tuple(reversed(range(rank))))
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.H", name="H")
@@ -1322,6 +1334,10 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
         tensors = tuple(tensors[0])
     if not tensors:
         raise ValueError("meshgrid expects a non-empty TensorList")
+    if indexing is None:
+        warn_once(
+            "torch.meshgrid: in an upcoming release, it will be required to pass the indexing argument."
+        )
     if indexing not in (None, "ij", "xy"):
         raise RuntimeError(
             f'torch.meshgrid: indexing must be one of "xy" or "ij", but received: {indexing}'
@@ -1354,7 +1370,7 @@ def cartesian_prod(*tensors: Any) -> Any:
             raise RuntimeError(f"Expect a 1D vector, but got shape {list(x._shape)}")
     if len(tensors) == 1:
         return tensors[0]
-    return stack([ravel(grid) for grid in meshgrid(*tensors)], 1)
+    return stack([ravel(grid) for grid in meshgrid(*tensors, indexing="ij")], 1)
 
 
 # -- repeating -------------------------------------------------------------------------------------

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ir.lines import user_depth
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import activation, convolution, creation, indexing, movement
 from webtorch.ops.assign import METHOD
 from webtorch.ops.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.ops.creation import TORCH
 from webtorch.ops.primitive import as_view, write
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import warn
 from webtorch.ops.record import composite as declare
 
 FUNCTION = ("torch",)
@@ -82,8 +80,10 @@ def new(self: Any, *args: Any, device: Any = None) -> Any:
 
 
 def _same_count(name: str, self: Any, shape: tuple[int, ...]) -> Any:
-    looks()
-    warnings.warn(f"non-inplace {name} is deprecated", UserWarning, stacklevel=user_depth())
+    warn(
+        f"non-inplace {name} is deprecated",
+        UserWarning,
+    )
     if numel(shape) != numel(self._shape):
         raise RuntimeError(
             f"requested resize to {'x'.join(map(str, shape))} ({numel(shape)} elements in total), but the given tensor "
@@ -134,12 +134,10 @@ def _range(
     requires_grad: bool = False,
 ) -> Any:
     """start, start + step, ... up to and with end. Deprecated: use arange, which leaves the end out."""
-    looks()
-    warnings.warn(
+    warn(
         "torch.range is deprecated and will be removed in a future release because its behavior is inconsistent "
         "with Python's range builtin. Instead, use torch.arange, which produces values in [start, end).",
         UserWarning,
-        stacklevel=user_depth(),
     )
     start, end = (0, start) if end is None else (start, end)
     if step == 0:

@@ -8,6 +8,10 @@ lets a composite look says so here, and `tensors/remember.py` does not remember 
 from __future__ import annotations
 
 import threading
+import warnings
+from typing import ClassVar
+
+from webtorch.ir.lines import user_depth
 
 
 class _Look(threading.local):
@@ -23,3 +27,23 @@ look = _Look()
 def looks() -> None:
     """Note that the running call depends on more than the kinds of its arguments."""
     look.looked = True
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn the caller's user, at the user's own line, each time that this is reached."""
+    looks()
+    warnings.warn(message, category, stacklevel=user_depth())
+
+
+class Said:
+    """The warnings that PyTorch shows once in a process, by their texts; all of them each time if `always`."""
+
+    texts: ClassVar[set[str]] = set()
+    always = False
+
+
+def warn_once(message: str) -> None:
+    """Warn of what PyTorch warns of once in a process."""
+    if Said.always or message not in Said.texts:
+        Said.texts.add(message)
+        warn(message)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from typing import Any, Literal
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
-from webtorch.ir.lines import user_depth
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import warn
 
 # Types that PyTorch's kernels leave out, in groups.
 BOOL = (bool_,)
@@ -319,12 +317,10 @@ def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any,
             f"{op.name}() takes {len(operands)} positional arguments but {len(given)} were given"
         )
     rest = ", ".join(operands[1:])
-    looks()
-    warnings.warn(
+    warn(
         f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
         "Consider using one of the following signatures instead:\n"
         f"\t{op.name}({rest}, *, Number {factor} = 1)",
-        stacklevel=user_depth(),
     )
     return (given[0], *given[2:]), given[1]
 
@@ -348,13 +344,11 @@ def with_factors_first(op: Op, given: Sequence[Any]) -> tuple[Any, ...]:
         )
     names = ", ".join(operands[1:])
     alpha = "Number alpha, " if len(factors) == 2 else ""
-    looks()
-    warnings.warn(
+    warn(
         f"This overload of {op.name} is deprecated:\n"
         f"\t{op.name}(Number beta, {operands[0]}, {alpha}{names})\n"
         "Consider using one of the following signatures instead:\n"
         f"\t{op.name}({operands[0]}, {names}, *, Number beta = 1, Number alpha = 1)",
-        stacklevel=user_depth(),
     )
     return (*tensors, *factors, *(1,) * (2 - len(factors)))
 

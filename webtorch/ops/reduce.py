@@ -66,6 +66,7 @@ from webtorch.ops.primitive import (
     reduce_dims,
     scan,
 )
+from webtorch.ops.purity import warn
 from webtorch.ops.record import WHOLE, Autocast, Elementwise, composite, elementwise, return_type
 
 Dims = int | Sequence[int] | None
@@ -551,16 +552,31 @@ def _spread(
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
     dims = wrap_dims(name, dim, input.ndim)
+    if name and count_of(input.shape, dims) <= correction:
+        warn(
+            f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction "
+            "factor (input numel divided by output numel)."
+        )
     if input.dtype.is_complex:
         # The variance of both parts.
         parts = real_part(input), imag_part(input)
-        of_real, of_imag = (_spread(name, x, dim, None, keepdim, correction)[0] for x in parts)
+        of_real, of_imag = (_spread("", x, dim, None, keepdim, correction)[0] for x in parts)
         return of_real + of_imag, dims
     wide = widened(input)
     if 0 in input.shape:
         shape = reduced_shape(input.shape, dims, True)
         return _of_nothing(wide, shape, math.nan, wide.dtype), dims
     return _variance(wide, dims, correction), dims
+
+
+def _var_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
+    return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
+
+
+def _std_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
+    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype.to_real())
 
 
 _SPREADS: tuple[Any, ...] = (
@@ -580,8 +596,7 @@ def var(
     correction: float | None = None,
 ) -> Any:
     """Return the variance over `dim`, divided by the count less `correction` (1 by default)."""
-    result, dims = _spread("var", input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
+    return _var_of("var", input, dim, unbiased, keepdim, correction)
 
 
 @composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
@@ -594,8 +609,7 @@ def std(
     correction: float | None = None,
 ) -> Any:
     """Return the standard deviation over `dim`; its gradient is 0 where it is 0."""
-    result, dims = _spread("std", input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype.to_real())
+    return _std_of("std", input, dim, unbiased, keepdim, correction)
 
 
 @composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
@@ -608,7 +622,7 @@ def var_mean(
     correction: float | None = None,
 ) -> tuple[Any, Any]:
     """Return (variance, mean) over `dim`."""
-    spread = var(input, dim, unbiased, keepdim, correction=correction)
+    spread = _var_of("var_mean", input, dim, unbiased, keepdim, correction)
     return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
 
 
@@ -622,7 +636,7 @@ def std_mean(
     correction: float | None = None,
 ) -> tuple[Any, Any]:
     """Return (standard deviation, mean) over `dim`."""
-    spread = std(input, dim, unbiased, keepdim, correction=correction)
+    spread = _std_of("std_mean", input, dim, unbiased, keepdim, correction)
     return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
 
 

@@ -21,6 +21,7 @@ from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from webtorch.ops.primitive import cast_to, iota, take
+from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, composite, elementwise
 
 FUNCTIONAL = ("nn.functional",)
@@ -395,6 +396,20 @@ def _repeated(
     )
 
 
+def _old(name: str) -> None:
+    warn(f"`nn.functional.{name}` is deprecated. Use `nn.functional.interpolate` instead.")
+
+
+def _aligned(align_corners: bool | None) -> bool:
+    if align_corners is None:
+        warn(
+            "Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. "
+            "Please specify align_corners=True if the old behavior is desired. See the documentation of "
+            "grid_sample for details."
+        )
+    return bool(align_corners)
+
+
 @composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample")
 def upsample(
     input: Any,
@@ -404,18 +419,21 @@ def upsample(
     align_corners: bool | None = None,
 ) -> Any:
     """Resize: the old name of `interpolate`."""
+    _old("upsample")
     return interpolate(input, size, scale_factor, mode, align_corners)
 
 
 @composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample_nearest")
 def upsample_nearest(input: Any, size: Any = None, scale_factor: Any = None) -> Any:
     """Resize with the nearest input position: an old name."""
+    _old("upsample_nearest")
     return interpolate(input, size, scale_factor, "nearest")
 
 
 @composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample_bilinear")
 def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) -> Any:
     """Resize bilinearly with aligned corners: an old name."""
+    _old("upsample_bilinear")
     return interpolate(input, size, scale_factor, "bilinear", True)
 
 
@@ -509,6 +527,7 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool | None = No
 
     For `size` (N, C, D, H, W) the matrices are (N, 3, 4) and the result (N, D, H, W, 3).
     """
+    align_corners = _aligned(align_corners)
     sizes = tuple(int(s) for s in size)
     rank = len(sizes) - 2
     if not theta.dtype.is_floating_point:
@@ -671,7 +690,7 @@ def grid_sample(
             f"grid_sampler(): expected input to have non-empty spatial dimensions, but input has "
             f"sizes {list(input.shape)}"
         )
-    align, dtype = bool(align_corners), input.dtype
+    align, dtype = _aligned(align_corners), input.dtype
     # 16-bit floats do not hold positions.
     input, grid = input.to(dtype.compute), grid.to(dtype.compute)
     sizes, out_sizes = tuple(input.shape[2:]), tuple(grid.shape[1:-1])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import bool_
-from webtorch.ir.lines import user_depth
 from webtorch.ir.view import numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
 from webtorch.ops.primitive import pad_with, pairs
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import Autocast, composite
 
 ONE_SIDED = "Cannot have onesided output if window or input is complex"
@@ -88,12 +86,17 @@ def stft(
                 "require that return_complex=True in a future PyTorch release."
             )
     elif not return_complex:
-        looks()
-        warnings.warn(
+        warn(
             "stft with return_complex=False is deprecated. In a future pytorch release, stft will return "
             "complex tensors for all inputs, and return_complex=False will raise an error.",
             UserWarning,
-            stacklevel=user_depth(),
+        )
+    if window is None:
+        warn_once(
+            "A window was not provided. A rectangular window will be applied, which is known to cause spectral "
+            "leakage. Other windows such as torch.hann_window or torch.hamming_window are recommended to reduce "
+            "spectral leakage. To suppress this warning and use a rectangular window, explicitly set "
+            "`window=torch.ones(n_fft, device=<device>)`."
         )
     if input.dtype is bool_:
         raise DTypeError("stft: not implemented for 'Bool': convert the signal with .float()")
@@ -214,12 +217,10 @@ def istft(
             raise RuntimeError(f"istft: window overlap add min: {least:g}: the windows leave a gap")
     signal = signal / envelope
     if missing:
-        looks()
-        warnings.warn(
+        warn(
             "The length of signal is shorter than the length parameter. Result is being padded with zeros "
             "in the tail. Please check your center and hop_length settings.",
             UserWarning,
-            stacklevel=user_depth(),
         )
         signal = pad_with(signal, (0, 0), (0, missing), 0)
     return signal if input.ndim == 3 else signal.squeeze(0)

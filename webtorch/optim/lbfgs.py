@@ -116,7 +116,7 @@ class LBFGS(Optimizer):
         state.setdefault("func_evals", 0)
         state.setdefault("n_iter", 0)
         first = evaluate()
-        loss, evaluations = float(first), 1
+        loss, evaluations = _number(first), 1
         state["func_evals"] += 1
         grad = self._flat_gradient()
         if _largest(grad) <= group["tolerance_grad"]:
@@ -139,7 +139,7 @@ class LBFGS(Optimizer):
             if group["line_search_fn"] is not None:
                 if group["line_search_fn"] != "strong_wolfe":
                     raise RuntimeError("only 'strong_wolfe' is supported")
-                line = self._line(lambda: float(evaluate()), direction)
+                line = self._line(lambda: _number(evaluate()), direction)
                 found, count = _strong_wolfe(
                     line, t, _largest(direction), _Point(0.0, loss, grad, slope), direction,
                     group["max_eval"] - evaluations,
@@ -151,7 +151,7 @@ class LBFGS(Optimizer):
                 self._move(t, direction)
                 if iteration != group["max_iter"]:
                     # Behind the last step nobody needs the gradient.
-                    loss, grad, count = float(evaluate()), self._flat_gradient(), 1
+                    loss, grad, count = _number(evaluate()), self._flat_gradient(), 1
             evaluations += count
             state["func_evals"] += count
             if (
@@ -196,6 +196,11 @@ class LBFGS(Optimizer):
         state["d"] = direction
         state["prev_flat_grad"] = grad.clone()
         return direction
+
+
+def _number(loss: Any) -> float:
+    """Return what a closure gives, a tensor or a number, as a number."""
+    return float(loss.detach() if isinstance(loss, webtorch.Tensor) else loss)
 
 
 def _largest(x: Tensor) -> float:

@@ -27,9 +27,10 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.ir.view import broadcast_shapes, contiguous_strides, result_strides
+from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
 from webtorch.ops.creation import check_stated
+from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op, in_old_order, slope, used_arguments
 from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
@@ -609,6 +610,14 @@ def store_in(out: Tensor, result: Tensor, name: str) -> Tensor:
             "but one of the arguments requires grad."
         )
     if out._shape != result._shape:
+        if numel(out._shape):
+            warn(
+                f"An output with one or more elements was resized since it had shape {list(out._shape)}, which "
+                f"does not match the required output shape {list(result._shape)}. This behavior is deprecated, "
+                "and in a future PyTorch release outputs will not be resized unless they have zero elements. "
+                "You can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with "
+                "t.resize_(0)."
+            )
         out.resize_(result._shape)
     return write(out, cast_to(result, out.dtype), fresh=False)
 

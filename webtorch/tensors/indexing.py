@@ -15,6 +15,7 @@ from webtorch.ir.view import numel
 from webtorch.ops import assign, creation, elementwise, indexing, movement
 from webtorch.ops.movement import pick, slice_bounds, window
 from webtorch.ops.primitive import cast_to, fill, write
+from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.tensor import Tensor
 
@@ -236,6 +237,10 @@ def _convert(x: Tensor, item: Any) -> Any:
     if isinstance(item, Tensor):
         if item.dtype not in (int64, int32, bool_, uint8):
             raise IndexError(f"{_BAD_DTYPE}, got {item.dtype}")
+        if item.dtype is uint8 and item.ndim:
+            warn(
+                "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
+            )
         if item.dtype is uint8 and not item.ndim:
             item = cast_to(item, int64)
         return item if item._storage.runtime is x._storage.runtime else item.to(x.device)

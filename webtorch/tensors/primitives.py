@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import Node
-from webtorch.ir.lines import user_depth, user_line
+from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     Shape,
     contiguous_strides,
@@ -22,7 +21,7 @@ from webtorch.ops import primitive
 from webtorch.ops.bits import WHOLE, reinterpreted
 from webtorch.ops.pairs import COMPLEX, CONJ, FILL, TIMES_I, WIDEN, recorded
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.batching import (
@@ -805,11 +804,9 @@ def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
     if dtype is bool_:
         with no_grad():
             return reduce_dims(cast_to(pairs(x), bool_), "any", (x.ndim,)).reshape(x._shape)
-    looks()
-    warnings.warn(
+    warn(
         "Casting complex values to real discards the imaginary part",
         UserWarning,
-        stacklevel=user_depth(),
     )
     re = real_part(x)
     return copy(re) if re.dtype is dtype else cast_to(re, dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 from webtorch.ir.dtype import float16, float32, float64
 from webtorch.ir.lines import user_depth
+from webtorch.ops.purity import Said
 from webtorch.tensors.calls import set_default_dtype
 from webtorch.tensors.tensor import UntypedStorage
 
@@ -19,7 +20,6 @@ _MODES = ("default", "warn", "error")
 
 class _Switches:
     deterministic = 0
-    warn_always = False
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
@@ -55,13 +55,13 @@ def get_deterministic_debug_mode() -> int:
 
 
 def set_warn_always(b: bool, /) -> None:
-    """Keep the switch. Python's warning filters say how often a warning of webtorch is shown."""
-    _Switches.warn_always = bool(b)
+    """Show each time, or once in a process, what PyTorch warns of once. Python's filters hold as well."""
+    Said.always = bool(b)
 
 
 def is_warn_always_enabled() -> bool:
     """Return whether the switch is on."""
-    return _Switches.warn_always
+    return Said.always
 
 
 def set_num_interop_threads(num: int) -> None:

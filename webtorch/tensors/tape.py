@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from webtorch.errors import CaptureError
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
+from webtorch.ops.purity import warn_once
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.storage import Storage
 
@@ -948,6 +949,13 @@ def backward(
     targets = None if inputs is None else _listed(inputs)
     if targets is not None and not targets:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
+    if create_graph:
+        warn_once(
+            "Using backward() with create_graph=True will create a reference cycle between the parameter and "
+            "its gradient which can cause a memory leak. We recommend using autograd.grad when creating the "
+            "graph to avoid this. If you have to use this function, make sure to reset the .grad fields of your "
+            "parameters to None after use to break the cycle and avoid the leak."
+        )
     keep = create_graph if retain_graph is None else retain_graph
     found = run_backward(
         roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets

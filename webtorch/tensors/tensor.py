@@ -28,6 +28,7 @@ from webtorch.ir.view import (
 )
 from webtorch.ops import primitive
 from webtorch.ops.bits import reinterpreted
+from webtorch.ops.purity import warn, warn_once
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.tensors import override
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
@@ -541,6 +542,13 @@ class Tensor(TensorMethods):
         """The accumulated gradient, or None."""
         if tracing.active:
             tracing.touch_grad(self)
+        if self._grad is None and self._grad_fn is not None and not self._retains:
+            warn(
+                "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute "
+                "won't be populated during autograd.backward(). If you indeed want the .grad field to be "
+                "populated for a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor. If you access the "
+                "non-leaf Tensor by mistake, make sure you access the leaf Tensor instead."
+            )
         return self._grad
 
     @grad.setter
@@ -856,6 +864,11 @@ class Tensor(TensorMethods):
         return bool(self.item())
 
     def __float__(self) -> float:
+        if self.requires_grad:
+            warn_once(
+                "Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior. "
+                "Consider using tensor.detach() first."
+            )
         return float(self._real_only())
 
     def __int__(self) -> int:

@@ -1,0 +1,3 @@
+"""Where PyTorch has `cond`."""
+
+from webtorch.func.control_flow import cond as cond
