@@ -411,3 +411,26 @@ def test_what_a_file_cannot_hold_is_refused_with_the_fix(tmp_path: Path) -> None
         with pytest.raises(TypeError, match=rf"obj\['m'\].*{fix}"):
             webtorch.save({"m": value}, tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_without_a_size_are_read_by_pytorch_and_here():
+    lazy = webtorch.nn.Sequential(
+        webtorch.nn.LazyLinear(3, dtype=webtorch.float64), webtorch.nn.LazyBatchNorm1d()
+    )
+    out = io.BytesIO()
+    webtorch.save(lazy.state_dict(), out)
+    there = torch.load(io.BytesIO(out.getvalue()), weights_only=False)
+    here = webtorch.load(io.BytesIO(out.getvalue()), weights_only=False)
+    for found, library in ((there, torch), (here, webtorch)):
+        assert list(found) == list(lazy.state_dict())
+        assert type(found["0.weight"]) is library.nn.parameter.UninitializedParameter
+        assert type(found["1.running_mean"]) is library.nn.parameter.UninitializedBuffer
+        assert found["0.weight"].dtype is library.float64
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())
+    model.load_state_dict(there)
+    assert model(torch.ones(2, 5, dtype=torch.float64).float()).shape == (2, 3)
+    out = io.BytesIO()
+    torch.save(torch.nn.LazyLinear(3).state_dict(), out)
+    again = webtorch.nn.LazyLinear(3)
+    again.load_state_dict(webtorch.load(io.BytesIO(out.getvalue()), weights_only=False))
+    assert again(webtorch.ones(2, 4)).shape == (2, 3)

@@ -202,3 +202,29 @@ ERRORS = {
 def test_refusals_name_the_rule(name: str) -> None:
     function, text = ERRORS[name]
     same_error(function, [randn(2, 3, 4, 5).float()], "cpu", text)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_places_in_a_volume_that_are_no_numbers(mode: str, padding: str, align: bool) -> None:
+    nan, inf = float("nan"), float("inf")
+    places = [
+        [nan, 0, 0],
+        [0, nan, 0],
+        [0, 0.5, nan],
+        [nan] * 3,
+        [inf, 0, 0],
+        [-inf, 0, 0.5],
+        [0.3, 0.2, inf],
+    ]
+    x, grid = torch.arange(24.0).reshape(1, 1, 2, 3, 4), torch.tensor(places).reshape(1, 7, 1, 1, 3)
+    expected = torch.nn.functional.grid_sample(x, grid, mode, padding, align)
+    found = webtorch.nn.functional.grid_sample(
+        webtorch.tensor(x.tolist()),
+        webtorch.tensor(places).reshape(1, 7, 1, 1, 3),
+        mode,
+        padding,
+        align,
+    )
+    torch.testing.assert_close(torch.tensor(found.tolist()), expected, rtol=1e-5, atol=1e-5)

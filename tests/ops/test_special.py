@@ -89,3 +89,14 @@ def test_what_has_no_derivative_says_so_when_it_is_asked_for(name: str) -> None:
         z = (y.detach() * x).sum()
         z.backward()
         assert x.grad.tolist() == y.tolist()
+
+
+def test_erfinv_of_float32_is_within_one_and_a_half_ulps():
+    near = 1 - np.logspace(-7.2, -0.5, 20_000)
+    x = np.concatenate([np.linspace(-1, 1, 100_001)[1:-1], near, np.logspace(-37, -1, 2_000)])
+    x = np.unique(x.astype(np.float32))
+    x = x[np.abs(x) < 1]
+    found = webtorch.erfinv(webtorch.tensor(x, device="cpu")).numpy().astype(np.float64)
+    expected = scipy.special.erfinv(x.astype(np.float64))
+    ulps = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
+    assert ulps.max() <= 1.5

@@ -21,9 +21,9 @@ _Tensor = webtorch.Tensor
 
 def cond(
     pred: Any,
-    true_fn: Callable[..., Any],
-    false_fn: Callable[..., Any],
-    operands: tuple[Any, ...] | list[Any] = (),
+    true_fn: Any,
+    false_fn: Any,
+    operands: Any = (),
 ) -> Any:
     """Return true_fn(*operands) if `pred` is true, else false_fn(*operands).
 
@@ -50,9 +50,9 @@ def cond(
 
 
 def while_loop(
-    cond_fn: Callable[..., Any],
-    body_fn: Callable[..., Any],
-    carried_inputs: tuple[Any, ...] | list[Any],
+    cond_fn: Any,
+    body_fn: Any,
+    carried_inputs: Any,
 ) -> Any:
     """Return what is carried once cond_fn(*carried) is false; until then it becomes body_fn(*carried).
 

@@ -23,7 +23,7 @@ from webtorch.io.pickle_machine import Call, Name, Writer, read
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import extent, is_contiguous, numel
-from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -425,6 +425,11 @@ class _Saver:
             if issubclass(kind, Parameter):
                 return lambda w: self.parameter(w, value)
             return lambda w: self.tensor(w, value)
+        if kind in (UninitializedParameter, UninitializedBuffer):
+            # A size that is not known yet: PyTorch's class of that name, where it will be on the CPU.
+            requires_grad, _, *rest = value.__reduce_ex__(2)[1]  # type: ignore[misc]
+            given = (requires_grad, None, *rest)
+            return lambda w: self.call(w, "torch.nn.parameter", kind.__name__, given)
         if isinstance(value, _Global):
             return lambda w: w.name(value.module, value.name)
         if isinstance(value, DType):

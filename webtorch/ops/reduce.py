@@ -30,6 +30,7 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.view import contiguous_strides
+from webtorch.ops.creation import default_dtype
 from webtorch.ops.elementwise import (
     _div,
     _round,
@@ -141,8 +142,8 @@ def to_type(x: Any, dtype: DType) -> Any:
 
 
 def as_float(x: Any) -> Any:
-    """Return integers and bools as float32, floats as they are."""
-    return x if x.dtype.has_gradient else cast_to(x, float32)
+    """Return integers and bools as the default float type, floats as they are."""
+    return x if x.dtype.has_gradient else cast_to(x, default_dtype())
 
 
 def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:

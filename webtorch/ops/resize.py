@@ -604,10 +604,19 @@ def _reflect(x: Any, low2: int, high2: int) -> Any:
     return where(flips % 2 == 0, extra + low, span - extra + low)
 
 
-def _placed(x: Any, size: int, padding_mode: str, align_corners: bool) -> Any:
-    """Return positions brought inside, as the padding mode says."""
+def _placed(x: Any, size: int, padding_mode: str, align_corners: bool, volume: bool) -> Any:
+    """Return positions brought inside, as the padding mode says.
+
+    What is no number is nowhere in a `volume` padded with zeros, and at the end with another padding; in a
+    picture it is at the start, as PyTorch's two kernels have it.
+    """
     if padding_mode == "reflection":
         x = _reflect(x, 0, 2 * (size - 1)) if align_corners else _reflect(x, -1, 2 * size - 1)
+    if volume:
+        if padding_mode == "zeros":
+            x = where(x.isfinite(), x, -2.0)
+        else:
+            x = where(x.isnan(), float(size - 1), x)
     return x if padding_mode == "zeros" else _clipped(x, float(size - 1))
 
 
@@ -701,7 +710,9 @@ def grid_sample(
     for d in range(rank):
         at = grid.select(-1, rank - 1 - d)
         at = _unnormalised(at, float(sizes[d] - align), float(not align))
-        places.append(at if mode == "bicubic" else _placed(at, sizes[d], padding_mode, align))
+        places.append(
+            at if mode == "bicubic" else _placed(at, sizes[d], padding_mode, align, rank == 3)
+        )
     if not numel((*out_sizes, n)) or not input.shape[1]:
         return input.new_zeros((n, input.shape[1], *out_sizes), dtype=dtype)
     if mode == "nearest":
@@ -819,9 +830,9 @@ def _cubic_corners(
     weights_y, weights_x = _cubic_weights(y - low_y), _cubic_weights(x - low_x)
     total: Any = None
     for i in range(4):
-        at_y = _placed(low_y + (i - 1), sizes[0], padding_mode, align)
+        at_y = _placed(low_y + (i - 1), sizes[0], padding_mode, align, False)
         for j in range(4):
-            at_x = _placed(low_x + (j - 1), sizes[1], padding_mode, align)
+            at_x = _placed(low_x + (j - 1), sizes[1], padding_mode, align, False)
             # Reflected places between positions are cut to whole ones, as PyTorch does.
             value = _corner(image, batch, [at_y.trunc(), at_x.trunc()], weights_y[i] * weights_x[j])
             total = value if total is None else total + value

@@ -35,27 +35,40 @@ def _size(x: Expr) -> Expr:
 # -- the error function's relatives -----------------------------------------------------------------------------------
 
 
-# erfinv(x) / x over w - 2.5 for w = -log(1 - x^2) < 5, and over sqrt(w) - 3 beyond, to 3.5e-7 of float32's
-# range. M. Giles, Approximating the erfinv function, GPU Computing Gems (2011).
+# erfinv(x) / x, as M. Giles has it (Approximating the erfinv function, GPU Computing Gems, 2011): of
+# w = -log(1 - x^2), fitted anew at Chebyshev's points over w < 1, over 1 <= w < 5 as of w - 3, and beyond as of
+# sqrt(w) - 3, to 2e-9 of float32's range. What is subtracted from the first coefficient is multiplied by x
+# exactly, so that only the smaller rest is rounded on its way.
+_ERFINV_NEAR = (
+    0.886226925, 0.232013667, 0.0115493426, -0.00233510805, -0.00012800957, 4.65116738e-05, 2.19380025e-06,
+    -1.18993502e-06, 6.11574907e-08,
+)  # fmt: skip
 _ERFINV_MIDDLE = (
-    1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
-    3.43273939e-07, 2.81022636e-08,
+    1.62354201, 0.241630402, -0.00573815824, -0.000836173208, 0.000195108101, -1.2724377e-05, -1.78148873e-06,
+    4.52866508e-07, -1.37273257e-08, -5.90117104e-09,
 )  # fmt: skip
 _ERFINV_TAIL = (
-    2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322,
-    0.000100950558, -0.000200214257,
+    2.8329768, 1.00167525, 0.00944528473, -0.00764304764, 0.00568786114, -0.00356558141, 0.00147436489,
+    -0.000123056944, -0.000275806665, 0.000162597152, -3.0872333e-05,
 )  # fmt: skip
 
 
 def _erfinv(x: Expr) -> Expr:
-    """Giles's polynomials; in float64, whose range they do not cover, an iteration."""
+    """Polynomials; in float64, whose range they do not cover, an iteration."""
     a = _size(x)
     if x.dtype is float64:
         z = _erfinv_iterated(a)
     else:
         w = -ex.log((1 - a) * (1 + a))
-        near, far = _horner(_ERFINV_MIDDLE, w - 2.5), _horner(_ERFINV_TAIL, ex.sqrt(w) - 3)
-        z = a * ex.where(w < 5, near, far)
+        near, middle, tail = (
+            a * exact + a * _horner((first - exact, *rest), t)
+            for exact, (first, *rest), t in (
+                (1.0, _ERFINV_NEAR, w),
+                (1.0, _ERFINV_MIDDLE, w - 3),
+                (2.0, _ERFINV_TAIL, ex.sqrt(w) - 3),
+            )
+        )
+        z = ex.where(w < 1, near, ex.where(w < 5, middle, tail))
     z = ex.where(ex.eq(a, 1), ex.infinity(x.dtype), z)
     return ex.where(a > 1, ex.const(math.nan, x.dtype), ex.where(x < 0, -z, z))
 

@@ -15,7 +15,7 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
 from webtorch.ops.record import BOOL, Autocast, composite, return_type
-from webtorch.ops.reduce import vector_norm
+from webtorch.ops.reduce import as_float, vector_norm
 
 Mode = return_type("mode")
 Histogram = return_type("histogram", "hist", "bin_edges")
@@ -129,7 +129,7 @@ def gradient(
                 )
         if input._shape[d] < edge_order + 1:
             raise RuntimeError(f"{name} expected each dimension size to be at least edge_order+1")
-    x = input if input.dtype.has_gradient else input.float()
+    x = as_float(input)
     return tuple(_slope_along(x, d, s, edge_order) for d, s in zip(dims, spacings, strict=True))
 
 
@@ -205,8 +205,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
         )
     x = input if input.ndim == 2 else input.reshape((1, -1))
     _check_weights(x._shape[1], fweights=fweights, aweights=aweights)
-    if not x.dtype.has_gradient:
-        x = x.float()
+    x = as_float(x)
     weights = None if fweights is None else cast_to(fweights, x.dtype.to_real())
     if aweights is not None:
         weights = aweights if weights is None else weights * aweights
