@@ -427,8 +427,8 @@ class _Saver:
             return lambda w: self.tensor(w, value)
         if kind in (UninitializedParameter, UninitializedBuffer):
             # A size that is not known yet: PyTorch's class of that name, where it will be on the CPU.
-            requires_grad, _, *rest = value.__reduce_ex__(2)[1]  # type: ignore[misc]
-            given = (requires_grad, None, *rest)
+            arguments: Any = value.__reduce_ex__(2)[1]
+            given = (arguments[0], None, *arguments[2:])
             return lambda w: self.call(w, "torch.nn.parameter", kind.__name__, given)
         if isinstance(value, _Global):
             return lambda w: w.name(value.module, value.name)

@@ -79,6 +79,7 @@ class Timer:
             )
         stmt, setup = _dedented(stmt), _dedented(setup)
         self._globals = {"torch": webtorch, **(globals or {}), "_webtorch_compute": _compute}
+        self._clock = timer
         self._timer = timeit.Timer(_computed(stmt), setup, timer, self._globals)
         self._task_spec = TaskSpec(
             stmt, setup, global_setup, label, sub_label, description, env, num_threads
@@ -115,7 +116,7 @@ class Timer:
     def _block(self, min_run_time: float) -> int:
         """Return how many runs make a block whose time is not that of looking at the clock."""
         number = 1
-        looking = min(timeit.repeat(self._timer.timer, number=1, repeat=5)) * 2
+        looking = min(timeit.repeat(self._clock, number=1, repeat=5)) * 2
         self._timeit(1)
         while True:
             taken = self._timeit(number)
