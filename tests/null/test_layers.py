@@ -57,8 +57,9 @@ OUTSIDE = (
     # Entered by whoever has the onnx package.
     "onnx.exporter", "onnx.importer", "onnx.operators",
 )  # fmt: skip
-# Programs that talk to a person. Everything else reports through values, warnings and errors.
-TALKING = ("cli", "demo", "doctor", "__main__", "as_torch.program")
+# Programs that talk to a person, and a table that prints itself when told to. Everything else
+# reports through values, warnings and errors.
+TALKING = ("cli", "demo", "doctor", "__main__", "as_torch.program", "utils.benchmark.compare")
 
 
 @dataclass(frozen=True)

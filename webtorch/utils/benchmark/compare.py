@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Iterable
 
 from webtorch.utils.benchmark.measurement import (
@@ -59,7 +58,7 @@ class Compare:
 
     def print(self) -> None:
         """Print the tables."""
-        sys.stdout.write(f"{self}\n")
+        print(str(self))  # noqa: T201
 
     def __str__(self) -> str:
         labels = dict.fromkeys(r.task_spec.label for r in self._results)
