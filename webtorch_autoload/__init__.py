@@ -414,7 +414,7 @@ def _streams(torch: ModuleType, module: Any) -> None:
         found = current(device)
         return module.Stream() if found.device.type == NAME else found
 
-    torch.accelerator.current_stream = current_stream
+    torch.accelerator.current_stream = hide(current_stream)
 
 
 def _generators(torch: ModuleType) -> None:

@@ -8,12 +8,16 @@ the planner must keep apart.
 from __future__ import annotations
 
 import random
+import sys
+from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 
 import webtorch
+from webtorch.lower import fuse
+from webtorch.lower.body import Unfusable
 
 
 def fits(shape: torch.Size, target: torch.Size) -> bool:
@@ -208,11 +212,15 @@ class Machine:
             )
 
 
+def _programs(seeds: range, of_webgpu: int) -> pytest.MarkDecorator:
+    """Parametrize a test by random programs: all on the CPU, the first on WebGPU, which compiles slowly here."""
+    pairs = [("cpu", s) for s in seeds] + [("webgpu", s) for s in seeds[:of_webgpu]]
+    return pytest.mark.parametrize(("device", "seed"), pairs, indirect=["device"])
+
+
 @pytest.mark.covers("M10", "Q4")
-@pytest.mark.parametrize("seed", range(40))
+@_programs(range(40), of_webgpu=12)
 def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
-    if device == "webgpu" and seed >= 12:
-        return
     machine = Machine(seed, device, eager=False)
     for n in range(30):
         machine.step()
@@ -222,10 +230,8 @@ def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
 
 
 @pytest.mark.covers("M8", "M10")
-@pytest.mark.parametrize("seed", range(100, 130))
+@_programs(range(100, 130), of_webgpu=15)
 def test_programs_with_products_equal_pytorch(seed: int, device: str) -> None:
-    if device == "webgpu" and seed >= 115:
-        return
     machine = Machine(seed, device, eager=False, products=True)
     for n in range(24):
         machine.step()
@@ -240,3 +246,26 @@ def test_one_operation_at_a_time_equals_pytorch(seed: int) -> None:
     for _ in range(30):
         machine.step()
     machine.check()
+
+
+def test_loops_that_cannot_become_one_stay_as_they_are(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging loops only makes kernels shorter: where a merged position is not recognised, it is left out."""
+    refused = []
+    parts = fuse._parts
+
+    def recognising_nothing(*args: Any) -> Any:
+        if sys._getframe(1).f_code.co_name == "_merge_loops":
+            refused.append(args)
+            raise Unfusable
+        return parts(*args)
+
+    monkeypatch.setattr(fuse, "_parts", recognising_nothing)
+    # Kernels that were built before would not be built again.
+    monkeypatch.setattr(fuse, "_BUILT", OrderedDict())
+    machine = Machine(5, device, eager=False)
+    for _ in range(30):
+        machine.step()
+    machine.check()
+    assert refused

@@ -1091,7 +1091,11 @@ def _merge_loops(
         ix.replace_loops(loops.outer_flat, mapping), ix.replace_loops(loops.inner_flat, mapping),
     )  # fmt: skip
     new_body = Body(graph, merged, stored, shared=group.shared)
-    new_reduces, new_stores = _parts(new_body, group, needed)
+    try:
+        new_reduces, new_stores = _parts(new_body, group, needed)
+    except Unfusable:
+        # A position that was that of the point is no longer written as it.
+        return loops, body, reduces, stores
     if any(ix.split_points(p) for p in new_body.positions):
         return loops, body, reduces, stores
     return merged, new_body, new_reduces, new_stores

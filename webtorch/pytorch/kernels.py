@@ -336,6 +336,14 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(v)
 
 
+def _refuse_overlaps(args: Any, out: torch.Tensor, whole: bool) -> None:
+    """Raise RuntimeError where one of the arguments overlaps what is written: see `refuse_overlap`."""
+    memory = device.memory_of(out)
+    for x in _tensors(args):
+        if x.device.type == "webgpu" and device.memory_of(x) is memory:
+            refuse_overlap(x, out, whole)
+
+
 def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
     """Raise RuntimeError if a result cannot be put into `out`."""
     kind = TO_TORCH[dtype]
@@ -361,6 +369,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         typed = base in _IN_TYPE_OF_OUT
         anywhere = base in _APART_WHOLLY.split()
         entry = TABLE.get(base.removeprefix("special_"))
+        inplace = not anywhere or base in _INTO_FIRST
         apart = anywhere or base in _APART.split() or isinstance(entry, Elementwise)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -369,12 +378,11 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             out = kwargs.pop(target)
             values = [operand(a, name) for a in args]
             if apart:
-                memory = device.memory_of(out)
-                if memory.held is not None and memory.held in _storages(values):
-                    # In place, the tensor that is written is the first argument as well.
-                    for x in _tensors(args[1:] if base in _INTO_FIRST else args):
-                        if x.device.type == "webgpu" and device.memory_of(x) is memory:
-                            refuse_overlap(x, out, whole=not anywhere)
+                # In place, the tensor that is written is the first argument as well.
+                rest = 1 if inplace and args and args[0] is out else 0
+                held = values[0]._storage if rest else device.memory_of(out).held
+                if held is not None and held in _storages(values[rest:]):
+                    _refuse_overlaps(args[rest:], out, whole=not anywhere)
             if typed and kwargs.get("dtype") is None:
                 kwargs["dtype"] = out.dtype
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
