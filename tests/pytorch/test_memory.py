@@ -77,6 +77,20 @@ def test_the_same_place_and_apart_are_written(webgpu: str) -> None:
     both(webgpu, run)
 
 
+def test_overlaps_are_of_bytes(webgpu: str) -> None:
+    def run(device: str) -> torch.Tensor:
+        x = torch.arange(8.0, device=device)
+        # Eight of these are four of those.
+        x.view(torch.float16)[:8].copy_(x[4:].repeat_interleave(2))
+        x.view(torch.float16)[:4].copy_(x[4:])
+        return x.view(torch.float16)[:8]
+
+    both(webgpu, run)
+    x = torch.arange(8.0, device=webgpu)
+    with pytest.raises(RuntimeError, match="unsupported operation: some elements"):
+        x.view(torch.float16)[4:8].copy_(x[:4])
+
+
 def test_one_value_goes_to_expanded_tensors(webgpu: str) -> None:
     def run(device: str) -> torch.Tensor:
         x = torch.arange(3.0, device=device)

@@ -89,6 +89,15 @@ def test_views_of_values_that_lie_in_another_order(webgpu: str, seed: int) -> No
             _same(ours, base)
 
 
+def test_nothing_lies_in_another_order(webgpu: str) -> None:
+    x = torch.randn(4, 3, 2, 2).permute(1, 2, 3, 0)
+    for d in range(4):
+        # Empty slices have strides as if they were none.
+        ours, theirs = (t.narrow(d, 1, 0) * 2 + 1 for t in (x.to(webgpu), x))
+        _same(ours.flip(0).relu(), theirs.flip(0).relu())
+        assert ours.sum().item() == 0.0
+
+
 _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "conv": lambda: torch.nn.Conv2d(6, 4, 3, padding=1),
     "depthwise": lambda: torch.nn.Conv2d(6, 6, 3, groups=6),

@@ -80,11 +80,13 @@ class View:
 
 @lru_cache(maxsize=65536)
 def is_contiguous(shape: Shape, strides: Shape) -> bool:
-    """Whether `strides` are row-major for `shape`; dimensions of size 1 may have any stride."""
+    """Whether `strides` are row-major for `shape`; dimensions of size 1 may have any stride, those of
+    an empty view too.
+    """
+    if 0 in shape:
+        return True
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 0:
-            return True
         if size != 1:
             if stride != step:
                 return False

@@ -611,16 +611,16 @@ def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> No
 
     `whole`: a tensor may be read at the places where it is written.
     """
-    begin, start = x.storage_offset(), out.storage_offset()
+    begin, start = x.data_ptr(), out.data_ptr()
     if (begin, x.shape, x.stride()) == (start, out.shape, out.stride()):
         if whole:
             return
     else:
         dense = all(memory_order(t.shape, t.stride()) is not None for t in (x, out))
         # Where tensors have gaps, PyTorch does not look either.
-        if not dense or begin >= start + out.numel() or start >= begin + x.numel():
+        if not dense or begin >= start + out.nbytes or start >= begin + x.nbytes:
             return
-        if whole and (begin, x.numel(), x.stride()) == (start, out.numel(), out.stride()):
+        if whole and (begin, x.nbytes, x.stride()) == (start, out.nbytes, out.stride()):
             return
     raise RuntimeError(
         "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
