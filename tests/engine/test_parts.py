@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import webtorch
+from webtorch.errors import KernelError, OutOfMemoryError
 from webtorch.runtime import parts, realize
 from webtorch.runtime.churn import Churn
 from webtorch.runtime.parts import Held, cut
@@ -125,6 +126,58 @@ def test_a_training_step_of_growing_sequences_writes_in_place_and_right(
     monkeypatch.setattr(realize, "FEWEST", 10**9)
     runtime.programs.clear()
     np.testing.assert_allclose(in_parts, train(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+@pytest.mark.parametrize("error", [KernelError, OutOfMemoryError, KeyboardInterrupt])
+def test_what_fails_between_parts_loses_nothing(
+    error: type[BaseException],
+    part: int,
+    runtime: Any,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parts, "_MOST_CHANGED", 1.0)
+    compute = runtime._run_frozen
+    due: list[int] = []
+    failed: list[int] = []
+
+    def fail(frozen: Any, executable: Any) -> None:
+        if due:
+            due[0] -= 1
+            if not due[0]:
+                due.clear()
+                raise error("once")
+        compute(frozen, executable)
+
+    monkeypatch.setattr(runtime, "_run_frozen", fail)
+
+    def train(failing: bool) -> list[Any]:
+        webtorch.manual_seed(0)
+        model = webtorch.nn.Sequential(*[webtorch.nn.Linear(6, 6) for _ in range(6)]).to(device)
+        optimizer = webtorch.optim.AdamW(model.parameters(), lr=1e-2)
+        found = []
+        for n in range(3, 12):
+            x = webtorch.linspace(-1, 1, 6 * n, device=device).view(n, 6)
+            optimizer.zero_grad()
+            loss = (model(x) - x.flip(0)).square().mean()
+            loss.backward()
+            if failing and n == 8:
+                due.append(part)
+            try:
+                optimizer.step()
+            except error:
+                failed.append(n)
+            # The last first: the values are computed one by one now.
+            found += [loss.item(), *[p.tolist() for p in reversed(list(model.parameters()))][:3]]
+        assert any(d.cut for d in runtime.divided.values())
+        return found
+
+    expected = train(False)
+    found = train(True)
+    assert failed == [8]
+    for here, there in zip(found, expected, strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
 
 
 def _random_program(rng: random.Random, device: str) -> list[Any]:

@@ -165,6 +165,28 @@ def test_a_failing_program_leaves_other_tensors_usable(
     assert bad.sum().item() == 1554.0
 
 
+@pytest.mark.parametrize("error", [webtorch.errors.KernelError, webtorch.errors.OutOfMemoryError])
+def test_after_a_failure_what_is_overwritten_is_still_read(
+    error: type[Exception], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = webtorch.ones(777, device=device)
+    webtorch.synchronize()
+    y = x * 2
+    x.add_(1)
+    # Pending after x now, and it reads what x was.
+    y = y + 1
+
+    def refuse(self: Any, program: Any) -> Any:
+        monkeypatch.undo()
+        raise error("no such kernel here")
+
+    monkeypatch.setattr(type(_runtime(device).backend), "compile", refuse)
+    with pytest.raises(error):
+        x.sum().item()
+    assert x.tolist() == [2.0] * 777
+    assert y.tolist() == [3.0] * 777
+
+
 def test_threads_may_use_tensors_at_once(device: str) -> None:
     shared = webtorch.arange(64.0, device=device)
     failures: list[BaseException] = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.ops.purity import Said
 
 
 @pytest.fixture(autouse=True)
@@ -265,9 +266,6 @@ def test_what_cannot_be_shared_is_refused(make, error):
 
 
 def test_a_read_only_array_is_read_and_never_written():
-
-    from webtorch.ops.purity import Said
-
     Said.texts.clear()
     a = np.arange(3.0)
     view = a[:]

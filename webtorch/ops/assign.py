@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch.errors import ShapeError
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
-from webtorch.ir.view import contiguous_strides, numel
-from webtorch.ops import creation
+from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ops import creation, movement
 from webtorch.ops.elementwise import isclose
-from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, write
+from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
 from webtorch.ops.record import Op, composite
 
 METHOD = ("Tensor",)
@@ -152,25 +152,38 @@ def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 @composite(name="resize_", function_in=METHOD, torch="")
 def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None) -> Any:
-    """Give the tensor another shape in place, with more memory if needed; new elements are
-    uninitialised.
+    """Give the tensor another shape in place, with more memory if needed, for all that share it; new
+    elements are uninitialised.
+
+    In its own shape, and without a memory format, it stays as it is.
     """
     sizes = sizes if size is None else (size,)
     shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
     if any(size < 0 for size in shape):
         raise ShapeError(f"resize_: requested resize to {list(shape)}: sizes must not be negative")
+    if str(memory_format).endswith("preserve_format"):
+        raise RuntimeError(f"resize_: unsupported memory format {memory_format}")
     if self.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
-    need = self._offset + numel(shape)
+    if shape == self._shape and memory_format is None:
+        return self
+    strides = movement.strides_for(shape, contiguous_strides(shape), memory_format)
     storage = self._storage
-    if need > storage.elements:
-        grown = empty((need,), self.dtype, self.device)
-        if storage.elements:
-            flat = as_view(self, (storage.elements,), (1,), 0)
-            write(as_view(grown, (storage.elements,), (1,), 0), flat)
+    width, kind, had = self.dtype.itemsize, storage.dtype, storage.elements
+    # A storage counts in elements of its own: parts of complex numbers, or what a view sees as another type.
+    need = -(-(self._offset + numel(shape)) * width // kind.itemsize) if numel(shape) else 0
+    if need > had:
+        grown = empty((need,), kind, self.device)
+        if had:
+            write(as_view(grown, (had,), (1,), 0), seen_as(self, (had,), (1,), 0, kind))
         storage.grow(grown._storage.node)
-    self._shape, self._strides = shape, contiguous_strides(shape)
-    self._whole = self._offset == 0 and numel(shape) == storage.elements
+    self._shape, self._strides = shape, strides
+    self._whole = (
+        self._offset == 0
+        and self.dtype is kind
+        and numel(shape) == storage.elements
+        and is_contiguous(shape, strides)
+    )
     return self
 
 
@@ -185,6 +198,11 @@ def set_(self: Any, source: Any = None) -> Any:
     """Make this tensor the same view of the same storage as `source`."""
     if source is None:
         source = empty((0,), self.dtype, self.device)
+    if source.dtype is not self.dtype:
+        raise DTypeError(
+            f"set_: cannot set a tensor of {self.dtype} to one of {source.dtype}: its type stays. Use "
+            f"source.view({self.dtype}) for the same memory, or source.to({self.dtype}) for the same values"
+        )
     self.data = source.detach()
     return self
 

@@ -77,7 +77,7 @@ def as_strided_scatter(
             f"{list(src._shape)}, slice size = {list(size)}"
         )
     # Positions count in the memory that the tensor is a view of, so all of that is copied.
-    whole = as_view(input, (input._storage.elements >> input.dtype.is_complex,), (1,), 0)
+    whole = as_view(input, (input._storage.nbytes // input.dtype.itemsize,), (1,), 0)
     start = input._offset if storage_offset is None else storage_offset
     copy = movement._replaced(
         "as_strided_scatter",

@@ -486,11 +486,14 @@ class Runtime:
                     freeze(owners)
                     watch.before(self, owners)
                 self._run(owners)
-            except OutOfMemoryError:
-                # Computed apart, each would be compiled anew, and some would be written and others not.
-                raise
-            except Exception:
-                self._run_apart(owners)
+            except Exception as error:
+                # From here on each may be computed by itself, and nobody would see that another still
+                # reads the memory that it would take.
+                for owner in owners:
+                    owner.donor = None
+                # Without memory each would be compiled anew, and some would be written and others not.
+                if not isinstance(error, OutOfMemoryError):
+                    self._run_apart(owners)
                 raise
             except BaseException:
                 # Stopped before it ran: the results are still wanted.
@@ -593,14 +596,12 @@ class Runtime:
         while work:
             mine, varying = work.pop(0)
             part = freeze(mine)
-            executable = self.programs.get(part.key)
+            executable = self._found(part.key)
             if executable is None:
                 self.counters.misses += 1
                 # What should not have changed did, once all parts have been compiled.
                 divided.fits = varying and divided.fits
                 executable = self._compiled(part.key, part, varying)
-            else:
-                self.counters.hits += 1
             self._run_frozen(part, executable)
         return True
 
@@ -682,13 +683,8 @@ class Runtime:
 
         The sizes of a `varying` graph differ from one program to the next.
         """
-        executable = self.programs.get(key)
+        executable = self._found(key)
         if executable is not None:
-            self.counters.hits += 1
-            self.churn.found(self.families.get(id(executable)))
-            # While there is much room nobody asks which was used last, and a key is long.
-            if len(self.programs) > _MAX_PROGRAMS // 2:
-                self.programs.move_to_end(key)
             return executable
         self.counters.misses += 1
         executable = self._compiled(key, graph, varying)
@@ -698,11 +694,22 @@ class Runtime:
         )
         return executable
 
+    def _found(self, key: Any) -> Executable | None:
+        """Return the program that `key` names in the cache."""
+        executable = self.programs.get(key)
+        if executable is not None:
+            self.counters.hits += 1
+            self.churn.found(self.families.get(id(executable)))
+            # While there is much room nobody asks which was used last, and a key is long.
+            if len(self.programs) > _MAX_PROGRAMS // 2:
+                self.programs.move_to_end(key)
+        return executable
+
     def _compiled(self, key: Any, graph: Frozen | Graph, varying: bool) -> Executable:
         """Compile the program of a graph and keep it."""
         started = time.perf_counter()
-        whole = graph if isinstance(graph, Graph) else to_graph(graph)
-        executable = self._made_ready(whole, started, varying)
+        form = graph if isinstance(graph, Graph) else to_graph(graph)
+        executable = self._made_ready(form, started, varying)
         if self.debug:
             show_program(
                 executable.program, self.backend, time.perf_counter() - started, self.debug

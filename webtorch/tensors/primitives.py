@@ -135,7 +135,7 @@ def as_view(
             vjp
             if vjp is not None
             else _general_view_rule(
-                (x._shape, x._strides, x._offset), (shape, strides, offset), _elements(x)
+                (x._shape, x._strides, x._offset), (shape, strides, offset), _elements(x, x.dtype)
             )
         )
         fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))
@@ -152,9 +152,9 @@ def _scaled_levels(x: Tensor, dtype: DType) -> tuple[tuple[int, int, int], ...]:
     return tuple([(n, size, stride * 2) for n, size, stride in x._levels])
 
 
-def _elements(x: Tensor) -> int:
-    """Return how many elements of x's type its storage holds."""
-    return x._storage.nbytes // x.dtype.itemsize
+def _elements(x: Tensor, dtype: DType) -> int:
+    """Return how many elements of a type the storage of x holds."""
+    return x._storage.nbytes // dtype.itemsize
 
 
 def _geometry(x: Tensor, dtype: DType) -> Geometry:
@@ -168,11 +168,11 @@ def _mixed_view_rule(view: Tensor, base: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the cotangent rule from a view to its base, of which one may be complex."""
     if view.dtype is base.dtype:
         return _general_view_rule(
-            _geometry(base, base.dtype), _geometry(view, base.dtype), _elements(base)
+            _geometry(base, base.dtype), _geometry(view, base.dtype), _elements(base, base.dtype)
         )
     part, complex_base = base.dtype.to_real(), base.dtype.is_complex
     real_rule = _general_view_rule(
-        _geometry(base, part), _geometry(view, part), base._storage.elements
+        _geometry(base, part), _geometry(view, part), _elements(base, part)
     )
 
     def rule(g: Tensor) -> Tensor:
@@ -520,14 +520,15 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     if x._levels or values._levels:
         target, given = _shown_operands(x, values)
     node = given._node()
+    if 0 in target._shape and (storage.elements or x.dtype is not storage.dtype):
+        return x
     if x.dtype is not storage.dtype:
-        if numel(target._shape):
-            storage.replace(_with_bits(storage.node, target, node))
+        storage.replace(_with_bits(storage.node, target, node))
     elif target._whole:
         if not fresh and node is values._storage.node:
             node = values._storage.share()
         storage.replace(node)
-    elif numel(target._shape):
+    else:
         old = storage.node
         storage.replace(
             Node(
@@ -540,8 +541,6 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
                 user_line(),
             )
         )
-    else:
-        return x
     if forward.levels and mode.forward:
         write_tangents(x, values)
     if x._counter is not storage:
@@ -629,7 +628,7 @@ def rebase(x: Tensor, values: Tensor) -> None:
     extra = _hidden_beyond(x, base)
     window = _geometry(physical(x, extra) if extra else x, dtype)
     outer = _geometry(base, dtype)
-    elements = base._storage.elements >> dtype.is_complex
+    elements = _elements(base, dtype)
     base_pairs, x_pairs = base.dtype is not dtype, x.dtype is not dtype
 
     def rule(gs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:

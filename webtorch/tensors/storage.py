@@ -4,6 +4,7 @@ Floor 4.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -195,6 +196,12 @@ class Storage:
             raise RuntimeError("Trying to resize storage that is not resizable")
         if self.runtime.capturing and self.node.kind == "buffer":
             self.runtime.overwritten.setdefault(self, self.node)
+        if self.elements:
+            # Tensors that were all of it are a part of it now. It does not know them, and nothing else
+            # is worth that it should: they are looked for. (Empty ones are written nowhere.)
+            for holder in gc.get_referrers(self):
+                if hasattr(type(holder), "_whole") and holder._storage is self:
+                    holder._whole = False
         self.node, self.donor, self.elements = node, None, numel(node.shape)
         self.runtime.add(self)
         self.version += 1
