@@ -36,6 +36,7 @@ CALLS: dict[str, Call] = {
     "huber_loss": lambda m, x: m.nn.functional.huber_loss(x, m.zeros_like(x), reduction="none"),
     # Pairs without a zero: there PyTorch divides by the element.
     "prod": lambda m, x: x[:4].reshape(2, 2).prod(1),
+    "logcumsumexp": lambda m, x: x[:4].logcumsumexp(0),
     "smooth_l1_loss": lambda m, x: m.nn.functional.smooth_l1_loss(x, m.zeros_like(x)),
 }
 

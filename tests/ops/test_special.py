@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,3 +101,35 @@ def test_erfinv_of_float32_is_within_one_and_a_half_ulps():
     expected = scipy.special.erfinv(x.astype(np.float64))
     ulps = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
     assert ulps.max() <= 1.5
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_running_log_sums_of_large_numbers_lose_nothing(offset: float, device: str) -> None:
+    """The value is rounded once, the gradient as if the numbers were small; PyTorch's loses four digits."""
+    start = torch.linspace(-3.0, 3.0, 70).sin().mul(5).add(offset).reshape(2, 35)
+    exact = start.double().requires_grad_()
+    wanted = exact.logcumsumexp(1)
+    weights = torch.linspace(-1.0, 2.0, 70, dtype=torch.float64).reshape(2, 35)
+    (wanted * weights).sum().backward()
+    x = webtorch.tensor(start.tolist(), device=device, requires_grad=True)
+    found = x.logcumsumexp(1)
+    (found * webtorch.tensor(weights.tolist(), device=device)).sum().backward()
+    rounding = abs(offset) * 2.0**-24 + 2e-6
+    torch.testing.assert_close(
+        torch.tensor(found.tolist()).double(), wanted.detach(), rtol=0, atol=rounding
+    )
+    torch.testing.assert_close(
+        torch.tensor(x.grad.tolist()).double(), exact.grad, rtol=0, atol=1e-5
+    )
+
+
+def test_running_log_sums_of_infinities() -> None:
+    for values in ([-math.inf, -math.inf, 1.0, 2.0], [1.0, math.inf, -math.inf], [0.0, -20.0]):
+        found = webtorch.tensor(values).logcumsumexp(0)
+        wanted = torch.tensor(values).logcumsumexp(0)
+        torch.testing.assert_close(torch.tensor(found.tolist()), wanted)
+    # What is masked gets no gradient, where nothing comes before it either.
+    x = webtorch.tensor([-math.inf, 1.0, -math.inf, 2.0], requires_grad=True)
+    x.logcumsumexp(0)[1:].sum().backward()
+    share = 1 / (1 + math.exp(1.0))
+    np.testing.assert_allclose(x.grad.numpy(), [0.0, 2 + share, 0.0, 1 - share], rtol=1e-6)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from webtorch.errors import DTypeError
+
 
 def both(webgpu: str, run: Callable[[str], Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what `run` makes on the device and on the CPU, after checking type and strides."""
@@ -487,3 +489,50 @@ def test_second_derivatives_of_what_is_chosen(webgpu: str, choose: str) -> None:
         return torch.autograd.grad(slope.square().sum(), x)[0]
 
     both(webgpu, run)
+
+
+@pytest.mark.parametrize("scales", [(1.7, None), (None, 0.9), (1.7, 0.9), (None, None)])
+@pytest.mark.parametrize("kind", ["upsample_bilinear2d", "_upsample_bilinear2d_aa"])
+def test_scales_of_some_dims(
+    webgpu: str, kind: str, scales: tuple[float | None, float | None]
+) -> None:
+    operator = getattr(torch.ops.aten, kind)
+    start = torch.linspace(-2.0, 2.0, 200).sin().reshape(1, 1, 10, 20)
+
+    def resized(device: str) -> torch.Tensor:
+        return operator(start.to(device), (3, 3), False, *scales)
+
+    def slope(device: str) -> torch.Tensor:
+        x = start.to(device).requires_grad_()
+        return torch.autograd.grad(operator(x, (3, 3), False, *scales).square().sum(), x)[0]
+
+    both(webgpu, resized)
+    both(webgpu, slope)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_running_log_sums_are_as_exact_as_pytorchs(webgpu: str, dim: int) -> None:
+    """PyTorch's gradient subtracts the results: it loses what these lose, so they are rounded once, as on the CPU."""
+    start = 1e4 + torch.linspace(0.0, 99.0, 64 * 64).sin().mul(4).reshape(64, 64)
+
+    def run(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        x = start.to(device).requires_grad_()
+        y = x.logcumsumexp(dim)
+        y.sum().backward()
+        return y.detach(), x.grad
+
+    exact = start.double().requires_grad_()
+    exact.logcumsumexp(dim).sum().backward()
+    (found, slope), (wanted, theirs) = ([t.cpu() for t in run(d)] for d in (webgpu, "cpu"))
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
+    error, allowed = ((g - exact.grad).abs().max() for g in (slope, theirs))
+    assert error <= 1.5 * allowed
+
+
+def test_views_of_a_type_that_is_not_available(webgpu: str) -> None:
+    x = torch.ones(3, 2, dtype=torch.float16, device=webgpu)
+    z = torch.view_as_complex(x)
+    assert z.dtype is torch.complex32 and torch.view_as_real(z).cpu().equal(x.cpu())
+    for use in (z.clone, z.abs, lambda: z.fill_(1)):
+        with pytest.raises(DTypeError, match="complex32 is not available"):
+            use()

@@ -42,6 +42,7 @@ from webtorch.ops.elementwise import (
     isinf,
     isnan,
     log,
+    log1p,
     logaddexp,
     logical_and,
     logical_or,
@@ -915,15 +916,43 @@ def logcumsumexp(input: Any, dim: int) -> Any:
     dim = one_dim("logcumsumexp", dim, input.ndim)
     if not input.ndim or 0 in input.shape:
         return input.clone()
-    # By doubling: after step k each element covers the 2 ** k before it.
-    x = total = widened(input)
+    x = widened(input)
+    total = _complex_running(x, dim) if input.dtype.is_complex else _running_logsumexp(x, dim)
+    return to_type(total, input.dtype)
+
+
+def _running_logsumexp(x: Any, dim: int) -> Any:
+    """Return m + log1p(t) of real numbers: m the running maximum, t the sum of exp(x - m) less the maximum's own 1.
+
+    t[i] = exp(min(x[i], m[i-1]) - m[i]) + exp(m[i-1] - m[i]) * t[i-1], solved by doubling. t is added to m at the end
+    only: values are rounded once, and gradients do not depend on how large the numbers are.
+    """
+    values = x.detach()
+    highest = scan(values, "max", dim)
+
+    def weight(low: Any, high: Any) -> Any:
+        # Of two equal infinities too.
+        return exp(_where(eq(low, high), 0, low - high))
+
+    sums = weight(minimum(values, _shifted(highest, dim, 1, -math.inf)), highest)
+    # The sum changes with each of its terms, with the maximum's own too.
+    terms = exp(_where(isinf(highest), 0, x - highest))
+    sums = sums + (terms - terms.detach())
+    # After step k each element covers the 2 ** k before it.
     step = 1
-    while step < input.shape[dim]:
+    while step < x.shape[dim]:
+        before = _shifted(highest, dim, step, -math.inf)
+        sums = sums + weight(before, highest) * _shifted(sums, dim, step, 0)
+        step *= 2
+    return highest + log1p(sums)
+
+
+def _complex_running(x: Any, dim: int) -> Any:
+    total, step = x, 1
+    while step < x.shape[dim]:
         total = _log_add(total, _shifted(total, dim, step, -math.inf))
         step *= 2
-    if input.dtype.is_complex:
-        total = _on_branch(total, x, dim)
-    return to_type(total, input.dtype)
+    return _on_branch(total, x, dim)
 
 
 def _on_branch(total: Any, x: Any, dim: int) -> Any:

@@ -466,7 +466,8 @@ def wrap(x: torch.Tensor) -> Tensor:
 
 def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
     """Return a tensor as a webtorch tensor on `memory`, which is its own."""
-    kind = TO_WEBTORCH[x.dtype]
+    # A view can be of a type that is not available.
+    kind = TO_WEBTORCH.get(x.dtype) or webtorch_dtype(x.dtype)
     shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
     if kind.is_complex:
         storage = memory.typed(kind.to_real())
@@ -535,7 +536,7 @@ def _is_all(x: Tensor) -> bool:
 
 def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     """Overwrite `out` with a webtorch result, which is converted and broadcast to it."""
-    dtype = TO_WEBTORCH[out.dtype]
+    dtype = TO_WEBTORCH.get(out.dtype) or webtorch_dtype(out.dtype)
     if out.is_neg():
         result, fresh = -result, True
     if result.dtype is not dtype:

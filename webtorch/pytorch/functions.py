@@ -744,7 +744,8 @@ def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     def run(x: Any, output_size: Any, *rest: Any) -> Any:
         corners, scales = (rest[0], rest[1:]) if has_corners else (False, rest)
         wanted = tuple(output_size)
-        given = scales or (None,) * len(wanted)
+        # PyTorch leaves out the last arguments where they are None.
+        given = scales + (None,) * (len(wanted) - len(scales))
         # A scale that was asked for, not the quotient of the sizes, places the samples.
         steps = tuple(
             [
