@@ -85,6 +85,47 @@ def test_branches_see_what_is_around_them():
             close(v.grad, w.grad)
 
 
+class Plain:
+    """PyTorch, whose `cond` compiles: here it is a Python `if`."""
+
+    autograd = torch.autograd
+
+    @staticmethod
+    def cond(pred, first, second, operands):
+        return (first if pred else second)(*operands)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_gradient_of_the_other_branch_reaches_what_is_around(compiled, device):
+    """The other branch's slope is NaN or infinite there, for a leaf and for what was computed before."""
+
+    def step(t, x, w, b):
+        y = b * 2
+
+        def first(x):
+            return (x * w).sqrt().sum() * y.sum()
+
+        def second(x):
+            return (-x * w * y).log().sum() + y.detach().sum()
+
+        out = t.cond(x.sum() > 0, first, second, (x,))
+        (g,) = t.autograd.grad(out, x, create_graph=True)
+        (curved,) = t.autograd.grad((g * g).sum(), x, retain_graph=True)
+        (out + y.sum()).backward()
+        return out, curved, x.grad, w.grad, b.grad
+
+    def run(x, w, b):
+        return step(webtorch, x, w, b)
+
+    run = webtorch.compile(run) if compiled else run
+    for values in ([1.0, 2.0, 3.0], [-1.0, -0.5, -3.0], [1.0, 4.0, 0.5]):
+        given = values, [0.5, 0.25, 2.0], [1.0, 2.0, 3.0]
+        here = [webtorch.tensor(v, device=device, requires_grad=True) for v in given]
+        there = [torch.tensor(v, requires_grad=True) for v in given]
+        for found, expected in zip(run(*here), step(Plain, *there), strict=True):
+            close(found, expected, 1e-4)
+
+
 def test_python_decisions_and_none_of_operands():
     x = webtorch.tensor([1.0, 2.0])
     assert webtorch.cond(True, lambda x: x + 1, lambda x: x - 1, (x,)).tolist() == [2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -339,3 +340,20 @@ def test_logcumsumexp_has_the_multiples_of_2_pi_of_sums_in_order(
     x[1, 5], x[2, 7] = complex("nan"), complex("-inf")
     for dim in (0, 1):
         _same(webtorch.logcumsumexp(_ours(x), dim), torch.logcumsumexp(x, dim))
+
+
+def test_types_with_complex_ones_promote_as_in_pytorch():
+    names = (
+        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+        "complex128",
+    )  # fmt: skip
+
+    def table(t):
+        pairs = itertools.product(names, repeat=2)
+        return [str(t.promote_types(getattr(t, a), getattr(t, b))) for a, b in pairs]
+
+    assert table(webtorch) == table(torch)
+    third = torch.tensor([1 / 3 + 1j], dtype=torch.complex128)
+    found = webtorch.tensor([3]) * webtorch.tensor([1 / 3 + 1j], dtype=webtorch.complex128)
+    assert found.dtype is webtorch.complex128
+    assert found.tolist() == (torch.tensor([3]) * third).tolist()

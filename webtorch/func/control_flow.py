@@ -12,6 +12,7 @@ from typing import Any
 
 import webtorch
 from webtorch.errors import CaptureError
+from webtorch.tensors.tape import Cotangents, Edge, GradFn, gradient_edge, mark, meta_of
 from webtorch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = ["cond", "while_loop"]
@@ -29,7 +30,8 @@ def cond(
 
     `pred` is a bool or a tensor of one element. Inside `webtorch.compile`, and under vmap where examples
     decide for themselves, both functions run and must return tensors of the same shapes and types; neither
-    the values nor the gradients of the one that was not chosen get into the result. Raises RuntimeError if a
+    the values nor the gradients of the one that was not chosen get into the result (of tensors that are no
+    operands: the first gradients, and not under vmap). Raises RuntimeError if a
     function overwrites an operand, or if the results of the two do not fit each other.
     """
     if not isinstance(pred, (bool, int, float, _Tensor)):
@@ -110,12 +112,13 @@ def _choose(
     operands: Any,
 ) -> Any:
     """Return the results of both branches, chosen by element."""
-    pred = pred.reshape(()).bool()
+    # A copy, which nobody overwrites before the backward pass reads it.
+    pred = pred.reshape(()).bool().clone()
     runtime = pred._storage.runtime
     kept = set(runtime.overwritten)
 
     def gated(x: webtorch.Tensor, taken: bool) -> webtorch.Tensor:
-        # What is not chosen may have a gradient of NaN or infinity, which must end here.
+        # What is not chosen may have a derivative, of any order, of NaN or infinity, which must end here.
         if not x.requires_grad:
             return x
         still = x.detach()
@@ -124,9 +127,12 @@ def _choose(
     leaves, spec = tree_flatten(operands)
     results = []
     for taken, function in ((True, true_fn), (False, false_fn)):
-        results.append(
-            _run("cond", function, tree_unflatten([gated(x, taken) for x in leaves], spec))
-        )
+        given = tree_unflatten([gated(x, taken) for x in leaves], spec)
+        start = mark()
+        results.append(_run("cond", function, given))
+        # Under vmap a gate has a decision for each example, and a weight that a function reads one gradient.
+        if not pred._levels:
+            _gate(pred, taken, tree_flatten(results[-1])[0], start)
     if set(runtime.overwritten) - kept:
         raise RuntimeError(
             "cond: a branch overwrites a tensor in place; both branches are computed here, and one of them "
@@ -139,6 +145,38 @@ def _choose(
             f"tree_spec {other}."
         )
     return tree_unflatten([_one_of(pred, a, b) for a, b in zip(first, second, strict=True)], spec)
+
+
+def _gate(pred: webtorch.Tensor, taken: bool, results: list[Any], start: int) -> None:
+    """Let first derivatives by what a branch reads beside its operands, such as the weights of a module, out
+    of it only if it is chosen. Its functions are younger than `start`.
+    """
+
+    def rule(cotangents: Cotangents) -> Cotangents:
+        (g,) = cotangents
+        return (webtorch.where(pred, g, 0) if taken else webtorch.where(pred, 0, g),)
+
+    gates: dict[Edge, Edge] = {}
+
+    def gate(edge: Edge | None) -> Edge | None:
+        if edge is None or edge[0].sequence > start:
+            return edge
+        if edge not in gates:
+            fn = GradFn("CondBackward", (edge,), rule)
+            fn.sequence = fn.first = start
+            fn.metas = [meta_of(edge)]
+            gates[edge] = fn, 0
+        return gates[edge]
+
+    edges = [gradient_edge(x) for x in results if isinstance(x, _Tensor)]
+    pending = [edge[0] for edge in edges if edge is not None]
+    seen = set()
+    while pending:
+        fn = pending.pop()
+        if fn.sequence > start and fn not in seen:
+            seen.add(fn)
+            pending += [edge[0] for edge in fn.edges if edge is not None]
+            fn.edges = tuple([gate(edge) for edge in fn.edges])
 
 
 def _one_of(pred: webtorch.Tensor, a: Any, b: Any) -> Any:

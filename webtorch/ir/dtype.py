@@ -186,10 +186,8 @@ def promote_types(type1: DType, type2: DType) -> DType:
 
 def _promote(a: DType, b: DType) -> DType:
     if a.is_complex or b.is_complex:
-        other = a if b.is_complex else b
-        wide = float64 in (a.to_real(), b.to_real())
         # complex64 holds 16-bit floats and every integer type, as PyTorch has it.
-        return complex128 if wide and other.kind in ("float", "complex") else complex64
+        return complex128 if float64 in (a, b) or complex128 in (a, b) else complex64
     if _RANK[a.kind] != _RANK[b.kind]:
         return a if _RANK[a.kind] > _RANK[b.kind] else b
     if a.kind == "float":

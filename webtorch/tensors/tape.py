@@ -554,6 +554,20 @@ def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
             tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
 
 
+def mark() -> int:
+    """Return a number between the sequence numbers of the functions that there are and of those to come."""
+    return next(_sequence)
+
+
+def meta_of(edge: Edge) -> Any:
+    """Return what `set_history` notes of a result, of that to which an edge leads."""
+    fn, number = edge
+    if not isinstance(fn, AccumulateGrad):
+        return fn.metas[number]
+    leaf = fn.variable
+    return leaf._shape, leaf.dtype, leaf._storage.runtime, leaf._levels
+
+
 def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
     """Make `out` output `number` of `fn`."""
     out._grad_fn = fn
