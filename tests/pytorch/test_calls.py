@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from webtorch.pytorch.programs import Programs
+
 
 def _model() -> nn.Sequential:
     torch.manual_seed(1)
@@ -234,6 +236,54 @@ def test_memory_is_freed_with_the_model(webgpu: str) -> None:
     assert call(compiled) < most
     del p, model, compiled
     assert _allocated() - start < 8192
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+
+def _compiled_graphs() -> int:
+    gc.collect()
+    return sum(type(o) is Programs for o in gc.get_objects())
+
+
+def test_graphs_go_with_what_was_compiled(webgpu: str) -> None:
+    torch._dynamo.reset()
+    start = _compiled_graphs()
+
+    def train() -> None:
+        compiled = torch.compile(_Block().to(webgpu), backend="webgpu")
+        compiled(torch.ones(2, 64, device=webgpu)).sum().backward()
+
+    train()
+    assert _compiled_graphs() > start
+    torch._dynamo.reset()
+    assert _compiled_graphs() == start
+
+
+def test_a_compiled_step_goes_with_its_optimizer(webgpu: str) -> None:
+    torch._dynamo.reset()
+    start = _compiled_graphs()
+
+    def train() -> None:
+        model = _Block().to(webgpu)
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = torch.compile(optimizer.step, backend="webgpu")
+        for _ in range(2):
+            model(torch.ones(2, 64, device=webgpu)).sum().backward()
+            step()
+
+    train()
+    used = _allocated()
+    train()
+    # The parameters of one take 16 KiB, the state twice that.
+    assert _allocated() - used < 8192
+    assert _compiled_graphs() == start
 
 
 def test_memory_is_freed_with_the_input(webgpu: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
+import weakref
 from types import CodeType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -12,11 +14,12 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _USERS = (_PACKAGE + "demo" + os.sep,)
 # Folders whose code is no user's: the package's, and that of a library which stands between it and the user.
 _libraries: tuple[str, ...] = (_PACKAGE,)
+# What the names in code begin with that such a library made of a user's.
+_made: tuple[str, ...] = ()
 # Whether code is of these; by id, since the hash of a code object is computed anew each time from
-# all of its constants. The code is held, so that no other gets its id.
-_internal: dict[int, tuple[bool, CodeType]] = {}
-# A program that makes code without end, as notebooks do, starts anew here.
-_MOST = 1 << 16
+# all of its constants. An entry goes with its code, before another can get the id: holding the code
+# would hold what lives as long as it does, as the graphs do that PyTorch compiled for it.
+_internal: dict[int, tuple[bool, weakref.ref[CodeType]]] = {}
 
 
 def user_line() -> tuple[CodeType, int] | None:
@@ -43,20 +46,23 @@ def user_depth() -> int:
     return depth
 
 
-def pass_over(folder: str) -> None:
-    """Take the code in a folder for the package's own, which is never the user's line."""
-    global _libraries
-    _libraries = (*_libraries, os.path.join(folder, ""))
+def pass_over(folder: str, made: str) -> None:
+    """Take the code in a folder for the package's own, which is never the user's line, and code that
+    uses names which begin with `made`, wherever its file is.
+    """
+    global _libraries, _made
+    _libraries, _made = (*_libraries, os.path.join(folder, "")), (*_made, made)
     _internal.clear()
 
 
 def is_internal(code: CodeType) -> bool:
     """Whether code belongs to the package itself, or to a library that stands between it and the user."""
-    known = _internal.get(id(code))
+    key = id(code)
+    known = _internal.get(key)
     if known is None:
         name = code.co_filename
-        inside = name.startswith(_libraries) and not name.startswith(_USERS)
-        if len(_internal) >= _MOST:
-            _internal.clear()
-        known = _internal[id(code)] = inside or name.startswith("<frozen"), code
+        inside = name.startswith((*_libraries, "<frozen")) and not name.startswith(_USERS)
+        inside = inside or any(n.startswith(_made) for n in code.co_names)
+        known = inside, weakref.ref(code, functools.partial(_internal.pop, key))
+        _internal[key] = known
     return known[0]

@@ -91,8 +91,9 @@ def runtime() -> Runtime:
         profiler.install(_flush)
         generator()
         _errors()
-        # Layers and functions of PyTorch's call our kernels: errors name the line that called these.
-        pass_over(os.path.dirname(torch.__file__))
+        # Layers and functions of PyTorch's call our kernels: errors name the line that called these. What
+        # Dynamo makes of a function lives as long as its compiled graph, which must not hold it in turn.
+        pass_over(os.path.dirname(torch.__file__), made="__compiled_fn")
     return _open.runtime
 
 
