@@ -242,7 +242,7 @@ def test_gradients_that_somebody_has_are_not_overwritten(device: str) -> None:
             third.detach(),
             fourth * 2,
             fifth.untyped_storage(),
-            sixth.T,
+            sixth[None].T,
         ]
 
     def numbers(things: list[Any]) -> list[Any]:
