@@ -52,6 +52,14 @@ def _programs_are_compiled() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _warnings_are_said_each_time() -> Iterator[None]:
+    """Else what a test sees of them would depend on the tests that ran before it in its process."""
+    webtorch.set_warn_always(True)
+    yield
+    webtorch.set_warn_always(False)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _free_blocks_go_back() -> Iterator[None]:
     """What a file's tests leave free in the CPU's pool is not kept beside the next file's memory."""

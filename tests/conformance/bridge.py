@@ -48,7 +48,7 @@ def tensor(theirs: torch.Tensor, device: str, memory: Memory | None = None) -> A
     flat = None if memory is None else memory.get(storage._cdata)
     if flat is None or flat.dtype is not target:
         if count:
-            data = whole.view(torch.uint8).numpy().tobytes()
+            data = bytearray(whole.view(torch.uint8).numpy())
             flat = webtorch.frombuffer(data, dtype=target).to(device)
         else:
             flat = webtorch.empty(0, dtype=target, device=device)

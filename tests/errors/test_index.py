@@ -95,11 +95,8 @@ def test_the_same_work_at_another_line_names_that_line(device: str) -> None:
         assert f"test_index.py:{read.__code__.co_firstlineno + 1})" in str(caught.value)
 
 
-def test_a_program_that_makes_code_without_end_is_told_its_lines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_that_makes_code_without_end_is_told_its_lines() -> None:
     """What is known of code is kept by its id: code that comes and goes must not be mistaken for other."""
-    monkeypatch.setattr("webtorch.ir.lines._MOST", 3)
     for n in range(8):
         names: dict[str, Any] = {"x": webtorch.arange(5.0), "at": webtorch.tensor([n + 5])}
         text = "\n" * n + "def read():\n    return x[at]\n"

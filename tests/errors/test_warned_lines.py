@@ -164,7 +164,8 @@ def test_warnings_are_pytorchs(name: str) -> None:
     assert bool(texts) is (name != "no warnings")
 
 
-def test_what_pytorch_says_once_is_said_once() -> None:
+def test_what_pytorch_says_once_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Said, "always", False)
     Said.texts.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -121,7 +121,7 @@ def _record(pair: _Pair) -> _Pair:
     return _Pair(pair.first + pair.second, pair.first * 2)
 
 
-def _in_float16(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _in_bfloat16(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     with torch.autocast(x.device.type, torch.bfloat16):
         y = x @ w
     return y.float().relu()
@@ -220,7 +220,6 @@ PROGRAMS: list[tuple[str, Function, tuple[Any, ...]]] = [
     ("nested results", lambda x: {"a": [x + 1, (x, None)], "b": 3}, (_normal(3),)),
     ("numbers and texts", lambda x, n, s: x * n if s == "mul" else x + n, (_normal(3), 3, "mul")),
     ("None", lambda x, bias: F.linear(x, x, bias), (_normal(3, 3), None)),
-    ("autocast inside", _in_float16, (_trained(3, 4), _trained(4, 2))),
     ("no_grad inside", _partly_without_gradient, (_trained(5),)),
     ("detach", lambda x: (x.detach() * x).sum(), (_trained(5),)),
     ("a gradient inside", lambda x: torch.func.grad(lambda y: (y**3).sum())(x), (_normal(3),)),
@@ -238,6 +237,24 @@ PROGRAMS: list[tuple[str, Function, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("fn", "args"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 def test_programs(webgpu: str, fn: Function, args: tuple[Any, ...]) -> None:
     _same(fn, *_copies(args))
+
+
+def test_autocast_inside(webgpu: str) -> None:
+    x, w = _trained(3, 4), _trained(4, 2)
+    there = [t.detach().to(webgpu).requires_grad_() for t in (x, w)]
+    ours = torch.compile(_in_bfloat16, backend="webgpu", fullgraph=True)(*there)
+    exact = _in_bfloat16(x, w)
+    pairs = [(ours, exact)]
+    pairs += zip(
+        torch.autograd.grad(ours.square().sum(), there),
+        torch.autograd.grad(exact.square().sum(), (x, w)),
+        strict=True,
+    )
+    for m, t in pairs:
+        assert m.dtype is t.dtype
+        # A product that is widened at once may keep float32's digits: PyTorch's has lost them to bfloat16's 8 bits,
+        # forward and once more backward.
+        torch.testing.assert_close(m.detach().cpu(), t.detach(), rtol=2**-7, atol=2**-7)
 
 
 def _copies(args: Any) -> Any:
