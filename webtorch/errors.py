@@ -4,6 +4,8 @@ Imports nothing.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class WebtorchError(RuntimeError):
     """Base of the errors that have no better standard type; PyTorch raises RuntimeError in these
@@ -25,6 +27,12 @@ class DeviceError(WebtorchError):
 
 class OutOfMemoryError(WebtorchError):
     """The device has no memory left; names the largest live tensors."""
+
+    def __init__(self, *args: object) -> None:
+        """Take the message."""
+        super().__init__(*args)
+        # By storage whose new value could not be computed: the value before.
+        self.before: dict[Any, Any] = {}
 
 
 class NoValuesError(DeviceError, NotImplementedError):

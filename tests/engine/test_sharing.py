@@ -265,7 +265,8 @@ def test_what_cannot_be_shared_is_refused(make, error):
     assert str(ours.value).split()[:4] == str(theirs.value).split()[:4]
 
 
-def test_a_read_only_array_is_read_and_never_written():
+def test_a_read_only_array_is_read_and_never_written(monkeypatch):
+    monkeypatch.setattr(Said, "always", False)
     Said.texts.clear()
     a = np.arange(3.0)
     view = a[:]

@@ -116,21 +116,24 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
     try:
         _flush()
-    except errors.OutOfMemoryError:
-        _take_back(optimizer)
+    except errors.OutOfMemoryError as error:
+        _take_back(optimizer, error.before)
         raise
 
 
-def _take_back(optimizer: Any) -> None:
-    """Undo a step for which there was no memory: PyTorch, which is not lazy, would not have come to it."""
+def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
+    """Undo a step for which there was no memory: PyTorch, which is not lazy, would not have come to it.
+
+    `before` are the values that storages had last.
+    """
     for group in optimizer.param_groups:
         for param in group["params"]:
             if not param.is_webgpu:
                 continue
             state = optimizer.state.get(param, {})
-            _hold_the_last_computed(param)
+            _hold_the_last_computed(param, before)
             there = [v for v in state.values() if isinstance(v, torch.Tensor) and v.is_webgpu]
-            computed = [_hold_the_last_computed(v) for v in there]
+            computed = [_hold_the_last_computed(v, before) for v in there]
             if False in computed:
                 # The step made it.
                 del optimizer.state[param]
@@ -138,14 +141,14 @@ def _take_back(optimizer: Any) -> None:
                 state["step"] -= 1
 
 
-def _hold_the_last_computed(x: torch.Tensor) -> bool:
+def _hold_the_last_computed(x: torch.Tensor, before: dict[Any, Any]) -> bool:
     """Drop writes that are not computed yet; return whether the tensor has a computed value."""
     memory = memory_of(x)
     storage = memory.held
     if storage is None:
         return False
-    if storage.node.kind != "buffer" and storage.donor is not None:
-        storage.node, storage.donor = storage.donor, None
+    if storage.node.kind != "buffer" and storage in before:
+        storage.node, storage.donor = before[storage], None
         storage.runtime.settle(storage)
     return storage.node.kind == "buffer"
 

@@ -487,6 +487,8 @@ class Runtime:
                     watch.before(self, owners)
                 self._run(owners)
             except Exception as error:
+                if isinstance(error, OutOfMemoryError):
+                    error.before = {o: o.donor for o in owners if o.donor is not None}
                 # From here on each may be computed by itself, and nobody would see that another still
                 # reads the memory that it would take.
                 for owner in owners:
