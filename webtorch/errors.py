@@ -1,5 +1,5 @@
 """The typed errors that users see. Each also is the type that PyTorch raises in the same case.
-Imports nothing.
+Imports nothing of the package.
 """
 
 from __future__ import annotations
