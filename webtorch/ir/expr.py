@@ -142,9 +142,11 @@ def make(op: str, dtype: DType, args: tuple[Expr, ...] = (), value: object = Non
 
 
 def const(value: Scalar, dtype: DType) -> Expr:
-    """Return a constant, converted to the kind of `dtype`."""
+    """Return a constant, converted to the kind of `dtype` and rounded to 16 bits if it has those."""
     if dtype.kind == "float":
         value = float(value)
+        if dtype.itemsize == 2:
+            (value,) = dtype.from_bytes(dtype.to_bytes([value]))
     elif dtype.kind == "bool":
         value = bool(value)
     else:
@@ -304,6 +306,32 @@ def cast(x: Expr, dtype: DType) -> Expr:
     if x.op == "cast" and (dtype, x.dtype, x.args[0].dtype) in _THERE_AND_BACK:
         return x.args[0]
     return make("cast", dtype, (x,))
+
+
+# What gives a value of its operands' 16-bit type again.
+_KEEPING = frozenset(
+    {"neg", "abs", "where", "max", "min", "floor", "ceil", "trunc", "round", "sign"}
+)
+
+
+def _is_of(x: Expr, dtype: DType, depth: int = 4) -> bool:
+    """Whether a float32 expression is seen, at this depth, to have values of the 16-bit type only."""
+    if x.op == "cast":
+        return x.args[0].dtype in (dtype, bool_)
+    if x.op == "const":
+        return const(x.value, dtype).value == x.value
+    operands = x.args[x.op == "where" :]
+    return depth > 0 and x.op in _KEEPING and all(_is_of(a, dtype, depth - 1) for a in operands)
+
+
+def rounded(x: Expr, dtype: DType) -> Expr:
+    """Return a result of type `dtype` in its compute type, rounded to what `dtype` holds: its value
+    is the same whether it went through memory or not.
+    """
+    x = cast(x, dtype.compute)
+    if dtype.compute is dtype or _is_of(x, dtype):
+        return x
+    return cast(cast(x, dtype), dtype.compute)
 
 
 def bitcast(x: Expr, dtype: DType) -> Expr:

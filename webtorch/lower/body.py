@@ -212,7 +212,7 @@ class Body:
                 raise Unfusable
             if self.sketch:
                 return UNKNOWN
-            return ex.cast(ex.reduced(self.stages[number], node.dtype.compute), node.dtype.compute)
+            return ex.rounded(ex.reduced(self.stages[number], node.dtype.compute), node.dtype)
         if number in self.own:
             if flat != self.flat(self.own[number]) and number not in self.shared:
                 raise Unfusable
@@ -272,12 +272,7 @@ class Body:
                     inputs.append(self.position(flat))
                 case "c":
                     inputs.append(self.position(flat % 2))
-        out = op.build(tuple(inputs))
-        if op.name == "_cast" and node.dtype.compute is not node.dtype:
-            # An explicit conversion to a 16-bit float rounds, even if the result never reaches
-            # memory.
-            return ex.cast(ex.cast(out, node.dtype), node.dtype.compute)
-        return ex.cast(out, node.dtype.compute)
+        return ex.rounded(op.build(tuple(inputs)), node.dtype)
 
     def source_position(self, node: GraphNode, flat: Index) -> Index:
         """Return where element `flat` of a view lies in its source."""
@@ -323,7 +318,7 @@ class Body:
             self.value(node.srcs[0], flat_source, (valid, inside))
             return UNKNOWN
         both = inside if valid is None else valid & inside
-        fill = self.argument(node.args[0], node.dtype.compute)
+        fill = ex.rounded(self.argument(node.args[0], node.dtype.compute), node.dtype)
         return ex.where(inside, self.value(node.srcs[0], flat_source, both), fill)
 
     def indexed_position(
