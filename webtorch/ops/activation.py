@@ -244,7 +244,7 @@ softplus = elementwise(
 logsigmoid = elementwise(
     "logsigmoid",
     lambda x: -log1pexp(-x),
-    vjp=lambda g, out, x: (g * sigmoid(-x),),
+    vjp=computed_wide(lambda g, out, x: (g * sigmoid(-x),)),
     dtypes=FLOATS,
     torch="nn.functional.logsigmoid",
     function_in=FUNCTIONAL,

@@ -406,7 +406,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         out = rows_times(input, weight, True)
     else:
         out = matmul(input, weight.t())
-    return out if bias is None else out + bias
+    return out if bias is None else added(out, bias)
 
 
 @composite(
@@ -415,6 +415,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     torch="nn.functional.bilinear",
     autocast=Autocast("whole", "promote"),
 )
+@computed_wide
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """Return input1 @ weight[k] @ input2 (+ bias[k]) for each k: (*, A), (*, B), (K, A, B) give (*, K)."""
     if tuple(input1.shape[:-1]) != tuple(input2.shape[:-1]):
@@ -467,10 +468,26 @@ def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
         # Factors of integers are integers.
         alpha, beta = int(alpha), int(beta)
     if alpha != 1:
-        result = result * alpha
+        if beta not in (0, 1) and input.dtype.compute is not input.dtype:
+            # One operation, which rounds once.
+            return of_product(_weighted_sum.function(input, result, beta=beta, alpha=alpha), result)
+        result = of_product(result * alpha, result)
     if beta == 0:
         return result
-    return (input if beta == 1 else input * beta) + result
+    return added(result, input if beta == 1 else input * beta)
+
+
+_weighted_sum = elementwise(
+    "_weighted_sum",
+    lambda x, y, beta, alpha: beta * x + alpha * y,
+    tensors=("input", "other"),
+    numbers=("beta", "alpha"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="beta * input + alpha * other.",
+)
 
 
 @composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
@@ -999,6 +1016,7 @@ def matrix_power(input: Any, n: int) -> Any:
 
 
 @composite(family="contract", function_in=("torch",), autocast=FP32)
+@computed_wide
 def cdist(
     x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
 ) -> Any:

@@ -679,6 +679,7 @@ def margin_ranking_loss(
     dtypes=FLOATS,
     autocast=FP32,
 )
+@computed_wide
 def cosine_embedding_loss(
     input1: Any,
     input2: Any,
@@ -709,6 +710,7 @@ def cosine_embedding_loss(
     dtypes=FLOATS,
     autocast=FP32,
 )
+@computed_wide
 def triplet_margin_loss(
     anchor: Any,
     positive: Any,

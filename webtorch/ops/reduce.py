@@ -12,6 +12,7 @@ arguments only.
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -135,6 +136,31 @@ def reduced_shape(
 def widened(x: Any) -> Any:
     """Return x as float32 if it is a 16-bit float, so that nothing on the way to a result is rounded to 16 bits."""
     return cast_to(x, float32) if x.dtype in (float16, bfloat16) else x
+
+
+def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what is made of several operations compute 16-bit floats in float32 and round its results once."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        floats = [
+            a.dtype
+            for a in (*args, *kwargs.values())
+            if getattr(getattr(a, "dtype", None), "is_floating_point", False)
+        ]
+        if not floats or builtins.any(d.itemsize > 2 for d in floats):
+            return function(*args, **kwargs)
+        dtype = functools.reduce(promote_types, floats)
+
+        def wide(x: Any) -> Any:
+            return widened(x) if hasattr(x, "dtype") else x
+
+        out = function(*[wide(a) for a in args], **{n: wide(a) for n, a in kwargs.items()})
+        if isinstance(out, tuple):
+            return tuple([x if x is None else to_type(x, dtype) for x in out])
+        return to_type(out, dtype)
+
+    return call
 
 
 def to_type(x: Any, dtype: DType) -> Any:
@@ -298,7 +324,7 @@ def _others(x: Any, dim: int) -> Any:
     function_in=(),
     torch="",
     # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
-    vjp=lambda g, out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),),
+    vjp=computed_wide(lambda g, out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
 )
 def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
@@ -862,7 +888,7 @@ def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
     name="_cumprod",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dim: (_cumprod_slope(g, x, dim),),
+    vjp=computed_wide(lambda g, out, x, dim: (_cumprod_slope(g, x, dim),)),
 )
 def _cumprod(x: Any, dim: int) -> Any:
     return scan(x, "prod", dim)

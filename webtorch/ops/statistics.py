@@ -405,6 +405,7 @@ def _histogram(
 
 
 @composite(family="index", inplace=True, autocast=Autocast(gpu="fp32"))
+@computed_wide
 def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     """A copy whose slices along `dim` with a p-norm above maxnorm are scaled down to it."""
     if p <= 0:
