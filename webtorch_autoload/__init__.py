@@ -378,35 +378,31 @@ def _streams(torch: ModuleType, module: Any) -> None:
 
     PyTorch asks a guard in C++ for these, in functions that Python cannot provide.
     """
-    stream, event = torch.Stream, torch.Event
 
-    class Stream(stream, metaclass=_stand_in(stream)):  # type: ignore[metaclass,misc,valid-type]
-        __doc__ = stream.__doc__
+    def own_stream(device: Any = None, priority: int = 0, **place: Any) -> Any:
+        # PyTorch makes one anew from its number, its device's and the kind of that.
+        return module.Stream(place.get("device_index") if device is None else device, priority)
 
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            made = stream.__new__(cls, *args, **options)
-            if cls is not Stream:
-                return made
-            if made.device.type != NAME:
-                return stream(*args, **options)
-            asked = args[0] if args else options.get("device", options.get("device_index"))
-            return module.Stream(asked, options.get("priority", 0))
+    def own_event(device: Any = None, **options: Any) -> Any:
+        module._check("Event", device)
+        return module.Event(**options)
 
-    class Event(event, metaclass=_stand_in(event)):  # type: ignore[metaclass,misc,valid-type]
-        __doc__ = event.__doc__
+    def replace(base: Any, own: Any) -> None:
+        class Replaced(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
+            __doc__ = base.__doc__
 
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            made = event.__new__(cls, *args, **options)
-            if cls is not Event:
-                return made
-            if made.device.type != NAME:
-                return event(*args, **options)
-            module._check("Event", args[0] if args else options.pop("device", None))
-            return module.Event(**options)
+            def __new__(cls, *args: Any, **options: Any) -> Any:
+                made = base.__new__(cls, *args, **options)
+                if cls is not Replaced:
+                    return made
+                return (own if made.device.type == NAME else base)(*args, **options)
 
-    for replaced in (Stream, Event):
-        replaced.__module__, replaced.__qualname__ = "torch", replaced.__name__
-        setattr(torch, replaced.__name__, replaced)
+        Replaced.__module__, Replaced.__name__ = "torch", base.__name__
+        Replaced.__qualname__ = base.__name__
+        setattr(torch, base.__name__, Replaced)
+
+    replace(torch.Stream, own_stream)
+    replace(torch.Event, own_event)
     current = torch.accelerator.current_stream
 
     def current_stream(device: Any = None, /) -> Any:

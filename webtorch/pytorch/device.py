@@ -143,8 +143,7 @@ def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
 
 def _hold_the_last_computed(x: torch.Tensor, before: dict[Any, Any]) -> bool:
     """Drop writes that are not computed yet; return whether the tensor has a computed value."""
-    memory = memory_of(x)
-    storage = memory.held
+    storage = memory_of(x).held
     if storage is None:
         return False
     if storage.node.kind != "buffer" and storage in before:
