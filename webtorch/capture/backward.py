@@ -19,7 +19,7 @@ from webtorch.ir.view import contiguous_strides
 from webtorch.lower.fuse import formula_cost
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Owner, Runtime
+from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import device_of
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
@@ -96,15 +96,15 @@ class Backward:
         # One per input of the second program: ("cotangent", i), ("saved", i) or ("data", source).
         self.sources: list[tuple[str, Any]] = []
 
-    def owners(self, live: list[Owner]) -> list[Storage]:
-        """Return the storages of the gradients; `live` are those that are computed anyway."""
+    def owners(self) -> list[Storage]:
+        """Return the storages of the gradients, which hold nothing else."""
         found: dict[int, Storage] = {}
         for i, g in enumerate(self.gradients):
             if g is None:
                 continue
             if not _alone(g) or g._storage.node.kind == "buffer":
                 # A view, or a cotangent passed on as it is: a value of its own.
-                g = self.gradients[i] = g.clone() if not _alone(g) else g + 0
+                g = self.gradients[i] = g + 0 if _alone(g) else primitive.copy(g)
             found[id(g._storage)] = g._storage
         return list(found.values())
 
@@ -209,7 +209,7 @@ class Backward:
         for g, (shape, dtype) in zip(cotangents, self.forms, strict=False):
             if g is None:
                 g = primitive.fill(shape, 0, dtype, device_of(runtime))
-            given.append(g if _alone(g) and g._shape == shape else g.clone())
+            given.append(g if _alone(g) else primitive.copy(g))
         for _, (shape, dtype) in zip(range(len(self.forms) - len(given)), self.forms, strict=False):
             given.append(primitive.fill(shape, 0, dtype, device_of(runtime)))
         for g in given:

@@ -44,16 +44,17 @@ from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
-from webtorch.ops import movement
+from webtorch.ops import movement, primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.meta import COMMON_GPU
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
-from webtorch.tensors import autocast
+from webtorch.tensors import autocast, override
 from webtorch.tensors.calls import get_default_dtype
+from webtorch.tensors.device import get_default_device
 from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
-from webtorch.tensors.tape import continue_graph, end_of, mode, no_grad
+from webtorch.tensors.tape import continue_graph, end_of, looks_at_each, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.
@@ -122,11 +123,9 @@ class CompiledFunction:
         functools.update_wrapper(self, getattr(function, "forward", function), updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if tracing.active:
-            # Part of what is being captured.
-            return self.function(*args, **kwargs)
-        if watch.before is not None:
-            # A check of numbers looks at the steps of the function, which a program no longer has.
+        if tracing.active or watch.before is not None or looks_at_each() or override.state.modes:
+            # Part of a larger capture; or something looks at each operation of the function, which a
+            # program no longer has.
             return self.function(*args, **kwargs)
         tensors: list[Tensor] = []
         numbers: dict[str, Any] = {}
@@ -138,6 +137,7 @@ class CompiledFunction:
             mode.inference,
             autocast.signature(),
             get_default_dtype(),
+            get_default_device(),
             # Which arguments are one tensor.
             tuple([holders.setdefault(id(t._storage), i) for i, t in enumerate(tensors)]),
         )
@@ -158,7 +158,9 @@ class CompiledFunction:
                 ),
             )
         if mode.grad or not all(t._whole for t in tensors):
-            tensors = [_own(t, in_place) for t in tensors]
+            tensors = [
+                _own(t, in_place, laid_out=i not in self.marks) for i, t in enumerate(tensors)
+            ]
         states = self.captures.get(key, [])
         for captured, live in states:
             if not self._proven(key, live, numbers):
@@ -409,10 +411,11 @@ class CompiledFunction:
                     ("size", sizes.setdefault(s, len(sizes))) if d in dims and s > 1 else s
                     for d, s in enumerate(x._shape)
                 )
-                grad = x.requires_grad and (x.is_leaf or "computed")
-                return ("tensor", shape, x.dtype, x._storage.runtime, grad, x._whole)
+                layout: Any = x._whole
+            else:
+                shape, layout = x._shape, x._whole or x._strides
             grad = x.requires_grad and (x.is_leaf or "computed")
-            return ("tensor", x._shape, x.dtype, x._storage.runtime, grad, x._whole)
+            return ("tensor", shape, x.dtype, x._storage.runtime, grad, layout, type(x))
         if type(x) is float:
             numbers[f"n{len(numbers)}"] = x
             return "float"
@@ -647,10 +650,13 @@ def _shape_of(x: Any) -> Any:
     return "number" if isinstance(x, HostScalar) else x
 
 
-def _own(t: Tensor, in_place: bool) -> Tensor:
-    """Return an argument as the program takes it: a leaf, with memory of its own."""
+def _own(t: Tensor, in_place: bool, laid_out: bool) -> Tensor:
+    """Return an argument as the program takes it: a leaf, with memory of its own, `laid_out` as the
+    given one or else contiguous.
+    """
     if not t._whole and not in_place:
-        return t.detach().clone().requires_grad_(t.requires_grad)
+        made = t.detach().clone() if laid_out else primitive.copy(t.detach())
+        return made.requires_grad_(t.requires_grad)
     if t.requires_grad and not t.is_leaf:
         # Its gradient goes on outside.
         return t.detach().requires_grad_()

@@ -565,16 +565,16 @@ def _capture(
                 "it computes on two devices: move the arguments to one before the call"
             )
         backward: Backward | None = None
+        # What the call itself leaves; the backward pass that is recorded next has results of its own.
+        owners = runtime.live_owners()
         if survey is not None:
             reason = _effects(survey, runtime, effects, dropped) or reason
             reason = reason or _unknown(result)
             live = live_results((result, [v for _, v in effects], named))
             if live and reason is None:
                 backward = trace_backward(live, tensors)
-        owners = runtime.live_owners()
-        extra = backward.owners(owners) if backward is not None else []
-        gone = {id(o) for o in extra}
-        owners = [*(o for o in owners if id(o) not in gone), *extra]
+        extra = backward.owners() if backward is not None else []
+        owners += extra
         frozen = freeze(owners)
         overwritten = dict(runtime.overwritten)
         before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
