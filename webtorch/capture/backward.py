@@ -21,12 +21,14 @@ from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import device_of
+from webtorch.tensors.primitives import rebase
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     AccumulateGrad,
     GradFn,
     gradient_edge,
     mode,
+    no_grad,
     run_backward,
     set_history,
 )
@@ -36,14 +38,46 @@ from webtorch.tensors.tensor import Tensor
 _CHEAP = 4
 
 
-def live_results(x: Any) -> list[Tensor]:
-    """Return the tensors in a structure whose gradient graph has not been used up, each once."""
+def stand_in(t: Tensor, value: Tensor) -> Tensor:
+    """Return `value`, which has no history, as what a captured call is given for its argument `t`: its
+    gradients end there, and go on outside. It is a leaf if `t` is one.
+    """
+    if not t.requires_grad:
+        return value
+    value.requires_grad_()
+    if t.is_leaf:
+        return value
+    # Not a leaf: what is computed may be written in place, but for a part of a leaf.
+    out = value.detach()
+    base = t._base
+    if base is not None and base.requires_grad and base.is_leaf:
+        out._base, out._base_history = value, value._history
+    title = t._grad_fn.title if t._grad_fn is not None else ""
+    set_history(out, GradFn(title, (gradient_edge(value),), _pass_on))
+    return out
+
+
+def _pass_on(gs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    return gs
+
+
+def leaf_of(t: Tensor) -> Tensor:
+    """Return where the gradients of an argument of a captured call end."""
+    fn = t._grad_fn
+    if fn is None or fn.rule is not _pass_on:
+        return t
+    (edge,) = fn.edges
+    assert edge is not None and isinstance(edge[0], AccumulateGrad)
+    return edge[0].variable
+
+
+def tensors_in(x: Any) -> list[Tensor]:
+    """Return the tensors in a structure, each once."""
     found: dict[int, Tensor] = {}
 
     def visit(x: Any) -> None:
         if isinstance(x, Tensor):
-            if x.requires_grad and _is_live(x):
-                found[id(x)] = x
+            found[id(x)] = x
         else:
             for v in parts_of(x) or ():
                 visit(v)
@@ -64,10 +98,23 @@ def _functions(roots: Sequence[Tensor]) -> list[GradFn]:
     return list(seen)
 
 
-def _is_live(x: Tensor) -> bool:
-    if x._grad_fn is None and x._base is None:
+def is_live(x: Tensor) -> bool:
+    """Whether a tensor was computed with gradients, and its graph has not been used up."""
+    if not x.requires_grad or (x._grad_fn is None and x._base is None):
         return False
     return all(fn.rule is not None or isinstance(fn, AccumulateGrad) for fn in _functions([x]))
+
+
+def whole_graph(results: Sequence[Tensor], mark: int) -> str | None:
+    """Say why the backward pass of some results is not all of a program, if so: it goes on through
+    operations older than `mark`, or ends on the way.
+    """
+    for fn in _functions(results):
+        if fn.retained:
+            return "it keeps the gradient of what it computes (retain_grad)"
+        if fn.sequence < mark and not isinstance(fn, AccumulateGrad) and fn.rule is not _pass_on:
+            return "it reads what was computed with gradients before, under a name"
+    return None
 
 
 class Backward:
@@ -80,10 +127,13 @@ class Backward:
         cotangents: list[Node],
         gradients: list[Tensor | None],
     ) -> None:
-        self.results = [id(r) for r in results]
+        # What is differentiated: shape, type, and how a replay finds it (`trace.Returned`).
+        self.forms = [(r._shape, r.dtype) for r in results]
+        self.results: list[Any] = []
+        # Those that are arguments which the call writes.
+        self.written: frozenset[int] = frozenset()
         self.leaves = leaves
         self.cotangents = cotangents
-        self.forms = [(r._shape, r.dtype) for r in results]
         self.gradients: list[Tensor | None] = gradients
         self.shapes = [None if g is None else (g._shape, g.dtype) for g in gradients]
         # One per gradient: the number of the program's output.
@@ -93,6 +143,8 @@ class Backward:
         self.compiler: Callable[[Runtime, Any, Graph], Executable] = Runtime.program
         self.runtime: Runtime | None = None
         self.key: Any = None
+        # One per output: the numbers of the cotangents that it is computed from.
+        self.reads: list[set[int]] = []
         # One per input of the second program: ("cotangent", i), ("saved", i) or ("data", source).
         self.sources: list[tuple[str, Any]] = []
 
@@ -109,9 +161,16 @@ class Backward:
         return list(found.values())
 
     def split(
-        self, graph: Graph, key: Any, count: int, sources: list[Any], runtime: Runtime
+        self,
+        graph: Graph,
+        key: Any,
+        count: int,
+        sources: list[Any],
+        overwritten: set[int],
+        runtime: Runtime,
     ) -> tuple[Graph, list[int]]:
         """Cut the graph of both halves, whose first `count` outputs are the call's own, in two.
+        `overwritten` are the numbers of the inputs whose memory the call writes.
 
         Return the first half, which has the kept values as further outputs, and the numbers of the
         inputs that it still has.
@@ -125,14 +184,16 @@ class Backward:
         ]
         self.gradients = []
         nodes = graph.nodes
-        first = _above(nodes, [o.node for o in graph.outputs[:count]])
-        first |= {o.donor for o in graph.outputs[:count] if o.donor is not None}
-        second = _above(nodes, [o.node for o in graph.outputs[count:]])
-        kept, again = _kept(nodes, first, second, [o.node for o in graph.outputs[count:]])
         inputs = [i for i, n in enumerate(nodes) if n.kind == "buffer"]
         place = {n: k for k, n in enumerate(inputs)}
+        first = _above(nodes, [o.node for o in graph.outputs[:count]])
+        first |= {o.donor for o in graph.outputs[:count] if o.donor is not None}
+        stale = {n for n in inputs if place[n] in overwritten}
+        second = _above(nodes, [o.node for o in graph.outputs[count:]])
+        kept, again = _kept(nodes, first, second, [o.node for o in graph.outputs[count:]], stale)
+        first |= set(kept)
         forward_outputs = (*graph.outputs[:count], *(Output(n) for n in kept))
-        forward = _part_of(graph, first | set(kept), forward_outputs, set())
+        forward = _with_copies(_part_of(graph, first, forward_outputs, set()), count)
         mine = (second - first) | again
         for n in tuple(mine):
             mine |= {s for s in nodes[n].srcs if nodes[s].kind == "buffer"}
@@ -150,6 +211,12 @@ class Backward:
                 else:
                     self.sources.append(("data", source))
         self.cotangents = []
+        # By the number of an output, the cotangents that it is computed from.
+        for output in self.graph.outputs:
+            above = _above(self.graph.nodes, [output.node])
+            buffers = [n for n, node in enumerate(self.graph.nodes) if node.kind == "buffer"]
+            read = [s for n, s in zip(buffers, self.sources, strict=True) if n in above]
+            self.reads.append({number for kind, number in read if kind == "cotangent"})
         return forward, [place[n] for n in inputs if n in first]
 
     def hold(self, tensors: list[Tensor], moved: dict[Any, Storage]) -> list[Any]:
@@ -167,7 +234,7 @@ class Backward:
 
     def attach(
         self,
-        made: dict[int, Tensor],
+        results: list[Tensor],
         given: list[Tensor],
         held: list[Any],
         saved: list[Any],
@@ -187,12 +254,15 @@ class Backward:
 
         fn = GradFn("CompiledFunctionBackward", tuple(gradient_edge(t) for t in leaves), rule)
         fn.saves = True
-        for number, identity in enumerate(self.results):
-            if identity in made:
-                set_history(made[identity], fn, number)
+        for number, result in enumerate(results):
+            if number in self.written:
+                # As an operation in place does it: what else sees this memory takes part.
+                with no_grad():
+                    values = result.detach()
+                set_history(values, fn, number)
+                rebase(result, values)
             else:
-                while len(fn.metas) <= number:
-                    fn.metas.append(None)
+                set_history(result, fn, number)
 
     def _run(
         self,
@@ -206,12 +276,14 @@ class Backward:
         if self.executable is None:
             self.executable = self.compiler(runtime, self.key, self.graph)
         given: list[Tensor] = []
-        for g, (shape, dtype) in zip(cotangents, self.forms, strict=False):
+        there: set[int] = set()
+        for i, (shape, dtype) in enumerate(self.forms):
+            g = cotangents[i] if i < len(cotangents) else None
             if g is None:
                 g = primitive.fill(shape, 0, dtype, device_of(runtime))
+            else:
+                there.add(i)
             given.append(g if _alone(g) else primitive.copy(g))
-        for _, (shape, dtype) in zip(range(len(self.forms) - len(given)), self.forms, strict=False):
-            given.append(primitive.fill(shape, 0, dtype, device_of(runtime)))
         for g in given:
             g._storage.realize()
         runtime.realize()
@@ -240,7 +312,8 @@ class Backward:
             storages.append(Storage(node, runtime))
         out: list[Tensor | None] = []
         for output, form in zip(self.outputs, self.shapes, strict=True):
-            if output is None or form is None:
+            if output is None or form is None or not there & self.reads[output]:
+                # Nothing is known of it: None, and not zeros.
                 out.append(None)
                 continue
             shape, dtype = form
@@ -254,11 +327,13 @@ def _alone(g: Tensor) -> bool:
     return (g._pairs() if g.dtype.is_complex else g)._whole
 
 
-def trace_backward(results: list[Tensor], tensors: list[Tensor]) -> Backward:
-    """Record the backward pass of `results`, for all leaves that existed before the call."""
-    variables = [fn.variable for fn in _functions(results) if isinstance(fn, AccumulateGrad)]
+def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward:
+    """Record the backward pass of `results`, for all leaves that existed before the call. `arguments`
+    are the numbers of the arguments among these, by id.
+    """
+    functions = _functions(results)
+    variables = [fn.variable for fn in functions if isinstance(fn, AccumulateGrad)]
     variables = [v for v in variables if _existed(v)]
-    arguments = {id(t): i for i, t in enumerate(tensors)}
     cotangents: list[Node] = []
     given: list[Tensor] = []
     runtime = results[0]._storage.runtime
@@ -273,10 +348,11 @@ def trace_backward(results: list[Tensor], tensors: list[Tensor]) -> Backward:
         # The leaf's own hooks run when its gradient is there.
         v._hooks = None
     try:
+        # The graph stays: the call may yet turn out to be one that no program can repeat.
         gradients = run_backward(
             results,
             given,
-            retain_graph=False,
+            retain_graph=True,
             create_graph=False,
             inputs=variables,
             accumulate=False,
@@ -305,10 +381,16 @@ def _above(nodes: Sequence[GraphNode], roots: list[int]) -> set[int]:
 
 
 def _kept(
-    nodes: Sequence[GraphNode], first: set[int], second: set[int], roots: list[int]
+    nodes: Sequence[GraphNode],
+    first: set[int],
+    second: set[int],
+    roots: list[int],
+    stale: set[int],
 ) -> tuple[list[int], set[int]]:
-    """Return the nodes of the first half to keep for the second, and those to compute again."""
-    border = {s for n in second - first for s in nodes[n].srcs if s in first}
+    """Return the nodes of the first half to keep for the second, and those to compute again. The
+    inputs `stale` are no longer there then.
+    """
+    border = {s for n in second - first for s in nodes[n].srcs if s in first or s in stale}
     border |= {n for n in roots if n in first}
     again: set[int] = set()
     wanted: set[int] = set()
@@ -316,9 +398,12 @@ def _kept(
     while stack:
         n = stack.pop()
         node = nodes[n]
-        if node.kind == "buffer" or n in wanted or n in again:
+        if n in wanted or n in again:
             continue
-        if node.kind == "view" or (node.kind == "map" and not node.srcs):
+        if node.kind == "buffer":
+            if n in stale:
+                wanted.add(n)
+        elif node.kind == "view" or (node.kind == "map" and not node.srcs):
             again.add(n)
             stack.extend(node.srcs)
         else:
@@ -331,7 +416,9 @@ def _kept(
         rest = list(node.srcs)
         while rest:
             s = rest.pop()
-            if nodes[s].kind == "buffer" or (s in wanted and s != n) or s in again:
+            if (s in wanted and s != n) or s in again:
+                continue
+            if nodes[s].kind == "buffer" and s not in stale:
                 continue
             if nodes[s].kind == "view":
                 path.add(s)
@@ -342,6 +429,18 @@ def _kept(
             wanted.discard(n)
             again |= {n} | path
     return sorted(wanted), again
+
+
+def _with_copies(graph: Graph, count: int) -> Graph:
+    """Give outputs from `count` on that are inputs memory of their own: the inputs are overwritten."""
+    nodes, outputs = list(graph.nodes), list(graph.outputs)
+    for i, output in enumerate(outputs[count:], count):
+        node = nodes[output.node]
+        if node.kind == "buffer":
+            attrs = (primitive.IDENTITY, "t", node.dtype.compute)
+            outputs[i] = Output(len(nodes))
+            nodes.append(GraphNode("map", (output.node,), attrs, (), node.shape, node.dtype))
+    return graph.with_nodes(nodes, tuple(outputs))
 
 
 def _part_of(

@@ -22,7 +22,14 @@ from operator import attrgetter
 from types import CoroutineType, FrameType, GeneratorType, MappingProxyType
 from typing import Any
 
-from webtorch.capture.backward import Backward, live_results, trace_backward
+from webtorch.capture.backward import (
+    Backward,
+    is_live,
+    leaf_of,
+    tensors_in,
+    trace_backward,
+    whole_graph,
+)
 from webtorch.capture.outside import (
     MISSING,
     Length,
@@ -60,8 +67,9 @@ from webtorch.tensors.host import (
     reads,
     tracing,
 )
+from webtorch.tensors.primitives import as_view
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, mode
+from webtorch.tensors.tape import GradFn, mark, mode
 from webtorch.tensors.tensor import Tensor
 
 # What makes a graph's program: frozen graph, graph -> executable.
@@ -316,6 +324,10 @@ class Returned:
     history: str = ""
     # Whether it is a new leaf that takes gradients.
     leaf: bool = False
+    # The tensor that it is a view of, where a write to one must reach the other's gradients.
+    base: Returned | None = None
+    # Whether it takes gradients.
+    differentiable: bool = False
 
 
 class Watched:
@@ -522,6 +534,10 @@ def _capture(
     dropped: set[int] = set()
     complete = False
     gradient_mode = mode.grad, mode.inference
+    # Operations from here on are the call's.
+    beginning = mark()
+    # Where gradients of the arguments end: what is written in place gets another history.
+    ends = [leaf_of(t) for t in tensors]
     # Why the call goes on as usual, once it does.
     usual: list[str] = []
 
@@ -565,14 +581,21 @@ def _capture(
                 "it computes on two devices: move the arguments to one before the call"
             )
         backward: Backward | None = None
+        written: list[Tensor] = []
+        aliases = _Aliases()
         # What the call itself leaves; the backward pass that is recorded next has results of its own.
         owners = runtime.live_owners()
         if survey is not None:
             reason = _effects(survey, runtime, effects, dropped) or reason
-            reason = reason or _unknown(result)
-            live = live_results((result, [v for _, v in effects], named))
+            there = [*_watched_tensors(survey), *tensors]
+            reason = reason or _unknown(result, set(map(id, there)))
+            reason = reason or _passes_out(survey, tensors, ends)
+            aliases = _Aliases((result, [v for _, v in effects], named), there)
+            written = [t for t in tensors if id(t) in tracing.histories and is_live(t)]
+            live = [t for t in aliases.roots if is_live(t)] + written
+            reason = reason or whole_graph(live, beginning)
             if live and reason is None:
-                backward = trace_backward(live, tensors)
+                backward, reason = _with_backward(live, ends, survey, runtime, effects)
         extra = backward.owners() if backward is not None else []
         owners += extra
         frozen = freeze(owners)
@@ -632,7 +655,10 @@ def _capture(
     if watched is not None:
         known = {id(t.now): t.place for t in reversed(watched.tensors)}
     known |= {id(t): i for i, t in enumerate(tensors)}
-    describe = _Describe(numbers, known)
+    describe = _Describe(numbers, known, aliases)
+    if backward is not None:
+        backward.results = [describe(t) for t in live]
+        backward.written = frozenset(range(len(live) - len(written), len(live)))
     result = describe(result)
     for gradient in grads:
         gradient.after = describe(gradient.after)
@@ -663,7 +689,12 @@ def _capture(
     if backward is None:
         executable = compiler(runtime, frozen.key, graph)
     else:
-        graph, kept = backward.split(graph, frozen.key, count, sources, runtime)
+        written_to = {
+            k
+            for k, x in enumerate(sources)
+            if (tensors[x]._storage if isinstance(x, int) else x) in overwritten
+        }
+        graph, kept = backward.split(graph, frozen.key, count, sources, written_to, runtime)
         sources, donated = [sources[k] for k in kept], [donated[k] for k in kept]
         executable = compiler(runtime, (frozen.key, "forward", count), graph)
         targets = targets[:count]
@@ -786,8 +817,10 @@ def _began(optimizer: Optimizer, fresh: Callable[[Tensor], bool]) -> bool:
     return any(holds_tensor(state, fresh) for state in optimizer.state.values())
 
 
-def _unknown(result: Any) -> str | None:
-    """Say what in a result cannot be made anew, if there is something."""
+def _unknown(result: Any, known: set[int]) -> str | None:
+    """Say what in a result cannot be made anew, if there is something. `known` are the tensors of
+    before, by id.
+    """
     for x in _leaves(result):
         if isinstance(x, (GeneratorType, CoroutineType)):
             return f"it returns a {type(x).__name__}"
@@ -795,7 +828,34 @@ def _unknown(result: Any) -> str | None:
             inside = holds_tensor(attributes(x), lambda t: t._storage.node.kind != "buffer")
             if inside:
                 return f"it returns a {type(x).__name__}, which holds what it computed"
+        if isinstance(x, Tensor) and type(x) is not Tensor and id(x) not in known:
+            return f"it returns a new {type(x).__name__}"
     return None
+
+
+def _with_backward(
+    live: list[Tensor],
+    ends: list[Tensor],
+    survey: Survey,
+    runtime: Runtime,
+    effects: list[tuple[Place, Any]],
+) -> tuple[Backward, str | None]:
+    """Record the backward pass of a call's results; return also why it cannot be repeated, if hooks did
+    what no program does.
+    """
+    for length in survey.lengths:
+        length.count = len(length.container)
+    backward = trace_backward(live, {id(t): i for i, t in enumerate(ends)})
+    after: list[tuple[Place, Any]] = []
+    reason = _effects(survey, runtime, after, set())
+    if reason is None and [(p, id(v)) for p, v in after] != [(p, id(v)) for p, v in effects]:
+        reason = "it binds a name of the outside"
+    if reason is None:
+        return backward, None
+    for length in survey.lengths:
+        # The hooks run again when the caller differentiates.
+        length.undo()
+    return backward, f"in a hook, {reason}"
 
 
 def _is_plain_structure(x: Any) -> bool:
@@ -825,9 +885,8 @@ def _one_runtime(
 ) -> Runtime:
     runtimes = {t._storage.runtime for t in tensors}
     outside: set[Runtime] = set()
-    for place in (*survey.quick, *survey.slow) if survey is not None else ():
-        if isinstance(place.before, Tensor):
-            outside.add(place.before._storage.runtime)
+    if survey is not None:
+        outside.update(t._storage.runtime for t in _watched_tensors(survey))
     if len(runtimes) > 1 and survey is not None:
         # Lengths and other numbers stay on the CPU; what computes there too is found out.
         runtimes = {r for r in runtimes if r.kind != "cpu"}
@@ -868,39 +927,87 @@ def _homes(
     return homes
 
 
+def _watched_tensors(survey: Survey) -> list[Tensor]:
+    return [p.before for p in (*survey.quick, *survey.slow) if isinstance(p.before, Tensor)]
+
+
+class _Aliases:
+    """Which of the tensors that a call leaves are views, which a replay makes of the tensors that they
+    are views of: arguments, tensors of outside, or others that the call leaves.
+    """
+
+    def __init__(self, left: Any = None, existing: Sequence[Tensor] = ()) -> None:
+        known = set(map(id, existing))
+        home = {id(t._storage): t for t in existing}
+        left = [t for t in tensors_in(left) if id(t) not in known]
+        views = Counter(id(t._base) for t in left)
+        # By the id of a view, what it is a view of.
+        self.bases: dict[int, Tensor] = {}
+        # What is left, or has views that are, and is no view of that itself.
+        self.roots: list[Tensor] = []
+        for t in left:
+            base = t._base
+            if base is not None and base.dtype is t.dtype:
+                there = home.get(id(t._storage), base)
+                shared = there is not base or views[id(base)] > 1
+                if (shared or any(x is base for x in left)) and there.dtype is t.dtype:
+                    self.bases[id(t)] = there
+        for t in left:
+            root = self.bases.get(id(t), t)
+            if id(root) not in known and not any(root is r for r in self.roots):
+                self.roots.append(root)
+
+
+def _passes_out(survey: Survey, tensors: Sequence[Tensor], ends: Sequence[Tensor]) -> str | None:
+    """Say how gradients of a call leave it in a way that a replay cannot repeat, if they do. `ends` are
+    where those of the arguments end.
+    """
+    if any(end is not t and id(end) in tracing.grads for t, end in zip(tensors, ends)):
+        return "it takes gradients of what its argument was computed from"
+    if any(id(t._base) in tracing.histories for t in tensors):
+        return "it writes what has gradients into a view that it is given"
+    for place in (*survey.quick, *survey.slow):
+        t = place.before
+        if isinstance(t, Tensor) and (
+            id(t) in tracing.histories or id(t._base) in tracing.histories
+        ):
+            return f"it writes what has gradients into {place.name}"
+    return None
+
+
 class _Describe:
     """Replaces tensors in a structure by `Returned`; `returned` are the outputs that are met."""
 
-    def __init__(self, numbers: dict[int, int], known: dict[int, Any]) -> None:
+    def __init__(self, numbers: dict[int, int], known: dict[int, Any], aliases: _Aliases) -> None:
         self.numbers = numbers
         self.known = known
+        self.bases = aliases.bases
         self.returned: set[int] = set()
 
     def __call__(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            origin = self.known.get(id(x))
-            number = self.numbers.get(id(x._storage))
-            if number is not None and origin is None:
-                self.returned.add(number)
-            history = ""
-            fn = x._grad_fn
-            if fn is not None and x._requires_grad:
-                history = fn.title
-            storage = x._storage if number is None or origin is not None else None
-            leaf = fn is None and origin is None and x._requires_grad
-            return Returned(
-                number,
-                x._shape,
-                x._strides,
-                x._offset,
-                storage,
-                origin,
-                id(x),
-                x.dtype,
-                history,
-                leaf,
-            )
-        return rebuilt(x, self)
+        if not isinstance(x, Tensor):
+            return rebuilt(x, self)
+        origin = self.known.get(id(x))
+        number = self.numbers.get(id(x._storage))
+        if number is not None and origin is None:
+            self.returned.add(number)
+        requires_grad = x.requires_grad
+        fn = x._grad_fn
+        base = self.bases.get(id(x))
+        return Returned(
+            number,
+            x._shape,
+            x._strides,
+            x._offset,
+            x._storage if number is None or origin is not None else None,
+            origin,
+            id(x),
+            x.dtype,
+            fn.title if fn is not None and requires_grad else "",
+            fn is None and origin is None and requires_grad,
+            None if base is None else self(base),
+            requires_grad,
+        )
 
 
 def _leaves(x: Any) -> Iterator[Any]:
@@ -979,6 +1086,9 @@ def replay(
     # A value that backward reads too must not be overwritten.
     fresh = settle(captured, buffers, moved, backward is not None, kept)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
+    if backward is not None:
+        results = [rebuild(r) for r in backward.results]
+        backward.attach(results, given, held, buffers[len(captured.targets) :], args)
     for gradient, owner in replaced:
         owner._grad = rebuild(gradient.after)
     for place, value in captured.effects:
@@ -987,8 +1097,6 @@ def replay(
         bindings.modules += place.slow
     result = rebuild(captured.result)
     named = rebuild(captured.named)
-    if backward is not None:
-        backward.attach(rebuild.made, given, held, buffers[len(captured.targets) :], args)
     return result, named
 
 
@@ -1101,6 +1209,13 @@ class Rebuild:
             value = x.origin.get()
             if isinstance(value, Tensor):
                 return value
+        if x.base is not None:
+            before, mode.grad = mode.grad, mode.grad and x.differentiable
+            try:
+                name = x.history.removesuffix("Backward0") or "AsStrided"
+                return as_view(self(x.base), x.shape, x.strides, x.offset, name=name)
+            finally:
+                mode.grad = before
         storage = x.storage
         if x.number is not None:
             storage = self.fresh.get(x.number) or self.targets[x.number]  # type: ignore[assignment]
