@@ -312,8 +312,9 @@ class Backward:
             storages.append(Storage(node, runtime))
         out: list[Tensor | None] = []
         for output, form in zip(self.outputs, self.shapes, strict=True):
-            if output is None or form is None or not there & self.reads[output]:
-                # Nothing is known of it: None, and not zeros.
+            read = self.reads[output] if output is not None else there
+            if output is None or form is None or (read and not there & read):
+                # Nothing was asked of what it belongs to: None, and not zeros.
                 out.append(None)
                 continue
             shape, dtype = form
@@ -344,6 +345,8 @@ def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward
         made = Tensor._from_node(node, runtime)
         given.append(primitive.complex_of(made) if pairs else made)
     hooks = [(v, v._hooks) for v in variables]
+    # A hook that reads a value must not end the capture here, where nothing has a value yet.
+    reading, runtime.stop_capturing = runtime.stop_capturing, None
     for v in variables:
         # The leaf's own hooks run when its gradient is there.
         v._hooks = None
@@ -358,6 +361,7 @@ def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward
             accumulate=False,
         )
     finally:
+        runtime.stop_capturing = reading
         for v, h in hooks:
             v._hooks = h
     leaves: list[Tensor | int] = [arguments.get(id(v), v) for v in variables]

@@ -839,23 +839,42 @@ def _with_backward(
     survey: Survey,
     runtime: Runtime,
     effects: list[tuple[Place, Any]],
-) -> tuple[Backward, str | None]:
-    """Record the backward pass of a call's results; return also why it cannot be repeated, if hooks did
-    what no program does.
+) -> tuple[Backward | None, str | None]:
+    """Record the backward pass of a call's results; or return why a program cannot repeat it, with
+    everything as it was before.
     """
     for length in survey.lengths:
         length.count = len(length.container)
-    backward = trace_backward(live, {id(t): i for i, t in enumerate(ends)})
+    values = {s: s.node for s in runtime.overwritten}
+    pending = list(runtime.pending)
+    backward, reason = None, None
+    try:
+        backward = trace_backward(live, {id(t): i for i, t in enumerate(ends)})
+    except Exception as error:
+        # The caller's own backward pass says so again, where it is called.
+        reason = f"its backward pass fails ({error})"
+    # What hooks did outside.
     after: list[tuple[Place, Any]] = []
-    reason = _effects(survey, runtime, after, set())
-    if reason is None and [(p, id(v)) for p, v in after] != [(p, id(v)) for p, v in effects]:
-        reason = "it binds a name of the outside"
+    hooked = _effects(survey, runtime, after, set())
+    if [(p, id(v)) for p, v in after] != [(p, id(v)) for p, v in effects]:
+        hooked = hooked or "it binds a name of the outside"
+    if {s: s.node for s in runtime.overwritten} != values:
+        hooked = hooked or "it writes a tensor of the outside"
+    if hooked is not None:
+        reason = reason or f"in a hook, {hooked}"
     if reason is None:
         return backward, None
+    # The hooks run again when the caller differentiates.
     for length in survey.lengths:
-        # The hooks run again when the caller differentiates.
         length.undo()
-    return backward, f"in a hook, {reason}"
+    for storage, node in list(runtime.overwritten.items()):
+        if storage in values:
+            storage.node = values[storage]
+        else:
+            storage.node, storage.donor = node, None
+            del runtime.overwritten[storage]
+    runtime.pending[:] = pending
+    return None, reason
 
 
 def _is_plain_structure(x: Any) -> bool:
@@ -948,9 +967,10 @@ class _Aliases:
         for t in left:
             base = t._base
             if base is not None and base.dtype is t.dtype:
-                there = home.get(id(t._storage), base)
-                shared = there is not base or views[id(base)] > 1
-                if (shared or any(x is base for x in left)) and there.dtype is t.dtype:
+                there = home.get(id(t._storage))
+                if there is None and (views[id(base)] > 1 or any(x is base for x in left)):
+                    there = base
+                if there is not None and there.dtype is t.dtype:
                     self.bases[id(t)] = there
         for t in left:
             root = self.bases.get(id(t), t)
