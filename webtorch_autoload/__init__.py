@@ -248,7 +248,19 @@ def _other_layouts(torch: ModuleType) -> None:
             )
 
         library.fallback(hide(refuse), f"{kind}PrivateUse1")
-    _libraries.append(library)
+    # A nested tensor asks for its sizes while it is made, where C++ lets no error through: the process
+    # would end. Those of layout torch.jagged are made of dense ones, and work.
+    makers = torch.library.Library("aten", "IMPL")
+
+    def refuse_nested(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "webgpu: nested tensors of layout torch.strided are not on the device: use layout=torch.jagged, or keep "
+            "them on the CPU"
+        )
+
+    for name in ("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", "_nested_view_from_buffer_copy"):
+        makers.impl(name, hide(refuse_nested), "PrivateUse1")
+    _libraries.extend((library, makers))
 
 
 def _refuse_export(torch: ModuleType) -> None:

@@ -640,6 +640,12 @@ def host_bytes(x: torch.Tensor) -> memoryview:
     count = x.numel() * x.element_size()
     if not count:
         return memoryview(bytearray())
+    if x.device.type != "cpu" or not x.data_ptr():
+        # Nothing is read or written at an address that is not the host's.
+        raise RuntimeError(
+            f"the bytes of a {x.dtype} tensor of shape {list(x.shape)} on '{x.device}' are not in the host's "
+            "memory: copy it with .cpu() first"
+        )
     return memoryview((ctypes.c_char * count).from_address(x.data_ptr())).cast("B")
 
 
@@ -651,7 +657,7 @@ def upload(x: torch.Tensor, dtype: DType) -> Tensor:
 
 def download(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous CPU copy of a tensor on the device. Waits for the device."""
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     if x.numel():
         values = wrap(x)
         values = values._pairs() if values.dtype.is_complex else values
@@ -717,7 +723,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         store(dst, upload(src, kind), fresh=True)
         return dst
     if _is_raw(src):
-        values = torch.empty(src.numel(), dtype=torch.uint8)
+        values = torch.empty(src.numel(), dtype=torch.uint8, device="cpu")
         host_bytes(values)[:] = memoryview(memory_of(src).contents()).cast("B")[: values.numel()]
         dst.copy_(values)
         return dst
