@@ -284,9 +284,31 @@ class Backward:
             else:
                 there.add(i)
             given.append(g if _alone(g) else primitive.copy(g))
+        with runtime.lock:
+            buffers = self.executable.run(self._inputs(given, held, saved), args)
+        storages = []
+        for buffer in buffers:
+            node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
+            node.buffer = buffer
+            storages.append(Storage(node, runtime))
+        out: list[Tensor | None] = []
+        for output, form in zip(self.outputs, self.shapes, strict=True):
+            read = self.reads[output] if output is not None else there
+            if output is None or form is None or (read and not there & read):
+                # Nothing was asked of what it belongs to: None, and not zeros.
+                out.append(None)
+                continue
+            shape, dtype = form
+            strides, whole = contiguous_strides(shape), not dtype.is_complex
+            out.append(Tensor._from_storage(storages[output], shape, strides, 0, whole, dtype))
+        return out
+
+    def _inputs(self, given: list[Tensor], held: list[Any], saved: list[Any]) -> list[Any]:
+        """Return what the second program reads."""
+        assert self.runtime is not None
         for g in given:
             g._storage.realize()
-        runtime.realize()
+        self.runtime.realize()
         inputs = []
         for (kind, number), data in zip(self.sources, held, strict=True):
             if kind == "cotangent":
@@ -304,23 +326,7 @@ class Backward:
                         "before it is overwritten."
                     )
                 inputs.append(storage.realize().buffer)
-        buffers = self.executable.run(inputs, args)
-        storages = []
-        for buffer in buffers:
-            node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
-            node.buffer = buffer
-            storages.append(Storage(node, runtime))
-        out: list[Tensor | None] = []
-        for output, form in zip(self.outputs, self.shapes, strict=True):
-            read = self.reads[output] if output is not None else there
-            if output is None or form is None or (read and not there & read):
-                # Nothing was asked of what it belongs to: None, and not zeros.
-                out.append(None)
-                continue
-            shape, dtype = form
-            strides, whole = contiguous_strides(shape), not dtype.is_complex
-            out.append(Tensor._from_storage(storages[output], shape, strides, 0, whole, dtype))
-        return out
+        return inputs
 
 
 def _alone(g: Tensor) -> bool:
@@ -346,7 +352,9 @@ def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward
         given.append(primitive.complex_of(made) if pairs else made)
     hooks = [(v, v._hooks) for v in variables]
     # A hook that reads a value must not end the capture here, where nothing has a value yet.
-    reading, runtime.stop_capturing = runtime.stop_capturing, None
+    recording = runtime.recording
+    assert recording is not None
+    reading, recording.stop = recording.stop, None
     for v in variables:
         # The leaf's own hooks run when its gradient is there.
         v._hooks = None
@@ -361,7 +369,7 @@ def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward
             accumulate=False,
         )
     finally:
-        runtime.stop_capturing = reading
+        recording.stop = reading
         for v, h in hooks:
             v._hooks = h
     leaves: list[Tensor | int] = [arguments.get(id(v), v) for v in variables]

@@ -265,7 +265,7 @@ class CompiledFunction:
         if not self.runs:
             return _without_values(captured.result)
         # All of a step, or nothing of it.
-        with whole:
+        with captured.runtime.lock, whole:
             result, self.named = replay(captured, tensors, given)
         return result
 

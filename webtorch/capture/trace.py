@@ -56,12 +56,14 @@ from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
+from webtorch.runtime.recording import Recording, one_at_a_time
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.host import (
     Decision,
     HostScalar,
     RandomOffset,
     RandomSeed,
+    RunAsUsual,
     TracedOptions,
     bindings,
     reads,
@@ -71,6 +73,9 @@ from webtorch.tensors.primitives import as_view
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, mark, mode
 from webtorch.tensors.tensor import Tensor
+
+# How many seconds a call waits for another thread's capture before it runs as usual.
+_PATIENCE = 5.0
 
 # What makes a graph's program: frozen graph, graph -> executable.
 Compiler = Callable[[Runtime, Any, Graph], Executable]
@@ -483,11 +488,16 @@ def capture(
     on as usual from there, and NotReplayable is raised at its end.
     """
     rest = careful, runtime, compiler, wanted, reading
+    if not one_at_a_time.acquire(timeout=_PATIENCE if careful else -1):
+        # Another thread captures, and may be waiting for this one.
+        raise RunAsUsual
     try:
         return _capture(function, args, kwargs, tensors, objects, *rest)
     except _Unwatched as met:
         # What does not go by a name that the survey follows is looked at the second time.
         return _capture(function, args, kwargs, tensors, [*objects, *met.objects], *rest)
+    finally:
+        one_at_a_time.release()
 
 
 class _Unwatched(Exception):
@@ -518,7 +528,6 @@ def _capture(
     _part(runtime)
     existing = {s.node for s in Storage.live(runtime)} if careful else set()
     older: weakref.WeakSet[Storage] = weakref.WeakSet(Storage.live(runtime))
-    work = [(r, r.counters.realized, len(r.pending)) for r in others]
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
     tracing.begin()
     tracing.wanted = wanted
@@ -528,8 +537,9 @@ def _capture(
         groups = [group for o in survey.optimizers for group in o.param_groups]
         tracing.options = TracedOptions(groups)
         tracing.undo.append(tracing.options.restore)
-    runtime.capturing = True
-    runtime.overwritten.clear()
+    recording = runtime.recording = Recording()
+    for r in others:
+        r.recording = Recording(elsewhere=True)
     effects: list[tuple[Place, Any]] = []
     dropped: set[int] = set()
     complete = False
@@ -551,13 +561,13 @@ def _capture(
         usual.append("it reads a value of what it computes" + (f", at {place}" if place else ""))
         if tracing.options is not None and tracing.options.plain:
             tracing.options.hide()
-        runtime.capturing, runtime.stop_capturing = False, None
-        runtime.overwritten.clear()
+        for r in (runtime, *others):
+            r.stop_recording(keep=True)
         tracing.end()
         assert reading is not None
         reading()
 
-    runtime.stop_capturing = go_on if reading is not None else None
+    recording.stop = go_on if reading is not None else None
     try:
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
@@ -576,7 +586,7 @@ def _capture(
                 raise _Unwatched(unwatched)
         named = dict(tracing.named)
         reason = tracing.refused
-        if any((r.counters.realized, len(r.pending)) != (n, m) for r, n, m in work):
+        if any(r.recording is not None and r.recording.count for r in others):
             reason = reason or (
                 "it computes on two devices: move the arguments to one before the call"
             )
@@ -584,7 +594,7 @@ def _capture(
         written: list[Tensor] = []
         aliases = _Aliases()
         # What the call itself leaves; the backward pass that is recorded next has results of its own.
-        owners = runtime.live_owners()
+        owners = recording.live()
         if survey is not None:
             reason = _effects(survey, runtime, effects, dropped) or reason
             there = [*_watched_tensors(survey), *tensors]
@@ -598,8 +608,14 @@ def _capture(
                 backward, reason = _with_backward(live, ends, survey, runtime, effects)
         extra = backward.owners() if backward is not None else []
         owners += extra
-        frozen = freeze(owners)
-        overwritten = dict(runtime.overwritten)
+        with runtime.lock:
+            # Another thread that computes changes nodes.
+            frozen = freeze(owners)
+            graph = to_graph(frozen)
+        if not recording.foreign.isdisjoint(frozen.order):
+            # What another thread computes for it would be a constant of the program.
+            raise RunAsUsual
+        overwritten = {**recording.before, **recording.overwritten}
         before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
         homes = _homes(frozen.inputs, tensors, overwritten, runtime)
         for g in before.values():
@@ -609,8 +625,6 @@ def _capture(
         if careful and reason is not None:
             complete = True
             raise NotReplayable(result, reason)
-        runtime.take_pending()
-        graph = to_graph(frozen)
         grads = [
             Gradient(
                 next((i for i, a in enumerate(tensors) if a is t), weakref.ref(t)),
@@ -628,16 +642,14 @@ def _capture(
         actions, decisions = list(tracing.actions), list(tracing.decisions.values())
         draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
     finally:
+        for r in (runtime, *others):
+            # Unless the work stands, nothing was computed: overwritten storages have their values back, ...
+            r.stop_recording(keep=complete or bool(usual) or r is not runtime)
         if not (complete or usual):
-            # Nothing was computed: overwritten storages and gradients have their values back,
-            # generators and schedules their places, variables what they held.
-            for storage, node in runtime.overwritten.items():
-                storage.node, storage.donor = node, None
+            # ... and so have gradients; generators and schedules their places, variables what they held.
             tracing.restore()
             for place, _ in effects:
                 place.set(place.before)
-        runtime.overwritten.clear()
-        runtime.capturing, runtime.stop_capturing = False, None
         tracing.end()
         mode.grad, mode.inference = gradient_mode
     storages = [o for o in owners if isinstance(o, Storage)]
@@ -845,8 +857,10 @@ def _with_backward(
     """
     for length in survey.lengths:
         length.count = len(length.container)
-    values = {s: s.node for s in runtime.overwritten}
-    pending = list(runtime.pending)
+    recording = runtime.recording
+    assert recording is not None
+    values = {s: s.node for s in recording.overwritten}
+    pending = list(recording.pending)
     backward, reason = None, None
     try:
         backward = trace_backward(live, {id(t): i for i, t in enumerate(ends)})
@@ -858,7 +872,7 @@ def _with_backward(
     hooked = _effects(survey, runtime, after, set())
     if [(p, id(v)) for p, v in after] != [(p, id(v)) for p, v in effects]:
         hooked = hooked or "it binds a name of the outside"
-    if {s: s.node for s in runtime.overwritten} != values:
+    if {s: s.node for s in recording.overwritten} != values:
         hooked = hooked or "it writes a tensor of the outside"
     if hooked is not None:
         reason = reason or f"in a hook, {hooked}"
@@ -867,13 +881,13 @@ def _with_backward(
     # The hooks run again when the caller differentiates.
     for length in survey.lengths:
         length.undo()
-    for storage, node in list(runtime.overwritten.items()):
-        if storage in values:
-            storage.node = values[storage]
+    for owner, node in list(recording.overwritten.items()):
+        if owner in values:
+            owner.node = values[owner]
         else:
-            storage.node, storage.donor = node, None
-            del runtime.overwritten[storage]
-    runtime.pending[:] = pending
+            owner.node, owner.donor = recording.public.pop(owner, node), None
+            del recording.overwritten[owner]
+    recording.pending[:] = pending
     return None, reason
 
 
@@ -891,12 +905,9 @@ def _part(runtime: Runtime) -> None:
     """Give storages that share a value one each: a program tells its inputs apart by their memory."""
     holders: dict[Node, Storage] = {}
     for storage in Storage.live(runtime):
-        shared = storage.node.shared
-        if shared and holders.setdefault(storage.node, storage) is not storage:
+        node = storage.node
+        if node.shared and holders.setdefault(node, storage) is not storage:
             storage.own()
-    for node in holders:
-        # Nothing is pending, and one storage is left: its memory may be overwritten.
-        node.shared = False
 
 
 def _one_runtime(
@@ -1077,7 +1088,7 @@ def replay(
         else:
             storage = moved.get(source, source) if moved else source
         node = storage.node
-        if node.kind != "buffer" or (donated and node.shared):
+        if node.kind != "buffer" or (donated and node.shared and storage.shares(node)):
             node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
     # A gradient that nobody else has takes the new values; memory of the others is free meanwhile.

@@ -553,17 +553,17 @@ def make_before(tensor: Any) -> None:
         return
     if type(node.scalars[0]) is HostScalar:
         return
-    pending, runtime.pending = runtime.pending, []
-    if pending and pending[-1]() is storage:
+    recording = runtime.recording
+    if recording.pending and recording.pending[-1]() is storage:
         # It was not this call that made it.
-        pending.pop()
-    tracing.active = runtime.capturing = False
+        recording.pending.pop()
+        recording.own.discard(node)
+    recording.paused, tracing.active = True, False
     try:
         runtime.add(storage)
         runtime.realize()
     finally:
-        tracing.active = runtime.capturing = True
-        runtime.pending = pending
+        recording.paused, tracing.active = False, True
 
 
 tracing = _Tracing()

@@ -136,7 +136,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 parts.insert(0, runtime)
             elif runtime is not parts[0]:
                 return False
-            if runtime.capturing or (node.host is not None and is_seen(node)):
+            if runtime.recording is not None or (node.host is not None and is_seen(node)):
                 return False
             needs = x._requires_grad or (x._base is not None and x.requires_grad)
             if needs and mode.grad:
