@@ -456,7 +456,12 @@ class Runtime:
         if recording is None:
             return
         with self.writing:
-            if not keep:
+            if keep:
+                for owner, old in recording.overwritten.items():
+                    if old.shared:
+                        # Another thread took the value meanwhile.
+                        owner.donor = None
+            else:
                 recording.restore()
             self.recording = None
             self.pending += recording.pending if keep else ()

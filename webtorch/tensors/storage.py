@@ -201,7 +201,7 @@ class Storage:
 
     def share(self) -> Node:
         """Return the value for a second storage to hold; the memory stays until one is written."""
-        node = self.node
+        node = self._now()
         seen = node.host is not None and is_seen(node)
         # What NumPy writes must not reach the second, and each run of a program has values of its own.
         recording = self.runtime.recording
@@ -210,7 +210,7 @@ class Storage:
                 "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
             )
         with self.runtime.writing:
-            if self.node is not node:
+            if self._now() is not node:
                 # Another thread has written it meanwhile.
                 return self.share()
             if not node.shared:
