@@ -169,7 +169,16 @@ def scenes(t: Any, device: str, capture: Callable[[Any], Any]) -> list[Scene]:
             seen[0] = 9
             assert x.tolist() == [9, i, i, i] and y.tolist() == [i + 1] * 4
 
-    return [trainer(1, "sgd"), trainer(2, "adam"), writer, views, captures, collector, mover, sharer]
+    return [
+        trainer(1, "sgd"),
+        trainer(2, "adam"),
+        writer,
+        views,
+        captures,
+        collector,
+        mover,
+        sharer,
+    ]
 
 
 def a_crowd(t: Any, device: str, turns: int, capture: Callable[[Any], Any]) -> None:
