@@ -56,7 +56,7 @@ from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
-from webtorch.runtime.recording import Recording, one_at_a_time
+from webtorch.runtime.recording import one_at_a_time
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.host import (
     Decision,
@@ -537,9 +537,15 @@ def _capture(
         groups = [group for o in survey.optimizers for group in o.param_groups]
         tracing.options = TracedOptions(groups)
         tracing.undo.append(tracing.options.restore)
-    recording = runtime.recording = Recording()
-    for r in others:
-        r.recording = Recording(elsewhere=True)
+    try:
+        recording = runtime.record()
+        for r in others:
+            r.record(elsewhere=True)
+    except BaseException:
+        for r in (runtime, *others):
+            r.stop_recording(keep=False)
+        tracing.end()
+        raise
     effects: list[tuple[Place, Any]] = []
     dropped: set[int] = set()
     complete = False
@@ -614,7 +620,12 @@ def _capture(
             graph = to_graph(frozen)
         if not recording.foreign.isdisjoint(frozen.order):
             # What another thread computes for it would be a constant of the program.
-            raise RunAsUsual
+            if careful:
+                raise RunAsUsual
+            raise CaptureError(
+                "another thread wrote a tensor that the function reads while it was captured: let the "
+                "thread wait until the capture is done"
+            )
         overwritten = {**recording.before, **recording.overwritten}
         before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
         homes = _homes(frozen.inputs, tensors, overwritten, runtime)

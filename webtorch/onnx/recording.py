@@ -26,7 +26,6 @@ from webtorch.ir.view import contiguous_strides, numel
 from webtorch.nn import Module, recurrence
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.realize import Runtime, open_runtimes
-from webtorch.runtime.recording import Recording as DeviceRecording
 from webtorch.runtime.recording import one_at_a_time
 from webtorch.tensors import calls, indexing
 from webtorch.tensors.host import tracing
@@ -308,7 +307,7 @@ def record(
         for runtime in open_runtimes():
             runtime.realize()
         for runtime in runtimes:
-            runtime.recording = DeviceRecording()
+            runtime.record()
             stack.callback(runtime.stop_recording, keep=False)
         stack.callback(_undo, gradient_mode)
         mode.grad = False

@@ -57,9 +57,9 @@ def is_seen(node: Node) -> bool:
 
 def _reads_lent(node: Node) -> bool:
     for s in node.srcs:
-        # A value is read as it is or through one view.
+        # A value is read as it is or through one view, which another thread may have computed.
         if s.kind == "view":
-            s = s.srcs[0]
+            s = next(iter(s.srcs), s)
         if s.host is not None and is_seen(s):
             return True
     return False
@@ -436,6 +436,18 @@ class Runtime:
         recording = self.recording
         return _NONE if recording is None or not recording.is_mine else recording.overwritten
 
+    def record(self, *, elsewhere: bool = False) -> Recording:
+        """Compute what is pending, and begin a capture by the running thread."""
+        with self.lock:
+            # Nothing is being computed now.
+            self.realize()
+            with self.writing:
+                recording = self.recording = Recording(elsewhere=elsewhere)
+                waiting = [o for r in self.pending if (o := r()) is not None]
+                # What other threads have recorded since.
+                recording.foreign.update([o.node for o in waiting if o.node.kind != "buffer"])
+        return recording
+
     def stop_recording(self, keep: bool) -> None:
         """End a capture. `keep`: what it recorded is computed like any other work, or else nothing of
         it happened.
@@ -444,7 +456,12 @@ class Runtime:
         if recording is None:
             return
         with self.writing:
-            if not keep:
+            if keep:
+                for owner, old in recording.overwritten.items():
+                    if old.shared:
+                        # Another thread took the value meanwhile.
+                        owner.donor = None
+            else:
                 recording.restore()
             self.recording = None
             self.pending += recording.pending if keep else ()
@@ -456,13 +473,18 @@ class Runtime:
     def _forget_dead(self) -> None:
         for number, reference in self.settled.copy().items():
             if reference() is None:
-                self.settled.pop(number, None)
+                gone = self.settled.pop(number, None)
+                if gone is not None and gone() is not None:
+                    # Another thread has made an owner in the same place meanwhile.
+                    self.settled.setdefault(number, gone)
         self.most_settled = max(1024, 2 * len(self.settled))
 
     def known_owners(self) -> list[Owner]:
         """Return every owner of a value of this device that exists."""
-        recorded = self.recording.pending if self.recording is not None else ()
-        found = [*self.settled.values(), *self.pending, *recorded]
+        with self.writing:
+            recording = self.recording
+            recorded = recording.pending if recording is not None else ()
+            found = [*self.settled.copy().values(), *self.pending, *recorded]
         return list({id(o): o for r in found if (o := r()) is not None}.values())
 
     def _take(self) -> list[Taken]:

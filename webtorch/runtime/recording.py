@@ -124,8 +124,6 @@ class Recording:
         """Give overwritten owners the values that they have for other threads."""
         for owner, node in self.public.items():
             owner.node, owner.donor = node, None
-        if not self.foreign:
-            return
         for node, reference in self.given.items():
             there = reference()
             # Another thread may have looked here, and not have recorded yet what it does with it.

@@ -818,9 +818,8 @@ def copy(x: Tensor) -> Tensor:
     if x.dtype.is_complex:
         return attach(complex_of(copy(x._pairs())), "Clone", (x,), lambda g: (g,))
     if x._whole:
-        node = x._node()
-        if node is x._storage.node:
-            node = x._storage.share()
+        # Another thread may write x meanwhile: only `share` keeps the memory of what it returns.
+        node = x._storage.share() if x._storage.node.shape == x._shape else x._node()
         out = Tensor._from_node(node, x._storage.runtime)
     else:
         out = record("map", (x,), (IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype)

@@ -204,13 +204,15 @@ def _watched(
         out = function(*args, **kwargs)
     finally:
         look.watching = False
-    touched = (
-        look.looked
-        or runtime.counters.realized != realized
-        or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
-        or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
-    )
-    return out, None if touched else _result(out, nodes, storages)
+    # While another thread computes, what was recorded turns into data.
+    with runtime.lock:
+        touched = (
+            look.looked
+            or runtime.counters.realized != realized
+            or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
+            or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
+        )
+        return out, None if touched else _result(out, nodes, storages)
 
 
 def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | None:

@@ -66,6 +66,20 @@ class _Writes:
 writes = _Writes()
 
 
+class _Promised:
+    """Stands among the holders of a value for a storage that is about to hold it, so that nobody takes
+    its memory before.
+    """
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __call__(self) -> _Promised:
+        return self
+
+
 class Storage:
     """Flat memory of one device and element type. Writing replaces the value; the version counts
     writes.
@@ -90,11 +104,16 @@ class Storage:
 
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""
-        holders = node.shared
-        if isinstance(holders, list):
-            if len(holders) & (len(holders) - 1) == 0:
-                holders[:] = [r for r in holders if (s := r()) is not None and s.node is node]
-            holders.append(weakref.ref(self))
+        with self.runtime.writing:
+            holders = node.shared
+            if isinstance(holders, list):
+                if len(holders) & (len(holders) - 1) == 0:
+                    holders[:] = [r for r in holders if (s := r()) is not None and s.node is node]
+                holders.append(weakref.ref(self))
+                for promised in holders:
+                    if type(promised) is _Promised:
+                        holders.remove(promised)
+                        break
 
     def shares(self, node: Node) -> bool:
         """Whether something else holds a value of this storage."""
@@ -182,7 +201,7 @@ class Storage:
 
     def share(self) -> Node:
         """Return the value for a second storage to hold; the memory stays until one is written."""
-        node = self.node
+        node = self._now()
         seen = node.host is not None and is_seen(node)
         # What NumPy writes must not reach the second, and each run of a program has values of its own.
         recording = self.runtime.recording
@@ -190,8 +209,14 @@ class Storage:
             return Node(
                 "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
             )
-        if not node.shared:
-            node.shared = [weakref.ref(self)]
+        with self.runtime.writing:
+            if self._now() is not node:
+                # Another thread has written it meanwhile.
+                return self.share()
+            if not node.shared:
+                node.shared = [weakref.ref(self)]
+            if isinstance(node.shared, list):
+                node.shared.append(_Promised(node))
         return node
 
     def own(self) -> Node:
@@ -217,13 +242,15 @@ class Storage:
         From now on, and for as long as an array sees the memory, operations on this storage are
         computed when they are called.
         """
-        # What is pending must not see what the array's holder writes.
-        self.runtime.realize()
-        node = self.own()
-        backend: Any = self.runtime.backend
-        array, seen = backend.lend(node.buffer, node.host)
-        if node.host is None:
-            self.runtime.lend(node, seen)
+        runtime = self.runtime
+        with runtime.lock:
+            # What is pending must not see what the array's holder writes.
+            runtime.realize()
+            node = self.own()
+            backend: Any = runtime.backend
+            array, seen = backend.lend(node.buffer, node.host)
+            if node.host is None:
+                runtime.lend(node, seen)
         return array
 
     def grow(self, node: Node) -> None:
