@@ -76,7 +76,8 @@ class Face:
             dtype = {"float32": "float64", "complex64": "complex128"}.get(dtype, dtype)
         values = given.values(seed)
         made = self.t.tensor(values.tolist(), dtype=getattr(self.t, dtype), device=self.device)
-        return made.reshape(given.shape).requires_grad_(given.grad)
+        # No reshape: a leaf that is a view loses gradients of its own views in PyTorch when it is written to.
+        return made.requires_grad_(given.grad)
 
     def fill(self, module: Any, seed: int) -> Any:
         """The module on the device, with parameters (and buffers that are drawn) from the seed."""

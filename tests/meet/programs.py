@@ -124,9 +124,10 @@ class Program:
         )
         return [n for n in made if n not in read or n in self.kept]
 
-    def writes(self) -> bool:
-        """Whether it may write to its inputs."""
-        return any(s.kind in ("write", "hook") for s in self.steps)
+    def has(self, *words: str) -> bool:
+        """Whether a line or a layer has one of these words."""
+        text = self.source()
+        return any(w in text for w in words)
 
     def without(self, number: int) -> Program:
         """The program with a step less, and what depends on it."""
@@ -197,6 +198,14 @@ class Program:
                 made += ".requires_grad_()" if x.grad else ""
             lines.append(f"{x.name} = {made}")
         return "\n".join([*lines, f"out = m({', '.join(x.name for x in self.inputs)})"])
+
+
+def overlaps(x: torch.Tensor) -> bool:
+    """Whether elements share memory: what a write leaves there is not defined."""
+    places = [0]
+    for n, stride in zip(x.shape, x.stride(), strict=True):
+        places = [p + i * stride for p in places for i in range(n)]
+    return len(set(places)) < len(places)
 
 
 class _No(Exception):
@@ -371,6 +380,10 @@ class Gen:
                     and (v.numel() == 0 or float(v.detach().abs().max()) < 100)
                     for v in values.values()
                     if v.dtype != torch.bool
+                ) and not any(
+                    overlaps(v)
+                    for n, v in values.items()
+                    if v._version != before.get(n, v._version)
                 )
             except Exception:
                 good = False

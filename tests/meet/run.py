@@ -189,6 +189,7 @@ def main() -> int:
         # PyTorch's device is then the CPU's engine.
         environment["WEBTORCH_PYTORCH_ENGINE"] = "cpu"
     worker, faults = Worker(environment), Faults()
+    broken: set[str] = set()
     counts: dict[str, Counter[str]] = {n: Counter() for n in modes}
     end = time.monotonic() + 60 * given.minutes
     seeds = (
@@ -208,6 +209,12 @@ def main() -> int:
         counts[case["mode"]][found["status"]] += 1
         if found["status"] != "failed":
             continue
+        # A program that is wrong plainly is wrong everywhere: once is enough.
+        who = str(case.get("model", case["seed"]))
+        if case["mode"] != "plain" and who in broken:
+            continue
+        if case["mode"] == "plain":
+            broken.add(who)
         name = case.get("model", f"seed {case['seed']}")
         if "model" in case:
             if faults.new(case["mode"], found["kind"], name):
