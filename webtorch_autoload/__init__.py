@@ -258,7 +258,11 @@ def _other_layouts(torch: ModuleType) -> None:
             "them on the CPU"
         )
 
-    for name in ("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", "_nested_view_from_buffer_copy"):
+    for name in (
+        "_nested_tensor_from_tensor_list",
+        "_nested_view_from_buffer",
+        "_nested_view_from_buffer_copy",
+    ):
         makers.impl(name, hide(refuse_nested), "PrivateUse1")
     _libraries.extend((library, makers))
 
