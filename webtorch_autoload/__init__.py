@@ -6,6 +6,7 @@ first tensor on "webgpu" (`_engine`), so that programs which never use it pay ne
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import re
@@ -248,7 +249,14 @@ def _other_layouts(torch: ModuleType) -> None:
             )
 
         library.fallback(hide(refuse), f"{kind}PrivateUse1")
-    _libraries.append(library)
+    # Autograd notes sizes of results in a C++ function that may not throw. They lie on the CPU for every device.
+    sizes = torch.library.Library("aten", "IMPL")
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
+    for name in ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"):
+        handle = getattr(torch.ops.aten, name).default._handle
+        kernel = functools.partial(handle.redispatch_boxed, cpu)
+        sizes.impl(name, kernel, "NestedTensorPrivateUse1")
+    _libraries.extend((library, sizes))
 
 
 def _refuse_export(torch: ModuleType) -> None:
@@ -269,10 +277,13 @@ def _refuse_export(torch: ModuleType) -> None:
         (torch.Tensor, "__dlpack_device__", BufferError),
         (torch.Tensor, "share_memory_", RuntimeError),
         (torch.UntypedStorage, "share_memory_", RuntimeError),
-        (torch, "to_dlpack", BufferError),
+        (torch.UntypedStorage, "_share_fd_cpu_", RuntimeError),
+        (torch.UntypedStorage, "_share_filename_cpu_", RuntimeError),
+        (torch._C, "_to_dlpack", BufferError),
+        (torch._C, "_to_dlpack_versioned", BufferError),
     ):
         setattr(owner, name, guarded(getattr(owner, name), name, error))
-    torch.utils.dlpack.to_dlpack = torch.to_dlpack
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 
 
 def _printing(torch: ModuleType) -> None:

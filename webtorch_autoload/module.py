@@ -349,7 +349,7 @@ def get_rng_state(device: Any = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
     _check("get_rng_state", device)
     state = importlib.import_module(_ENGINE).generator().get_state()
-    return torch.tensor(state.tolist(), dtype=torch.uint8)
+    return torch.tensor(state.tolist(), dtype=torch.uint8, device="cpu")
 
 
 @hide

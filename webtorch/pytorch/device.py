@@ -637,11 +637,25 @@ def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> No
 
 
 def host_bytes(x: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, which must be kept while they are used."""
+    """Return the bytes of a contiguous CPU tensor, which must be kept while they are used.
+
+    Raises RuntimeError for a tensor without memory that the host may read.
+    """
     count = x.numel() * x.element_size()
     if not count:
         return memoryview(bytearray())
-    return memoryview((ctypes.c_char * count).from_address(x.data_ptr())).cast("B")
+    address = x.data_ptr() if x.device.type == "cpu" else 0
+    if not address:
+        raise RuntimeError(
+            f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' has no memory on the host "
+            "to copy from or to: copy it to the CPU first, as in x.cpu()"
+        )
+    return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
+
+
+def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised CPU tensor, whatever the default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def upload(x: torch.Tensor, dtype: DType) -> Tensor:
@@ -652,7 +666,7 @@ def upload(x: torch.Tensor, dtype: DType) -> Tensor:
 
 def download(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous CPU copy of a tensor on the device. Waits for the device."""
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = host_tensor(x.shape, x.dtype)
     if x.numel():
         values = wrap(x)
         values = values._pairs() if values.dtype.is_complex else values
@@ -718,7 +732,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         store(dst, upload(src, kind), fresh=True)
         return dst
     if _is_raw(src):
-        values = torch.empty(src.numel(), dtype=torch.uint8)
+        values = host_tensor((src.numel(),), torch.uint8)
         host_bytes(values)[:] = memoryview(memory_of(src).contents()).cast("B")[: values.numel()]
         dst.copy_(values)
         return dst
