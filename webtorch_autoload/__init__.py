@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import re
 import sys
 import warnings
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -129,9 +129,13 @@ def _register(torch: ModuleType) -> None:
     guard: Any = torch._C._acc.DeviceGuard
 
     class Guard(guard):
-        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer."""
+        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer.
 
-        type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+        Of callables, references are those that answer at the limit of recursion too.
+        """
+
+        _type = torch._C._autograd.DeviceType.PrivateUse1
+        type_ = weakref.ref(_type)
 
     _state["guard"] = Guard
     _setup_privateuseone_for_python_backend(
@@ -277,6 +281,7 @@ def _refuse_export(torch: ModuleType) -> None:
         (torch.Tensor, "__dlpack_device__", BufferError),
         (torch.Tensor, "share_memory_", RuntimeError),
         (torch.UntypedStorage, "share_memory_", RuntimeError),
+        (torch.UntypedStorage, "byteswap", RuntimeError),
         (torch.UntypedStorage, "_share_fd_cpu_", RuntimeError),
         (torch.UntypedStorage, "_share_filename_cpu_", RuntimeError),
         (torch._C, "_to_dlpack", BufferError),
@@ -352,9 +357,10 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
             if place is not None and hasattr(place, name):
                 setattr(place, name, getattr(module, name))
     torch.accelerator.get_device_capability = module.get_device_capability
-    torch.accelerator.get_memory_info = module.mem_get_info
+    for place in (torch.accelerator, torch.accelerator.memory):
+        place.get_memory_info = module.mem_get_info
     # There is no cache of pinned memory, and PyTorch would look one up and end the process.
-    torch.accelerator.empty_host_cache = torch.accelerator.memory.empty_host_cache = lambda: None
+    torch._C._accelerator_emptyHostCache = lambda: None
     index_of = importlib.import_module("torch.accelerator._utils")._get_device_index
 
     def set_device_index(device: Any, /) -> None:
