@@ -6,11 +6,12 @@ first tensor on "webgpu" (`_engine`), so that programs which never use it pay ne
 
 from __future__ import annotations
 
+import functools
 import importlib
-import itertools
 import re
 import sys
 import warnings
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -128,9 +129,13 @@ def _register(torch: ModuleType) -> None:
     guard: Any = torch._C._acc.DeviceGuard
 
     class Guard(guard):
-        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer."""
+        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer.
 
-        type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+        Of callables, references are those that answer at the limit of recursion too.
+        """
+
+        _type = torch._C._autograd.DeviceType.PrivateUse1
+        type_ = weakref.ref(_type)
 
     _state["guard"] = Guard
     _setup_privateuseone_for_python_backend(
@@ -264,7 +269,14 @@ def _other_layouts(torch: ModuleType) -> None:
         "_nested_view_from_buffer_copy",
     ):
         makers.impl(name, hide(refuse_nested), "PrivateUse1")
-    _libraries.extend((library, makers))
+    # Autograd notes sizes of results in a C++ function that may not throw. They lie on the CPU for every device.
+    sizes = torch.library.Library("aten", "IMPL")
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
+    for name in ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"):
+        handle = getattr(torch.ops.aten, name).default._handle
+        kernel = functools.partial(handle.redispatch_boxed, cpu)
+        sizes.impl(name, kernel, "NestedTensorPrivateUse1")
+    _libraries.extend((library, makers, sizes))
 
 
 def _refuse_export(torch: ModuleType) -> None:
@@ -285,10 +297,14 @@ def _refuse_export(torch: ModuleType) -> None:
         (torch.Tensor, "__dlpack_device__", BufferError),
         (torch.Tensor, "share_memory_", RuntimeError),
         (torch.UntypedStorage, "share_memory_", RuntimeError),
-        (torch, "to_dlpack", BufferError),
+        (torch.UntypedStorage, "byteswap", RuntimeError),
+        (torch.UntypedStorage, "_share_fd_cpu_", RuntimeError),
+        (torch.UntypedStorage, "_share_filename_cpu_", RuntimeError),
+        (torch._C, "_to_dlpack", BufferError),
+        (torch._C, "_to_dlpack_versioned", BufferError),
     ):
         setattr(owner, name, guarded(getattr(owner, name), name, error))
-    torch.utils.dlpack.to_dlpack = torch.to_dlpack
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 
 
 def _printing(torch: ModuleType) -> None:
@@ -357,9 +373,10 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
             if place is not None and hasattr(place, name):
                 setattr(place, name, getattr(module, name))
     torch.accelerator.get_device_capability = module.get_device_capability
-    torch.accelerator.get_memory_info = module.mem_get_info
+    for place in (torch.accelerator, torch.accelerator.memory):
+        place.get_memory_info = module.mem_get_info
     # There is no cache of pinned memory, and PyTorch would look one up and end the process.
-    torch.accelerator.empty_host_cache = torch.accelerator.memory.empty_host_cache = lambda: None
+    torch._C._accelerator_emptyHostCache = lambda: None
     index_of = importlib.import_module("torch.accelerator._utils")._get_device_index
 
     def set_device_index(device: Any, /) -> None:
