@@ -20,6 +20,9 @@ PYTEST_ARGS ?=
 # How much of the conformance run: samples of each operation (--limit 0: all, for hours), --device cpu,
 # --dtype float32,int64. Stopped, it goes on where it was; --fresh starts anew.
 CONFORMANCE_ARGS ?= --limit 8
+# The long run of random programs: make meet MINUTES=60 MEET_ARGS="--face pytorch --mode compiled_step"
+MINUTES ?= 10
+MEET_ARGS ?=
 # One process a core; the libraries below then need no threads of their own.
 WORKERS ?= auto
 
@@ -34,7 +37,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-as-gpu venv lint types format check system coverage-table clean
+.PHONY: meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-as-gpu venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -45,6 +48,7 @@ help:
 	@echo "make format          ruff: put the layout right"
 	@echo "make types           mypy, strict"
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
+	@echo "make meet MINUTES=60 random programs in every mode (compiled, transformed, in threads, ...) against PyTorch"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
@@ -83,6 +87,10 @@ types: $(VENV)/.full
 conformance: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.conformance.run $(CONFORMANCE_ARGS)
+
+meet: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m tests.meet.run --minutes $(MINUTES) $(MEET_ARGS)
 
 testpage: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

@@ -6,11 +6,12 @@ first tensor on "webgpu" (`_engine`), so that programs which never use it pay ne
 
 from __future__ import annotations
 
+import functools
 import importlib
-import itertools
 import re
 import sys
 import warnings
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -128,9 +129,13 @@ def _register(torch: ModuleType) -> None:
     guard: Any = torch._C._acc.DeviceGuard
 
     class Guard(guard):
-        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer."""
+        """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer.
 
-        type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+        Of callables, references are those that answer at the limit of recursion too.
+        """
+
+        _type = torch._C._autograd.DeviceType.PrivateUse1
+        type_ = weakref.ref(_type)
 
     _state["guard"] = Guard
     _setup_privateuseone_for_python_backend(
@@ -248,7 +253,30 @@ def _other_layouts(torch: ModuleType) -> None:
             )
 
         library.fallback(hide(refuse), f"{kind}PrivateUse1")
-    _libraries.append(library)
+    # A nested tensor asks for its sizes while it is made, where C++ lets no error through: the process
+    # would end. Those of layout torch.jagged are made of dense ones, and work.
+    makers = torch.library.Library("aten", "IMPL")
+
+    def refuse_nested(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "webgpu: nested tensors of layout torch.strided are not on the device: use layout=torch.jagged, or keep "
+            "them on the CPU"
+        )
+
+    for name in (
+        "_nested_tensor_from_tensor_list",
+        "_nested_view_from_buffer",
+        "_nested_view_from_buffer_copy",
+    ):
+        makers.impl(name, hide(refuse_nested), "PrivateUse1")
+    # Autograd notes sizes of results in a C++ function that may not throw. They lie on the CPU for every device.
+    sizes = torch.library.Library("aten", "IMPL")
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
+    for name in ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"):
+        handle = getattr(torch.ops.aten, name).default._handle
+        kernel = functools.partial(handle.redispatch_boxed, cpu)
+        sizes.impl(name, kernel, "NestedTensorPrivateUse1")
+    _libraries.extend((library, makers, sizes))
 
 
 def _refuse_export(torch: ModuleType) -> None:
@@ -269,10 +297,14 @@ def _refuse_export(torch: ModuleType) -> None:
         (torch.Tensor, "__dlpack_device__", BufferError),
         (torch.Tensor, "share_memory_", RuntimeError),
         (torch.UntypedStorage, "share_memory_", RuntimeError),
-        (torch, "to_dlpack", BufferError),
+        (torch.UntypedStorage, "byteswap", RuntimeError),
+        (torch.UntypedStorage, "_share_fd_cpu_", RuntimeError),
+        (torch.UntypedStorage, "_share_filename_cpu_", RuntimeError),
+        (torch._C, "_to_dlpack", BufferError),
+        (torch._C, "_to_dlpack_versioned", BufferError),
     ):
         setattr(owner, name, guarded(getattr(owner, name), name, error))
-    torch.utils.dlpack.to_dlpack = torch.to_dlpack
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack  # type: ignore[attr-defined]
 
 
 def _printing(torch: ModuleType) -> None:
@@ -341,9 +373,10 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
             if place is not None and hasattr(place, name):
                 setattr(place, name, getattr(module, name))
     torch.accelerator.get_device_capability = module.get_device_capability
-    torch.accelerator.get_memory_info = module.mem_get_info
+    for place in (torch.accelerator, torch.accelerator.memory):
+        place.get_memory_info = module.mem_get_info
     # There is no cache of pinned memory, and PyTorch would look one up and end the process.
-    torch.accelerator.empty_host_cache = torch.accelerator.memory.empty_host_cache = lambda: None
+    torch._C._accelerator_emptyHostCache = lambda: None
     index_of = importlib.import_module("torch.accelerator._utils")._get_device_index
 
     def set_device_index(device: Any, /) -> None:
@@ -378,35 +411,31 @@ def _streams(torch: ModuleType, module: Any) -> None:
 
     PyTorch asks a guard in C++ for these, in functions that Python cannot provide.
     """
-    stream, event = torch.Stream, torch.Event
 
-    class Stream(stream, metaclass=_stand_in(stream)):  # type: ignore[metaclass,misc,valid-type]
-        __doc__ = stream.__doc__
+    def own_stream(device: Any = None, priority: int = 0, **place: Any) -> Any:
+        # PyTorch makes one anew from its number, its device's and the kind of that.
+        return module.Stream(place.get("device_index") if device is None else device, priority)
 
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            made = stream.__new__(cls, *args, **options)
-            if cls is not Stream:
-                return made
-            if made.device.type != NAME:
-                return stream(*args, **options)
-            asked = args[0] if args else options.get("device", options.get("device_index"))
-            return module.Stream(asked, options.get("priority", 0))
+    def own_event(device: Any = None, **options: Any) -> Any:
+        module._check("Event", device)
+        return module.Event(**options)
 
-    class Event(event, metaclass=_stand_in(event)):  # type: ignore[metaclass,misc,valid-type]
-        __doc__ = event.__doc__
+    def replace(base: Any, own: Any) -> None:
+        class Replaced(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
+            __doc__ = base.__doc__
 
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            made = event.__new__(cls, *args, **options)
-            if cls is not Event:
-                return made
-            if made.device.type != NAME:
-                return event(*args, **options)
-            module._check("Event", args[0] if args else options.pop("device", None))
-            return module.Event(**options)
+            def __new__(cls, *args: Any, **options: Any) -> Any:
+                made = base.__new__(cls, *args, **options)
+                if cls is not Replaced:
+                    return made
+                return (own if made.device.type == NAME else base)(*args, **options)
 
-    for replaced in (Stream, Event):
-        replaced.__module__, replaced.__qualname__ = "torch", replaced.__name__
-        setattr(torch, replaced.__name__, replaced)
+        Replaced.__module__, Replaced.__name__ = "torch", base.__name__
+        Replaced.__qualname__ = base.__name__
+        setattr(torch, base.__name__, Replaced)
+
+    replace(torch.Stream, own_stream)
+    replace(torch.Event, own_event)
     current = torch.accelerator.current_stream
 
     def current_stream(device: Any = None, /) -> Any:

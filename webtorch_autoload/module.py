@@ -5,6 +5,7 @@ Imports PyTorch, and the engine inside functions only; nothing but `synchronize`
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 import time
@@ -256,11 +257,10 @@ def get_device_properties(device: Any = None) -> Any:
 
 
 class DeviceProperties:
-    """What is known of a device: its `name`, and the attributes of `limits`."""
+    """What is known of a device: its `name`, and the limits that kernels are made for."""
 
     def __init__(self, name: str, limits: Any) -> None:
-        self.name = name
-        self.limits = limits
+        vars(self).update({"name": name, **dataclasses.asdict(limits)})
 
     def __getattr__(self, name: str) -> Any:
         if name == "total_memory":
@@ -268,10 +268,10 @@ class DeviceProperties:
                 "total_memory: WebGPU does not tell the size of a device's memory; "
                 "torch.webgpu.memory_allocated() counts this process's"
             )
-        return getattr(self.limits, name)
+        raise AttributeError(f"'DeviceProperties' object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        return f"DeviceProperties(name={self.name!r}, {str(self.limits).partition('(')[2]}"
+        return f"DeviceProperties({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
 def get_amp_supported_dtype() -> list[Any]:
@@ -349,7 +349,7 @@ def get_rng_state(device: Any = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
     _check("get_rng_state", device)
     state = importlib.import_module(_ENGINE).generator().get_state()
-    return torch.tensor(state.tolist(), dtype=torch.uint8)
+    return torch.tensor(state.tolist(), dtype=torch.uint8, device="cpu")
 
 
 @hide

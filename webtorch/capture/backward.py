@@ -19,14 +19,16 @@ from webtorch.ir.view import contiguous_strides
 from webtorch.lower.fuse import formula_cost
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Owner, Runtime
+from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import device_of
+from webtorch.tensors.primitives import rebase
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     AccumulateGrad,
     GradFn,
     gradient_edge,
     mode,
+    no_grad,
     run_backward,
     set_history,
 )
@@ -36,14 +38,46 @@ from webtorch.tensors.tensor import Tensor
 _CHEAP = 4
 
 
-def live_results(x: Any) -> list[Tensor]:
-    """Return the tensors in a structure whose gradient graph has not been used up, each once."""
+def stand_in(t: Tensor, value: Tensor) -> Tensor:
+    """Return `value`, which has no history, as what a captured call is given for its argument `t`: its
+    gradients end there, and go on outside. It is a leaf if `t` is one.
+    """
+    if not t.requires_grad:
+        return value
+    value.requires_grad_()
+    if t.is_leaf:
+        return value
+    # Not a leaf: what is computed may be written in place, but for a part of a leaf.
+    out = value.detach()
+    base = t._base
+    if base is not None and base.requires_grad and base.is_leaf:
+        out._base, out._base_history = value, value._history
+    title = t._grad_fn.title if t._grad_fn is not None else ""
+    set_history(out, GradFn(title, (gradient_edge(value),), _pass_on))
+    return out
+
+
+def _pass_on(gs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    return gs
+
+
+def leaf_of(t: Tensor) -> Tensor:
+    """Return where the gradients of an argument of a captured call end."""
+    fn = t._grad_fn
+    if fn is None or fn.rule is not _pass_on:
+        return t
+    (edge,) = fn.edges
+    assert edge is not None and isinstance(edge[0], AccumulateGrad)
+    return edge[0].variable
+
+
+def tensors_in(x: Any) -> list[Tensor]:
+    """Return the tensors in a structure, each once."""
     found: dict[int, Tensor] = {}
 
     def visit(x: Any) -> None:
         if isinstance(x, Tensor):
-            if x.requires_grad and _is_live(x):
-                found[id(x)] = x
+            found[id(x)] = x
         else:
             for v in parts_of(x) or ():
                 visit(v)
@@ -64,10 +98,23 @@ def _functions(roots: Sequence[Tensor]) -> list[GradFn]:
     return list(seen)
 
 
-def _is_live(x: Tensor) -> bool:
-    if x._grad_fn is None and x._base is None:
+def is_live(x: Tensor) -> bool:
+    """Whether a tensor was computed with gradients, and its graph has not been used up."""
+    if not x.requires_grad or (x._grad_fn is None and x._base is None):
         return False
     return all(fn.rule is not None or isinstance(fn, AccumulateGrad) for fn in _functions([x]))
+
+
+def whole_graph(results: Sequence[Tensor], mark: int) -> str | None:
+    """Say why the backward pass of some results is not all of a program, if so: it goes on through
+    operations older than `mark`, or ends on the way.
+    """
+    for fn in _functions(results):
+        if fn.retained:
+            return "it keeps the gradient of what it computes (retain_grad)"
+        if fn.sequence < mark and not isinstance(fn, AccumulateGrad) and fn.rule is not _pass_on:
+            return "it reads what was computed with gradients before, under a name"
+    return None
 
 
 class Backward:
@@ -80,10 +127,13 @@ class Backward:
         cotangents: list[Node],
         gradients: list[Tensor | None],
     ) -> None:
-        self.results = [id(r) for r in results]
+        # What is differentiated: shape, type, and how a replay finds it (`trace.Returned`).
+        self.forms = [(r._shape, r.dtype) for r in results]
+        self.results: list[Any] = []
+        # Those that are arguments which the call writes.
+        self.written: frozenset[int] = frozenset()
         self.leaves = leaves
         self.cotangents = cotangents
-        self.forms = [(r._shape, r.dtype) for r in results]
         self.gradients: list[Tensor | None] = gradients
         self.shapes = [None if g is None else (g._shape, g.dtype) for g in gradients]
         # One per gradient: the number of the program's output.
@@ -93,25 +143,34 @@ class Backward:
         self.compiler: Callable[[Runtime, Any, Graph], Executable] = Runtime.program
         self.runtime: Runtime | None = None
         self.key: Any = None
+        # One per output: the numbers of the cotangents that it is computed from.
+        self.reads: list[set[int]] = []
         # One per input of the second program: ("cotangent", i), ("saved", i) or ("data", source).
         self.sources: list[tuple[str, Any]] = []
 
-    def owners(self, live: list[Owner]) -> list[Storage]:
-        """Return the storages of the gradients; `live` are those that are computed anyway."""
+    def owners(self) -> list[Storage]:
+        """Return the storages of the gradients, which hold nothing else."""
         found: dict[int, Storage] = {}
         for i, g in enumerate(self.gradients):
             if g is None:
                 continue
             if not _alone(g) or g._storage.node.kind == "buffer":
                 # A view, or a cotangent passed on as it is: a value of its own.
-                g = self.gradients[i] = g.clone() if not _alone(g) else g + 0
+                g = self.gradients[i] = g + 0 if _alone(g) else primitive.copy(g)
             found[id(g._storage)] = g._storage
         return list(found.values())
 
     def split(
-        self, graph: Graph, key: Any, count: int, sources: list[Any], runtime: Runtime
+        self,
+        graph: Graph,
+        key: Any,
+        count: int,
+        sources: list[Any],
+        overwritten: set[int],
+        runtime: Runtime,
     ) -> tuple[Graph, list[int]]:
         """Cut the graph of both halves, whose first `count` outputs are the call's own, in two.
+        `overwritten` are the numbers of the inputs whose memory the call writes.
 
         Return the first half, which has the kept values as further outputs, and the numbers of the
         inputs that it still has.
@@ -125,14 +184,16 @@ class Backward:
         ]
         self.gradients = []
         nodes = graph.nodes
-        first = _above(nodes, [o.node for o in graph.outputs[:count]])
-        first |= {o.donor for o in graph.outputs[:count] if o.donor is not None}
-        second = _above(nodes, [o.node for o in graph.outputs[count:]])
-        kept, again = _kept(nodes, first, second, [o.node for o in graph.outputs[count:]])
         inputs = [i for i, n in enumerate(nodes) if n.kind == "buffer"]
         place = {n: k for k, n in enumerate(inputs)}
+        first = _above(nodes, [o.node for o in graph.outputs[:count]])
+        first |= {o.donor for o in graph.outputs[:count] if o.donor is not None}
+        stale = {n for n in inputs if place[n] in overwritten}
+        second = _above(nodes, [o.node for o in graph.outputs[count:]])
+        kept, again = _kept(nodes, first, second, [o.node for o in graph.outputs[count:]], stale)
+        first |= set(kept)
         forward_outputs = (*graph.outputs[:count], *(Output(n) for n in kept))
-        forward = _part_of(graph, first | set(kept), forward_outputs, set())
+        forward = _with_copies(_part_of(graph, first, forward_outputs, set()), count)
         mine = (second - first) | again
         for n in tuple(mine):
             mine |= {s for s in nodes[n].srcs if nodes[s].kind == "buffer"}
@@ -150,6 +211,12 @@ class Backward:
                 else:
                     self.sources.append(("data", source))
         self.cotangents = []
+        # By the number of an output, the cotangents that it is computed from.
+        for output in self.graph.outputs:
+            above = _above(self.graph.nodes, [output.node])
+            buffers = [n for n, node in enumerate(self.graph.nodes) if node.kind == "buffer"]
+            read = [s for n, s in zip(buffers, self.sources, strict=True) if n in above]
+            self.reads.append({number for kind, number in read if kind == "cotangent"})
         return forward, [place[n] for n in inputs if n in first]
 
     def hold(self, tensors: list[Tensor], moved: dict[Any, Storage]) -> list[Any]:
@@ -167,7 +234,7 @@ class Backward:
 
     def attach(
         self,
-        made: dict[int, Tensor],
+        results: list[Tensor],
         given: list[Tensor],
         held: list[Any],
         saved: list[Any],
@@ -187,12 +254,15 @@ class Backward:
 
         fn = GradFn("CompiledFunctionBackward", tuple(gradient_edge(t) for t in leaves), rule)
         fn.saves = True
-        for number, identity in enumerate(self.results):
-            if identity in made:
-                set_history(made[identity], fn, number)
+        for number, result in enumerate(results):
+            if number in self.written:
+                # As an operation in place does it: what else sees this memory takes part.
+                with no_grad():
+                    values = result.detach()
+                set_history(values, fn, number)
+                rebase(result, values)
             else:
-                while len(fn.metas) <= number:
-                    fn.metas.append(None)
+                set_history(result, fn, number)
 
     def _run(
         self,
@@ -206,15 +276,39 @@ class Backward:
         if self.executable is None:
             self.executable = self.compiler(runtime, self.key, self.graph)
         given: list[Tensor] = []
-        for g, (shape, dtype) in zip(cotangents, self.forms, strict=False):
+        there: set[int] = set()
+        for i, (shape, dtype) in enumerate(self.forms):
+            g = cotangents[i] if i < len(cotangents) else None
             if g is None:
                 g = primitive.fill(shape, 0, dtype, device_of(runtime))
-            given.append(g if _alone(g) and g._shape == shape else g.clone())
-        for _, (shape, dtype) in zip(range(len(self.forms) - len(given)), self.forms, strict=False):
-            given.append(primitive.fill(shape, 0, dtype, device_of(runtime)))
+            else:
+                there.add(i)
+            given.append(g if _alone(g) else primitive.copy(g))
+        with runtime.lock:
+            buffers = self.executable.run(self._inputs(given, held, saved), args)
+        storages = []
+        for buffer in buffers:
+            node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
+            node.buffer = buffer
+            storages.append(Storage(node, runtime))
+        out: list[Tensor | None] = []
+        for output, form in zip(self.outputs, self.shapes, strict=True):
+            read = self.reads[output] if output is not None else there
+            if output is None or form is None or (read and not there & read):
+                # Nothing was asked of what it belongs to: None, and not zeros.
+                out.append(None)
+                continue
+            shape, dtype = form
+            strides, whole = contiguous_strides(shape), not dtype.is_complex
+            out.append(Tensor._from_storage(storages[output], shape, strides, 0, whole, dtype))
+        return out
+
+    def _inputs(self, given: list[Tensor], held: list[Any], saved: list[Any]) -> list[Any]:
+        """Return what the second program reads."""
+        assert self.runtime is not None
         for g in given:
             g._storage.realize()
-        runtime.realize()
+        self.runtime.realize()
         inputs = []
         for (kind, number), data in zip(self.sources, held, strict=True):
             if kind == "cotangent":
@@ -232,21 +326,7 @@ class Backward:
                         "before it is overwritten."
                     )
                 inputs.append(storage.realize().buffer)
-        buffers = self.executable.run(inputs, args)
-        storages = []
-        for buffer in buffers:
-            node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
-            node.buffer = buffer
-            storages.append(Storage(node, runtime))
-        out: list[Tensor | None] = []
-        for output, form in zip(self.outputs, self.shapes, strict=True):
-            if output is None or form is None:
-                out.append(None)
-                continue
-            shape, dtype = form
-            strides, whole = contiguous_strides(shape), not dtype.is_complex
-            out.append(Tensor._from_storage(storages[output], shape, strides, 0, whole, dtype))
-        return out
+        return inputs
 
 
 def _alone(g: Tensor) -> bool:
@@ -254,11 +334,13 @@ def _alone(g: Tensor) -> bool:
     return (g._pairs() if g.dtype.is_complex else g)._whole
 
 
-def trace_backward(results: list[Tensor], tensors: list[Tensor]) -> Backward:
-    """Record the backward pass of `results`, for all leaves that existed before the call."""
-    variables = [fn.variable for fn in _functions(results) if isinstance(fn, AccumulateGrad)]
+def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward:
+    """Record the backward pass of `results`, for all leaves that existed before the call. `arguments`
+    are the numbers of the arguments among these, by id.
+    """
+    functions = _functions(results)
+    variables = [fn.variable for fn in functions if isinstance(fn, AccumulateGrad)]
     variables = [v for v in variables if _existed(v)]
-    arguments = {id(t): i for i, t in enumerate(tensors)}
     cotangents: list[Node] = []
     given: list[Tensor] = []
     runtime = results[0]._storage.runtime
@@ -269,19 +351,25 @@ def trace_backward(results: list[Tensor], tensors: list[Tensor]) -> Backward:
         made = Tensor._from_node(node, runtime)
         given.append(primitive.complex_of(made) if pairs else made)
     hooks = [(v, v._hooks) for v in variables]
+    # A hook that reads a value must not end the capture here, where nothing has a value yet.
+    recording = runtime.recording
+    assert recording is not None
+    reading, recording.stop = recording.stop, None
     for v in variables:
         # The leaf's own hooks run when its gradient is there.
         v._hooks = None
     try:
+        # The graph stays: the call may yet turn out to be one that no program can repeat.
         gradients = run_backward(
             results,
             given,
-            retain_graph=False,
+            retain_graph=True,
             create_graph=False,
             inputs=variables,
             accumulate=False,
         )
     finally:
+        recording.stop = reading
         for v, h in hooks:
             v._hooks = h
     leaves: list[Tensor | int] = [arguments.get(id(v), v) for v in variables]
@@ -305,10 +393,16 @@ def _above(nodes: Sequence[GraphNode], roots: list[int]) -> set[int]:
 
 
 def _kept(
-    nodes: Sequence[GraphNode], first: set[int], second: set[int], roots: list[int]
+    nodes: Sequence[GraphNode],
+    first: set[int],
+    second: set[int],
+    roots: list[int],
+    stale: set[int],
 ) -> tuple[list[int], set[int]]:
-    """Return the nodes of the first half to keep for the second, and those to compute again."""
-    border = {s for n in second - first for s in nodes[n].srcs if s in first}
+    """Return the nodes of the first half to keep for the second, and those to compute again. The
+    inputs `stale` are no longer there then.
+    """
+    border = {s for n in second - first for s in nodes[n].srcs if s in first or s in stale}
     border |= {n for n in roots if n in first}
     again: set[int] = set()
     wanted: set[int] = set()
@@ -316,9 +410,12 @@ def _kept(
     while stack:
         n = stack.pop()
         node = nodes[n]
-        if node.kind == "buffer" or n in wanted or n in again:
+        if n in wanted or n in again:
             continue
-        if node.kind == "view" or (node.kind == "map" and not node.srcs):
+        if node.kind == "buffer":
+            if n in stale:
+                wanted.add(n)
+        elif node.kind == "view" or (node.kind == "map" and not node.srcs):
             again.add(n)
             stack.extend(node.srcs)
         else:
@@ -331,7 +428,9 @@ def _kept(
         rest = list(node.srcs)
         while rest:
             s = rest.pop()
-            if nodes[s].kind == "buffer" or (s in wanted and s != n) or s in again:
+            if (s in wanted and s != n) or s in again:
+                continue
+            if nodes[s].kind == "buffer" and s not in stale:
                 continue
             if nodes[s].kind == "view":
                 path.add(s)
@@ -342,6 +441,18 @@ def _kept(
             wanted.discard(n)
             again |= {n} | path
     return sorted(wanted), again
+
+
+def _with_copies(graph: Graph, count: int) -> Graph:
+    """Give outputs from `count` on that are inputs memory of their own: the inputs are overwritten."""
+    nodes, outputs = list(graph.nodes), list(graph.outputs)
+    for i, output in enumerate(outputs[count:], count):
+        node = nodes[output.node]
+        if node.kind == "buffer":
+            attrs = (primitive.IDENTITY, "t", node.dtype.compute)
+            outputs[i] = Output(len(nodes))
+            nodes.append(GraphNode("map", (output.node,), attrs, (), node.shape, node.dtype))
+    return graph.with_nodes(nodes, tuple(outputs))
 
 
 def _part_of(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
+from webtorch.capture.backward import stand_in
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
 from webtorch.capture.trace import Capture, Compiler, Returned, compile_varying, is_constant
 from webtorch.errors import OutOfMemoryError
@@ -73,7 +74,7 @@ def placeholder(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     storage = Storage(node, like._storage.runtime)
     strides = contiguous_strides(shape)
     out = Tensor._from_storage(storage, shape, strides, 0, not pairs, like.dtype)
-    return out.requires_grad_(like.requires_grad)
+    return stand_in(like, out)
 
 
 def probes(point: Point) -> list[Point]:
@@ -427,7 +428,7 @@ class Template:
         if backward is not None:
             assert self.backward is not None
             backward = copy.copy(backward)
-            backward.forms, backward.shapes, backward.graph = self.backward(row)
+            backward.forms, backward.shapes, backward.results, backward.graph = self.backward(row)
             backward.executable = None
             backward.compiler = self.compiler
         after = self.after(row)
@@ -460,6 +461,7 @@ def _half(backward: Any) -> Any:
     return (
         [tuple(f) for f in backward.forms],
         [None if s is None else tuple(s) for s in backward.shapes],
+        backward.results,
         backward.graph,
     )
 

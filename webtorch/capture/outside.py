@@ -132,6 +132,11 @@ class Length:
         """Whether it has as many as before."""
         return len(self.container) == self.count
 
+    def undo(self) -> None:
+        """Take away what has been appended to a list."""
+        if isinstance(self.container, list):
+            del self.container[self.count :]
+
 
 class Members(Length):
     """What a set holds."""

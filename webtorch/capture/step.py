@@ -4,6 +4,7 @@ operation. Floor 5.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any
 
+from webtorch.capture.backward import leaf_of, stand_in
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
@@ -44,16 +46,18 @@ from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
-from webtorch.ops import movement
+from webtorch.ops import movement, primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.meta import COMMON_GPU
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
-from webtorch.tensors import autocast
+from webtorch.tensors import autocast, override
 from webtorch.tensors.calls import get_default_dtype
+from webtorch.tensors.device import get_default_device
 from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
-from webtorch.tensors.tape import continue_graph, end_of, mode, no_grad
+from webtorch.tensors.primitives import rebase
+from webtorch.tensors.tape import continue_graph, end_of, looks_at_each, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.
@@ -122,11 +126,9 @@ class CompiledFunction:
         functools.update_wrapper(self, getattr(function, "forward", function), updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if tracing.active:
-            # Part of what is being captured.
-            return self.function(*args, **kwargs)
-        if watch.before is not None:
-            # A check of numbers looks at the steps of the function, which a program no longer has.
+        if tracing.active or watch.before is not None or looks_at_each() or override.state.modes:
+            # Part of a larger capture; or something looks at each operation of the function, which a
+            # program no longer has.
             return self.function(*args, **kwargs)
         tensors: list[Tensor] = []
         numbers: dict[str, Any] = {}
@@ -138,12 +140,14 @@ class CompiledFunction:
             mode.inference,
             autocast.signature(),
             get_default_dtype(),
+            get_default_device(),
             # Which arguments are one tensor.
             tuple([holders.setdefault(id(t._storage), i) for i, t in enumerate(tensors)]),
         )
         if key in self.fixed:
             key = (key, tuple([(n, numbers[n]) for n in sorted(self.fixed[key])]))
-        if key in self.usual:
+        if key in self.usual or any(type(t) not in override.plain for t in tensors):
+            # Classes with a `__torch_function__` look at each operation, too.
             return self.function(*args, **kwargs)
         given = tensors
         in_place = key in self.written
@@ -158,7 +162,9 @@ class CompiledFunction:
                 ),
             )
         if mode.grad or not all(t._whole for t in tensors):
-            tensors = [_own(t, in_place) for t in tensors]
+            tensors = [
+                _own(t, in_place, laid_out=i not in self.marks) for i, t in enumerate(tensors)
+            ]
         states = self.captures.get(key, [])
         for captured, live in states:
             if not self._proven(key, live, numbers):
@@ -231,8 +237,8 @@ class CompiledFunction:
         self.refusals.pop(key, None)
         self._name_arguments(captured, args, kwargs)
         parts = [i for i, t in enumerate(given) if not t._whole]
-        if parts and key not in self.written and _writes(captured, parts):
-            # The copy of a part would be written, and not the part.
+        if key not in self.written and any(i in parts for _, i in captured.arguments):
+            # The copy of a part would be written or returned, and not the part.
             base = key
             self.written.add(base)
             return functools.partial(self, *args, **kwargs)
@@ -259,7 +265,7 @@ class CompiledFunction:
         if not self.runs:
             return _without_values(captured.result)
         # All of a step, or nothing of it.
-        with whole:
+        with captured.runtime.lock, whole:
             result, self.named = replay(captured, tensors, given)
         return result
 
@@ -409,10 +415,10 @@ class CompiledFunction:
                     ("size", sizes.setdefault(s, len(sizes))) if d in dims and s > 1 else s
                     for d, s in enumerate(x._shape)
                 )
-                grad = x.requires_grad and (x.is_leaf or "computed")
-                return ("tensor", shape, x.dtype, x._storage.runtime, grad, x._whole)
-            grad = x.requires_grad and (x.is_leaf or "computed")
-            return ("tensor", x._shape, x.dtype, x._storage.runtime, grad, x._whole)
+                layout: Any = x._whole
+            else:
+                shape, layout = x._shape, x._whole or x._strides
+            return ("tensor", shape, x.dtype, x._storage.runtime, _graph_of(x), layout, type(x))
         if type(x) is float:
             numbers[f"n{len(numbers)}"] = x
             return "float"
@@ -647,14 +653,26 @@ def _shape_of(x: Any) -> Any:
     return "number" if isinstance(x, HostScalar) else x
 
 
-def _own(t: Tensor, in_place: bool) -> Tensor:
-    """Return an argument as the program takes it: a leaf, with memory of its own."""
+def _graph_of(t: Tensor) -> str:
+    """Return what a tensor is to autograd."""
+    if not t.requires_grad:
+        return "constant"
+    if t.is_leaf:
+        return "leaf"
+    base = t._base
+    return (
+        "part of a leaf" if base is not None and base.requires_grad and base.is_leaf else "computed"
+    )
+
+
+def _own(t: Tensor, in_place: bool, laid_out: bool) -> Tensor:
+    """Return an argument as the program takes it: a leaf, with memory of its own, `laid_out` as the
+    given one or else contiguous.
+    """
     if not t._whole and not in_place:
-        return t.detach().clone().requires_grad_(t.requires_grad)
-    if t.requires_grad and not t.is_leaf:
-        # Its gradient goes on outside.
-        return t.detach().requires_grad_()
-    return t
+        value = t.detach()
+        return stand_in(t, value.clone() if laid_out else primitive.copy(value))
+    return stand_in(t, t.detach()) if t.requires_grad and not t.is_leaf else t
 
 
 class _Joint:
@@ -664,8 +682,8 @@ class _Joint:
 
     def __init__(self, taken: list[Tensor], given: list[Tensor]) -> None:
         apart = [(t, g) for t, g in zip(taken, given, strict=True) if t is not g]
-        self.ends = [(end_of(t), t, g) for t, g in apart if g.requires_grad and not g.is_leaf]
-        self.copies = [(t, g, t._storage.version) for t, g in apart if t._storage is not g._storage]
+        self.ends = [(end_of(leaf_of(t)), leaf_of(t), g) for t, g in apart if g.requires_grad]
+        self.apart = [(t, g, t._storage.version, t._history) for t, g in apart]
         self.closed = False
 
     def close(self) -> None:
@@ -673,28 +691,25 @@ class _Joint:
         if self.closed:
             return
         self.closed = True
-        for end, t, g in self.ends:
-            passed, t._grad = t._grad, None
+        for end, leaf, g in self.ends:
+            passed, leaf._grad = leaf._grad, None
             continue_graph(end, g)
             if passed is not None:
                 g.backward(passed, retain_graph=True)
 
     def write_back(self) -> None:
-        """Write what the call wrote into copies of parts of tensors."""
+        """Write what the call wrote into copies of parts of tensors, and give the given tensors the
+        history of what was written.
+        """
         if not self.closed:
             return
-        with no_grad():
-            for t, g, version in self.copies:
-                if t._storage.version != version:
+        for t, g, version, history in self.apart:
+            if t._storage is g._storage:
+                if t._history != history:
+                    rebase(g, t)
+            elif t._storage.version != version:
+                with contextlib.nullcontext() if t._history != history else no_grad():
                     g.copy_(t)
-
-
-def _writes(captured: Capture, arguments: list[int]) -> bool:
-    """Whether a program overwrites one of these arguments."""
-    return any(
-        i in arguments and any(storage is t for t in captured.targets)
-        for storage, i in captured.arguments
-    )
 
 
 def _title(function: Any) -> str:

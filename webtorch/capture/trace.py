@@ -22,7 +22,14 @@ from operator import attrgetter
 from types import CoroutineType, FrameType, GeneratorType, MappingProxyType
 from typing import Any
 
-from webtorch.capture.backward import Backward, live_results, trace_backward
+from webtorch.capture.backward import (
+    Backward,
+    is_live,
+    leaf_of,
+    tensors_in,
+    trace_backward,
+    whole_graph,
+)
 from webtorch.capture.outside import (
     MISSING,
     Length,
@@ -49,20 +56,26 @@ from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
+from webtorch.runtime.recording import one_at_a_time
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.host import (
     Decision,
     HostScalar,
     RandomOffset,
     RandomSeed,
+    RunAsUsual,
     TracedOptions,
     bindings,
     reads,
     tracing,
 )
+from webtorch.tensors.primitives import as_view
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, mode
+from webtorch.tensors.tape import GradFn, mark, mode
 from webtorch.tensors.tensor import Tensor
+
+# How many seconds a call waits for another thread's capture before it runs as usual.
+_PATIENCE = 5.0
 
 # What makes a graph's program: frozen graph, graph -> executable.
 Compiler = Callable[[Runtime, Any, Graph], Executable]
@@ -316,6 +329,10 @@ class Returned:
     history: str = ""
     # Whether it is a new leaf that takes gradients.
     leaf: bool = False
+    # The tensor that it is a view of, where a write to one must reach the other's gradients.
+    base: Returned | None = None
+    # Whether it takes gradients.
+    differentiable: bool = False
 
 
 class Watched:
@@ -471,11 +488,16 @@ def capture(
     on as usual from there, and NotReplayable is raised at its end.
     """
     rest = careful, runtime, compiler, wanted, reading
+    if not one_at_a_time.acquire(timeout=_PATIENCE if careful else -1):
+        # Another thread captures, and may be waiting for this one.
+        raise RunAsUsual
     try:
         return _capture(function, args, kwargs, tensors, objects, *rest)
     except _Unwatched as met:
         # What does not go by a name that the survey follows is looked at the second time.
         return _capture(function, args, kwargs, tensors, [*objects, *met.objects], *rest)
+    finally:
+        one_at_a_time.release()
 
 
 class _Unwatched(Exception):
@@ -506,7 +528,6 @@ def _capture(
     _part(runtime)
     existing = {s.node for s in Storage.live(runtime)} if careful else set()
     older: weakref.WeakSet[Storage] = weakref.WeakSet(Storage.live(runtime))
-    work = [(r, r.counters.realized, len(r.pending)) for r in others]
     argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
     tracing.begin()
     tracing.wanted = wanted
@@ -516,12 +537,23 @@ def _capture(
         groups = [group for o in survey.optimizers for group in o.param_groups]
         tracing.options = TracedOptions(groups)
         tracing.undo.append(tracing.options.restore)
-    runtime.capturing = True
-    runtime.overwritten.clear()
+    try:
+        recording = runtime.record()
+        for r in others:
+            r.record(elsewhere=True)
+    except BaseException:
+        for r in (runtime, *others):
+            r.stop_recording(keep=False)
+        tracing.end()
+        raise
     effects: list[tuple[Place, Any]] = []
     dropped: set[int] = set()
     complete = False
     gradient_mode = mode.grad, mode.inference
+    # Operations from here on are the call's.
+    beginning = mark()
+    # Where gradients of the arguments end: what is written in place gets another history.
+    ends = [leaf_of(t) for t in tensors]
     # Why the call goes on as usual, once it does.
     usual: list[str] = []
 
@@ -535,13 +567,13 @@ def _capture(
         usual.append("it reads a value of what it computes" + (f", at {place}" if place else ""))
         if tracing.options is not None and tracing.options.plain:
             tracing.options.hide()
-        runtime.capturing, runtime.stop_capturing = False, None
-        runtime.overwritten.clear()
+        for r in (runtime, *others):
+            r.stop_recording(keep=True)
         tracing.end()
         assert reading is not None
         reading()
 
-    runtime.stop_capturing = go_on if reading is not None else None
+    recording.stop = go_on if reading is not None else None
     try:
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
@@ -560,23 +592,41 @@ def _capture(
                 raise _Unwatched(unwatched)
         named = dict(tracing.named)
         reason = tracing.refused
-        if any((r.counters.realized, len(r.pending)) != (n, m) for r, n, m in work):
+        if any(r.recording is not None and r.recording.count for r in others):
             reason = reason or (
                 "it computes on two devices: move the arguments to one before the call"
             )
         backward: Backward | None = None
+        written: list[Tensor] = []
+        aliases = _Aliases()
+        # What the call itself leaves; the backward pass that is recorded next has results of its own.
+        owners = recording.live()
         if survey is not None:
             reason = _effects(survey, runtime, effects, dropped) or reason
-            reason = reason or _unknown(result)
-            live = live_results((result, [v for _, v in effects], named))
+            there = [*_watched_tensors(survey), *tensors]
+            reason = reason or _unknown(result, set(map(id, there)))
+            reason = reason or _passes_out(survey, tensors, ends)
+            aliases = _Aliases((result, [v for _, v in effects], named), there)
+            written = [t for t in tensors if id(t) in tracing.histories and is_live(t)]
+            live = [t for t in aliases.roots if is_live(t)] + written
+            reason = reason or whole_graph(live, beginning)
             if live and reason is None:
-                backward = trace_backward(live, tensors)
-        owners = runtime.live_owners()
-        extra = backward.owners(owners) if backward is not None else []
-        gone = {id(o) for o in extra}
-        owners = [*(o for o in owners if id(o) not in gone), *extra]
-        frozen = freeze(owners)
-        overwritten = dict(runtime.overwritten)
+                backward, reason = _with_backward(live, ends, survey, runtime, effects)
+        extra = backward.owners() if backward is not None else []
+        owners += extra
+        with runtime.lock:
+            # Another thread that computes changes nodes.
+            frozen = freeze(owners)
+            graph = to_graph(frozen)
+        if not recording.foreign.isdisjoint(frozen.order):
+            # What another thread computes for it would be a constant of the program.
+            if careful:
+                raise RunAsUsual
+            raise CaptureError(
+                "another thread wrote a tensor that the function reads while it was captured: let the "
+                "thread wait until the capture is done"
+            )
+        overwritten = {**recording.before, **recording.overwritten}
         before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
         homes = _homes(frozen.inputs, tensors, overwritten, runtime)
         for g in before.values():
@@ -586,8 +636,6 @@ def _capture(
         if careful and reason is not None:
             complete = True
             raise NotReplayable(result, reason)
-        runtime.take_pending()
-        graph = to_graph(frozen)
         grads = [
             Gradient(
                 next((i for i, a in enumerate(tensors) if a is t), weakref.ref(t)),
@@ -605,16 +653,14 @@ def _capture(
         actions, decisions = list(tracing.actions), list(tracing.decisions.values())
         draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
     finally:
+        for r in (runtime, *others):
+            # Unless the work stands, nothing was computed: overwritten storages have their values back, ...
+            r.stop_recording(keep=complete or bool(usual) or r is not runtime)
         if not (complete or usual):
-            # Nothing was computed: overwritten storages and gradients have their values back,
-            # generators and schedules their places, variables what they held.
-            for storage, node in runtime.overwritten.items():
-                storage.node, storage.donor = node, None
+            # ... and so have gradients; generators and schedules their places, variables what they held.
             tracing.restore()
             for place, _ in effects:
                 place.set(place.before)
-        runtime.overwritten.clear()
-        runtime.capturing, runtime.stop_capturing = False, None
         tracing.end()
         mode.grad, mode.inference = gradient_mode
     storages = [o for o in owners if isinstance(o, Storage)]
@@ -632,7 +678,10 @@ def _capture(
     if watched is not None:
         known = {id(t.now): t.place for t in reversed(watched.tensors)}
     known |= {id(t): i for i, t in enumerate(tensors)}
-    describe = _Describe(numbers, known)
+    describe = _Describe(numbers, known, aliases)
+    if backward is not None:
+        backward.results = [describe(t) for t in live]
+        backward.written = frozenset(range(len(live) - len(written), len(live)))
     result = describe(result)
     for gradient in grads:
         gradient.after = describe(gradient.after)
@@ -663,7 +712,12 @@ def _capture(
     if backward is None:
         executable = compiler(runtime, frozen.key, graph)
     else:
-        graph, kept = backward.split(graph, frozen.key, count, sources, runtime)
+        written_to = {
+            k
+            for k, x in enumerate(sources)
+            if (tensors[x]._storage if isinstance(x, int) else x) in overwritten
+        }
+        graph, kept = backward.split(graph, frozen.key, count, sources, written_to, runtime)
         sources, donated = [sources[k] for k in kept], [donated[k] for k in kept]
         executable = compiler(runtime, (frozen.key, "forward", count), graph)
         targets = targets[:count]
@@ -786,8 +840,10 @@ def _began(optimizer: Optimizer, fresh: Callable[[Tensor], bool]) -> bool:
     return any(holds_tensor(state, fresh) for state in optimizer.state.values())
 
 
-def _unknown(result: Any) -> str | None:
-    """Say what in a result cannot be made anew, if there is something."""
+def _unknown(result: Any, known: set[int]) -> str | None:
+    """Say what in a result cannot be made anew, if there is something. `known` are the tensors of
+    before, by id.
+    """
     for x in _leaves(result):
         if isinstance(x, (GeneratorType, CoroutineType)):
             return f"it returns a {type(x).__name__}"
@@ -795,7 +851,55 @@ def _unknown(result: Any) -> str | None:
             inside = holds_tensor(attributes(x), lambda t: t._storage.node.kind != "buffer")
             if inside:
                 return f"it returns a {type(x).__name__}, which holds what it computed"
+        if isinstance(x, Tensor) and type(x) is not Tensor and id(x) not in known:
+            return f"it returns a new {type(x).__name__}"
     return None
+
+
+def _with_backward(
+    live: list[Tensor],
+    ends: list[Tensor],
+    survey: Survey,
+    runtime: Runtime,
+    effects: list[tuple[Place, Any]],
+) -> tuple[Backward | None, str | None]:
+    """Record the backward pass of a call's results; or return why a program cannot repeat it, with
+    everything as it was before.
+    """
+    for length in survey.lengths:
+        length.count = len(length.container)
+    recording = runtime.recording
+    assert recording is not None
+    values = {s: s.node for s in recording.overwritten}
+    pending = list(recording.pending)
+    backward, reason = None, None
+    try:
+        backward = trace_backward(live, {id(t): i for i, t in enumerate(ends)})
+    except Exception as error:
+        # The caller's own backward pass says so again, where it is called.
+        reason = f"its backward pass fails ({error})"
+    # What hooks did outside.
+    after: list[tuple[Place, Any]] = []
+    hooked = _effects(survey, runtime, after, set())
+    if [(p, id(v)) for p, v in after] != [(p, id(v)) for p, v in effects]:
+        hooked = hooked or "it binds a name of the outside"
+    if {s: s.node for s in recording.overwritten} != values:
+        hooked = hooked or "it writes a tensor of the outside"
+    if hooked is not None:
+        reason = reason or f"in a hook, {hooked}"
+    if reason is None:
+        return backward, None
+    # The hooks run again when the caller differentiates.
+    for length in survey.lengths:
+        length.undo()
+    for owner, node in list(recording.overwritten.items()):
+        if owner in values:
+            owner.node = values[owner]
+        else:
+            owner.node, owner.donor = recording.public.pop(owner, node), None
+            del recording.overwritten[owner]
+    recording.pending[:] = pending
+    return None, reason
 
 
 def _is_plain_structure(x: Any) -> bool:
@@ -812,12 +916,9 @@ def _part(runtime: Runtime) -> None:
     """Give storages that share a value one each: a program tells its inputs apart by their memory."""
     holders: dict[Node, Storage] = {}
     for storage in Storage.live(runtime):
-        shared = storage.node.shared
-        if shared and holders.setdefault(storage.node, storage) is not storage:
+        node = storage.node
+        if node.shared and holders.setdefault(node, storage) is not storage:
             storage.own()
-    for node in holders:
-        # Nothing is pending, and one storage is left: its memory may be overwritten.
-        node.shared = False
 
 
 def _one_runtime(
@@ -825,9 +926,8 @@ def _one_runtime(
 ) -> Runtime:
     runtimes = {t._storage.runtime for t in tensors}
     outside: set[Runtime] = set()
-    for place in (*survey.quick, *survey.slow) if survey is not None else ():
-        if isinstance(place.before, Tensor):
-            outside.add(place.before._storage.runtime)
+    if survey is not None:
+        outside.update(t._storage.runtime for t in _watched_tensors(survey))
     if len(runtimes) > 1 and survey is not None:
         # Lengths and other numbers stay on the CPU; what computes there too is found out.
         runtimes = {r for r in runtimes if r.kind != "cpu"}
@@ -868,39 +968,88 @@ def _homes(
     return homes
 
 
+def _watched_tensors(survey: Survey) -> list[Tensor]:
+    return [p.before for p in (*survey.quick, *survey.slow) if isinstance(p.before, Tensor)]
+
+
+class _Aliases:
+    """Which of the tensors that a call leaves are views, which a replay makes of the tensors that they
+    are views of: arguments, tensors of outside, or others that the call leaves.
+    """
+
+    def __init__(self, left: Any = None, existing: Sequence[Tensor] = ()) -> None:
+        known = set(map(id, existing))
+        home = {id(t._storage): t for t in existing}
+        left = [t for t in tensors_in(left) if id(t) not in known]
+        views = Counter(id(t._base) for t in left)
+        # By the id of a view, what it is a view of.
+        self.bases: dict[int, Tensor] = {}
+        # What is left, or has views that are, and is no view of that itself.
+        self.roots: list[Tensor] = []
+        for t in left:
+            base = t._base
+            if base is not None and base.dtype is t.dtype:
+                there = home.get(id(t._storage))
+                if there is None and (views[id(base)] > 1 or any(x is base for x in left)):
+                    there = base
+                if there is not None and there.dtype is t.dtype:
+                    self.bases[id(t)] = there
+        for t in left:
+            root = self.bases.get(id(t), t)
+            if id(root) not in known and not any(root is r for r in self.roots):
+                self.roots.append(root)
+
+
+def _passes_out(survey: Survey, tensors: Sequence[Tensor], ends: Sequence[Tensor]) -> str | None:
+    """Say how gradients of a call leave it in a way that a replay cannot repeat, if they do. `ends` are
+    where those of the arguments end.
+    """
+    if any(end is not t and id(end) in tracing.grads for t, end in zip(tensors, ends)):
+        return "it takes gradients of what its argument was computed from"
+    if any(id(t._base) in tracing.histories for t in tensors):
+        return "it writes what has gradients into a view that it is given"
+    for place in (*survey.quick, *survey.slow):
+        t = place.before
+        if isinstance(t, Tensor) and (
+            id(t) in tracing.histories or id(t._base) in tracing.histories
+        ):
+            return f"it writes what has gradients into {place.name}"
+    return None
+
+
 class _Describe:
     """Replaces tensors in a structure by `Returned`; `returned` are the outputs that are met."""
 
-    def __init__(self, numbers: dict[int, int], known: dict[int, Any]) -> None:
+    def __init__(self, numbers: dict[int, int], known: dict[int, Any], aliases: _Aliases) -> None:
         self.numbers = numbers
         self.known = known
+        self.bases = aliases.bases
         self.returned: set[int] = set()
 
     def __call__(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            origin = self.known.get(id(x))
-            number = self.numbers.get(id(x._storage))
-            if number is not None and origin is None:
-                self.returned.add(number)
-            history = ""
-            fn = x._grad_fn
-            if fn is not None and x._requires_grad:
-                history = fn.title
-            storage = x._storage if number is None or origin is not None else None
-            leaf = fn is None and origin is None and x._requires_grad
-            return Returned(
-                number,
-                x._shape,
-                x._strides,
-                x._offset,
-                storage,
-                origin,
-                id(x),
-                x.dtype,
-                history,
-                leaf,
-            )
-        return rebuilt(x, self)
+        if not isinstance(x, Tensor):
+            return rebuilt(x, self)
+        origin = self.known.get(id(x))
+        number = self.numbers.get(id(x._storage))
+        if number is not None and origin is None:
+            self.returned.add(number)
+        requires_grad = x.requires_grad
+        fn = x._grad_fn
+        base = self.bases.get(id(x))
+        return Returned(
+            number,
+            x._shape,
+            x._strides,
+            x._offset,
+            x._storage if number is None or origin is not None else None,
+            origin,
+            id(x),
+            x.dtype,
+            fn.title if fn is not None and requires_grad else "",
+            fn is None and origin is None and requires_grad,
+            None if base is None else self(base),
+            requires_grad,
+        )
 
 
 def _leaves(x: Any) -> Iterator[Any]:
@@ -950,7 +1099,7 @@ def replay(
         else:
             storage = moved.get(source, source) if moved else source
         node = storage.node
-        if node.kind != "buffer" or (donated and node.shared):
+        if node.kind != "buffer" or (donated and node.shared and storage.shares(node)):
             node = storage.own() if donated else storage.realize()
         inputs.append(node.buffer)
     # A gradient that nobody else has takes the new values; memory of the others is free meanwhile.
@@ -979,6 +1128,9 @@ def replay(
     # A value that backward reads too must not be overwritten.
     fresh = settle(captured, buffers, moved, backward is not None, kept)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
+    if backward is not None:
+        results = [rebuild(r) for r in backward.results]
+        backward.attach(results, given, held, buffers[len(captured.targets) :], args)
     for gradient, owner in replaced:
         owner._grad = rebuild(gradient.after)
     for place, value in captured.effects:
@@ -987,8 +1139,6 @@ def replay(
         bindings.modules += place.slow
     result = rebuild(captured.result)
     named = rebuild(captured.named)
-    if backward is not None:
-        backward.attach(rebuild.made, given, held, buffers[len(captured.targets) :], args)
     return result, named
 
 
@@ -1101,6 +1251,13 @@ class Rebuild:
             value = x.origin.get()
             if isinstance(value, Tensor):
                 return value
+        if x.base is not None:
+            before, mode.grad = mode.grad, mode.grad and x.differentiable
+            try:
+                name = x.history.removesuffix("Backward0") or "AsStrided"
+                return as_view(self(x.base), x.shape, x.strides, x.offset, name=name)
+            finally:
+                mode.grad = before
         storage = x.storage
         if x.number is not None:
             storage = self.fresh.get(x.number) or self.targets[x.number]  # type: ignore[assignment]

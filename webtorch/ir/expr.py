@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
@@ -48,6 +49,8 @@ ARITY: dict[str, int] = {
 COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan", "isinf", "not"})
 
 _INTERNED: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+# Two threads that make one expression get one. (A collection can make another on the same thread.)
+_MAKING = threading.RLock()
 
 
 class Expr:
@@ -134,11 +137,15 @@ def make(op: str, dtype: DType, args: tuple[Expr, ...] = (), value: object = Non
     else:
         key = (op, dtype, tuple(map(id, args)), value)
     found = _INTERNED.get(key)
-    if found is None:
-        found = Expr()
-        found.op, found.dtype, found.args, found.value = op, dtype, args, value
-        _INTERNED[key] = found
-    return found
+    if found is not None:
+        return found
+    with _MAKING:
+        found = _INTERNED.get(key)
+        if found is None:
+            found = Expr()
+            found.op, found.dtype, found.args, found.value = op, dtype, args, value
+            _INTERNED[key] = found
+        return found
 
 
 def const(value: Scalar, dtype: DType) -> Expr:

@@ -123,8 +123,9 @@ class Node:
 
     def become_buffer(self, buffer: Any) -> None:
         """Turn into realized data."""
-        self.kind = "buffer"
+        # Another thread that finds a buffer finds its memory.
         self.buffer = buffer
+        self.kind = "buffer"
         self.srcs = ()
         self.attrs = ()
         self.scalars = ()

@@ -62,7 +62,8 @@ def _atom(kind: str, value: object, base: Index | None, divisor: int, low: int, 
             high,
         )
         found.expression = None
-        _ATOMS[key] = found
+        # Another thread may have made it meanwhile.
+        found = _ATOMS.setdefault(key, found)
     return found
 
 

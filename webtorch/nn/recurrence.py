@@ -13,7 +13,9 @@ from typing import Any
 import webtorch
 from webtorch import Tensor
 from webtorch.nn import functional as F
+from webtorch.tensors import autocast
 from webtorch.tensors.host import sizes_in, tracing
+from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.whole import realize
 
 __all__ = [
@@ -189,7 +191,8 @@ class _Steps(webtorch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return the gradients of all inputs."""
         mask, gates, hh, bias, hr, *start = ctx.saved_tensors
-        if webtorch.is_grad_enabled():
+        if webtorch.is_grad_enabled() or looks_at_each():
+            # The gradients have gradients themselves, or are mapped.
             inputs = (gates, hh, bias, hr, *start)
             return (None, None, None, *_differentiable(ctx, inputs, mask, grads))
         cell, saved = ctx.cell, ctx.saved
@@ -250,10 +253,12 @@ def _differentiable(
 ) -> list[Any]:
     """Return the gradients as results that have gradients themselves."""
     gates, hh, bias, hr, *start = inputs
-    out, state = _recorded(ctx.cell, gates, mask, tuple(start), hh, bias, hr, ctx.reverse)
+    create = webtorch.is_grad_enabled()
+    with webtorch.enable_grad():
+        out, state = _recorded(ctx.cell, gates, mask, tuple(start), hh, bias, hr, ctx.reverse)
     wanted = [one for one in inputs if one is not None and one.requires_grad]
     found = webtorch.autograd.grad(
-        (out, *state), wanted, grads, create_graph=True, allow_unused=True
+        (out, *state), wanted, grads, create_graph=create, allow_unused=True
     )
     of = {id(one): grad for one, grad in zip(wanted, found, strict=True)}
     return [of.get(id(one)) for one in inputs]
@@ -276,8 +281,9 @@ def _run(
     if bias_ih is not None and bias_hh is not None and not cell.apart:
         bias_ih, bias_hh = bias_ih + bias_hh, None
     gates = F.linear(x, ih, bias_ih)
-    if tracing.active:
-        # A capture takes down all steps, and replays them without Python.
+    if tracing.active or looks_at_each() or autocast.state.enabled:
+        # A capture takes down all steps, and replays them without Python; transforms look at each
+        # operation, and autocast chooses its type.
         return _recorded(cell, gates, mask, start, hh, bias_hh, hr, reverse)
     out, *last = _Steps.apply(cell, reverse, mask, gates, hh, bias_hh, hr, *start)
     return out, tuple(last)

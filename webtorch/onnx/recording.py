@@ -26,6 +26,7 @@ from webtorch.ir.view import contiguous_strides, numel
 from webtorch.nn import Module, recurrence
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.realize import Runtime, open_runtimes
+from webtorch.runtime.recording import one_at_a_time
 from webtorch.tensors import calls, indexing
 from webtorch.tensors.host import tracing
 from webtorch.tensors.storage import Storage
@@ -297,17 +298,17 @@ def record(
     """
     global _active
     runtimes = {t._storage.runtime for t in inputs} or set(open_runtimes())
-    for runtime in open_runtimes():
-        runtime.realize()
     watch = _Watch(names)
     before = sys.getprofile()
     gradient_mode = mode.grad, mode.inference
     with contextlib.ExitStack() as stack:
+        stack.enter_context(one_at_a_time)
         tracing.begin()
+        for runtime in open_runtimes():
+            runtime.realize()
         for runtime in runtimes:
-            runtime.capturing = True
-            runtime.overwritten.clear()
-            stack.callback(_restore, runtime)
+            runtime.record()
+            stack.callback(runtime.stop_recording, keep=False)
         stack.callback(_undo, gradient_mode)
         mode.grad = False
         _active += 1
@@ -327,14 +328,6 @@ def _undo(gradient_mode: tuple[bool, bool]) -> None:
     tracing.restore()
     tracing.end()
     mode.grad, mode.inference = gradient_mode
-
-
-def _restore(runtime: Runtime) -> None:
-    for storage, node in runtime.overwritten.items():
-        storage.node, storage.donor = node, None
-    runtime.overwritten.clear()
-    runtime.pending.clear()
-    runtime.capturing = False
 
 
 def contents(value: Value, runtime: Runtime) -> Tensor:

@@ -143,8 +143,7 @@ def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
 
 def _hold_the_last_computed(x: torch.Tensor, before: dict[Any, Any]) -> bool:
     """Drop writes that are not computed yet; return whether the tensor has a computed value."""
-    memory = memory_of(x)
-    storage = memory.held
+    storage = memory_of(x).held
     if storage is None:
         return False
     if storage.node.kind != "buffer" and storage in before:
@@ -238,10 +237,12 @@ class Memory:
     when the memory is looked at in a way that they cannot be seen in, or written in part.
     """
 
-    __slots__ = ("__weakref__", "dtype", "laid", "nbytes", "raw", "storage")
+    __slots__ = ("__weakref__", "dtype", "is_cut", "laid", "nbytes", "raw", "storage")
 
     def __init__(self, nbytes: int, dtype: DType | None) -> None:
         self.nbytes = nbytes
+        # Whether it has been made smaller: tensors may then reach beyond its end.
+        self.is_cut = False
         self.dtype = dtype
         self.storage: Storage | None = None
         self.raw: bytes | None = None
@@ -404,6 +405,7 @@ def resize_storage(storage: Any, nbytes: int) -> Any:
 def _resized(memory: Memory, nbytes: int) -> tuple[Any, Memory]:
     """Return a new storage of another size with as much of the contents as fits, and zeros."""
     storage, new = new_storage(nbytes, memory.dtype)
+    new.is_cut = memory.is_cut or nbytes < memory.nbytes
     if memory.laid is not None:
         memory.turn()
     held = memory.storage
@@ -454,7 +456,12 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
             count = 0
             break
         count += (n - 1) * step
-    storage, _ = new_storage(count * kind.itemsize, HELD[dtype])
+    nbytes = count * kind.itemsize
+    if not 0 <= nbytes < 1 << 63:
+        raise RuntimeError(
+            f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
+        )
+    storage, _ = new_storage(nbytes, HELD[dtype])
     x: torch.Tensor = _create((0,), dtype)
     _set(CPU, x, storage, 0, size, stride)
     return x
@@ -470,6 +477,8 @@ def wrap(x: torch.Tensor) -> Tensor:
 
 def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
     """Return a tensor as a webtorch tensor on `memory`, which is its own."""
+    if memory.is_cut:
+        _check_reach(x, memory)
     # A view can be of a type that is not available.
     kind = TO_WEBTORCH.get(x.dtype) or webtorch_dtype(x.dtype)
     shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
@@ -492,6 +501,23 @@ def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
         whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
         out = Tensor._from_storage(storage, shape, strides, offset, whole)
     return -out if x.is_neg() else out
+
+
+def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
+    """Return how many elements of its memory a tensor reaches."""
+    if 0 in size:
+        return 0
+    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=False))
+
+
+def _check_reach(x: torch.Tensor, memory: Memory) -> None:
+    """Raise RuntimeError for a tensor that reaches beyond the end of its memory."""
+    need = _reach(x.shape, x.stride(), x.storage_offset()) * x.element_size()
+    if need > memory.nbytes:
+        raise RuntimeError(
+            f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' needs a storage of {need} "
+            f"bytes, which was resized to {memory.nbytes}. Resize it again, as in x.untyped_storage().resize_({need})."
+        )
 
 
 def new_tensor(result: Tensor, fresh: bool, strides: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -555,6 +581,8 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
         result, dtype = result._pairs(), dtype.to_real()
         shape, strides, offset = (*shape, 2), (*[2 * s for s in strides], 1), 2 * offset
     memory = memory_of(out)
+    if memory.is_cut:
+        _check_reach(out, memory)
     elements = numel(shape)
     if not elements:
         return
@@ -637,22 +665,43 @@ def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> No
 
 
 def host_bytes(x: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, which must be kept while they are used."""
+    """Return the bytes of a contiguous CPU tensor, which must be kept while they are used.
+
+    Raises RuntimeError for a tensor without memory that the host may read.
+    """
     count = x.numel() * x.element_size()
     if not count:
         return memoryview(bytearray())
-    return memoryview((ctypes.c_char * count).from_address(x.data_ptr())).cast("B")
+    return memoryview((ctypes.c_char * count).from_address(host_address(x))).cast("B")
+
+
+def host_address(x: torch.Tensor) -> int:
+    """Return where a CPU tensor that is not empty lies. Raises RuntimeError where the host has no memory of it."""
+    address = x.data_ptr() if x.device.type == "cpu" else 0
+    if not address:
+        raise RuntimeError(
+            f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' has no memory on the host "
+            f"to copy from or to: its storage has {x.untyped_storage().nbytes()} bytes"
+        )
+    return address
+
+
+def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised CPU tensor, whatever the default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def upload(x: torch.Tensor, dtype: DType) -> Tensor:
     """Return a CPU tensor's values on the device."""
+    if x.numel():
+        host_address(x)
     x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg().resolve_conj()
     return from_contents(host_bytes(x), tuple(x.shape), dtype, runtime())
 
 
 def download(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous CPU copy of a tensor on the device. Waits for the device."""
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = host_tensor(x.shape, x.dtype)
     if x.numel():
         values = wrap(x)
         values = values._pairs() if values.dtype.is_complex else values
@@ -717,8 +766,10 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
         store(dst, upload(src, kind), fresh=True)
         return dst
+    if dst.device.type == "cpu" and dst.numel():
+        host_address(dst)
     if _is_raw(src):
-        values = torch.empty(src.numel(), dtype=torch.uint8)
+        values = host_tensor((src.numel(),), torch.uint8)
         host_bytes(values)[:] = memoryview(memory_of(src).contents()).cast("B")[: values.numel()]
         dst.copy_(values)
         return dst
@@ -838,10 +889,10 @@ def set_(
 ) -> torch.Tensor:
     """`aten::set_`: the storage grows to what the geometry reaches."""
     stride = tuple(stride) or contiguous_strides(tuple(size))
-    if 0 not in size and min(stride, default=0) >= 0 and min(size, default=0) >= 0 <= offset:
-        reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=False))
-        if reach * x.element_size() > source.nbytes():
-            resize_storage(source, reach * x.element_size())
+    if min(stride, default=0) >= 0 and min(size, default=0) >= 0 <= offset:
+        need = _reach(size, stride, offset) * x.element_size()
+        if need > source.nbytes():
+            resize_storage(source, need)
     _set(CPU, x, source, offset, size, stride)
     return x
 

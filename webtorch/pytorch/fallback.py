@@ -126,7 +126,7 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return torch.device("cpu")
         # Numbers come as Python numbers where the schema says Tensor.
         is_number = isinstance(value, (bool, int, float, complex))
-        return torch.tensor(value) if is_tensor and is_number else value
+        return torch.tensor(value, device="cpu") if is_tensor and is_number else value
 
     def prepare(argument: Any, value: Any) -> Any:
         is_write = argument.alias_info is not None and argument.alias_info.is_write

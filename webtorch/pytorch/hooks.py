@@ -65,6 +65,17 @@ _answer = functools.partial(
 )
 
 
+def _descend(levels: int) -> None:
+    """Raise RecursionError where there is no room for so many calls, of Python and of C."""
+    if levels:
+        _descend_in_c(levels - 1)
+
+
+_descend_in_c = functools.partial(_descend)
+# The calls that `_answer` makes.
+_LEVELS = 12
+
+
 class _Engine(torch._C._ImperativeEngine):
     """PyTorch's autograd engine, whose backward passes survive what hooks raise."""
 
@@ -73,6 +84,7 @@ class _Engine(torch._C._ImperativeEngine):
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass. Raises what a hook raised."""
+        _descend(_LEVELS)
         guard = _state["guard"]
         taken = _taken.errors
         before = len(taken)

@@ -682,6 +682,12 @@ class Programs:
         self, ready: Ready, storages: list[Any], known: Inputs | None, args: Sequence[Any]
     ) -> tuple[list[Any], dict[int, Storage]]:
         """Run a program; return its outputs, and the storages of new results by the number of the output."""
+        with ready.captured.runtime.lock:
+            return self._run_alone(ready, storages, known, args)
+
+    def _run_alone(
+        self, ready: Ready, storages: list[Any], known: Inputs | None, args: Sequence[Any]
+    ) -> tuple[list[Any], dict[int, Storage]]:
         captured = ready.captured
         runtime = captured.runtime
         if runtime.pending:

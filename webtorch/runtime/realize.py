@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
@@ -31,6 +31,7 @@ from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.parts import FEWEST, Cut, Held, changed_sizes, cut, structure
+from webtorch.runtime.recording import Owner, Recording
 from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
 
@@ -56,20 +57,28 @@ def is_seen(node: Node) -> bool:
 
 def _reads_lent(node: Node) -> bool:
     for s in node.srcs:
-        # A value is read as it is or through one view.
+        # A value is read as it is or through one view, which another thread may have computed.
         if s.kind == "view":
-            s = s.srcs[0]
+            s = next(iter(s.srcs), s)
         if s.host is not None and is_seen(s):
             return True
     return False
 
 
-class Owner(Protocol):
-    """What holds a node as its value: a storage."""
+class Taken:
+    """The value that an owner had when it was taken to be computed; another thread may write the owner
+    meanwhile.
+    """
 
-    node: Node
-    donor: Node | None
+    __slots__ = ("donor", "node", "owner")
 
+    def __init__(self, owner: Owner, node: Node, donor: Node | None) -> None:
+        self.owner, self.node, self.donor = owner, node, donor
+
+
+# What freezing looks at.
+Value = Owner | Taken | Held
+_NONE: weakref.WeakKeyDictionary[Owner, Node] = weakref.WeakKeyDictionary()
 
 _REMEDY = (
     "Compiling costs far more than running: keep shapes fixed (pad to one size, use one batch size "
@@ -94,7 +103,7 @@ class Frozen:
     order: list[Node]
     inputs: list[Node]
     args: list[Scalar]
-    owners: list[Owner]
+    owners: Sequence[Value]
     donors: list[Node | None]
     # Offsets of windows that are written where they were read: the argument of the read, or None
     # where that is in the structure already.
@@ -129,7 +138,7 @@ def argument_dtypes(node: Node) -> list[DType]:
             return [int32] * len(node.scalars)
 
 
-def freeze(owners: list[Owner]) -> Frozen:
+def freeze(owners: Sequence[Value]) -> Frozen:
     """Collect the graph that the owners' values stand on, in topological order."""
     number: dict[Node, int] = {}
     order: list[Node] = []
@@ -233,7 +242,7 @@ def _read_windows(
     ]
 
 
-def signature(owner: Owner) -> tuple[tuple[Any, ...], list[Node], Sequence[Scalar]] | None:
+def signature(owner: Value) -> tuple[tuple[Any, ...], list[Node], Sequence[Scalar]] | None:
     """Return a key for the graph of one operation on data or on views of data, which is what one call
     by itself leaves; None for other graphs. The inputs and arguments are in the order of `freeze`.
     """
@@ -379,13 +388,15 @@ class Runtime:
         self.divided: dict[Any, Divided] = {}
         # By executable: the family it belongs to.
         self.families: dict[int, Family] = {}
+        # Held while something is computed or a program is run; one thread at a time.
         self.lock = threading.RLock()
-        # While a function is being captured nothing may be computed; says so to whoever asks.
-        self.capturing = False
-        # What ends a capture when the captured function reads a value.
-        self.stop_capturing: Callable[[], None] | None = None
-        # What owners held before a capture overwrote it.
-        self.overwritten: weakref.WeakKeyDictionary[Owner, Node] = weakref.WeakKeyDictionary()
+        # Held, for a moment, while owners get other values and while these are taken to be computed.
+        # Who holds both has taken `lock` first.
+        self.writing = threading.RLock()
+        # How many threads (of one: how often) compute what they have taken.
+        self.running = 0
+        # What a thread captures: then it computes nothing.
+        self.recording: Recording | None = None
         # Values whose memory NumPy arrays see too.
         self.lent: list[weakref.ref[Node]] = []
         self.debug = debug_level()
@@ -396,10 +407,11 @@ class Runtime:
         What reads memory that a NumPy array sees is computed at once: nobody would know when the
         array is written.
         """
+        recording = self.recording
+        if recording is not None and recording.takes(owner):
+            return
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if self.capturing:
-            return
         if len(pending) > _MAX_PENDING or (self.lent and _reads_lent(owner.node)):
             self.realize()
 
@@ -408,39 +420,95 @@ class Runtime:
         self.settled[id(owner)] = weakref.ref(owner)
         if len(self.settled) > self.most_settled:
             self._forget_dead()
+        recording = self.recording
+        if recording is not None and recording.thread != threading.get_ident():
+            recording.foreign.add(owner.node)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the running thread captures on this device: then nothing may be computed."""
+        recording = self.recording
+        return recording is not None and recording.is_mine
+
+    @property
+    def overwritten(self) -> weakref.WeakKeyDictionary[Owner, Node]:
+        """What owners held before the running thread's capture overwrote it."""
+        recording = self.recording
+        return _NONE if recording is None or not recording.is_mine else recording.overwritten
+
+    def record(self, *, elsewhere: bool = False) -> Recording:
+        """Compute what is pending, and begin a capture by the running thread."""
+        with self.lock:
+            # Nothing is being computed now.
+            self.realize()
+            with self.writing:
+                recording = self.recording = Recording(elsewhere=elsewhere)
+                waiting = [o for r in self.pending if (o := r()) is not None]
+                # What other threads have recorded since.
+                recording.foreign.update([o.node for o in waiting if o.node.kind != "buffer"])
+        return recording
+
+    def stop_recording(self, keep: bool) -> None:
+        """End a capture. `keep`: what it recorded is computed like any other work, or else nothing of
+        it happened.
+        """
+        recording = self.recording
+        if recording is None:
+            return
+        with self.writing:
+            if keep:
+                for owner, old in recording.overwritten.items():
+                    if old.shared:
+                        # Another thread took the value meanwhile.
+                        owner.donor = None
+            else:
+                recording.restore()
+            self.recording = None
+            self.pending += recording.pending if keep else ()
+            for reference in () if keep else recording.pending:
+                owner = reference()
+                if owner is not None:
+                    self.settled[id(owner)] = reference
 
     def _forget_dead(self) -> None:
-        for number, reference in list(self.settled.items()):
+        for number, reference in self.settled.copy().items():
             if reference() is None:
-                self.settled.pop(number, None)
+                gone = self.settled.pop(number, None)
+                if gone is not None and gone() is not None:
+                    # Another thread has made an owner in the same place meanwhile.
+                    self.settled.setdefault(number, gone)
         self.most_settled = max(1024, 2 * len(self.settled))
 
     def known_owners(self) -> list[Owner]:
         """Return every owner of a value of this device that exists."""
-        found = [*self.settled.values(), *self.pending]
+        with self.writing:
+            recording = self.recording
+            recorded = recording.pending if recording is not None else ()
+            found = [*self.settled.copy().values(), *self.pending, *recorded]
         return list({id(o): o for r in found if (o := r()) is not None}.values())
 
-    def take_pending(self) -> list[Owner]:
-        """Return what `live_owners` does, and take all for settled."""
-        settled = self.settled
-        if len(self.pending) == 1:
-            reference = self.pending.pop()
-            owner = reference()
-            if owner is None:
-                return []
-            settled[id(owner)] = reference
-            if len(settled) > self.most_settled:
-                self._forget_dead()
-            return [owner] if owner.node.kind != "buffer" else []
-        found: dict[int, Owner] = {}
-        for reference in self.pending:
-            owner = reference()
-            if owner is not None:
+    def _take(self) -> list[Taken]:
+        """Return the values that are wanted and not computed, in the order they were recorded, and take
+        all for settled.
+        """
+        settled, recording = self.settled, self.recording
+        found: dict[int, Taken] = {}
+        with self.writing:
+            # Other threads go on recording: each call on the list is one step.
+            pending = self.pending[:]
+            del self.pending[: len(pending)]
+            for reference in pending:
+                owner = reference()
+                if owner is None:
+                    continue
                 number = id(owner)
                 settled[number] = reference
-                if owner.node.kind != "buffer":
-                    found[number] = owner
-        self.pending.clear()
+                node = owner.node if recording is None else recording.value_of(owner)
+                if node.kind != "buffer" and number not in found:
+                    found[number] = Taken(owner, node, owner.donor if node is owner.node else None)
+                    if node is owner.node:
+                        owner.donor = None
+            self.running += 1
         if len(settled) > self.most_settled:
             self._forget_dead()
         return list(found.values())
@@ -450,59 +518,61 @@ class Runtime:
         node.host = seen
         self.lent.append(weakref.ref(node))
 
-    def live_owners(self) -> list[Owner]:
-        """Return the owners whose values are still wanted and not computed, in the order they were
-        recorded.
-        """
-        found: dict[int, Owner] = {}
-        for reference in self.pending:
-            owner = reference()
-            if owner is not None and owner.node.kind != "buffer":
-                found[id(owner)] = owner
-        return list(found.values())
-
     def realize(self) -> None:
         """Compute everything that is pending on this device. Raises CaptureError while a function
         is being captured that must not read.
         """
-        if self.capturing and self.stop_capturing is not None:
-            self.stop_capturing()
-        if self.capturing:
-            raise CaptureError(
-                "a captured function cannot read values: the program is recorded once and "
-                "replayed without Python, so nothing is "
-                "computed yet. Return the tensor and read it outside, or use webtorch.where "
-                "instead of a Python `if`."
-            )
+        recording = self.recording
+        if recording is not None and recording.is_mine:
+            if recording.stop is not None:
+                recording.stop()
+            if self.capturing:
+                raise CaptureError(
+                    "a captured function cannot read values: the program is recorded once and "
+                    "replayed without Python, so nothing is "
+                    "computed yet. Return the tensor and read it outside, or use webtorch.where "
+                    "instead of a Python `if`."
+                )
         with self.lock:
-            owners = self.take_pending()
-            if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
-                self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
-            if not owners:
-                return
+            taken = self._take()
             try:
-                if watch.before is not None:
-                    # Who looks at what is computed sees every operation.
-                    freeze(owners)
-                    watch.before(self, owners)
-                self._run(owners)
-            except Exception as error:
-                if isinstance(error, OutOfMemoryError):
-                    error.before = {o: o.donor for o in owners if o.donor is not None}
-                # From here on each may be computed by itself, and nobody would see that another still
-                # reads the memory that it would take.
-                for owner in owners:
-                    owner.donor = None
-                # Without memory each would be compiled anew, and some would be written and others not.
-                if not isinstance(error, OutOfMemoryError):
-                    self._run_apart(owners)
-                raise
-            except BaseException:
-                # Stopped before it ran: the results are still wanted.
-                self.pending[:0] = [weakref.ref(o) for o in owners if o.node.kind != "buffer"]
-                raise
+                self._compute(taken)
+            finally:
+                self.running -= 1
 
-    def _run_apart(self, owners: list[Owner]) -> None:
+    def _compute(self, taken: list[Taken]) -> None:
+        if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
+            self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
+        if not taken:
+            return
+        try:
+            if watch.before is not None:
+                # Who looks at what is computed sees every operation.
+                freeze(taken)
+                watch.before(self, [t.owner for t in taken])
+            self._run(taken)
+        except Exception as error:
+            if isinstance(error, OutOfMemoryError):
+                error.before = {t.owner: t.donor for t in taken if t.donor is not None}
+            # From here on each may be computed by itself, and nobody would see that another still
+            # reads the memory that it would take.
+            for t in taken:
+                t.donor = None
+            # Without memory each would be compiled anew, and some would be written and others not.
+            if not isinstance(error, OutOfMemoryError):
+                self._run_apart(taken)
+            raise
+        except BaseException:
+            # Stopped before it ran: the results are still wanted.
+            with self.writing:
+                waiting = [t for t in taken if t.node.kind != "buffer"]
+                for t in waiting:
+                    if t.owner.node is t.node:
+                        t.owner.donor = t.donor
+                self.pending[:0] = [weakref.ref(t.owner) for t in waiting]
+            raise
+
+    def _run_apart(self, owners: Sequence[Value]) -> None:
         """After a failure, compute what can be computed: one bad operation must not block
         everything else.
 
@@ -524,7 +594,7 @@ class Runtime:
         if not self.capturing:
             self.realize()
 
-    def _run(self, owners: list[Owner]) -> None:
+    def _run(self, owners: Sequence[Value]) -> None:
         self.counters.realized += 1
         if not self.debug:
             if owners[0].node.kind == "call":
@@ -607,7 +677,7 @@ class Runtime:
             self._run_frozen(part, executable)
         return True
 
-    def _run_single(self, owner: Owner) -> bool:
+    def _run_single(self, owner: Value) -> bool:
         """Compute a value that is one operation on data, with less work than a larger graph takes."""
         found = signature(owner)
         # While there is little room somebody must ask which program was used last.
@@ -633,7 +703,7 @@ class Runtime:
             owner.donor = None
         return True
 
-    def _run_call(self, owners: list[Owner]) -> bool:
+    def _run_call(self, owners: Sequence[Value]) -> bool:
         """Compute the results of one remembered call on data by a program of their own."""
         node, donor = owners[0].node, owners[0].donor
         graph, number, _ = node.attrs
@@ -685,6 +755,10 @@ class Runtime:
 
         The sizes of a `varying` graph differ from one program to the next.
         """
+        with self.lock:
+            return self._program(key, graph, varying)
+
+    def _program(self, key: Any, graph: Frozen | Graph, varying: bool) -> Executable:
         executable = self._found(key)
         if executable is not None:
             return executable

@@ -409,6 +409,10 @@ class _Part(Mapping[int, float]):
         return len(self.group[self.key])
 
 
+# What a write in place changes of a tensor, where gradients are recorded.
+_HISTORY = ("_requires_grad", "_grad_fn", "_output_nr", "_history", "_accumulate")
+
+
 class _Tracing(threading.local):
     active: bool = False
 
@@ -422,6 +426,9 @@ class _Tracing(threading.local):
         # Tensors whose `.grad` the capture looked at or changed -> (tensor, the `.grad` before,
         # whether that was looked at).
         self.grads: dict[int, tuple[Any, Any, bool]] = {}
+        # Tensors that the capture gave another history by writing them in place -> (tensor, the
+        # history before).
+        self.histories: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         # Modules that the capture called -> what they were like.
         self.modules: dict[Any, Any] = {}
         # Optimizers that it stepped, by id.
@@ -466,6 +473,9 @@ class _Tracing(threading.local):
         """Give the host its state back: gradients, generators' places, and what has an undo."""
         for tensor, grad, _ in self.grads.values():
             tensor._grad = grad
+        for tensor, before in self.histories.values():
+            for name, value in zip(_HISTORY, before, strict=True):
+                setattr(tensor, name, value)
         for generator, seed, offset in self.generators.values():
             generator._seed, generator._offset = seed, offset
         for restore in reversed(self.undo):
@@ -484,6 +494,11 @@ class _Tracing(threading.local):
         if storage.node.kind != "buffer" and storage not in storage.runtime.overwritten:
             return
         self.grads.setdefault(id(tensor), (tensor, tensor._grad, reads))
+
+    def touch_history(self, tensor: Any) -> None:
+        """Note that the running capture is about to give `tensor` another history."""
+        before = tuple([getattr(tensor, name) for name in _HISTORY])
+        self.histories.setdefault(id(tensor), (tensor, before))
 
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[Draw, Draw]:
         """Return what was just drawn from a generator as numbers that remember it."""
@@ -538,17 +553,17 @@ def make_before(tensor: Any) -> None:
         return
     if type(node.scalars[0]) is HostScalar:
         return
-    pending, runtime.pending = runtime.pending, []
-    if pending and pending[-1]() is storage:
+    recording = runtime.recording
+    if recording.pending and recording.pending[-1]() is storage:
         # It was not this call that made it.
-        pending.pop()
-    tracing.active = runtime.capturing = False
+        recording.pending.pop()
+        recording.own.discard(node)
+    recording.paused, tracing.active = True, False
     try:
         runtime.add(storage)
         runtime.realize()
     finally:
-        tracing.active = runtime.capturing = True
-        runtime.pending = pending
+        recording.paused, tracing.active = False, True
 
 
 tracing = _Tracing()

@@ -36,7 +36,7 @@ from webtorch.tensors.batching import (
 )
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.forward import write_tangents
-from webtorch.tensors.host import random_words
+from webtorch.tensors.host import random_words, tracing
 from webtorch.tensors.tape import (
     GradFn,
     SavedTensor,
@@ -604,6 +604,8 @@ def _shown_operands(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def rebase(x: Tensor, values: Tensor) -> None:
     """Give x, which was overwritten with `values`, their history; a view's base gets it too."""
     base = x._base
+    if tracing.active:
+        tracing.touch_history(x if base is None else base)
     if base is None:
         edge = gradient_edge(values) if values.requires_grad else None
         before = gradient_edge(x)
@@ -816,9 +818,8 @@ def copy(x: Tensor) -> Tensor:
     if x.dtype.is_complex:
         return attach(complex_of(copy(x._pairs())), "Clone", (x,), lambda g: (g,))
     if x._whole:
-        node = x._node()
-        if node is x._storage.node:
-            node = x._storage.share()
+        # Another thread may write x meanwhile: only `share` keeps the memory of what it returns.
+        node = x._storage.share() if x._storage.node.shape == x._shape else x._node()
         out = Tensor._from_node(node, x._storage.runtime)
     else:
         out = record("map", (x,), (IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype)

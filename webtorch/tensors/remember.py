@@ -136,7 +136,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 parts.insert(0, runtime)
             elif runtime is not parts[0]:
                 return False
-            if runtime.capturing or (node.host is not None and is_seen(node)):
+            if runtime.recording is not None or (node.host is not None and is_seen(node)):
                 return False
             needs = x._requires_grad or (x._base is not None and x.requires_grad)
             if needs and mode.grad:
@@ -204,13 +204,15 @@ def _watched(
         out = function(*args, **kwargs)
     finally:
         look.watching = False
-    touched = (
-        look.looked
-        or runtime.counters.realized != realized
-        or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
-        or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
-    )
-    return out, None if touched else _result(out, nodes, storages)
+    # While another thread computes, what was recorded turns into data.
+    with runtime.lock:
+        touched = (
+            look.looked
+            or runtime.counters.realized != realized
+            or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
+            or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
+        )
+        return out, None if touched else _result(out, nodes, storages)
 
 
 def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | None:

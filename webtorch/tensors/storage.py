@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from threading import get_ident
 from typing import Any
 
 from webtorch.ir.dtype import DType
@@ -14,6 +15,7 @@ from webtorch.ir.view import numel
 from webtorch.ops.primitive import IDENTITY
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen, open_runtimes
+from webtorch.runtime.recording import Recording
 
 
 class Counter:
@@ -64,6 +66,20 @@ class _Writes:
 writes = _Writes()
 
 
+class _Promised:
+    """Stands among the holders of a value for a storage that is about to hold it, so that nobody takes
+    its memory before.
+    """
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __call__(self) -> _Promised:
+        return self
+
+
 class Storage:
     """Flat memory of one device and element type. Writing replaces the value; the version counts
     writes.
@@ -88,13 +104,18 @@ class Storage:
 
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""
-        holders = node.shared
-        if isinstance(holders, list):
-            if len(holders) & (len(holders) - 1) == 0:
-                holders[:] = [r for r in holders if (s := r()) is not None and s.node is node]
-            holders.append(weakref.ref(self))
+        with self.runtime.writing:
+            holders = node.shared
+            if isinstance(holders, list):
+                if len(holders) & (len(holders) - 1) == 0:
+                    holders[:] = [r for r in holders if (s := r()) is not None and s.node is node]
+                holders.append(weakref.ref(self))
+                for promised in holders:
+                    if type(promised) is _Promised:
+                        holders.remove(promised)
+                        break
 
-    def _shares(self, node: Node) -> bool:
+    def shares(self, node: Node) -> bool:
         """Whether something else holds a value of this storage."""
         holders = node.shared
         if isinstance(holders, bool):
@@ -103,32 +124,61 @@ class Storage:
 
     def replace(self, node: Node) -> None:
         """Give the storage a new value, as an in-place operation does."""
+        runtime = self.runtime
         old = self.node
-        if old.kind == "buffer":
-            if old.host is not None and is_seen(old) and not self.runtime.capturing:
-                self._write_through(old, node)
-                self.version += 1
-                return
-            self.donor = None if self._shares(old) else old
-            if self.runtime.capturing:
-                self.runtime.overwritten.setdefault(self, old)
-            self.node = node
-            self.runtime.add(self)
-        self.node = node
-        if self.runtime.lent and old.kind != "buffer":
-            # It is pending already; what reads memory that NumPy writes is computed now.
-            self.runtime.add(self)
-        if node.shared:
-            self._join(node)
-        if node.kind == "buffer":
-            self.donor = None
-        self.version += 1
+        if old.kind == "buffer" and old.host is not None and is_seen(old) and not runtime.capturing:
+            self._write_through(old, node)
+            self.version += 1
+            return
+        with runtime.writing:
+            recording = runtime.recording
+            if recording is not None:
+                node = self._recorded(recording, node)
+            old = self.node
+            is_new = old.kind == "buffer"
+            if is_new:
+                self.donor = None if self.shares(old) else old
+            # What is being computed holds this storage's old value and knows nothing of the new one. What
+            # reads memory that NumPy writes is computed now.
+            waits = is_new or runtime.running or runtime.lent
+            if recording is None or self not in recording.public or recording.is_mine:
+                self.node = node
+                if node.shared:
+                    self._join(node)
+                if node.kind == "buffer":
+                    self.donor = None
+            self.version += 1
+        if waits or recording is not None:
+            runtime.add(self)
         writes.note()
+
+    def _recorded(self, recording: Recording, node: Node) -> Node:
+        """Tell a capture that this storage gets another value, which is returned as the running thread
+        sees it.
+        """
+        if recording.is_mine:
+            recording.overwrite(self, self.node, node)
+        elif recording.thread != get_ident():
+            node = recording.apart(node)
+            if self in recording.public:
+                recording.public[self] = node
+            else:
+                recording.before.setdefault(self, self.node)
+        return node
+
+    def _give(self, node: Node) -> None:
+        """Give the storage a value that needs nothing of the old one."""
+        with self.runtime.writing:
+            recording = self.runtime.recording
+            if recording is not None:
+                node = self._recorded(recording, node)
+            if recording is None or self not in recording.public or recording.is_mine:
+                self.node, self.donor = node, None
 
     def _write_through(self, home: Node, node: Node) -> None:
         """Compute a new value now, into the memory `home` that NumPy arrays see too."""
         # Another storage that takes this value as well must not end up in this memory.
-        self.donor = None if self._shares(node) or not home.buffer.writable else home
+        self.donor = None if self.shares(node) or not home.buffer.writable else home
         self.node = node
         try:
             self.runtime.add(self)
@@ -140,40 +190,51 @@ class Storage:
 
     def settle(self, home: Node, node: Node) -> None:
         """Take the computed value `node` where `home` was: in the same memory, if NumPy sees it."""
-        self.node, self.donor = node, None
         if home.host is not None and is_seen(home) and home.buffer.writable:
             if node.buffer is not home.buffer:
                 home.buffer.array[...] = node.buffer.array
-            self.node = home
-        elif node.shared:
+            node = home
+        self._give(node)
+        if node is not home and node.shared:
             self._join(node)
         writes.note()
 
     def share(self) -> Node:
         """Return the value for a second storage to hold; the memory stays until one is written."""
-        node = self.node
+        node = self._now()
         seen = node.host is not None and is_seen(node)
         # What NumPy writes must not reach the second, and each run of a program has values of its own.
-        if seen or (node.kind == "buffer" and self.runtime.capturing):
+        recording = self.runtime.recording
+        if seen or (recording is not None and node.kind == "buffer" and recording.is_mine):
             return Node(
                 "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
             )
-        if not node.shared:
-            node.shared = [weakref.ref(self)]
+        with self.runtime.writing:
+            if self._now() is not node:
+                # Another thread has written it meanwhile.
+                return self.share()
+            if not node.shared:
+                node.shared = [weakref.ref(self)]
+            if isinstance(node.shared, list):
+                node.shared.append(_Promised(node))
         return node
 
     def own(self) -> Node:
         """Return the value as a buffer node of memory that no other storage holds."""
-        node = self.realize()
-        if self._shares(node):
-            self.node = Node(
-                "map", (node,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype
-            )
-            self.donor = None
-            self.runtime.add(self)
-            node = self.realize()
-            writes.note()
-        return node
+        runtime = self.runtime
+        with runtime.lock:
+            while True:
+                node = self.realize()
+                with runtime.writing:
+                    if self._now() is not node:
+                        # Another thread has written it meanwhile.
+                        continue
+                    if not self.shares(node):
+                        return node
+                    attrs = (IDENTITY, "t", node.dtype.compute)
+                    self._give(Node("map", (node,), attrs, (), node.shape, node.dtype))
+                runtime.add(self)
+                writes.note()
 
     def lend(self) -> Any:
         """Return the memory as a flat NumPy array that sees every write to it. CPU only.
@@ -181,28 +242,29 @@ class Storage:
         From now on, and for as long as an array sees the memory, operations on this storage are
         computed when they are called.
         """
-        # What is pending must not see what the array's holder writes.
-        self.runtime.realize()
-        node = self.own()
-        backend: Any = self.runtime.backend
-        array, seen = backend.lend(node.buffer, node.host)
-        if node.host is None:
-            self.runtime.lend(node, seen)
+        runtime = self.runtime
+        with runtime.lock:
+            # What is pending must not see what the array's holder writes.
+            runtime.realize()
+            node = self.own()
+            backend: Any = runtime.backend
+            array, seen = backend.lend(node.buffer, node.host)
+            if node.host is None:
+                runtime.lend(node, seen)
         return array
 
     def grow(self, node: Node) -> None:
         """Take a larger value, as resize_ does. Raises RuntimeError while NumPy sees the memory."""
         if self.node.host is not None and is_seen(self.node):
             raise RuntimeError("Trying to resize storage that is not resizable")
-        if self.runtime.capturing and self.node.kind == "buffer":
-            self.runtime.overwritten.setdefault(self, self.node)
         if self.elements:
             # Tensors that were all of it are a part of it now. It does not know them, and nothing else
             # is worth that it should: they are looked for. (Empty ones are written nowhere.)
             for holder in gc.get_referrers(self):
                 if hasattr(type(holder), "_whole") and holder._storage is self:
                     holder._whole = False
-        self.node, self.donor, self.elements = node, None, numel(node.shape)
+        self._give(node)
+        self.elements = numel(node.shape)
         self.runtime.add(self)
         self.version += 1
         writes.note()
@@ -210,13 +272,23 @@ class Storage:
     def realize(self) -> Node:
         """Return the value as a buffer node, computing everything pending on the device if needed."""
         look.looked = True
-        if self.node.kind != "buffer":
-            self.runtime.realize()
-            if self.node.kind != "buffer":
-                # An earlier attempt failed and left it out: raise its error here.
-                self.runtime.add(self)
-                self.runtime.realize()
-        return self.node
+        runtime = self.runtime
+        node = self._now()
+        while node.kind != "buffer":
+            runtime.realize()
+            if node.kind != "buffer":
+                # An earlier attempt failed and left it out, and raises its error here. Or another thread
+                # has written the storage since, and nobody else wants the value of before.
+                node = self._now()
+                if node.kind != "buffer":
+                    runtime.add(self)
+                    runtime.realize()
+        return node
+
+    def _now(self) -> Node:
+        """Return what the storage holds for the running thread."""
+        recording = self.runtime.recording
+        return self.node if recording is None else recording.value_of(self)
 
     @staticmethod
     def live(runtime: Runtime | None = None) -> list[Storage]:

@@ -935,6 +935,20 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         hook(variable)
 
 
+def looks_at_each() -> bool:
+    """Whether more than recording and differentiation looks at each operation: a transform of
+    webtorch.func, forward mode, hooks of saved tensors, or anomaly detection.
+    """
+    return bool(
+        mode.vmaps
+        or mode.transforms
+        or mode.forward
+        or mode.saved_hooks
+        or mode.mutation_allowed
+        or anomaly.enabled
+    )
+
+
 def in_transform() -> bool:
     """Whether a transform of webtorch.func runs."""
     return bool(mode.transforms or mode.vmaps)

@@ -1,0 +1,27 @@
+"""What webtorch refuses in words: these patterns and no others. Each is documented where its comment says."""
+
+from __future__ import annotations
+
+import re
+
+REFUSALS: dict[str, tuple[str, str]] = {
+    # name: (type of the error, pattern of its text)
+    # docs/compile.md, "What is refused": shapes that depend on values (`x[x > 0]`, nonzero).
+    "a captured function reads values": ("CaptureError", r"cannot read values"),
+    # docs of webtorch.export: the page has its own copy of the arguments.
+    "an exported function writes to its arguments": (
+        "CaptureError",
+        r"export: the function writes into one of its arguments",
+    ),
+    # docs/compile.md, "What is refused": third derivatives take a step that is compiled as a whole.
+    "create_graph through a compiled function": ("RuntimeError", r"create_graph"),
+}
+
+
+def refused(error: BaseException, face: str) -> str | None:
+    """The name of the refusal that this error is, or None."""
+    for name, (kind, pattern) in REFUSALS.items():
+        types = {c.__name__ for c in type(error).__mro__}
+        if kind in types and re.search(pattern, str(error)):
+            return name
+    return None
