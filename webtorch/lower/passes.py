@@ -203,6 +203,9 @@ def drop_copies(graph: Graph, limits: Limits) -> Graph:
         if i not in outputs_now and srcs and _changes_nothing(node, nodes[srcs[0]]):
             new_number[i] = srcs[0]
             continue
+        if i not in outputs_now and srcs and _narrows_back(node, nodes[srcs[0]], nodes):
+            new_number[i] = nodes[srcs[0]].srcs[0]
+            continue
         nodes.append(node.with_srcs(srcs))
         new_number[i] = len(nodes) - 1
     outputs = tuple(
@@ -222,6 +225,23 @@ def _changes_nothing(node: GraphNode, source: GraphNode) -> bool:
         kept = ("buffer", "empty", "view", "update", "scatter")
         return op is IDENTITY and pattern == "t" and source.kind not in kept
     return node.kind == "reduce" and node.attrs[0] in ("sum", "prod", "max", "min")
+
+
+def _narrows_back(node: GraphNode, source: GraphNode, nodes: list[GraphNode]) -> bool:
+    """Whether a 16-bit float is made of one that was only widened."""
+    if not (_converts(node) and _converts(source) and node.shape == source.shape):
+        return False
+    first = nodes[source.srcs[0]]
+    return (
+        node.dtype is first.dtype
+        and node.dtype.compute is source.dtype is not node.dtype
+        and first.shape == node.shape
+        and first.kind not in ("buffer", "empty", "update", "scatter")
+    )
+
+
+def _converts(node: GraphNode) -> bool:
+    return node.kind == "map" and node.attrs[0] is IDENTITY and node.attrs[1] == "t"
 
 
 def pass_offsets(graph: Graph, limits: Limits) -> Graph:

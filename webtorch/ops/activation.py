@@ -23,6 +23,7 @@ from webtorch.ops.elementwise import (
     sigmoid,
     tanh,
 )
+from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
 from webtorch.ops.reduce import wrap_dim
 

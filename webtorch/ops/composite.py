@@ -14,10 +14,11 @@ from webtorch.ir.dtype import FLOATS, DType, float32
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL, put_back
 from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
+from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE, Autocast, composite
-from webtorch.ops.reduce import eq, positions, sum, to_type, vector_norm, widened, wrap_dim
+from webtorch.ops.reduce import eq, positions, sum, vector_norm, wrap_dim
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ weight is a view, and an operand broadcast over a batch is never written out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -20,6 +20,7 @@ from webtorch.ir.view import (
     reshape_strides,
 )
 from webtorch.ops.movement import join, narrow
+from webtorch.ops.precision import computed_wide, is_short, to_type, unrounded, widened
 from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
@@ -400,13 +401,15 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
                 f"weight's {wanted} outputs."
             )
     check_types("linear", input, weight)
+    if bias is not None and is_short(input.dtype):
+        return to_type(unrounded(linear.function, input, weight) + bias, input.dtype)
     if len(weights) == 1:
         out = matmul(input, weight)
     elif viewable(input, (numel(inputs[:-1]), inputs[-1])):
         out = rows_times(input, weight, True)
     else:
         out = matmul(input, weight.t())
-    return out if bias is None else added(out, bias)
+    return out if bias is None else out + bias
 
 
 @composite(
@@ -448,12 +451,17 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
 # ---- products added to something -----------------------------------------------------------------
 
 
-def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
-    """Return beta * input + alpha * result; with beta 0, what is in `input` (even NaN) does not count."""
-    if input.dtype is not result.dtype:
+def _combine(
+    op: str, input: Any, multiply: Callable[..., Any], x: Any, y: Any, beta: Any, alpha: Any
+) -> Any:
+    """Return beta * input + alpha * multiply(x, y); with beta 0, what is in `input` (even NaN) does not
+    count.
+    """
+    dtype, result = input.dtype, unrounded(multiply, x, y)
+    if dtype is not x.dtype:
         raise DTypeError(
-            f"{op}: self and mat2 must have the same dtype, but got {input.dtype} and "
-            f"{result.dtype}. Convert one of them, as in input.to({result.dtype})."
+            f"{op}: self and mat2 must have the same dtype, but got {dtype} and "
+            f"{x.dtype}. Convert one of them, as in input.to({x.dtype})."
         )
     try:
         fits = broadcast_shapes(tuple(input.shape), tuple(result.shape)) == tuple(result.shape)
@@ -468,26 +476,11 @@ def _combine(op: str, input: Any, result: Any, beta: Any, alpha: Any) -> Any:
         # Factors of integers are integers.
         alpha, beta = int(alpha), int(beta)
     if alpha != 1:
-        if beta not in (0, 1) and input.dtype.compute is not input.dtype:
-            # One operation, which rounds once.
-            return of_product(_weighted_sum.function(input, result, beta=beta, alpha=alpha), result)
-        result = of_product(result * alpha, result)
+        result = result * alpha
     if beta == 0:
-        return result
-    return added(result, input if beta == 1 else input * beta)
-
-
-_weighted_sum = elementwise(
-    "_weighted_sum",
-    lambda x, y, beta, alpha: beta * x + alpha * y,
-    tensors=("input", "other"),
-    numbers=("beta", "alpha"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="beta * input + alpha * other.",
-)
+        return to_type(result, dtype)
+    input = widened(input)
+    return to_type((input if beta == 1 else input * beta) + result, dtype)
 
 
 @composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
@@ -495,7 +488,7 @@ def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
     if old:
         input, mat1, mat2, beta, alpha = with_factors_first(addmm, (input, mat1, mat2, *old))
-    return _combine("addmm", input, mm(mat1, mat2), beta, alpha)
+    return _combine("addmm", input, mm, mat1, mat2, beta, alpha)
 
 
 @composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
@@ -503,7 +496,7 @@ def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any =
     """Return beta * input + alpha * (mat @ vec)."""
     if old:
         input, mat, vec, beta, alpha = with_factors_first(addmv, (input, mat, vec, *old))
-    return _combine("addmv", input, mv(mat, vec), beta, alpha)
+    return _combine("addmv", input, mv, mat, vec, beta, alpha)
 
 
 @composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
@@ -513,7 +506,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alph
         input, batch1, batch2, beta, alpha = with_factors_first(
             baddbmm, (input, batch1, batch2, *old)
         )
-    return _combine("baddbmm", input, bmm(batch1, batch2), beta, alpha)
+    return _combine("baddbmm", input, bmm, batch1, batch2, beta, alpha)
 
 
 @composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
@@ -533,7 +526,11 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
             f"batches of {batch1.shape[0]} and {batch2.shape[0]}: inner sizes and batches must be "
             f"equal."
         )
-    return _combine("addbmm", input, tensordot(batch1, batch2, ([0, 2], [0, 1])), beta, alpha)
+
+    def multiply(x: Any, y: Any) -> Any:
+        return tensordot(x, y, ([0, 2], [0, 1]))
+
+    return _combine("addbmm", input, multiply, batch1, batch2, beta, alpha)
 
 
 @composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
@@ -541,8 +538,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
     """Return beta * input + alpha * (vec1 outer vec2)."""
     if old:
         input, vec1, vec2, beta, alpha = with_factors_first(addr, (input, vec1, vec2, *old))
-    result = outer(vec1, vec2)
-    dtype = promote_types(input.dtype, result.dtype)
+    dtype = promote_types(input.dtype, promote_types(vec1.dtype, vec2.dtype))
     for name, factor in (("beta", beta), ("alpha", alpha)):
         if isinstance(factor, float) and dtype.kind not in ("float", "complex"):
             raise DTypeError(
@@ -551,7 +547,11 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
             )
     if dtype.kind == "bool":
         beta, alpha = bool(beta), bool(alpha)
-    return _combine("addr", input.to(dtype), result.to(dtype), beta, alpha)
+
+    def multiply(x: Any, y: Any) -> Any:
+        return outer(widened(x), widened(y))
+
+    return _combine("addr", input.to(dtype), multiply, vec1.to(dtype), vec2.to(dtype), beta, alpha)
 
 
 # ---- many dimensions -----------------------------------------------------------------------------

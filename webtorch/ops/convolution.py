@@ -7,13 +7,14 @@ kernel's depth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import bool_
 from webtorch.ops.contract import c_name, check_tensor
 from webtorch.ops.movement import pick, window
+from webtorch.ops.precision import to_type, unrounded
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
 
@@ -147,16 +148,25 @@ def _raw(
     return attach(out, "Convolution", (a, b), rule)
 
 
-def _add_bias(op: str, out: Any, bias: Any, channels: int) -> Any:
-    if bias is None:
-        return out
-    if tuple(bias.shape) != (channels,):
-        raise ShapeError(
-            f"{op}: expected bias to be 1-dimensional with {channels} elements, one for each "
-            f"output "
-            f"channel, but got bias of size {list(bias.shape)} instead"
-        )
-    return out + bias.reshape((channels,) + (1,) * (out.ndim - 2))
+def _biased(
+    op: str, rank: int, convolve: Callable[..., Any], input: Any, weight: Any, bias: Any, *rest: Any
+) -> Any:
+    """Return convolve(op, rank, input, weight, *rest) plus a bias, rounded once."""
+    _check(op, input, weight, bias, rank)
+    if bias is None and rank < 3:
+        return convolve(op, rank, input, weight, *rest)
+    # A convolution of three dimensions is a sum of some.
+    out = unrounded(convolve, op, rank, input, weight, *rest)
+    if bias is not None:
+        channels = out.shape[-rank - 1]
+        if tuple(bias.shape) != (channels,):
+            raise ShapeError(
+                f"{op}: expected bias to be 1-dimensional with {channels} elements, one for each "
+                f"output "
+                f"channel, but got bias of size {list(bias.shape)} instead"
+            )
+        out = out + bias.reshape((channels,) + (1,) * rank)
+    return to_type(out, input.dtype)
 
 
 def _convolve(
@@ -164,14 +174,12 @@ def _convolve(
     rank: int,
     input: Any,
     weight: Any,
-    bias: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
     groups: int,
 ) -> Any:
     """Convolve over `rank` spatial dimensions (1, 2 or 3)."""
-    _check(op, input, weight, bias, rank)
     kernel = tuple(weight.shape[2:])
     stride, dilation = (
         sizes_of(op, "stride", stride, rank),
@@ -233,7 +241,6 @@ def _convolve(
             out = _raw("forward", x, weight, shapes, stride, low, dilation, groups)
         case _:
             out = _convolve_3d(x, weight, out_sizes, stride, low, dilation, groups)
-    out = _add_bias(op, out, bias, out_channels)
     return out if input.ndim == rank + 2 else out.squeeze(0)
 
 
@@ -289,7 +296,7 @@ def conv1d(
     groups: int = 1,
 ) -> Any:
     """Convolve (N, C, L) or (C, L) with weight (out, C / groups, k). `padding`: numbers, "same" or "valid"."""
-    return _convolve("conv1d", 1, input, weight, bias, stride, padding, dilation, groups)
+    return _biased("conv1d", 1, _convolve, input, weight, bias, stride, padding, dilation, groups)
 
 
 @composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv2d", autocast=LOWER)
@@ -303,7 +310,7 @@ def conv2d(
     groups: int = 1,
 ) -> Any:
     """Convolve (N, C, H, W) or (C, H, W) with weight (out, C / groups, kh, kw)."""
-    return _convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
+    return _biased("conv2d", 2, _convolve, input, weight, bias, stride, padding, dilation, groups)
 
 
 @composite(
@@ -323,7 +330,7 @@ def conv3d(
     groups: int = 1,
 ) -> Any:
     """Convolve (N, C, D, H, W) or (C, D, H, W) with weight (out, C / groups, kd, kh, kw)."""
-    return _convolve("conv3d", 3, input, weight, bias, stride, padding, dilation, groups)
+    return _biased("conv3d", 3, _convolve, input, weight, bias, stride, padding, dilation, groups)
 
 
 # ---- transposed ----------------------------------------------------------------------------------
@@ -334,7 +341,6 @@ def _transposed(
     rank: int,
     input: Any,
     weight: Any,
-    bias: Any,
     stride: Any,
     padding: Any,
     output_padding: Any,
@@ -342,7 +348,6 @@ def _transposed(
     dilation: Any,
 ) -> Any:
     """Return the gradient of a convolution with `weight` for its input, where `input` is the cotangent."""
-    _check(op, input, weight, bias, rank)
     stride, dilation = (
         sizes_of(op, "stride", stride, rank),
         sizes_of(op, "dilation", dilation, rank),
@@ -411,7 +416,6 @@ def _transposed(
             out = _raw("input", x, weight, shapes, stride, padding, dilation, groups)
         case _:
             out = _transposed_3d(x, weight, sizes, stride, padding, dilation, groups)
-    out = _add_bias(op, out, bias, out_channels)
     return out if input.ndim == rank + 2 else out.squeeze(0)
 
 
@@ -472,9 +476,10 @@ def conv_transpose1d(
     dilation: Sizes = 1,
 ) -> Any:
     """Return the transposed convolution of (N, C, L) or (C, L) with weight (C, out / groups, k)."""
-    return _transposed(
+    return _biased(
         "conv_transpose1d",
         1,
+        _transposed,
         input,
         weight,
         bias,
@@ -504,9 +509,10 @@ def conv_transpose2d(
     dilation: Sizes = 1,
 ) -> Any:
     """Return the transposed convolution of (N, C, H, W) or (C, H, W) with weight (C, out / groups, kh, kw)."""
-    return _transposed(
+    return _biased(
         "conv_transpose2d",
         2,
+        _transposed,
         input,
         weight,
         bias,
@@ -539,9 +545,10 @@ def conv_transpose3d(
 
     The weight is (C, out / groups, kd, kh, kw).
     """
-    return _transposed(
+    return _biased(
         "conv_transpose3d",
         3,
+        _transposed,
         input,
         weight,
         bias,

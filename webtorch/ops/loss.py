@@ -31,6 +31,7 @@ from webtorch.ops.elementwise import (
     sqrt,
     xlogy,
 )
+from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
@@ -42,7 +43,7 @@ from webtorch.ops.record import (
     composite,
     elementwise,
 )
-from webtorch.ops.reduce import mean, positions, sum, to_type, widened
+from webtorch.ops.reduce import mean, positions, sum
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),

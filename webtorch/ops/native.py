@@ -24,9 +24,10 @@ from webtorch.ir.dtype import (
 from webtorch.ir.expr import Expr
 from webtorch.ops import creation, decomposition, indexing, movement, norm, resize
 from webtorch.ops.elementwise import is_tensor, where
+from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, empty
 from webtorch.ops.record import Autocast, composite, elementwise, return_type
-from webtorch.ops.reduce import to_type, vector_norm, widened
+from webtorch.ops.reduce import vector_norm
 
 FUNCTION = ("torch",)
 Frexp = return_type("frexp", "mantissa", "exponent")

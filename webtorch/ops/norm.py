@@ -14,8 +14,9 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt, square
+from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import WHOLE, Autocast, composite
-from webtorch.ops.reduce import count_of, mean_of, to_type, widened
+from webtorch.ops.reduce import count_of, mean_of
 
 # The distance from 1 to the next number: rms_norm's default eps.
 EPSILON: dict[DType, float] = {

@@ -12,7 +12,6 @@ arguments only.
 from __future__ import annotations
 
 import builtins
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,10 +22,7 @@ from webtorch.ir.dtype import (
     FLOATS,
     DType,
     Scalar,
-    bfloat16,
     bool_,
-    float16,
-    float32,
     int64,
     uint8,
 )
@@ -56,6 +52,7 @@ from webtorch.ops.elementwise import (
 from webtorch.ops.elementwise import (
     abs as absolute,
 )
+from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
@@ -131,41 +128,6 @@ def reduced_shape(
     if keepdim:
         return tuple([1 if d in dims else s for d, s in enumerate(shape)])
     return tuple([s for d, s in enumerate(shape) if d not in dims])
-
-
-def widened(x: Any) -> Any:
-    """Return x as float32 if it is a 16-bit float, so that nothing on the way to a result is rounded to 16 bits."""
-    return cast_to(x, float32) if x.dtype in (float16, bfloat16) else x
-
-
-def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let what is made of several operations compute 16-bit floats in float32 and round its results once."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        floats = [
-            a.dtype
-            for a in (*args, *kwargs.values())
-            if getattr(getattr(a, "dtype", None), "is_floating_point", False)
-        ]
-        if not floats or builtins.any(d.itemsize > 2 for d in floats):
-            return function(*args, **kwargs)
-        dtype = functools.reduce(promote_types, floats)
-
-        def wide(x: Any) -> Any:
-            return widened(x) if hasattr(x, "dtype") else x
-
-        out = function(*[wide(a) for a in args], **{n: wide(a) for n, a in kwargs.items()})
-        if isinstance(out, tuple):
-            return tuple([x if x is None else to_type(x, dtype) for x in out])
-        return to_type(out, dtype)
-
-    return call
-
-
-def to_type(x: Any, dtype: DType) -> Any:
-    """Return x as `dtype`; x itself if it is that already."""
-    return x if x.dtype is dtype else cast_to(x, dtype)
 
 
 def as_float(x: Any) -> Any:

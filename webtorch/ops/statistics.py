@@ -13,6 +13,7 @@ from webtorch.errors import ShapeError
 from webtorch.ir.dtype import bool_, int64, uint8
 from webtorch.ir.view import normalize_dim
 from webtorch.ops import creation, elementwise, indexing, movement, ordering
+from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
 from webtorch.ops.record import BOOL, Autocast, composite, return_type
 from webtorch.ops.reduce import as_float, vector_norm

@@ -21,9 +21,9 @@ from webtorch.ir.view import numel
 from webtorch.ops import indexing
 from webtorch.ops.creation import fits
 from webtorch.ops.norm import last_dims
+from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.ops.record import TABLE, Elementwise
-from webtorch.ops.reduce import widened
 from webtorch.ops.resize import resized
 from webtorch.tensors.tensor import Tensor
 

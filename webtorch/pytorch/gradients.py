@@ -12,9 +12,9 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import numel
+from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
-from webtorch.ops.reduce import widened
 from webtorch.pytorch import functions as f
 from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
 from webtorch.tensors import calls

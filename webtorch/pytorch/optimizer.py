@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from webtorch.ops.optimize import adam_step, square_average
+from webtorch.ops.precision import widened
 from webtorch.ops.primitive import copy
-from webtorch.ops.reduce import widened
 from webtorch.pytorch.device import store, wrap
 from webtorch.pytorch.functions import op
 

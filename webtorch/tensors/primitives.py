@@ -1009,11 +1009,16 @@ def _swapped(x: Tensor) -> Tensor:
     return as_view(x, (b, n, m), (sb, sn, sm), x._offset, lambda g: _swapped(g), "Transpose")
 
 
+def _type_of_sums(x: Tensor) -> DType:
+    return x.dtype.compute if mode.keeps_sums and x.dtype.kind == "float" else x.dtype
+
+
 def matmul3(a: Tensor, b: Tensor) -> Tensor:
     """Batched matrix product."""
     if a.dtype.is_complex:
         return _complex_matmul(a, b)
-    out = record("matmul", (a, b), (), (), (a._shape[0], a._shape[1], b._shape[2]), a.dtype)
+    shape = (a._shape[0], a._shape[1], b._shape[2])
+    out = record("matmul", (a, b), (), (), shape, _type_of_sums(a))
     if not needs_grad((a, b)):
         return out
     left, right = SavedTensor(a), SavedTensor(b)
@@ -1021,9 +1026,11 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
     # The cotangent of a transposed matrix, such as a Linear's weight, is made in the layout of the
     # matrix itself: no copy.
     a_columns, b_columns = (t._strides[1] == 1 and t._strides[2] != 1 for t in (a, b))
+    dtype = a.dtype
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         grad_a = grad_b = None
+        g = cast_to(g, dtype)
         if need_a:
             y = right.unpack()
             grad_a = _swapped(matmul3(y, _swapped(g))) if a_columns else matmul3(g, _swapped(y))
@@ -1093,17 +1100,19 @@ def conv2d_raw(
         return join(run_real(ar, br) - run_real(ai, bi), run_real(ar, bi) + run_real(ai, br))
     shapes = (tuple(input_shape), tuple(weight_shape), tuple(output_shape))
     shape = {"forward": shapes[2], "input": shapes[0], "weight": shapes[1]}[kind]
-    out = record("conv", (a, b), (kind, *shapes, *geometry), (), shape, a.dtype)
+    out = record("conv", (a, b), (kind, *shapes, *geometry), (), shape, _type_of_sums(a))
     if not needs_grad((a, b)):
         return out
     first, second = SavedTensor(a), SavedTensor(b)
     need_a, need_b = needs_grad((a,)), needs_grad((b,))
 
+    dtype = a.dtype
+
     def run(which: str, x: Tensor, y: Tensor) -> Tensor:
         return conv2d_raw(which, x, y, *shapes, *geometry)
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, y = first.unpack(), second.unpack()
+        x, y, g = first.unpack(), second.unpack(), cast_to(g, dtype)
         match kind:
             case "forward":  # (input, weight)
                 return (run("input", g, y) if need_a else None), (
