@@ -126,8 +126,8 @@ A missing name raises `AttributeError` and says why it is missing, in the words 
 BEHAVIOUR = """
 ## Other results than PyTorch's
 
-- What a fused kernel reads of a 16-bit result at once (`(x @ w).float()`, a chain of float16 operations) has
-  float32's digits still; PyTorch rounds after each operation. `.to(torch.float16)` always rounds.
+- A number added to a 16-bit float, or taken from one, keeps its own digits (`h + 0.1`), as on CUDA; PyTorch rounds it
+  to 16 bits on the CPU.
 - Integers divided by a tensor that holds 0 (`//`, `%`, `fmod`, `div` with a rounding mode) give 0; PyTorch raises
   on the CPU, and says nothing on accelerators. A Python number 0 as divisor is refused here too.
 - 16-bit floats are taken wherever floats are, also where PyTorch has no such kernel (they compute in float32), but
