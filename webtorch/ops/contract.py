@@ -20,8 +20,8 @@ from webtorch.ir.view import (
     reshape_strides,
 )
 from webtorch.ops.movement import join, narrow
-from webtorch.ops.precision import computed_wide, is_short, to_type, unrounded, widened
-from webtorch.ops.primitive import as_view, conjugate, fill, matmul3
+from webtorch.ops.precision import computed_wide, is_short, to_type, widened
+from webtorch.ops.primitive import as_view, conjugate, fill, matmul3, unrounded
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
     BOOL,

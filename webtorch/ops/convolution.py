@@ -14,8 +14,8 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import bool_
 from webtorch.ops.contract import c_name, check_tensor
 from webtorch.ops.movement import pick, window
-from webtorch.ops.precision import to_type, unrounded
-from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with
+from webtorch.ops.precision import to_type
+from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
 
 Sizes = int | Sequence[int]

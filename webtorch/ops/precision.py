@@ -49,14 +49,3 @@ def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
         return to_type(out, dtype)
 
     return call
-
-
-def unrounded(multiply: Callable[..., Any], *args: Any) -> Any:
-    """Return multiply(*args), a product or a convolution; that of 16-bit floats is the float32 sums."""
-    from webtorch.tensors.tape import mode
-
-    before, mode.keeps_sums = mode.keeps_sums, True
-    try:
-        return multiply(*args)
-    finally:
-        mode.keeps_sums = before

@@ -63,6 +63,11 @@ matmul3 = _primitive(
     "Batched product of (B, M, K) and (B, K, N); one type. Strided operands are read in place. "
     "Differentiable.",
 )
+unrounded = _primitive(
+    "_unrounded",
+    "(multiply, *args)",
+    "multiply(*args), a product or a convolution; that of 16-bit floats is the float32 sums.",
+)
 conv2d_raw = _primitive(
     "_conv2d",
     "(kind, a, b, input_shape, weight_shape, output_shape, stride, padding, dilation, groups)",

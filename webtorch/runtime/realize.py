@@ -457,8 +457,8 @@ class Runtime:
             return
         with self.writing:
             if keep:
-                for owner, old in recording.overwritten.items():
-                    if old.shared:
+                for owner, node in recording.overwritten.items():
+                    if node.shared:
                         # Another thread took the value meanwhile.
                         owner.donor = None
             else:

@@ -429,6 +429,8 @@ class _Tracing(threading.local):
         # Tensors that the capture gave another history by writing them in place -> (tensor, the
         # history before).
         self.histories: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        # Copies that stand for views, since nobody may read the 0-d tensors that picked them.
+        self.picked: list[Any] = []
         # Modules that the capture called -> what they were like.
         self.modules: dict[Any, Any] = {}
         # Optimizers that it stepped, by id.

@@ -1,7 +1,8 @@
 """`x[...]` and `x[...] = v`: what PyTorch accepts between the brackets. Floor 4.
 
 Ints, slices, None and ... make a view; what is left are index tensors (lists, ranges, arrays, masks become such), which
-read by `take` and write by `scatter`. A 0-d integer tensor selects like an int, but is not read from the device.
+read by `take` and write by `scatter`. A 0-d integer tensor selects like an int: `x[i]` reads it, as PyTorch does, and
+is a view. Where nothing may be read (a capture, a vmap) it is a copy, which is put back when a capture writes to it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import operator
 from typing import Any
 
 from webtorch.errors import DeviceError
-from webtorch.ir.dtype import bool_, int32, int64, uint8
+from webtorch.ir.dtype import bool_, int8, int16, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops import assign, creation, elementwise, indexing, movement
 from webtorch.ops.movement import pick, slice_bounds, window
 from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override
+from webtorch.tensors.host import tracing
+from webtorch.tensors.primitives import Picked
+from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
@@ -27,12 +31,23 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
+    reads = not (x._storage.runtime.capturing or mode.vmaps)
     try:
-        view, tensors, single, names = _parse(x, index)
+        view, tensors, single, names = _parse(x, index, reads)
     except override.Foreign:
         return override.meet(getitem, (x, index), {})
     if tensors:
-        return indexing.take_at(view, tensors, single, names)
+        out = indexing.take_at(view, tensors, single, names)
+        if tracing.active and len(single) == len(tensors):
+
+            def take() -> Tensor:
+                return indexing.take_at(view, tensors, single, names)
+
+            def put() -> None:
+                indexing.put_at(view, tensors, out, single, names=names)
+
+            tracing.picked.append(Picked(view, out, take, put))
+        return out
     return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
 
 
@@ -134,12 +149,12 @@ def _slice_number(value: Any) -> int | None:
 
 
 def _parse(
-    x: Tensor, index: Any
+    x: Tensor, index: Any, reads: bool = False
 ) -> tuple[Tensor, dict[int, Tensor], tuple[int, ...], dict[int, int]]:
     """Return the view that plain indices make, index tensors by its dims, which of these select like ints, and which
-    dims of x they stand for.
+    dims of x they stand for. `reads`: 0-d integer tensors are read, and make views too.
     """
-    items = [_convert(x, item) for item in _items(index)]
+    items = [_convert(x, item, reads) for item in _items(index)]
     used = sum(_dims_used(item) for item in items)
     if used > x.ndim:
         if not x.ndim:
@@ -230,19 +245,21 @@ def _items(index: Any) -> tuple[Any, ...]:
     return (index,)
 
 
-def _convert(x: Tensor, item: Any) -> Any:
+def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
     """Return one index as None, Ellipsis, bool, int, slice or a tensor on x's device. Raises IndexError otherwise."""
     if item is None or item is Ellipsis or isinstance(item, (bool, int, slice)):
         return item
     if isinstance(item, Tensor):
+        if not item.ndim and item.dtype in (int8, int16):
+            item = cast_to(item, int64)
         if item.dtype not in (int64, int32, bool_, uint8):
             raise IndexError(f"{_BAD_DTYPE}, got {item.dtype}")
         if item.dtype is uint8 and item.ndim:
             warn(
                 "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
             )
-        if item.dtype is uint8 and not item.ndim:
-            item = cast_to(item, int64)
+        if reads and not item.ndim and item.dtype in (int64, int32):
+            return int(item.item())
         return item if item._storage.runtime is x._storage.runtime else item.to(x.device)
     if isinstance(item, str):
         raise TypeError("new(): invalid data type 'str'")

@@ -37,6 +37,7 @@ from webtorch.tensors.batching import (
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.forward import write_tangents
 from webtorch.tensors.host import random_words, tracing
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     GradFn,
     SavedTensor,
@@ -548,7 +549,39 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         x._counter.version += 1
     if history:
         rebase(x, values)
+    if storage.runtime.recording is not None and tracing.active and tracing.picked:
+        spread(storage)
     return x
+
+
+class Picked:
+    """While a capture runs: a copy that stands for a view, which follows from numbers on the device."""
+
+    __slots__ = ("out", "put", "take", "view")
+
+    def __init__(
+        self, view: Tensor, out: Tensor, take: Callable[[], Tensor], put: Callable[[], object]
+    ) -> None:
+        self.view, self.out, self.take, self.put = view, out, take, put
+
+
+def spread(storage: Storage, origin: Picked | None = None) -> None:
+    """After a write: put back what stands for a view of something, and take again what stands for views of it."""
+    picked = tracing.picked
+    for p in picked:
+        if p is origin or not (p.out._storage is storage or p.view._storage is storage):
+            continue
+        tracing.picked = []
+        try:
+            if p.out._storage is storage:
+                p.put()
+                other = p.view._storage
+            else:
+                write(p.out, p.take(), fresh=True)
+                other = p.out._storage
+        finally:
+            tracing.picked = picked
+        spread(other, p)
 
 
 def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
@@ -1013,6 +1046,15 @@ def _type_of_sums(x: Tensor) -> DType:
     return x.dtype.compute if mode.keeps_sums and x.dtype.kind == "float" else x.dtype
 
 
+def unrounded(multiply: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Return multiply(*args); products and convolutions of 16-bit floats give their float32 sums."""
+    before, mode.keeps_sums = mode.keeps_sums, True
+    try:
+        return multiply(*args)
+    finally:
+        mode.keeps_sums = before
+
+
 def matmul3(a: Tensor, b: Tensor) -> Tensor:
     """Batched matrix product."""
     if a.dtype.is_complex:
@@ -1174,7 +1216,8 @@ def _each(x: Tensor, like: Tensor) -> Tensor:
 
 
 for entry, function in (
-    (primitive.as_view, as_view), (primitive.pad_with, pad_with), (primitive.reduce_dims,
+    (primitive.as_view, as_view), (primitive.unrounded, unrounded),
+    (primitive.pad_with, pad_with), (primitive.reduce_dims,
     reduce_dims), (primitive.take, take),
     (primitive.scatter, scatter), (primitive.matmul3, matmul3), (primitive.conv2d_raw, conv2d_raw),
     (primitive.scan, scan),

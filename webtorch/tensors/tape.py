@@ -58,7 +58,7 @@ class _Mode(threading.local):
     mutation_allowed = False
     # Whether cotangents keep every vmap's dimension, also where their tensor has none.
     keeps_levels = False
-    # Whether products of 16-bit floats give their float32 sums (`ops.precision.unrounded`).
+    # Whether products of 16-bit floats give their float32 sums (`primitives.unrounded`).
     keeps_sums = False
 
     def __init__(self) -> None:
