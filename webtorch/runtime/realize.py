@@ -457,10 +457,10 @@ class Runtime:
             return
         with self.writing:
             if keep:
-                for owner, node in recording.overwritten.items():
+                for written, node in recording.overwritten.items():
                     if node.shared:
                         # Another thread took the value meanwhile.
-                        owner.donor = None
+                        written.donor = None
             else:
                 recording.restore()
             self.recording = None
