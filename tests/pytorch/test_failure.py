@@ -255,3 +255,54 @@ def test_backward_passes_within_hooks_raise_to_the_hook(webgpu: str) -> None:
     with pytest.raises(ValueError, match="mine"):
         y.sum().backward()
     assert seen == ["caught"]
+
+
+def test_nothing_that_is_refused_ends_the_process(webgpu: str) -> None:
+    """Errors that arise where C++ lets none through: sizes of nested tensors, memory of the host, recursion."""
+    out = python(
+        """
+        import torch, warnings
+        warnings.simplefilter("ignore")
+        d, refused = "webgpu", []
+        a = [torch.ones(n, 3, device=d, requires_grad=True) for n in (2, 4)]
+        c = [torch.ones(n, 3) for n in (2, 4)]
+        small = torch.ones(8, device=d)
+        small.untyped_storage().resize_(4)
+        def deep(n):
+            return deep(n - 1) if n else None
+        def at_the_limit():
+            x = torch.ones(2, device=d, requires_grad=True)
+            def down():
+                try:
+                    down()
+                except RecursionError:
+                    (x * 2).sum().backward()
+            down()
+        for name, run in {
+            "as_nested": lambda: torch.nested.as_nested_tensor(a),
+            "nested": lambda: torch.nested.nested_tensor([x.detach() for x in a], requires_grad=True),
+            "to": lambda: torch.nested.nested_tensor(c).to(d),
+            "like": lambda: torch.zeros_like(torch.nested.nested_tensor(c), device=d),
+            "mask": lambda: torch._nested_tensor_from_mask(
+                torch.ones(2, 4, 3, device=d), torch.ones(2, 4, dtype=torch.bool, device=d)),
+            "cut": lambda: small.tolist(),
+            "cut add": lambda: (small + 1).sum().item(),
+            "cut copy": lambda: small.cpu(),
+            "huge": lambda: torch.empty(1 << 62, device=d),
+            "huge strides": lambda: torch.empty_strided((1 << 40, 2), (1 << 40, 1), device=d),
+            "dlpack": lambda: torch.utils.dlpack.to_dlpack(torch.ones(3, device=d)),
+            "share": lambda: torch.ones(3, device=d).untyped_storage()._share_filename_cpu_(),
+            "byteswap": lambda: torch.ones(3, device=d).untyped_storage().byteswap(torch.float32),
+            "limit": at_the_limit,
+        }.items():
+            try:
+                run()
+            except (Exception, RecursionError):
+                refused.append(name)
+        jagged = torch.nested.as_nested_tensor(a, layout=torch.jagged)
+        (jagged.values() * 2).sum().backward()
+        torch.accelerator.empty_host_cache()
+        print(a[0].grad.sum().item(), {"to", "like", "huge", "as_nested", "cut"} <= set(refused))
+        """
+    )
+    assert out == "12.0 True"

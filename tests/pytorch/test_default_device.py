@@ -1,0 +1,44 @@
+"""torch.set_default_device("webgpu"): programs give what they give on the CPU, and none ends the process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pytorch import default_device
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def found(_adapter: None) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pytorch.default_device"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode} after {done.stderr[-2000:]}"
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+def _near(got: Any, expected: Any) -> bool:
+    if isinstance(expected, (list, tuple)):
+        return len(got) == len(expected) and all(map(_near, got, expected))
+    if isinstance(expected, float):
+        return bool(abs(got - expected) <= 2e-4 * (1 + abs(expected)))
+    return bool(got == expected)
+
+
+@pytest.mark.parametrize("name", default_device.PROGRAMS)
+def test_programs(name: str, found: dict[str, Any]) -> None:
+    got = found[name]
+    assert not (isinstance(got, dict) and "error" in got), got["error"]
+    torch._dynamo.reset()
+    assert _near(got, default_device.PROGRAMS[name]())
