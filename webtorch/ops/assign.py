@@ -264,4 +264,6 @@ def sum_to_size(input: Any, *size: Any) -> Any:
         d for d, have in enumerate(input._shape) if d < lead or (shape[d - lead] == 1 and have != 1)
     ]
     # PyTorch sums a 0-d tensor too, which widens integers.
+    if not dims and shape and not lead:
+        return input
     return (input.sum(dims, keepdim=True) if dims or not shape else input).reshape(tuple(shape))

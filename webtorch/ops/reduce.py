@@ -56,6 +56,7 @@ from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
+    copy,
     fill,
     imag_part,
     iota,
@@ -169,7 +170,8 @@ def combine_dims(
     """Return the reduction over `dims` in x's type; `identity` where there is nothing to combine."""
     if 0 in x._shape:
         return _of_nothing(x, reduced_shape(x._shape, dims, keepdim), identity, x.dtype)
-    return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else x
+    # Of nothing to combine the result is a tensor of its own all the same.
+    return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else copy(x)
 
 
 def _check_not_empty(name: str, x: Any, dim: Dims, dims: tuple[int, ...], error: type) -> None:
@@ -310,7 +312,7 @@ def prod(
         shape = reduced_shape(x.shape, dims, keepdim)
     if 0 in x.shape:
         return _of_nothing(x, shape, 1, x.dtype)
-    return _prod(x, dims[0]).reshape(shape) if x.ndim else x
+    return _prod(x, dims[0]).reshape(shape) if x.ndim else copy(x)
 
 
 @composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
@@ -457,7 +459,7 @@ def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
     _check_not_empty(name, input, dim, dims, RuntimeError)
     if not dims or 0 in input.shape:
         shape = reduced_shape(input.shape, dims, keepdim)
-        values = input if not dims else _of_nothing(input, shape, 0, input.dtype)
+        values = copy(input) if not dims else _of_nothing(input, shape, 0, input.dtype)
         return result(values, fill(shape, 0, int64, input.device))
     if input.dtype is bool_:
         # The engine orders numbers only.

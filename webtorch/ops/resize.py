@@ -359,7 +359,8 @@ def resized(
     if mode.startswith("nearest"):
         whole = _repeated(input, sizes, wanted, steps, mode)
         if whole is not None:
-            return whole
+            # Of one element each nothing was made: the result is no view.
+            return whole.clone() if tuple(whole.shape) == tuple(input.shape) else whole
     if not input.numel():
         from webtorch.ops.primitive import fill
 

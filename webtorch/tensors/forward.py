@@ -26,13 +26,15 @@ from webtorch.tensors.tensor import Tensor
 class Level:
     """One level of forward-mode differentiation, and the tangents of the storages that have any."""
 
-    __slots__ = ("tangents",)
+    __slots__ = ("tangents", "twins")
 
     def __init__(self) -> None:
         # Storage -> (tangent, geometry of the tensor that it was given for).
         self.tangents: weakref.WeakKeyDictionary[Any, tuple[Tensor, Any]] = (
             weakref.WeakKeyDictionary()
         )
+        # Storages with a tangent, and those that stand for the same memory without it.
+        self.twins: list[tuple[Any, Any]] = []
 
     def __contains__(self, x: Tensor) -> bool:
         return x._storage in self.tangents
@@ -51,6 +53,7 @@ class Level:
         mode.forward = mode.forward[:-1]
         forward.levels -= 1
         self.tangents.clear()
+        self.twins.clear()
 
     def set(self, x: Tensor, tangent: Tensor) -> None:
         """Make `tangent` the tangent of the whole storage of x, which must be all of x."""
@@ -227,6 +230,20 @@ def write_tangents(x: Tensor, values: Tensor) -> None:
             level.write(x, tangent)
         finally:
             mode.forward = levels
+
+
+def write_twins(storage: Any) -> None:
+    """Give what stands for the memory that was just written the value that is there now."""
+    waiting, seen = [storage], {id(storage)}
+    while waiting:
+        one = waiting.pop()
+        for level in mode.forward:
+            for a, b in level.twins:
+                other = b if a is one else a if b is one else None
+                if other is not None and id(other) not in seen:
+                    seen.add(id(other))
+                    other.replace(storage.share())
+                    waiting.append(other)
 
 
 def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:

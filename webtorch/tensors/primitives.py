@@ -35,7 +35,7 @@ from webtorch.tensors.batching import (
     unbatch,
 )
 from webtorch.tensors.device import DeviceLike, resolve
-from webtorch.tensors.forward import write_tangents
+from webtorch.tensors.forward import write_tangents, write_twins
 from webtorch.tensors.host import random_words, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
@@ -544,6 +544,7 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         )
     if forward.levels and mode.forward:
         write_tangents(x, values)
+        write_twins(storage)
     if x._counter is not storage:
         storage.version -= 1
         x._counter.version += 1

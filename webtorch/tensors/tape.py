@@ -396,7 +396,11 @@ class SavedTensor:
         if mode.saved_hooks:
             pack, self.unpack_hook = mode.saved_hooks[-1]
             with no_grad():
-                self.packed = pack(tensor.detach())
+                value = tensor.detach()
+                if mode.overwriting is not None:
+                    # What is written in place now has its old value for whoever unpacks it.
+                    value._storage = value._counter = Storage(storage.share(), storage.runtime)
+                self.packed = pack(value)
             self.storage = self.counter = None
         mode.unclaimed.append(self)
         if mode.overwriting is not None:

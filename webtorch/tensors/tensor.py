@@ -614,8 +614,10 @@ class Tensor(TensorMethods):
         """Return a tensor on the same storage that needs no gradient."""
         storage = self._storage
         if forward.levels and any(self in level for level in mode.forward):
-            # Tangents belong to storages: what has none is another storage, of the same value.
+            # Tangents belong to storages: what has none is another storage, of the same value. A write to
+            # one is a write to both.
             storage = Storage(storage.share(), storage.runtime)
+            mode.forward[-1].twins.append((self._storage, storage))
         out = Tensor._from_storage(
             storage,
             self._shape,
@@ -668,7 +670,10 @@ class Tensor(TensorMethods):
         if not self.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         fn = self.grad_fn
+        if fn is None and type(self._grad_fn) is Source:
+            fn = self._grad_fn
         if fn is None:
+            self._refuse_hook()
             if self._hooks is None:
                 self._hooks = {}
             return RemovableHandle(self._hooks, hook)
@@ -689,9 +694,17 @@ class Tensor(TensorMethods):
             raise RuntimeError(
                 "post accumulate grad hooks cannot be registered on non-leaf tensors"
             )
+        self._refuse_hook()
         if self._post_accumulate is None:
             self._post_accumulate = {}
         return RemovableHandle(self._post_accumulate, hook)
+
+    def _refuse_hook(self) -> None:
+        storage = self._storage
+        if tracing.active and (
+            storage.node.kind == "buffer" or storage in storage.runtime.overwritten
+        ):
+            tracing.refuse("it registers a hook on a tensor from outside")
 
     def _set_history(self, fn: GradFn) -> None:
         set_history(self, fn)
