@@ -13,6 +13,7 @@ import webtorch
 from tests.ops import table
 from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ops.record import Op
+from webtorch.web.check import Site
 
 
 def _shared(results: list[Any], inputs: list[Any], memory: Callable[[Any], Any]) -> list[Any]:
@@ -133,3 +134,151 @@ def test_writes_through_detached_tensors_in_forward_mode(device: str) -> None:
         return out
 
     _both(story, device)
+
+
+def _detaches(t: Any, x: Any, w: Any) -> Any:
+    x.detach_()
+    return x * 2
+
+
+def _requires(t: Any, x: Any, w: Any) -> Any:
+    x.requires_grad_()
+    return (x * 2).sum()
+
+
+def _requires_and_differentiates(t: Any, x: Any, w: Any) -> Any:
+    x.requires_grad_(True)
+    (x * x).sum().backward(retain_graph=True)
+    return x.detach() + 1
+
+
+def _adds_what_is_used_up(t: Any, x: Any, w: Any) -> Any:
+    v = t.nn.functional.layer_norm(x.detach() * w, (4,))
+    x += v
+    v.sum().backward()
+    return v.detach()
+
+
+def _freezes_for_a_while(t: Any, x: Any, w: Any) -> Any:
+    w.requires_grad_(False)
+    y = (x * w).sum()
+    w.requires_grad_(True)
+    return y + (w * w).sum()
+
+
+def _keeps_gradients(t: Any, x: Any, w: Any) -> Any:
+    y = x * w.exp()
+    y.retain_grad()
+    (y * y).sum().backward()
+    return y * 1
+
+
+def _writes_into_what_it_made(t: Any, x: Any, w: Any) -> Any:
+    out = x.new_zeros(2, *x.shape)
+    for i in range(2):
+        out[i] = (x.detach() * w).tanh()
+    (g,) = t.autograd.grad((out * out).sum(), [w], create_graph=True)
+    t.autograd.grad((g * g).sum(), [w])
+    return out
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _detaches,
+        _requires,
+        _requires_and_differentiates,
+        _adds_what_is_used_up,
+        _freezes_for_a_while,
+        _keeps_gradients,
+        _writes_into_what_it_made,
+    ],
+)
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_compiled_function_leaves_histories_as_it_would_uncompiled(
+    body: Callable[..., Any], computed: bool, device: str
+) -> None:
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        w = tensor([0.5, -1.0, 0.75, 0.25], requires_grad=True)
+        call = _compiled(t, lambda x, w: body(t, x, w))
+        seen = []
+        for k in range(3):
+            w.grad = None
+            x = tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 1.0, k + 1.0, 3.0]])
+            if computed:
+                x = x * (w * w)
+            try:
+                out = call(x, w)
+                seen.append((x.requires_grad, x.is_leaf, out.requires_grad, out.is_leaf))
+                (x.sum() + out.sum()).backward()
+            except RuntimeError as error:
+                seen.append(str(error)[:40])
+            seen.append(w.requires_grad)
+            seen.append(None if w.grad is None else [round(v, 3) for v in w.grad.tolist()])
+        return seen
+
+    _both(story, device)
+
+
+def test_checkpoints_and_saved_tensor_hooks_in_forward_mode(device: str) -> None:
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        import torch.utils.checkpoint as theirs
+
+        import webtorch.utils.checkpoint as ours
+
+        checkpoint = (ours if t is webtorch else theirs).checkpoint
+        w = tensor([[1.0, -2.0], [0.5, 3.0]], requires_grad=True)
+        x = tensor([[1.0, 2.0], [3.0, 1.0]])
+        packed = []
+
+        def body(x: Any) -> Any:
+            return t.nn.functional.layer_norm(x @ w, (2,)).tanh() * x
+
+        def pack(x: Any) -> Any:
+            packed.append(x)
+            return len(packed) - 1
+
+        value, tangent = t.func.jvp(
+            lambda x: checkpoint(body, x, use_reentrant=False), (x,), (x.cos(),)
+        )
+        with t.autograd.graph.saved_tensors_hooks(pack, lambda k: packed[k]):
+            value2, tangent2 = t.func.jvp(body, (x,), (x.cos(),))
+        value2.sum().backward()
+        return [
+            [round(v, 4) for v in y.flatten().tolist()]
+            for y in (value, tangent, value2, tangent2, w.grad)
+        ]
+
+    _both(story, device)
+
+
+def test_tensors_of_captures_at_other_sizes_poison_nothing() -> None:
+    """What a capture without values left behind must not be computed, by it or by what comes after."""
+    kept: list[webtorch.Tensor] = []
+
+    @webtorch.compile
+    def f(x: webtorch.Tensor) -> webtorch.Tensor:
+        y = x.amax()
+        kept.append(y.cumsum(0).detach())
+        y.cumsum_(0)
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in (4, 5, 7):
+            x = webtorch.arange(float(n))
+            webtorch.mark_dynamic(x, 0)
+            assert f(x).tolist() == (x * 2).tolist()
+    assert webtorch.compile(lambda x: x + 1)(webtorch.ones(2)).tolist() == [2, 2]
+
+
+def test_an_exported_function_that_needs_not_all_arguments(tmp_path: Any) -> None:
+    class Net(webtorch.nn.Module):
+        def forward(
+            self, a: webtorch.Tensor, b: webtorch.Tensor, c: webtorch.Tensor
+        ) -> webtorch.Tensor:
+            return b.sort(-1).values * 2
+
+    given = webtorch.ones(3, 2), webtorch.tensor([2.0, 1.0]), webtorch.ones(4)
+    webtorch.export(Net(), tmp_path, given, cpu=False)
+    assert Site(tmp_path).run("infer", "cpu")["out"] == [2, 4]

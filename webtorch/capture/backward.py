@@ -74,15 +74,14 @@ def leaf_of(t: Tensor) -> Tensor:
 def tensors_in(x: Any) -> list[Tensor]:
     """Return the tensors in a structure, each once."""
     found: dict[int, Tensor] = {}
-
-    def visit(x: Any) -> None:
-        if isinstance(x, Tensor):
-            found[id(x)] = x
+    # A function that calls itself would be a cycle, and hold the tensors until it is collected.
+    stack = [x]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Tensor):
+            found.setdefault(id(part), part)
         else:
-            for v in parts_of(x) or ():
-                visit(v)
-
-    visit(x)
+            stack.extend(reversed(parts_of(part) or ()))
     return list(found.values())
 
 

@@ -87,7 +87,10 @@ class Place:
         if self.kind == "cell":
             self.container.cell_contents = value
         elif self.kind == "attribute":
-            setattr(self.container, self.key, value)
+            if value is MISSING:
+                delattr(self.container, self.key)
+            else:
+                setattr(self.container, self.key, value)
         elif value is MISSING:
             self.container.pop(self.key, None)
         else:
@@ -133,9 +136,12 @@ class Length:
         return len(self.container) == self.count
 
     def undo(self) -> None:
-        """Take away what has been appended to a list."""
+        """Take away what has been added to a list or dict."""
         if isinstance(self.container, list):
             del self.container[self.count :]
+        elif isinstance(self.container, dict):
+            for key in list(self.container)[self.count :]:
+                del self.container[key]
 
 
 class Members(Length):
@@ -260,6 +266,14 @@ class Survey:
         """Return the name of what has drawn random numbers since; "" for nothing."""
         changed = (n for n, (source, state) in self.draws.items() if _state(source) != state)
         return next(changed, "")
+
+    def undo(self) -> None:
+        """Bind what the call has bound anew to what was there before, and take away what it appended."""
+        for length in self.lengths:
+            length.undo()
+        for place in (*self.quick, *self.slow):
+            if not place.holds():
+                place.set(place.before)
 
     def _draw(self, source: Any, name: str) -> None:
         """Watch what draws random numbers, and nothing else. (Other threads draw from the same as

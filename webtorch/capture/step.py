@@ -215,6 +215,10 @@ class CompiledFunction:
                 wanted=self.wanted, reading=joint.close if may_read else None,
             )  # fmt: skip
         except NotReplayable as usual:
+            if sizes:
+                # That call was one without values.
+                self._unmark(NotPolynomial(usual.reason))
+                return functools.partial(self, *args, **kwargs)
             joint.close()
             count = self.refusals[key] = self.refusals.get(key, 0) + 1
             if count >= _MAX_REFUSALS:
@@ -707,6 +711,8 @@ class _Joint:
             if t._storage is g._storage:
                 if t._history != history:
                     rebase(g, t)
+                elif g.requires_grad and not t.requires_grad:
+                    g.detach_()
             elif t._storage.version != version:
                 with contextlib.nullcontext() if t._history != history else no_grad():
                     g.copy_(t)

@@ -71,7 +71,7 @@ from webtorch.tensors.host import (
 )
 from webtorch.tensors.primitives import as_view
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, mark, mode
+from webtorch.tensors.tape import GradFn, mark, mode, set_history
 from webtorch.tensors.tensor import Tensor
 
 # How many seconds a call waits for another thread's capture before it runs as usual.
@@ -482,10 +482,11 @@ def capture(
 
     `runtime` is where the call computes; by default that is the arguments' device. `compiler` turns
     its graph into a program; `wanted` are names of intermediate results to keep. With `careful`,
-    what the function reads outside its arguments, and in `objects`, is watched, and NotReplayable is raised where the
-    call did what a program cannot repeat. Where the function reads a value of what it computes,
-    CaptureError is raised; with `reading`, where reads are allowed, that is called, the call goes
-    on as usual from there, and NotReplayable is raised at its end.
+    what the function reads outside its arguments, and in `objects`, is watched, and NotReplayable is
+    raised where the call did what a program cannot repeat: it stands, if its arguments have values, and
+    is undone if not. Where the function reads a value of what it computes, CaptureError is raised; with
+    `reading`, where reads are allowed, that is called, the call goes on as usual from there, and
+    NotReplayable is raised at its end.
     """
     rest = careful, runtime, compiler, wanted, reading
     if not one_at_a_time.acquire(timeout=_PATIENCE if careful else -1):
@@ -548,7 +549,9 @@ def _capture(
         raise
     effects: list[tuple[Place, Any]] = []
     dropped: set[int] = set()
-    complete = False
+    complete = replayable = False
+    # Arguments of other sizes have no values, and what such a call did is undone.
+    computes = all(t._storage.node.buffer is not None for t in tensors)
     gradient_mode = mode.grad, mode.inference
     # Operations from here on are the call's.
     beginning = mark()
@@ -634,8 +637,9 @@ def _capture(
         if reason is None and any(n in existing and n not in homes for n in frozen.inputs):
             reason = "it binds a name of the outside to what it computed from the old value"
         if careful and reason is not None:
-            complete = True
+            complete = computes
             raise NotReplayable(result, reason)
+        replayable = True
         grads = [
             Gradient(
                 next((i for i, a in enumerate(tensors) if a is t), weakref.ref(t)),
@@ -661,6 +665,8 @@ def _capture(
             tracing.restore()
             for place, _ in effects:
                 place.set(place.before)
+            if survey is not None and not (computes or replayable):
+                survey.undo()
         tracing.end()
         mode.grad, mode.inference = gradient_mode
     storages = [o for o in owners if isinstance(o, Storage)]
@@ -917,7 +923,12 @@ def _part(runtime: Runtime) -> None:
     holders: dict[Node, Storage] = {}
     for storage in Storage.live(runtime):
         node = storage.node
-        if node.shared and holders.setdefault(node, storage) is not storage:
+        # What was recorded for a capture alone has no memory, and never will.
+        if (
+            node.buffer is not None
+            and node.shared
+            and holders.setdefault(node, storage) is not storage
+        ):
             storage.own()
 
 
@@ -1008,12 +1019,14 @@ def _passes_out(survey: Survey, tensors: Sequence[Tensor], ends: Sequence[Tensor
         return "it takes gradients of what its argument was computed from"
     if any(id(t._base) in tracing.histories for t in tensors):
         return "it writes what has gradients into a view that it is given"
-    for place in (*survey.quick, *survey.slow):
-        t = place.before
-        if isinstance(t, Tensor) and (
-            id(t) in tracing.histories or id(t._base) in tracing.histories
-        ):
-            return f"it writes what has gradients into {place.name}"
+    changed = [("an argument", t) for t in tensors if not is_live(t)]
+    outside = [p for p in (*survey.quick, *survey.slow) if isinstance(p.before, Tensor)]
+    changed += [(p.name, x) for p in outside for x in (p.before, p.before._base) if x is not None]
+    for name, t in changed:
+        if tracing.has_other_history(t):
+            if t._grad_fn is None:
+                return f"it changes whether {name} takes gradients"
+            return f"it writes what has gradients into {name}"
     return None
 
 
@@ -1272,7 +1285,7 @@ class Rebuild:
         out = Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole, x.dtype)
         if x.history:
             # Its graph is used up: a backward from here raises as it does after an uncompiled call.
-            out._grad_fn, out._requires_grad = GradFn(x.history, (), None), True
+            set_history(out, GradFn(x.history, (), None))
         elif x.leaf:
             out._requires_grad = True
         return out

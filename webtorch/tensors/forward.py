@@ -184,8 +184,9 @@ def transposed_call(
         if not any(x in level for x in inputs):
             continue
         tangents = [level.of(x) for x in inputs]
-        recorded, kept = mode.grad, mode.keeps_levels
-        mode.forward = levels[:i]
+        recorded, kept, hooks = mode.grad, mode.keeps_levels, mode.saved_hooks
+        # Hooks are for what the caller's backward pass saves.
+        mode.forward, mode.saved_hooks = levels[:i], ()
         try:
             with enable_grad():
                 us = tuple([_start(o) for o in outs])
@@ -209,7 +210,7 @@ def transposed_call(
                 if tangent is not None:
                     level.set(out, fitted(tangent, out))
         finally:
-            mode.forward, mode.keeps_levels = levels, kept
+            mode.forward, mode.keeps_levels, mode.saved_hooks = levels, kept, hooks
 
 
 def _start(x: Tensor) -> Tensor:

@@ -492,15 +492,25 @@ class _Tracing(threading.local):
         """Note that the running capture is about to read or change the `.grad` of `tensor`, unless it
         made the tensor itself.
         """
-        storage = tensor._storage
-        if storage.node.kind != "buffer" and storage not in storage.runtime.overwritten:
-            return
-        self.grads.setdefault(id(tensor), (tensor, tensor._grad, reads))
+        if not _made_here(tensor):
+            self.grads.setdefault(id(tensor), (tensor, tensor._grad, reads))
 
     def touch_history(self, tensor: Any) -> None:
-        """Note that the running capture is about to give `tensor` another history."""
+        """Note that the running capture is about to give `tensor` another history, unless it made the
+        tensor itself.
+        """
+        if _made_here(tensor):
+            return
         before = tuple([getattr(tensor, name) for name in _HISTORY])
         self.histories.setdefault(id(tensor), (tensor, before))
+
+    def has_other_history(self, tensor: Any) -> bool:
+        """Whether `tensor`, of before the running capture, takes gradients otherwise than before it."""
+        found = self.histories.get(id(tensor))
+        if found is None:
+            return False
+        requires_grad, fn, *_ = found[1]
+        return tensor._requires_grad != requires_grad or tensor._grad_fn is not fn
 
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[Draw, Draw]:
         """Return what was just drawn from a generator as numbers that remember it."""
@@ -530,6 +540,12 @@ class _Tracing(threading.local):
         """Note why what the running capture just did cannot be replayed."""
         if self.refused is None:
             self.refused = reason
+
+
+def _made_here(tensor: Any) -> bool:
+    """Whether the running capture made the tensor."""
+    storage = tensor._storage
+    return storage.node.kind != "buffer" and storage not in storage.runtime.overwritten
 
 
 class _Bindings:

@@ -200,6 +200,9 @@ class GradFn:
         self.saves = False
         if rule is not None and mode.unclaimed:
             self.saves = True
+            if mode.saved_hooks:
+                for saved in mode.unclaimed:
+                    saved.present = None
             mode.unclaimed = []
         if anomaly.enabled and rule is not None:
             anomaly.note(self)
@@ -357,6 +360,7 @@ class SavedTensor:
         "leaf",
         "needs_grad",
         "packed",
+        "present",
         "storage",
         "unpack_hook",
         "version",
@@ -376,6 +380,8 @@ class SavedTensor:
             storage = counter = Storage(storage.share(), storage.runtime)
         self.storage: Any = storage
         self.packed: Any = None
+        # The value itself, while forward mode goes through the rule: hooks are for the backward pass.
+        self.present: Tensor | None = None
         self.unpack_hook: Callable[[Any], Any] | None = None
         self.counter: Any = counter
         self.version = self.counter.version
@@ -401,6 +407,8 @@ class SavedTensor:
                     # What is written in place now has its old value for whoever unpacks it.
                     value._storage = value._counter = Storage(storage.share(), storage.runtime)
                 self.packed = pack(value)
+            if forward.levels and mode.forward:
+                self.present = value
             self.storage = self.counter = None
         mode.unclaimed.append(self)
         if mode.overwriting is not None:
@@ -413,6 +421,8 @@ class SavedTensor:
 
     def unpack(self, owner: GradFn | None = None) -> Tensor:
         """Return the tensor. Raises RuntimeError if it has been overwritten since."""
+        if self.present is not None:
+            return self._with_history(self.present.detach(), owner)
         if self.unpack_hook is not None:
             tensor = self.unpack_hook(self.packed)
             if not hasattr(tensor, "_storage"):

@@ -478,6 +478,8 @@ class Tensor(TensorMethods):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        if value and not self.is_leaf:
+            raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
@@ -508,6 +510,8 @@ class Tensor(TensorMethods):
                 "Setting requires_grad=True on inference tensor outside InferenceMode is not "
                 "allowed."
             )
+        if tracing.active and self._requires_grad != bool(requires_grad):
+            tracing.touch_history(self)
         self._requires_grad = bool(requires_grad)
         bindings.modules += 1
         return self
@@ -634,6 +638,8 @@ class Tensor(TensorMethods):
         """Cut this tensor from the graph."""
         if self._base is not None:
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+        if tracing.active:
+            tracing.touch_history(self)
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 

@@ -634,7 +634,6 @@ class _Export:
         arguments.sort(key=lambda a: a["number"])
         for position, argument in enumerate(arguments):
             self.memory[argument["entry"]]["argument"] = position
-            del argument["number"]
         if len({a["name"] for a in arguments}) < len(arguments):
             raise ValueError(f"export: two inputs have one name: {[a['name'] for a in arguments]}")
         return arguments
@@ -963,9 +962,9 @@ def _examples(function: Json, name: str, examples: Sequence[Batch]) -> dict[str,
         if isinstance(batch, Mapping):
             given = dict(batch)
         else:
-            # Numbers among the arguments are not tensors of the file.
+            # Numbers among the arguments are not tensors of the file, nor are those that no result needs.
             leaves = [v for _, v in _leaves(list(batch)) if isinstance(v, Tensor)]
-            given = dict(zip((a["name"] for a in arguments), leaves))
+            given = {a["name"]: leaves[a["number"]] for a in arguments if a["number"] < len(leaves)}
         for argument in arguments:
             value: Any = given.get(argument["name"])
             shape = list(value.shape) if isinstance(value, Tensor) else None
