@@ -192,8 +192,7 @@ def vae(t: Any) -> Any:
         def forward(self, x: Any, noise: Any) -> Any:
             mu, log = self.down(x).chunk(2, -1)
             out = self.up(mu + noise * (log / 2).exp())
-            # PyTorch's tangent of a number times a 0-d tensor is float64.
-            kl = (-0.5 * (1 + log - mu**2 - log.exp()).sum(-1)).mean()
+            kl = -0.5 * (1 + log - mu**2 - log.exp()).sum(-1).mean()
             return out, kl
 
     return Vae()

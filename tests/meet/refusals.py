@@ -15,6 +15,8 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     # docs/compile.md, "What is refused": third derivatives take a step that is compiled as a whole.
     "create_graph through a compiled function": ("RuntimeError", r"create_graph"),
+    # docs of webtorch.export: pages have no complex numbers.
+    "an exported function of complex numbers": ("DTypeError", r"export: .* is complex"),
     # docs/differences.md: what LAPACK computes is computed on the CPU alone.
     "no WebGPU kernel": ("DeviceError", r"no WebGPU kernel computes this"),
 }

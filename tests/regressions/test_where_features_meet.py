@@ -11,6 +11,7 @@ import torch
 
 import webtorch
 from tests.ops import table
+from webtorch.errors import DTypeError
 from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ops.record import Op
 from webtorch.web.check import Site
@@ -282,3 +283,50 @@ def test_an_exported_function_that_needs_not_all_arguments(tmp_path: Any) -> Non
     given = webtorch.ones(3, 2), webtorch.tensor([2.0, 1.0]), webtorch.ones(4)
     webtorch.export(Net(), tmp_path, given, cpu=False)
     assert Site(tmp_path).run("infer", "cpu")["out"] == [2, 4]
+
+
+def test_hooks_of_modules_with_several_results(device: str) -> None:
+    """Where no gradient came, a hook sees None."""
+
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        class Both(t.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return x * 2, x * 3
+
+        seen = []
+        both, x = Both(), tensor([1.0, 2.0], requires_grad=True)
+        both.register_full_backward_hook(
+            lambda m, gi, go: seen.append([None if g is None else g.tolist() for g in (*gi, *go)])
+        )
+        both(x)[0].sum().backward()
+        both(x)[1].sum().backward()
+        return seen, x.grad.tolist()
+
+    _both(story, device)
+
+
+def test_as_strided_beyond_a_view_that_a_compiled_function_returns(device: str) -> None:
+    """It has gradients of the view's elements alone, in PyTorch."""
+
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        def f(x: Any) -> Any:
+            y = x * 2
+            return y, y[:1].as_strided((2, 2), (1, 1))
+
+        call, seen = _compiled(t, f), []
+        for _ in range(3):
+            x = tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            a, b = call(x)
+            ((a * a).sum() + (b * b).sum()).backward()
+            seen.append(x.grad.tolist())
+        return seen
+
+    _both(story, device)
+
+
+def test_pages_refuse_complex_numbers(tmp_path: Any) -> None:
+    x = webtorch.ones(3, dtype=webtorch.complex64)
+    with pytest.raises(DTypeError, match=r"'x' is complex64.*view_as_real"):
+        webtorch.export(lambda x: x.real * 2, tmp_path, (x,), cpu=False)
+    with pytest.raises(DTypeError, match=r"'out' is complex64.*view_as_real"):
+        webtorch.export(lambda x: webtorch.complex(x, x), tmp_path, (x.real,), cpu=False)

@@ -506,6 +506,16 @@ class CompiledFunction:
         found = next(reversed(self.captures.values()))[0][0]
         return found if found.template is None else found.template.latest()
 
+    def latest_arguments(self) -> tuple[Any, Any]:
+        """Return the signatures of the latest capture's positional and keyword arguments."""
+        self.latest()
+        key = next(reversed(self.captures))
+        while len(key) == 2:
+            # With numbers that it depends on, or the layout of what it writes.
+            key = key[0]
+        (_, positional, keywords), *_ = key
+        return positional, keywords
+
     def program(self) -> Program:
         """Return the program of the latest signature; printed, it lists its steps.
 

@@ -71,7 +71,7 @@ from webtorch.tensors.host import (
 )
 from webtorch.tensors.primitives import as_view
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, mark, mode, set_history
+from webtorch.tensors.tape import AccumulateGrad, GradFn, mark, mode, set_history
 from webtorch.tensors.tensor import Tensor
 
 # How many seconds a call waits for another thread's capture before it runs as usual.
@@ -610,6 +610,7 @@ def _capture(
             reason = reason or _unknown(result, set(map(id, there)))
             reason = reason or _passes_out(survey, tensors, ends)
             aliases = _Aliases((result, [v for _, v in effects], named), there)
+            reason = reason or aliases.refused
             written = [t for t in tensors if id(t) in tracing.histories and is_live(t)]
             live = [t for t in aliases.roots if is_live(t)] + written
             reason = reason or whole_graph(live, beginning)
@@ -993,6 +994,8 @@ class _Aliases:
         home = {id(t._storage): t for t in existing}
         left = [t for t in tensors_in(left) if id(t) not in known]
         views = Counter(id(t._base) for t in left)
+        # Why a replay cannot make the views, if so.
+        self.refused: str | None = None
         # By the id of a view, what it is a view of.
         self.bases: dict[int, Tensor] = {}
         # What is left, or has views that are, and is no view of that itself.
@@ -1005,10 +1008,27 @@ class _Aliases:
                     there = base
                 if there is not None and there.dtype is t.dtype:
                     self.bases[id(t)] = there
+                    if not _views_directly(t, there):
+                        self.refused = "it returns as_strided of a part of a tensor"
         for t in left:
             root = self.bases.get(id(t), t)
             if id(root) not in known and not any(root is r for r in self.roots):
                 self.roots.append(root)
+
+
+def _views_directly(view: Tensor, base: Tensor) -> bool:
+    """Whether the gradients of a view are those of its elements in `base`: as_strided of a smaller view
+    drops those beyond it.
+    """
+    fn, end = view._grad_fn, base._grad_fn
+    while fn is not None and fn is not end and len(fn.edges) == 1:
+        edge = fn.edges[0]
+        after = None if edge is None else edge[0]
+        whole = after is end or isinstance(after, AccumulateGrad)
+        if fn.title.startswith("AsStrided") and not whole:
+            return False
+        fn = after
+    return True
 
 
 def _passes_out(survey: Survey, tensors: Sequence[Tensor], ends: Sequence[Tensor]) -> str | None:

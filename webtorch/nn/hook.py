@@ -201,6 +201,8 @@ def _identity_function() -> Any:
                 ctx: Any, receive: Callable[..., Any], *tensors: Tensor
             ) -> tuple[Tensor, ...]:
                 ctx.receive = receive
+                # Hooks see None where no gradient came.
+                ctx.set_materialize_grads(False)
                 return tuple(t.view_as(t) for t in tensors)
 
             @staticmethod

@@ -134,7 +134,7 @@ def export(
     WebGPU does.
 
     Raises CaptureError for a function that a program cannot repeat or that writes into its
-    arguments, DTypeError for float64, OverflowError for constants beyond 32 bits, ShapeError for an
+    arguments, DTypeError for float64 and complex numbers, OverflowError for constants beyond 32 bits, ShapeError for an
     example of another shape.
     """
     several = isinstance(what, Mapping)
@@ -773,6 +773,11 @@ class _Export:
                 elif isinstance(leaf, float):
                     constants[path] = _number(leaf)
                 continue
+            if leaf.dtype.is_complex:
+                raise DTypeError(
+                    f"export: the result {path!r} is {leaf.dtype.name}, and pages give real numbers: "
+                    "return webtorch.view_as_real(x)"
+                )
             entry, dtype, elements = self._entry_of(leaf, updates)
             returns.append(
                 {
@@ -850,7 +855,7 @@ def _leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
 
 def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, tuple[int, ...]]], list[str]]:
     """Return name and shape of the latest signature's tensor arguments, and the names of the floats."""
-    (_, positional, keywords), *_ = next(reversed(step.captures))
+    positional, keywords = step.latest_arguments()
     tensors: list[tuple[str, tuple[int, ...]]] = []
     numbers: list[str] = []
 
@@ -858,6 +863,11 @@ def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, tuple[int, 
         if signature == "float":
             numbers.append(name)
         elif isinstance(signature, tuple) and signature and signature[0] == "tensor":
+            if signature[2].is_complex:
+                raise DTypeError(
+                    f"export: {name!r} is {signature[2].name}, and pages take real numbers: pass "
+                    "webtorch.view_as_real(x), and call webtorch.view_as_complex in the function"
+                )
             tensors.append((name, tuple(signature[1])))
         elif isinstance(signature, tuple) and signature and signature[0] is dict:
             for key, value in signature[1:]:
