@@ -773,7 +773,7 @@ class _Export:
                 elif isinstance(leaf, float):
                     constants[path] = _number(leaf)
                 continue
-            if leaf.dtype.is_complex:
+            if leaf.dtype is not None and leaf.dtype.is_complex:
                 raise DTypeError(
                     f"export: the result {path!r} is {leaf.dtype.name}, and pages give real numbers: "
                     "return webtorch.view_as_real(x)"
