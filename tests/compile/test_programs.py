@@ -280,8 +280,8 @@ def test_one_capture_serves_every_size_of_a_marked_dimension(device: str) -> Non
     for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
     assert len(step.captures) == 1
-    # All in the first call.
-    assert traced == 5
+    # Five in the first call; to compare, one for 3, and two for 21 (itself and twice as many).
+    assert traced == 8
 
 
 @pytest.mark.covers("A26")
@@ -365,7 +365,9 @@ def test_a_cache_may_grow_and_is_differentiated_outside(device: str) -> None:
         np.testing.assert_allclose(grad.tolist(), want.tolist(), rtol=1e-4, atol=1e-6)
         calls.append(len(traced))
         cache = webtorch.cat([cache, out.detach()])
-    assert calls == [5] * 5
+    # Sizes 2, 3, 4, 7 and 10 in the first call; to compare, 5, and 6 with twice as many.
+    assert calls == [5, 5, 5, 6, 8]
+    assert len(attend.captures) == 1
 
 
 def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> None:

@@ -6,7 +6,9 @@ import ast
 import functools
 import linecache
 import random
+import sys
 import textwrap
+import types
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -181,9 +183,13 @@ class Program:
         text = self.source()
         file = f"<{self.name} {abs(hash(text))}>"
         linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        space: dict[str, Any] = {"t": t, "__name__": "program"}
-        exec(compile(text, file, "exec"), space)
-        return space["Program"]()
+        space: Any = types.ModuleType("program")
+        space.t = t
+        exec(compile(text, file, "exec"), vars(space))
+        if t is torch:
+            # PyTorch's compiler imports the module of what it inlines.
+            sys.modules["program"] = space
+        return space.Program()
 
     def pasted(self) -> str:
         """The whole, with inputs, to be printed."""

@@ -17,6 +17,11 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "create_graph through a compiled function": ("RuntimeError", r"create_graph"),
     # docs of webtorch.export: pages have no complex numbers.
     "an exported function of complex numbers": ("DTypeError", r"export: .* is complex"),
+    # PyTorch's fused kernels keep the result for the backward pass, too.
+    "an attention's result was overwritten": (
+        "RuntimeError",
+        r"modified by an inplace operation: .* output 0 of _Attention",
+    ),
     # docs/differences.md: what LAPACK computes is computed on the CPU alone.
     "no WebGPU kernel": ("DeviceError", r"no WebGPU kernel computes this"),
 }

@@ -970,3 +970,13 @@ def test_unsupported_operators_are_named(webgpu: str) -> None:
             torch.ones(3, device=webgpu, dtype=torch.bfloat16),
         )
     assert bridge.is_open()
+
+
+def test_what_a_symbolic_size_decides_is_decided_at_each_size(webgpu: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.clone().diagonal(1, -2, -1) + x[:2].sum()
+
+    compiled = torch.compile(f, backend="webgpu")
+    for n in (2, 3, 5, 2, 7, 4, 3, 12):
+        x = torch.rand(n, 4)
+        torch.testing.assert_close(compiled(x.to(webgpu)).cpu(), f(x))

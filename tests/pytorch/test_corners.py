@@ -536,3 +536,32 @@ def test_views_of_a_type_that_is_not_available(webgpu: str) -> None:
     for use in (z.clone, z.abs, lambda: z.fill_(1)):
         with pytest.raises(DTypeError, match="complex32 is not available"):
             use()
+
+
+FORWARD_OVER_REVERSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a number times a number of the device": lambda x: -0.5 * x.sum() + 1,
+    "sums that begin with 0.0": lambda x: sum((r.square().sum() for r in x), 0.0),
+    "deviations": lambda x: x.var() * 0.5 + x.std() * 2,
+    "max pooling": lambda x: F.max_pool1d(x * x, 2).square().sum(),
+    "max pooling of planes": lambda x: F.max_pool2d(x[None] ** 3, 2, 1).square().sum(),
+    "adaptive max pooling": lambda x: F.adaptive_max_pool1d(x * x, 2).square().sum(),
+    "a smooth loss": lambda x: F.smooth_l1_loss(x**3, F.max_pool1d(x, 4).expand_as(x)),
+    "likelihood": lambda x: F.nll_loss(
+        (x * x).log_softmax(1), torch.arange(len(x), device=x.device)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD_OVER_REVERSE)
+def test_forward_mode_over_gradients(name: str, webgpu: str) -> None:
+    """Tangents take the place of values in some backward operators, and 0-d ones ask for float64."""
+    function = FORWARD_OVER_REVERSE[name]
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    for transform in (
+        lambda x: torch.func.jvp(function, (x,), (x.cos(),)),
+        lambda x: (torch.func.jacfwd(function)(x),),
+        lambda x: (torch.func.hessian(function)(x),),
+    ):
+        for got, expected in zip(transform(x.to(webgpu)), transform(x), strict=True):
+            assert got.dtype is torch.float32
+            torch.testing.assert_close(got.cpu(), expected.to(torch.float32), rtol=1e-4, atol=1e-5)

@@ -330,3 +330,55 @@ def test_pages_refuse_complex_numbers(tmp_path: Any) -> None:
         webtorch.export(lambda x: x.real * 2, tmp_path, (x,), cpu=False)
     with pytest.raises(DTypeError, match=r"'out' is complex64.*view_as_real"):
         webtorch.export(lambda x: webtorch.complex(x, x), tmp_path, (x.real,), cpu=False)
+
+
+SIZE_DECIDES: dict[str, Callable[[webtorch.Tensor], webtorch.Tensor]] = {
+    "a slice": lambda x: x[:3] * 2,
+    "the last": lambda x: x[-4:].sum(),
+    "a minimum": lambda x: x.sum() * min(x.shape[0], 3),
+    "a branch": lambda x: x * 2 if x.shape[0] > 4 else x * 3,
+    "a diagonal": lambda x: x.outer(x)[:4].diagonal(1) * 1,
+    "padding": lambda x: webtorch.nn.functional.pad(x, (0, max(0, 6 - x.shape[0]))),
+    "a half": lambda x: x[: x.shape[0] // 2] * 2,
+    "one size": lambda x: x * 5 if x.shape[0] == 7 else x + 1,
+    "nothing": lambda x: x.cumsum(0) / x.shape[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SIZE_DECIDES)
+def test_what_a_marked_size_decides_is_decided_at_each_size(name: str) -> None:
+    function = SIZE_DECIDES[name]
+    for first in (3, 5, 8):
+        compiled = webtorch.compile(function)
+        for n in (first, 9, 10, 12, 2, 3, 4, 5, 7, 20, 1, 6, 40, 11):
+            x = webtorch.arange(float(n))
+            webtorch.mark_dynamic(x, 0)
+            try:
+                expected = function(x).tolist()
+            except (RuntimeError, IndexError) as error:
+                with pytest.raises(type(error)):
+                    compiled(x)
+                continue
+            assert compiled(x).tolist() == expected, f"{name}: {n} after {first}"
+
+
+def test_sizes_between_many_that_were_right_are_not_captured() -> None:
+    calls = []
+
+    @webtorch.compile
+    def f(x: webtorch.Tensor) -> webtorch.Tensor:
+        calls.append(x.shape[0])
+        return (x * 2).sum(0)
+
+    def run(n: int) -> None:
+        x = webtorch.ones(n, 2)
+        webtorch.mark_dynamic(x, 0)
+        assert f(x).tolist() == [2 * n, 2 * n]
+
+    for n in (8, 200, *range(20, 36)):
+        run(n)
+    before = len(calls)
+    for n in range(40, 70):
+        run(n)
+    assert len(calls) == before

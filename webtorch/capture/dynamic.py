@@ -3,7 +3,8 @@
 The function is captured at a few sizes. Where the captures differ only in integers, each of them is
 a polynomial of the sizes (of second degree at most: a batch, a sequence length, its square), which
 is found by interpolation and checked at further sizes. A program for another size is then made from
-the polynomials, without running the function again.
+the polynomials. What decides by a size (`x[:8]`, `if n > 4`) would not show: so the function is
+captured, and no more, at each new size as well, until sizes around have shown enough.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import Any
 
 from webtorch.capture.backward import stand_in
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
-from webtorch.capture.trace import Capture, Compiler, Returned, compile_varying, is_constant
+from webtorch.capture.trace import (
+    Capture,
+    Compiler,
+    NotReplayable,
+    Returned,
+    compile_varying,
+    is_constant,
+)
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import contiguous_strides
@@ -30,6 +38,8 @@ from webtorch.tensors.tensor import Tensor
 
 # Programs that one capture keeps, one for each choice of sizes.
 _MAX_SIZES = 64
+# Further sizes that are captured as well before those between are believed.
+_MAX_CHECKS = 16
 # More sizes that vary on their own would need too many captures.
 MAX_VARIABLES = 3
 
@@ -371,32 +381,71 @@ class Template:
         self.compiler = compiler
         self.others = _expected(points[0])
         self.made: OrderedDict[Point, Capture] = OrderedDict()
-        fit = _Fit(points)
-        base = self.base
+        self.points, self.parts = points, [_varying(c) for c in captures]
         for other in captures[1:]:
-            same = len(other.sources) == len(base.sources) and all(
-                _one(a, b) for a, b in zip(base.sources, other.sources, strict=True)
-            )
-            if not same or other.donated != base.donated or other.dynamic != base.dynamic:
-                raise NotPolynomial("what it reads")
+            self._compare(other)
+        # Points at which the form is known to hold, and not to.
+        self.right, self.wrong = set(points), set[Point]()
+        # Whether it has been refused beyond the largest.
+        self.ended = False
+        forms = self._forms(self.points, self.parts)
+        self.makers = {
+            name: _maker(form) or (lambda row, f=form: f) for name, form in forms.items()
+        }
 
-        def fitted(name: str, get: Callable[[Capture], Any]) -> Maker:
-            form = fit([get(c) for c in captures], name)
-            return _maker(form) or (lambda row: form)
+    def _compare(self, other: Capture) -> None:
+        base = self.base
+        same = len(other.sources) == len(base.sources) and all(
+            _one(a, b) for a, b in zip(base.sources, other.sources, strict=True)
+        )
+        if not same or other.donated != base.donated or other.dynamic != base.dynamic:
+            raise NotPolynomial("what it reads")
+        if (other.backward is None) != (base.backward is None):
+            raise NotPolynomial("its gradient")
 
-        self.graph = fitted("operation", lambda c: c.graph)
-        self.args = fitted("a number", lambda c: c.args)
-        self.shapes = fitted("a result", lambda c: c.shapes)
-        self.result = fitted("what it returns", lambda c: c.result)
-        self.named = fitted("what it returns", lambda c: c.named)
-        self.effects = fitted("what it leaves behind", lambda c: [v for _, v in c.effects])
-        self.after = fitted("a gradient", lambda c: [_after(g.after) for g in c.grads])
-        self.counts = fitted("random numbers", lambda c: [n for _, n in c.draws])
-        self.backward: Maker | None = None
-        if base.backward is not None:
-            if any(c.backward is None for c in captures):
-                raise NotPolynomial("its gradient")
-            self.backward = fitted("its gradient", lambda c: _half(c.backward))
+    @staticmethod
+    def _forms(points: list[Point], parts: list[dict[str, Any]]) -> dict[str, Any]:
+        fit = _Fit(points)
+        return {name: fit([p[name] for p in parts], name) for name in parts[0]}
+
+    def holds(self, point: Point, capture: Callable[[Point], Capture]) -> bool:
+        """Whether the form gives what the function does at these sizes. `capture` captures it there,
+        without values; sizes between many that were right are not looked at.
+        """
+        if point in self.right:
+            return True
+        if point in self.wrong:
+            return False
+        if len(self.right) >= len(self.points) + _MAX_CHECKS and self._is_between(point):
+            return True
+        if not self._is_right(point, capture):
+            self.wrong.add(point)
+            return False
+        self.right.add(point)
+        far = tuple([2 * n for n in point])
+        if not self.ended and not self._is_between(far):
+            if self._is_right(far, capture):
+                self.right.add(far)
+            else:
+                self.ended = True
+        return True
+
+    def _is_right(self, point: Point, capture: Callable[[Point], Capture]) -> bool:
+        try:
+            other = capture(point)
+            self._compare(other)
+            self._forms([*self.points, point], [*self.parts, _varying(other)])
+        except (NotPolynomial, NotReplayable, RuntimeError, ValueError, IndexError):
+            # Whatever it is, the call itself will say so.
+            return False
+        return True
+
+    def _is_between(self, point: Point) -> bool:
+        """Whether there are smaller and larger sizes, in the same order, among the right ones."""
+        alike = [p for p in self.right if _order(p) == _order(point)]
+        return bool(alike) and all(
+            min(p[i] for p in alike) <= n <= max(p[i] for p in alike) for i, n in enumerate(point)
+        )
 
     def at(self, point: Point) -> Capture:
         """Return the capture for these sizes, made without running the function."""
@@ -406,7 +455,7 @@ class Template:
                 for other in self.others:
                     # At some sizes there may be more elements than a kernel can number.
                     with contextlib.suppress(OutOfMemoryError):
-                        self.base.runtime.foresee(self.graph(_row(other)))
+                        self.base.runtime.foresee(self.makers["operation"](_row(other)))
                 self.others = []
             found = self.made[point] = self._make(point)
             if len(self.made) > _MAX_SIZES:
@@ -422,35 +471,54 @@ class Template:
     def _make(self, point: Point) -> Capture:
         row = _row(point)
         base = self.base
-        graph = self.graph(row)
+        made = {name: make(row) for name, make in self.makers.items()}
+        graph = made["operation"]
         graph.verify()
         backward = base.backward
         if backward is not None:
-            assert self.backward is not None
             backward = copy.copy(backward)
-            backward.forms, backward.shapes, backward.results, backward.graph = self.backward(row)
+            backward.forms, backward.shapes, backward.results, backward.graph = made["its gradient"]
             backward.executable = None
             backward.compiler = self.compiler
-        after = self.after(row)
         return dataclasses.replace(
             base,
             graph=graph,
             executable=self.compiler(base.runtime, graph, graph),
-            args=self.args(row),
-            shapes=self.shapes(row),
-            result=self.result(row),
-            named=self.named(row),
-            effects=[(p, v) for (p, _), v in zip(base.effects, self.effects(row))],
+            args=made["a number"],
+            shapes=made["a result"],
+            result=made["what it returns"],
+            named=made["what it names"],
+            effects=[(p, v) for (p, _), v in zip(base.effects, made["what it leaves behind"])],
             grads=[
                 dataclasses.replace(g, after=g.after if a is _SAME else a)
-                for g, a in zip(base.grads, after, strict=True)
+                for g, a in zip(base.grads, made["a gradient"], strict=True)
             ],
-            draws=[(g, n) for (g, _), n in zip(base.draws, self.counts(row))],
+            draws=[(g, n) for (g, _), n in zip(base.draws, made["random numbers"])],
             backward=backward,
         )
 
 
 _SAME = "same"
+
+
+def _varying(c: Capture) -> dict[str, Any]:
+    """Return what of a capture varies with the sizes, by the names that messages give."""
+    return {
+        "operation": c.graph,
+        "a number": c.args,
+        "a result": c.shapes,
+        "what it returns": c.result,
+        "what it names": c.named,
+        "what it leaves behind": [v for _, v in c.effects],
+        "a gradient": [_after(g.after) for g in c.grads],
+        "random numbers": [n for _, n in c.draws],
+        "its gradient": None if c.backward is None else _half(c.backward),
+    }
+
+
+def _order(point: Point) -> tuple[int, ...]:
+    """Return which of each two sizes is the larger."""
+    return tuple([(a > b) - (a < b) for a, b in itertools.combinations(point, 2)])
 
 
 def _after(x: Any) -> Any:

@@ -19,6 +19,7 @@ from webtorch.capture.backward import leaf_of, stand_in
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
+    Point,
     Template,
     placeholder,
     probes,
@@ -119,6 +120,8 @@ class CompiledFunction:
         self.written: set[Any] = set()
         # Tensors, by their number in the arguments, with dimensions of any size.
         self.marks: dict[int, frozenset[int]] = {}
+        # Signatures with sizes that are captured by themselves.
+        self.apart: set[Any] = set()
         # Whether marks were given up.
         self.static = False
         self.signatures: dict[Any, list[tuple[str, str]]] = {}
@@ -134,8 +137,12 @@ class CompiledFunction:
         numbers: dict[str, Any] = {}
         holders: dict[int, int] = {}
         sizes: dict[int, int] = {}
+        signature = self._flatten((args, kwargs), tensors, numbers, sizes)
+        if sizes and (signature, tuple(sizes)) in self.apart:
+            tensors, numbers, sizes = [], {}, {}
+            signature = self._flatten((args, kwargs), tensors, numbers, None)
         key: Any = (
-            self._flatten((args, kwargs), tensors, numbers, sizes),
+            signature,
             mode.grad,
             mode.inference,
             autocast.signature(),
@@ -173,7 +180,13 @@ class CompiledFunction:
             live.update(numbers)
             if captured.fits() and all(g.fits(given) for g in captured.looked_at):
                 if sizes:
-                    captured = captured.template.at(tuple(sizes))
+                    point = tuple(sizes)
+                    probe = functools.partial(self._probe, point, args, kwargs, tensors, live)
+                    if not captured.template.holds(point, probe):
+                        # Something is decided by the size: it has a program of its own.
+                        self.apart.add((signature, point))
+                        return self(*args, **kwargs)
+                    captured = captured.template.at(point)
                 return self._replay(captured, tensors, given)
             live.update(before)
         if len(states) >= _MAX_STATES:
@@ -315,25 +328,30 @@ class CompiledFunction:
         found = [captured]
         compiler = self.compiler or compile_varying
         for point in points[1:]:
-            others = self._at_sizes(tensors, sizes, point)
-            positional, named = _Arguments(others, live)((args, kwargs))
             try:
-                found.append(
-                    capture(
-                        self.function,
-                        positional,
-                        named,
-                        others,
-                        careful=True,
-                        compiler=compile_never,
-                        wanted=self.wanted,
-                    )
-                )
+                found.append(self._probe(sizes, args, kwargs, tensors, live, point))
             except NotReplayable as refused:
                 raise NotPolynomial(refused.reason) from None
             except (RuntimeError, ValueError, IndexError) as error:
                 raise NotPolynomial(f"at size {', '.join(map(str, point))}: {error}") from error
         return Template(points, found, compiler)
+
+    def _probe(
+        self,
+        sizes: Point,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        live: dict[str, Any],
+        point: Point,
+    ) -> Capture:
+        """Capture the call at other sizes of its marked dimensions, without values."""
+        others = self._at_sizes(tensors, sizes, point)
+        positional, named = _Arguments(others, live)((args, kwargs))
+        return capture(
+            self.function, positional, named, others, careful=True, compiler=compile_never,
+            wanted=self.wanted,
+        )  # fmt: skip
 
     def _at_sizes(
         self, tensors: list[Tensor], sizes: tuple[int, ...], point: tuple[int, ...]
@@ -402,10 +420,10 @@ class CompiledFunction:
         x: Any,
         tensors: list[Tensor],
         numbers: dict[str, Any],
-        sizes: dict[int, int],
+        sizes: dict[int, int] | None,
     ) -> Any:
         """Return the signature of arguments, collecting tensors and floats, which may change
-        without another capture, and the sizes of marked dimensions, which may too.
+        without another capture, and the sizes of marked dimensions, which may too (None: no marks).
         """
         if isinstance(x, Tensor):
             number = len(tensors)
@@ -414,7 +432,7 @@ class CompiledFunction:
             if marked is not None and not self.static:
                 self.marks[number] = self.marks.get(number, frozenset()) | marked
             dims = self.marks.get(number)
-            if dims is not None:
+            if dims is not None and sizes is not None:
                 shape: Any = tuple(
                     ("size", sizes.setdefault(s, len(sizes))) if d in dims and s > 1 else s
                     for d, s in enumerate(x._shape)

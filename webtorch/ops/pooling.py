@@ -337,6 +337,29 @@ def _max_pool(
     return out, indices
 
 
+def max_pool_backward(
+    rank: int,
+    g: Any,
+    input: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Any,
+) -> Any:
+    """Return the cotangent of max pooling's input; `indices` say where the maxima were, and values of
+    `input` nothing.
+    """
+    if not g.numel():
+        return fill(tuple(input.shape), 0, g.dtype, g.device)
+    pool = Pool("max_pool_backward", rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    places = iota(numel(pool.sizes), 0, 1, int64, g.device).reshape(pool.sizes)
+    seen = pool.windows(pool.border(places, -1))
+    ones = (*g.shape, *(1,) * rank)
+    return pool.spread(where(indices.reshape(ones) == seen, g.reshape(ones), 0.0))
+
+
 def _positions(pool: Pool, chosen: Any) -> Any:
     """Return positions in the input's planes for numbers within windows."""
     total: Any = None

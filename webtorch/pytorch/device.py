@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -174,11 +175,12 @@ def generator() -> Generator:
 def webtorch_dtype(dtype: torch.dtype) -> DType:
     """Return webtorch's type. Raises DTypeError for a type that the device cannot hold.
 
-    WEBTORCH_FLOAT64=float32 has float32 and complex64 in the place of the types twice as wide.
+    WEBTORCH_FLOAT64=float32 has float32 and complex64 in the place of the types twice as wide; so
+    has forward mode: PyTorch's tangent of a 0-d tensor times a Python number has the number's type.
     """
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in UNSUPPORTED:
-        if found is not None and _narrows():
+        if found is not None and (forward_ad._current_level >= 0 or _narrows()):
             return dtypes.complex64 if dtype.is_complex else dtypes.float32
         instead = (
             "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"

@@ -12,6 +12,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import numel
+from webtorch.ops.pooling import max_pool_backward
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
@@ -330,8 +331,6 @@ def _convolution_with_bias(
 
 
 def _max_pool(rank: int) -> Function:
-    pool = f.max_pool(rank)
-
     def run(
         g: Any,
         x: Any,
@@ -342,9 +341,25 @@ def _max_pool(rank: int) -> Function:
         ceil_mode: bool,
         indices: Any,
     ) -> Any:
-        return pullback(
-            lambda y: pool(y, kernel, stride, padding, dilation, ceil_mode)[0], (x,), g
-        )[0]
+        # Forward mode passes a tangent for `x`: only `indices` say where the maxima were.
+        return max_pool_backward(
+            rank, g, x, kernel, stride or None, padding, dilation, ceil_mode, indices
+        )
+
+    return run
+
+
+def to_maxima(rank: int) -> Function:
+    """Return what sends cotangents of a pooling's maxima to where `indices` say that they were."""
+
+    def run(g: Any, x: Any, indices: Any) -> Any:
+        if not g.numel():
+            return fill(x._shape, 0, g.dtype, g.device)
+        lead = x._shape[:-rank]
+        zeros = fill((*lead, numel(x._shape[-rank:])), 0, g.dtype, g.device)
+        flat = (*lead, -1)
+        spread = op.scatter_add(zeros, len(lead), indices.reshape(flat), g.reshape(flat))
+        return spread.reshape(x._shape)
 
     return run
 
@@ -357,6 +372,7 @@ def _avg_pool(rank: int) -> Function:
 for _rank in (2, 3):
     FUNCTIONS[f"max_pool{_rank}d_with_indices_backward"] = _max_pool(_rank)
     FUNCTIONS[f"avg_pool{_rank}d_backward"] = _avg_pool(_rank)
+    FUNCTIONS[f"adaptive_max_pool{_rank}d_backward"] = to_maxima(_rank)
 
 
 @aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward")
@@ -367,16 +383,6 @@ def _adaptive_avg_pool2d(g: Any, x: Any) -> Any:
 @aten("_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward")
 def _adaptive_avg_pool3d(g: Any, x: Any) -> Any:
     return pullback(lambda y: f.adaptive_avg_pool3d(y, g._shape[-3:]), (x,), g)[0]
-
-
-@aten("adaptive_max_pool2d_backward")
-def _adaptive_max_pool2d(g: Any, x: Any, indices: Any) -> Any:
-    return pullback(lambda y: f.adaptive_max_pool2d(y, g._shape[-2:])[0], (x,), g)[0]
-
-
-@aten("adaptive_max_pool3d_backward")
-def _adaptive_max_pool3d(g: Any, x: Any, indices: Any) -> Any:
-    return pullback(lambda y: f.adaptive_max_pool3d(y, g._shape[-3:])[0], (x,), g)[0]
 
 
 def _padding(mode: str) -> Function:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.ir.dtype import float32, int64
-from webtorch.ir.view import numel
 from webtorch.nn import functional as F
 from webtorch.ops import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
 from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op
-from webtorch.pytorch.gradients import pullback, table_gradient
+from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
 
 Function = Callable[..., Any]
 
@@ -173,15 +172,10 @@ def _fractional(rank: int) -> tuple[Function, Function]:
     def forward(x: Any, kernel: Any, output_size: Any, samples: Any) -> Any:
         return tuple(pool(x, tuple(kernel), tuple(output_size), None, True, samples))
 
+    spread = to_maxima(rank)
+
     def backward(g: Any, x: Any, kernel: Any, output_size: Any, indices: Any) -> Any:
-        if not g.numel():
-            return fill(x._shape, 0, g.dtype, g.device)
-        lead = x._shape[:-rank]
-        zeros = fill((*lead, numel(x._shape[-rank:])), 0, g.dtype, g.device)
-        spread = op.scatter_add(
-            zeros, len(lead), indices.reshape((*lead, -1)), g.reshape((*lead, -1))
-        )
-        return spread.reshape(x._shape)
+        return spread(g, x, indices)
 
     return forward, backward
 

@@ -551,8 +551,10 @@ class Programs:
         if kinds not in self.templates:
             self.templates[kinds] = self._template(call, point)
         template = self.templates[kinds]
+        if template is None or not template.holds(point, lambda p: self._capture(call, p)):
+            return None
         with contextlib.suppress(NotPolynomial):
-            return None if template is None else template.at(point)
+            return template.at(point)
         return None
 
     def _template(self, call: Call, point: Point) -> Template | None:
