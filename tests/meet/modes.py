@@ -318,6 +318,22 @@ def _halve(p: Any) -> None:
     p.grad.mul_(0.5)
 
 
+@mode("pytorch")
+def default_device(face: Face, case: Case, seed: int) -> Any:
+    """The device is the default one, plainly and compiled."""
+    if not face.oracle:
+        torch.set_default_device(face.device)
+    try:
+        m, xs = module(face, case, seed), tensors(face, case, seed)
+        found = [look(run(face, m, m, xs))]
+        clear(m)
+        found.append(look(run(face, m, face.compile(m), tensors(face, case, seed + 1))))
+    finally:
+        if not face.oracle:
+            torch.set_default_device(None)
+    return several(found)
+
+
 @mode()
 def threads(face: Face, case: Case, seed: int) -> Any:
     """Three threads at once, each with its own."""
@@ -626,6 +642,19 @@ def compiled_checkpointed(face: Face, case: Case, seed: int) -> Any:
 @mode("tensor")
 def exported(face: Face, case: Case, seed: int) -> Any:
     """Written as a page, and replayed from its files."""
+
+    def replayed(folder: Path, xs: list[Any]) -> dict[str, Any]:
+        site = Site(folder)
+        (name,) = site.functions()
+        return site.run(name, face.device)
+
+    return on_a_page(face, case, seed, replayed)
+
+
+def on_a_page(
+    face: Face, case: Case, seed: int, replayed: Callable[[Path, list[Any]], dict[str, Any]]
+) -> Any:
+    """The results by `replayed` of a page's folder and the arguments."""
     m, xs = module(face, case, seed).eval(), tensors(face, case, seed)
     with face.t.no_grad():
         outs = [x for _, x in leaves(m(*[x.detach().clone() for x in xs]))]
@@ -635,9 +664,7 @@ def exported(face: Face, case: Case, seed: int) -> Any:
         return Frozen(replace(r, grad=False) for r in look(outs))
     with tempfile.TemporaryDirectory() as folder:
         webtorch.export(m, folder, tuple(x.detach() for x in xs), cpu=False)
-        site = Site(Path(folder))
-        (name,) = site.functions()
-        found = site.run(name, face.device)
+        found = replayed(Path(folder), xs)
     plain_results = look(outs)
     names = ["out" if not k else f"out{k}" for k in range(len(outs))]
     out = Frozen()
