@@ -977,7 +977,8 @@ def _is_pytorchs_own(
     case: Case, mode: Mode, face: Face, seed: int, found: list[Result] | None
 ) -> bool:
     """Whether PyTorch's compiler gives what differs (None: an error) on the CPU, too, with no backend."""
-    if face.t is not torch or not (mode.name.startswith("compiled") or mode.name == "recipe"):
+    compiles = mode.name.startswith("compiled") or mode.name in ("recipe", "default_device")
+    if face.t is not torch or not compiles:
         return False
     bare = Face("compiled", torch, "cpu", lambda f: torch.compile(f, backend="aot_eager"))
     torch._dynamo.reset()
