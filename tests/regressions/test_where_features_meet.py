@@ -382,3 +382,21 @@ def test_sizes_between_many_that_were_right_are_not_captured() -> None:
     for n in range(40, 70):
         run(n)
     assert len(calls) == before
+
+
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+def test_recurrent_layers_on_top_of_each_other_under_autocast(name: str, device: str) -> None:
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        first, second = getattr(t.nn, name)(2, 3), getattr(t.nn, name)(3, 2)
+        for p in (*first.parameters(), *second.parameters()):
+            p.data.fill_(0.25)
+        where = torch.device("cpu") if t is torch else device
+        layers = t.nn.ModuleList([first, second]).to(where)
+        with t.autocast(str(where), dtype=t.bfloat16):
+            y, _ = layers[0](tensor([[1.0, -2.0], [0.5, 0.25]]))
+            z, _ = layers[1](y)
+        z.float().sum().backward()
+        grad = layers[0].weight_ih_l0.grad
+        return [round(v, 1) for v in z.flatten().tolist()], tuple(grad.shape)
+
+    _both(story, device)

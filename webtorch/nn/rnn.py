@@ -14,6 +14,7 @@ from webtorch.nn import init, recurrence
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.nn.utils.rnn import PackedSequence
+from webtorch.tensors import autocast
 from webtorch.tensors.host import sizes_in
 
 __all__ = [
@@ -165,7 +166,8 @@ class RNNBase(Module):
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """Raise unless the input fits the weights."""
         weight = self._flat_weights[0]
-        if input.dtype != weight.dtype:
+        # Autocast brings both to one type.
+        if input.dtype != weight.dtype and not autocast.signature():
             raise ValueError(
                 f"RNN input dtype ({input.dtype}) does not match weight dtype ({weight.dtype}). "
                 f"Convert input: input.to({weight.dtype}), or convert model: "
