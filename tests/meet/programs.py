@@ -644,7 +644,8 @@ lines(
     "{o} = ({f} > 0).any({d})",
     "{o} = ({f} > 0).sum()",
     "{o}, {p} = {f}.sort({d})",
-    "{o}, {p} = {f}.topk(1, {d})",
+    # Of equal values PyTorch may choose any: here no two are.
+    "{o}, {p} = ({w} + t.linspace(0, 0.3, {w}.numel(), device={w}.device).view({w}.shape)).topk(1, {d})",
     "{o} = {f}.cumprod({d})",
     "{o} = {f}.aminmax(dim={d}).max",
     "{o} = {f} / {f}.abs().sum().clamp(min=1)",
