@@ -753,12 +753,20 @@ lines(
 )
 lines(
     "hook",
-    "if {f}.requires_grad:\n    {f}.register_hook(double)",
     "{o} = {f} * 1\nif {o}.requires_grad:\n    {o}.register_hook(lambda g: g.clamp(-1, 1))",
     "{o} = {f}.sin()\nif {o}.requires_grad:\n    {o}.retain_grad()",
     "{o} = {f} * 2\nif {o}.requires_grad:\n    {o}.grad_fn.register_hook("
     "lambda gi, go: tuple(g if g is None else g * 0.5 for g in gi))",
 )
+
+
+@rule("hook")
+def _doubled(g: Gen) -> str:
+    # PyTorch dies of a hook on a view of a leaf that was written to through `detach()`.
+    name = g.pick(lambda v: v.is_floating_point() and not (v._base is not None and v._base.is_leaf))
+    return f"if {name}.requires_grad:\n    {name}.register_hook(double)"
+
+
 lines(
     "function",
     "{o} = Cube.apply({w})",
