@@ -400,3 +400,27 @@ def test_recurrent_layers_on_top_of_each_other_under_autocast(name: str, device:
         return [round(v, 1) for v in z.flatten().tolist()], tuple(grad.shape)
 
     _both(story, device)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda t, x: x[0:0] @ t.ones(4, 4),
+        lambda t, x: x[0:0].sum(-1, keepdim=True),
+        lambda t, x: x[0:0].sort(0)[0],
+        lambda t, x: t.nn.functional.scaled_dot_product_attention(*[x[0:0].unsqueeze(0)] * 3),
+    ],
+    ids=["matmul", "sum", "sort", "attention"],
+)
+def test_results_without_elements_take_mapped_values_in_place(made: Callable[..., Any]) -> None:
+    def run(t: Any) -> Any:
+        def f(x: Any) -> Any:
+            y = made(t, x)
+            y -= x[0].sum()
+            return y, x.sin()
+
+        x = t.arange(24.0).reshape(3, 2, 4)
+        return t.func.vmap(f)(x)
+
+    for theirs, ours in zip(run(torch), run(webtorch), strict=True):
+        torch.testing.assert_close(torch.tensor(ours.tolist()).reshape(ours.shape), theirs)
