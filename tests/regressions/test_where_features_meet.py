@@ -424,3 +424,26 @@ def test_results_without_elements_take_mapped_values_in_place(made: Callable[...
 
     for theirs, ours in zip(run(torch), run(webtorch), strict=True):
         torch.testing.assert_close(torch.tensor(ours.tolist()).reshape(ours.shape), theirs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_0d_index_gives_a_view_under_vmap(compiled: bool) -> None:
+    def run(t: Any, compile_: Callable[..., Any]) -> list[Any]:
+        def at_one_place(x: Any) -> Any:
+            y = x.clone()
+            view = y[...][t.tensor(0)]
+            view[None, 1:] = 3.0
+            return y, view
+
+        def at_its_own(x: Any, i: Any) -> Any:
+            y = x.clone()
+            y[i].mul_(0)
+            return y
+
+        first = compile_(lambda x: t.func.vmap(at_one_place)(x))
+        second = compile_(lambda x, i: t.func.vmap(at_its_own)(x, i))
+        x, i = t.arange(16.0).reshape(2, 2, 4), t.tensor([0, 1])
+        return [r.tolist() for k in range(3) for r in (*first(x + k), second(x + k, i))]
+
+    ours = run(webtorch, webtorch.compile if compiled else lambda f: f)
+    assert ours == run(torch, lambda f: f)

@@ -2,7 +2,8 @@
 
 Ints, slices, None and ... make a view; what is left are index tensors (lists, ranges, arrays, masks become such), which
 read by `take` and write by `scatter`. A 0-d integer tensor selects like an int: `x[i]` reads it, as PyTorch does, and
-is a view. Where nothing may be read (a capture, a vmap) it is a copy, which is put back when a capture writes to it.
+is a view. In a capture, where nothing may be read, it is a copy, which is put back when it is written. One that vmap
+maps over gives a copy, here as in PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
 from webtorch.tensors.primitives import Picked
-from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
@@ -31,14 +31,18 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
-    reads = not (x._storage.runtime.capturing or mode.vmaps)
+    reads = not x._storage.runtime.capturing
     try:
         view, tensors, single, names = _parse(x, index, reads)
     except override.Foreign:
         return override.meet(getitem, (x, index), {})
     if tensors:
         out = indexing.take_at(view, tensors, single, names)
-        if tracing.active and len(single) == len(tensors):
+        if (
+            tracing.active
+            and len(single) == len(tensors)
+            and not any(i._levels for i in tensors.values())
+        ):
 
             def take() -> Tensor:
                 return indexing.take_at(view, tensors, single, names)
@@ -258,7 +262,7 @@ def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
             warn(
                 "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
             )
-        if reads and not item.ndim and item.dtype in (int64, int32):
+        if reads and not item.ndim and not item._levels and item.dtype in (int64, int32):
             return int(item.item())
         return item if item._storage.runtime is x._storage.runtime else item.to(x.device)
     if isinstance(item, str):
