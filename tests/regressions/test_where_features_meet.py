@@ -447,3 +447,37 @@ def test_a_0d_index_gives_a_view_under_vmap(compiled: bool) -> None:
 
     ours = run(webtorch, webtorch.compile if compiled else lambda f: f)
     assert ours == run(torch, lambda f: f)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["hook", "retained", "both", "removed"])
+@pytest.mark.parametrize("given", ["leaf", "computed", "second result", "part"])
+def test_hooks_that_a_compiled_function_puts_on_its_argument(way: str, given: str) -> None:
+    """The argument's whole gradient goes through them, what other uses of it add, too."""
+
+    def run(t: Any, compile_: Callable[..., Any]) -> list[Any]:
+        def f(x: Any) -> Any:
+            if way in ("retained", "both") and not x.is_leaf:
+                x.retain_grad()
+            if way in ("hook", "both"):
+                x.register_hook(lambda g: g * 2)
+            if way == "removed":
+                x.register_hook(lambda g: g * 2).remove()
+                x.register_hook(lambda g: g + 1)
+            return x.expand_as(x), x * x
+
+        compiled, found = compile_(f), []
+        for k in range(2):
+            x = (t.arange(6.0) + k).requires_grad_()
+            y = {
+                "leaf": lambda x=x: x,
+                "computed": lambda x=x: x * 3,
+                "second result": lambda x=x: (x * 3).split(2)[1],
+                "part": lambda x=x: (x * 3)[::2],
+            }[given]()
+            a, b = compiled(y)
+            ((a * a).sum() + b.sum() + (y**3).sum()).backward()
+            found += [x.grad.tolist(), None if y.grad is None else y.grad.tolist()]
+        return found
+
+    assert run(webtorch, webtorch.compile) == run(torch, lambda f: f)

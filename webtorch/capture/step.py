@@ -736,6 +736,7 @@ class _Joint:
         if not self.closed:
             return
         for t, g, version, history in self.apart:
+            _move_hooks(t, g)
             if t._storage is g._storage:
                 if t._history != history:
                     rebase(g, t)
@@ -744,6 +745,50 @@ class _Joint:
             elif t._storage.version != version:
                 with contextlib.nullcontext() if t._history != history else no_grad():
                     g.copy_(t)
+
+
+def _move_hooks(t: Tensor, g: Tensor) -> None:
+    """Give tensor `g` the hooks of `t`, which stood for it: they see its whole gradient."""
+    if t._retains and not g.is_leaf:
+        g.retain_grad()
+    fn, own = t._grad_fn, g._grad_fn
+    if g.is_leaf:
+        if t._hooks:
+            g._hooks = _joined(g._hooks, t._hooks)
+        if t._post_accumulate:
+            g._post_accumulate = _joined(g._post_accumulate, t._post_accumulate)
+        t._hooks = t._post_accumulate = None
+    elif fn is not None and fn is not own and own is not None and fn.pre_hooks:
+        own.pre_hooks = _joined(own.pre_hooks, fn.pre_hooks, (t._output_nr, g._output_nr))
+        fn.pre_hooks = None
+
+
+def _joined(
+    hooks: dict[int, Callable[..., Any]] | None,
+    more: dict[int, Callable[..., Any]],
+    outputs: tuple[int, int] = (0, 0),
+) -> dict[int, Callable[..., Any]]:
+    """Return `hooks` with `more`, which can still be removed; `outputs`: the number of the output that
+    these have known as theirs, and the one that it is now.
+    """
+    before, after = outputs
+    if not hooks and before == after:
+        return more
+
+    def moved(number: int) -> Callable[..., Any]:
+        def hook(given: Any) -> Any:
+            if number not in more:
+                return None
+            if before == after:
+                return more[number](given)
+            seen: list[Any] = [None] * (before + 1)
+            seen[before] = given[after]
+            found = more[number](tuple(seen))
+            return found and (*given[:after], found[before], *given[after + 1 :])
+
+        return hook
+
+    return {**(hooks or {}), **{number: moved(number) for number in more}}
 
 
 def _title(function: Any) -> str:

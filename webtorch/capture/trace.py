@@ -554,7 +554,7 @@ def _capture(
     computes = all(t._storage.node.buffer is not None for t in tensors)
     gradient_mode = mode.grad, mode.inference
     # Operations from here on are the call's.
-    beginning = mark()
+    beginning = tracing.first = mark()
     # Where gradients of the arguments end: what is written in place gets another history.
     ends = [leaf_of(t) for t in tensors]
     # Why the call goes on as usual, once it does.

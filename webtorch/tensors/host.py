@@ -423,6 +423,8 @@ class _Tracing(threading.local):
     def begin(self) -> None:
         """Start to note what a capture meets."""
         self.active = True
+        # Gradient functions with smaller numbers were there before.
+        self.first = 0
         # Tensors whose `.grad` the capture looked at or changed -> (tensor, the `.grad` before,
         # whether that was looked at).
         self.grads: dict[int, tuple[Any, Any, bool]] = {}

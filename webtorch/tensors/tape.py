@@ -239,15 +239,22 @@ class GradFn:
 
     def register_hook(self, hook: Callable[[Any, Any], Any]) -> RemovableHandle:
         """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
+        self._changes("registers a hook on a tensor")
         if self.post_hooks is None:
             self.post_hooks = {}
         return RemovableHandle(self.post_hooks, hook)
 
     def register_prehook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
         """Call `hook(grad_outputs)` before this function runs."""
+        self._changes("registers a hook on a tensor")
         if self.pre_hooks is None:
             self.pre_hooks = {}
         return RemovableHandle(self.pre_hooks, hook)
+
+    def _changes(self, what: str) -> None:
+        """Have the call run as usual if a capture changes what a function from outside does."""
+        if tracing.active and self.sequence < tracing.first:
+            tracing.refuse(f"it {what} from outside")
 
 
 _SHOWN: dict[str, type[GradFn]] = {}
@@ -555,6 +562,7 @@ def retain(tensor: Tensor) -> None:
     """Have the gradient function of `tensor` keep the gradient in `.grad`."""
     fn = tensor._grad_fn
     if fn is not None:
+        fn._changes("keeps the gradient of a tensor")
         if fn.retained is None:
             fn.retained = {}
         fn.retained[tensor._output_nr] = weakref.ref(tensor)
