@@ -321,7 +321,7 @@ def _halve(p: Any) -> None:
 @mode("pytorch")
 def default_device(face: Face, case: Case, seed: int) -> Any:
     """The device is the default one, plainly and compiled."""
-    if not face.oracle:
+    if face.compiler is not None:
         torch.set_default_device(face.device)
     try:
         m, xs = module(face, case, seed), tensors(face, case, seed)
@@ -329,7 +329,7 @@ def default_device(face: Face, case: Case, seed: int) -> Any:
         clear(m)
         found.append(look(run(face, m, face.compile(m), tensors(face, case, seed + 1))))
     finally:
-        if not face.oracle:
+        if face.compiler is not None:
             torch.set_default_device(None)
     return several(found)
 
@@ -606,9 +606,10 @@ def compiled_threads(face: Face, case: Case, seed: int) -> Any:
         found = []
         for number in range(2):
             xs = tensors(face, case, seed + CALLS * number + k)
+            # Not what the call gives a history: what its results owe to that, no compiler tells.
+            wanted = [x for x in xs if x.requires_grad] + parameters
             outs = call(*xs)
             loss = loss_of(face.t, outs)
-            wanted = [x for x in xs if x.requires_grad] + parameters
             grads = []
             if hasattr(loss, "requires_grad") and loss.requires_grad:
                 grads = face.t.autograd.grad(loss, wanted, allow_unused=True)
@@ -773,7 +774,7 @@ def _transforms(face: Face, case: Case, seed: int, call: Any, kind: str) -> Any:
         out, back = f.vjp(number, *given)
         return out, back(t.ones_like(out))
     if kind == "jvp_grad":
-        return f.jvp(f.grad(number, everything), given, tangents)
+        return _of_one_type(f.jvp(f.grad(number, everything), given, tangents))
     if kind == "jacrev":
         return f.jacrev(
             lambda *ys: [r for _, r in leaves(of(*ys)) if r.is_floating_point()], everything

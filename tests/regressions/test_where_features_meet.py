@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -481,3 +482,30 @@ def test_hooks_that_a_compiled_function_puts_on_its_argument(way: str, given: st
         return found
 
     assert run(webtorch, webtorch.compile) == run(torch, lambda f: f)
+
+
+@pytest.mark.parametrize("part", [lambda t: t.full((4,), 1.5)[::2], lambda t: t.tensor(1.5 + 2j)])
+def test_no_write_is_lost_where_threads_call_a_new_compiled_function(part: Any) -> None:
+    """What is written is a part of its memory: the first captures are given copies, later ones are not."""
+
+    def f(x: Any) -> Any:
+        x.mul_(-3)
+        return x * 2
+
+    for _ in range(20):
+        compiled = webtorch.compile(f)
+        xs = [part(webtorch) for _ in range(6)]
+        gate = threading.Barrier(3)
+
+        def call(k: int, xs: Any = xs, gate: Any = gate, compiled: Any = compiled) -> None:
+            gate.wait()
+            for x in xs[2 * k : 2 * k + 2]:
+                compiled(x)
+
+        threads = [threading.Thread(target=call, args=(k,)) for k in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        expected = part(torch).mul_(-3).tolist()
+        assert [x.tolist() for x in xs] == [expected] * len(xs)

@@ -195,7 +195,7 @@ class CompiledFunction:
             self._give_up(key, f"it depends on what changes outside: {reason}")
             return self.function(*args, **kwargs)
         with told(f"compiling {_title(self.function)}"):
-            run = self._capture(key, args, kwargs, tensors, given, numbers, tuple(sizes))
+            run = self._capture(key, args, kwargs, tensors, given, numbers, tuple(sizes), in_place)
         return run()
 
     def _capture(
@@ -207,12 +207,15 @@ class CompiledFunction:
         given: list[Tensor],
         numbers: dict[str, Any],
         sizes: tuple[int, ...],
+        in_place: bool,
     ) -> Callable[[], Any]:
-        """Capture the function for a signature; return what runs its program."""
+        """Capture the function for a signature; return what runs its program. `in_place`: parts of
+        tensors were taken as they are, and not copied.
+        """
         live = dict(numbers)
         taken = tensors
         if sizes:
-            if key[0] in self.written:
+            if in_place:
                 self._unmark(NotPolynomial("it writes a part of a tensor"))
                 return functools.partial(self, *args, **kwargs)
             taken = self._at_sizes(tensors, sizes, sizes)
@@ -254,10 +257,9 @@ class CompiledFunction:
         self.refusals.pop(key, None)
         self._name_arguments(captured, args, kwargs)
         parts = [i for i, t in enumerate(given) if not t._whole]
-        if key not in self.written and any(i in parts for _, i in captured.arguments):
+        if not in_place and any(i in parts for _, i in captured.arguments):
             # The copy of a part would be written or returned, and not the part.
-            base = key
-            self.written.add(base)
+            self.written.add(key)
             return functools.partial(self, *args, **kwargs)
         if not self._settle(key, captured, numbers, tuple(sizes)):
             return functools.partial(self, *args, **kwargs)
