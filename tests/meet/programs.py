@@ -722,7 +722,6 @@ lines(
     "{o} = {f}.flip({d})",
     "{o} = {s}[{i}.clamp(0, 1)]",
     "{o} = t.nn.functional.embedding({i}.clamp(0, 1), {w2})",
-    "{o} = {f}.select_scatter({f}.select({d}, {k}) * 2, {d}, {k})",
 )
 lines(
     "join",
@@ -758,6 +757,15 @@ lines(
     "{o} = {f} * 2\nif {o}.requires_grad:\n    {o}.grad_fn.register_hook("
     "lambda gi, go: tuple(g if g is None else g * 0.5 for g in gi))",
 )
+
+
+@rule("index")
+def _select_scatter(g: Gen) -> str:
+    # PyTorch's copy of what overlaps overlaps.
+    x = g.pick(lambda v: v.is_floating_point() and v.ndim > 0 and not overlaps(v))
+    d = g.dim(x)
+    k = g.rng.randrange(-g.shape(x)[d], g.shape(x)[d]) if g.shape(x)[d] else 0
+    return f"{g.new()} = {x}.select_scatter({x}.select({d}, {k}) * 2, {d}, {k})"
 
 
 @rule("hook")

@@ -509,3 +509,36 @@ def test_no_write_is_lost_where_threads_call_a_new_compiled_function(part: Any) 
             thread.join()
         expected = part(torch).mul_(-3).tolist()
         assert [x.tolist() for x in xs] == [expected] * len(xs)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda v, x, w: (x.mul_(w), v)[1:],
+        lambda v, x, w: (x[:1].copy_(w[:1]), v)[1:],
+        lambda v, x, w: (x.mul_(w), v, x * w)[1:],
+        lambda v, x, w: (x[:1].copy_(w[:1]), v, x[0])[1:],
+    ],
+)
+def test_a_view_made_before_its_base_is_written_with_gradients(f: Callable[..., Any]) -> None:
+    def run(t: Any, compile_: Callable[..., Any]) -> list[Any]:
+        compiled, found = compile_(lambda x, w: f(x.reshape(-1), x, w)), []
+        for k in range(3):
+            x, w = t.arange(4.0).reshape(2, 2) + k, (t.arange(4.0).reshape(2, 2) + 1)
+            outs = compiled(x, w.requires_grad_())
+            sum((z * z).sum() for z in outs).backward()
+            found += [[z.requires_grad for z in outs], [z.tolist() for z in outs], w.grad.tolist()]
+        return found
+
+    assert run(webtorch, webtorch.compile) == run(torch, lambda f: f)
+
+
+def test_gradients_of_as_strided_of_what_overlaps() -> None:
+    def run(t: Any) -> Any:
+        x = t.arange(8.0).reshape(2, 4).requires_grad_()
+        y = t.as_strided((x * 1).expand(3, 2, 4), (2, 2), (2, 1), 1)
+        z = t.as_strided(x.unfold(1, 2, 1), (3,), (2,), 1)
+        ((y * y).sum() + (z**3).sum()).backward()
+        return x.grad.tolist()
+
+    assert run(webtorch) == run(torch)

@@ -993,6 +993,10 @@ class _Aliases:
         known = set(map(id, existing))
         home = {id(t._storage): t for t in existing}
         left = [t for t in tensors_in(left) if id(t) not in known]
+        for t in left:
+            if t._base is not None:
+                # Its base may have been written with gradients since it was made.
+                t._refresh_view()
         views = Counter(id(t._base) for t in left)
         # Why a replay cannot make the views, if so.
         self.refused: str | None = None

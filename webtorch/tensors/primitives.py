@@ -264,10 +264,15 @@ def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
 def _general_view_rule(
     source: Geometry, view: Geometry, elements: int
 ) -> Callable[[Tensor], Tensor]:
-    """Return the cotangent rule from a view to its source, where both are any views of one storage."""
+    """Return the cotangent rule from a view to its source, where both are any views of one storage.
+
+    Elements of the source that share memory share the cotangent.
+    """
 
     def rule(g: Tensor) -> Tensor:
         flat = _spread(g, view, elements)
+        if _overlaps(*source[:2]):
+            flat = flat / _spread(fill(source[0], 1, g.dtype, g.device), source, elements)
         return as_view(flat, *source)
 
     return rule
