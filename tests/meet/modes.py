@@ -727,16 +727,34 @@ def _of_one_type(found: Any) -> Any:
     ]
 
 
+def _fit_for_vmap(case: Case) -> None:
+    """Skip what depends on a layout of PyTorch's own: batch_norm's result has the mapped dimension last."""
+    if "as_strided" in case.pasted() and "orm" in case.pasted():
+        raise Skip("the layout of a vmapped normalization")
+
+
+def _sees_its_writes(face: Face, case: Case, seed: int) -> None:
+    """Skip what PyTorch refuses plainly: a transform of its does not see that a saved value is overwritten."""
+    if not face.oracle:
+        return
+    which = floats(case)
+    inputs = tuple(replace(x, grad=x.grad or i in which) for i, x in enumerate(case.inputs))
+    for of_all in (False, True):
+        try:
+            plain(face, replace(case, inputs=inputs) if of_all else case, seed)
+        except RuntimeError as error:
+            # With gradients of all inputs, those written in place are refused for being leaves.
+            if not of_all or "modified by an inplace operation" in str(error):
+                raise Skip("PyTorch refuses it plainly") from error
+
+
 def _transforms(face: Face, case: Case, seed: int, call: Any, kind: str) -> Any:
     f, t = face.t.func, face.t
-    if face.oracle:
-        # A transform of PyTorch's does not see that a saved value was overwritten, and is wrong.
-        try:
-            plain(face, case, seed)
-        except RuntimeError as error:
-            raise Skip("PyTorch refuses it plainly") from error
+    _sees_its_writes(face, case, seed)
     if kind in ("jvp", "jvp_grad", "hessian"):
         _fit_for_forward_mode(case)
+    if "vmap" in kind:
+        _fit_for_vmap(case)
     if kind not in ("grad", "vjp", "jvp") and "_hook" in case.pasted():
         # Which of several levels runs a hook, and on what, is PyTorch's own.
         raise Skip("hooks")
@@ -823,6 +841,7 @@ def _add_transforms() -> None:
 
         def compiled(face: Face, case: Case, seed: int, kind: str = kind) -> Any:
             m = _no_grads(module(face, case, seed).eval())
+            _sees_its_writes(face, case, seed)
             call = face.compile(lambda *xs: _transforms_of(face, case, m, kind, xs))
             return several([look(call(*inputs_of(face, case, seed + k, kind))) for k in range(2)])
 
@@ -841,6 +860,8 @@ def _transforms_of(face: Face, case: Case, m: Any, kind: str, xs: Any) -> Any:
     f, which = face.t.func, floats(case)
     if kind == "grad":
         return f.grad(scalar(face, m), which, has_aux=True)(*xs)
+    if "vmap" in kind:
+        _fit_for_vmap(case)
     if kind == "vmap":
         return f.vmap(m)(*xs)
     if kind == "vmap_grad":
@@ -868,6 +889,7 @@ def func_parameters(face: Face, case: Case, seed: int) -> Any:
     parameters = {n: p.detach() for n, p in m.named_parameters()}
     if not parameters:
         raise Skip("no parameters")
+    _fit_for_vmap(case)
 
     def loss(ps: Any, *xs: Any) -> Any:
         return loss_of(face.t, f.functional_call(m, ps, xs))

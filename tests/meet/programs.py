@@ -670,7 +670,8 @@ lines(
     "{o} = t.nn.functional.scaled_dot_product_attention({w3}, {w3}, {w3}, is_causal=True)",
     "{o} = t.nn.functional.scaled_dot_product_attention("
     "{w3}[:, None], {w3}[:, None].sin(), {w3}[:, None], attn_mask={w3}[0] @ {w3}[0].t())",
-    "{o} = t.kron({w1}, {w1})",
+    # PyTorch does not see writes to the operands of kron().
+    "{o} = t.kron({w1}.clone(), {w1}.clone())",
     "{o} = t.cdist({w2}, {w2} + 1)",
     "{o} = {z} @ {z}.mT",
     "{o} = t.nn.functional.conv1d({w3}, {w3}[:1, :, :2])",

@@ -134,17 +134,17 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
             out = as_view(out, shape, contiguous_strides(shape), 0).detach()
     if not needs_grad((a, b)):
         return out
-    saved = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = needs_grad((a,)), needs_grad((b,))
+    # Each cotangent takes the other operand: that of a frozen weight keeps no activation.
+    saved_a = SavedTensor(a) if needs_grad((b,)) else None
+    saved_b = SavedTensor(b) if needs_grad((a,)) else None
     # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
     turned = transposed or (rows == 1 and columns != 1)
 
     def rule(g: Any) -> tuple[Any, Any]:
-        x, y = (s.unpack() for s in saved)
-        grad_a = rows_times(g, conjugate(y), not transposed) if need_a else None
-        if not need_b:
+        grad_a = saved_b and rows_times(g, conjugate(saved_b.unpack()), not transposed)
+        if saved_a is None:
             return grad_a, None
-        x, g = conjugate(x).reshape((m, k)), g.reshape((m, n))
+        x, g = conjugate(saved_a.unpack()).reshape((m, k)), g.reshape((m, n))
         grad_b = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
         return grad_a, grad_b.t() if turned and not transposed else grad_b
 
