@@ -666,10 +666,12 @@ lines(
     "{o} = t.dot({w1}, {w1})",
     "{o} = {w2} @ {w2}[0]",
     "{o} = t.addmm({w2}[:, :1], {w2}, {w2}.t())",
-    "{o} = t.nn.functional.scaled_dot_product_attention({w3}, {w3}, {w3})",
-    "{o} = t.nn.functional.scaled_dot_product_attention({w3}, {w3}, {w3}, is_causal=True)",
+    # Of 4 dims, where PyTorch keeps the result for the gradient, too.
+    "{o} = t.nn.functional.scaled_dot_product_attention({w3}[None], {w3}[None], {w3}[None])[0]",
     "{o} = t.nn.functional.scaled_dot_product_attention("
-    "{w3}[:, None], {w3}[:, None].sin(), {w3}[:, None], attn_mask={w3}[0] @ {w3}[0].t())",
+    "{w3}[None], {w3}[None], {w3}[None], is_causal=True)[0]",
+    "{o} = t.nn.functional.scaled_dot_product_attention("
+    "{w3}[:, None], {w3}[:, None].sin(), {w3}[:, None], attn_mask={w3}[0] @ {w3}[0].t()).clone()",
     # PyTorch does not see writes to the operands of kron().
     "{o} = t.kron({w1}.clone(), {w1}.clone())",
     "{o} = t.cdist({w2}, {w2} + 1)",
@@ -682,10 +684,11 @@ lines(
     "norm",
     "{o} = {f}.softmax({d})",
     "{o} = {f}.log_softmax({d})",
-    "{o} = t.nn.functional.layer_norm({w}, ({n},))",
+    # With the usual eps, a norm of two values is a sign, and its slope is rounding.
+    "{o} = t.nn.functional.layer_norm({w}, ({n},), eps=0.1)",
     "{o} = t.nn.functional.normalize({w}, dim={d})",
     "{o} = t.nn.functional.rms_norm({w}, ({n},))",
-    "{o} = t.nn.functional.group_norm({w3}, 1)",
+    "{o} = t.nn.functional.group_norm({w3}, 1, eps=0.1)",
     "{o} = t.nn.functional.cross_entropy({w2}, {w2}.argmax(1))",
     "{o} = t.nn.functional.mse_loss({f}, {l}.expand_as({f}))",
     "{o} = t.nn.functional.smooth_l1_loss({f}, {l}.expand_as({f}), reduction='none')",
@@ -803,8 +806,8 @@ def _layer(constructor: str, call: str = "{o} = {layer}({w})", dims: tuple[int, 
 
 _layer("t.nn.Linear({n}, 3)")
 _layer("t.nn.Linear({n}, {n}, bias=False)", "{o} = {layer}({w}) + {w}")
-_layer("t.nn.LayerNorm({n})")
-_layer("t.nn.BatchNorm1d({c})", dims=(2, 3))
+_layer("t.nn.LayerNorm({n}, eps=0.1)")
+_layer("t.nn.BatchNorm1d({c}, eps=0.1)", dims=(2, 3))
 _layer("t.nn.Conv1d({c}, 2, 2, padding=1)", dims=(3,))
 _layer("t.nn.LSTM({n}, 2, batch_first=True)", "{o}, (_, {p}) = {layer}({w})", dims=(3,))
 _layer("t.nn.LSTM({n}, 2, num_layers=2)", "{o}, _ = {layer}({w})", dims=(3,))
@@ -812,7 +815,8 @@ _layer("t.nn.GRU({n}, 2)", "{o}, {p} = {layer}({w})", dims=(3,))
 _layer("t.nn.RNN({n}, 2, bidirectional=True)", "{o}, _ = {layer}({w})", dims=(3,))
 _layer(
     "t.nn.MultiheadAttention({n}, 1, batch_first=True)",
-    "{o}, {p} = {layer}({w}, {w}, {w})",
+    # A copy, as PyTorch makes one in it: the argument itself may be written.
+    "{o}, {p} = {layer}(*[{w}.clone()] * 3)",
     dims=(3,),
 )
 _layer("t.nn.utils.parametrizations.weight_norm(t.nn.Linear({n}, 2))")

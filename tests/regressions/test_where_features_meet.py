@@ -542,3 +542,43 @@ def test_gradients_of_as_strided_of_what_overlaps() -> None:
         return x.grad.tolist()
 
     assert run(webtorch) == run(torch)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y, v: (v.register_hook(lambda g: g * 2), y, v)[1:],
+        lambda x, y, v: (v.register_hook(lambda g: g * 2), v, v[:1])[1:],
+        lambda x, y, v: (v.register_hook(lambda g: g * 2), y, v[:1])[1:],
+        lambda x, y, v: (v.grad_fn.register_prehook(lambda gs: (gs[0] * 3,)), y, v)[1:],
+        lambda x, y, v: (v.grad_fn.register_hook(lambda gs, _: (gs[0] * 3,)), y, v)[1:],
+        lambda x, y, v: (y.register_hook(lambda g: g * 2), y, v)[1:],
+    ],
+)
+def test_hooks_on_views_that_a_compiled_function_returns(f: Callable[..., Any]) -> None:
+    def run(t: Any, compile_: Callable[..., Any]) -> list[Any]:
+        compiled, found = compile_(lambda x: (lambda y: f(x, y, y[1:3]))(x * 2)), []
+        for k in range(3):
+            x = (t.arange(4.0) + k).requires_grad_()
+            sum((z * z).sum() for z in compiled(x)).backward()
+            found.append(x.grad.tolist())
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert run(webtorch, webtorch.compile) == run(torch, lambda f: f)
+
+
+def test_a_product_with_a_frozen_matrix_keeps_no_activation() -> None:
+    def run(t: Any) -> Any:
+        x = t.arange(4.0).reshape(2, 2).requires_grad_()
+        w = t.arange(4.0).reshape(2, 2) + 1
+        found = []
+        for product in (t.mm, t.nn.functional.linear, lambda a, b: t.addmm(b, a, b)):
+            a = x * 2
+            y = product(a, w)
+            a.mul_(5)
+            found.append(t.autograd.grad(y.sum(), x)[0].tolist())
+        return found
+
+    assert run(webtorch) == run(torch)

@@ -1012,27 +1012,28 @@ class _Aliases:
                     there = base
                 if there is not None and there.dtype is t.dtype:
                     self.bases[id(t)] = there
-                    if not _views_directly(t, there):
-                        self.refused = "it returns as_strided of a part of a tensor"
+                    self.refused = self.refused or _own_gradient(t, there)
         for t in left:
             root = self.bases.get(id(t), t)
             if id(root) not in known and not any(root is r for r in self.roots):
                 self.roots.append(root)
 
 
-def _views_directly(view: Tensor, base: Tensor) -> bool:
-    """Whether the gradients of a view are those of its elements in `base`: as_strided of a smaller view
-    drops those beyond it.
+def _own_gradient(view: Tensor, base: Tensor) -> str | None:
+    """Say why the gradient of a view is not simply that of its elements in `base`, if so: hooks see it
+    alone, and as_strided of a smaller view drops those beyond it.
     """
     fn, end = view._grad_fn, base._grad_fn
     while fn is not None and fn is not end and len(fn.edges) == 1:
+        if fn.pre_hooks or fn.post_hooks or fn.retained:
+            return "a hook is on a view, which it returns with the tensor that it is a view of"
         edge = fn.edges[0]
         after = None if edge is None else edge[0]
         whole = after is end or isinstance(after, AccumulateGrad)
         if fn.title.startswith("AsStrided") and not whole:
-            return False
+            return "it returns as_strided of a part of a tensor"
         fn = after
-    return True
+    return None
 
 
 def _passes_out(survey: Survey, tensors: Sequence[Tensor], ends: Sequence[Tensor]) -> str | None:
