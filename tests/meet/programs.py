@@ -635,7 +635,8 @@ lines(
     "{o} = {f}.amax({d})",
     "{o}, {p} = {f}.max({d})",
     "{o} = {f}.var({d}, unbiased=False)",
-    "{o} = {f}.std() if {f}.numel() > 1 else {f}",
+    # Spread out: of two values that nearly coincide, the second derivative is a difference of large numbers.
+    "{o} = ({w} + t.linspace(0, 9, {w}.numel(), device={w}.device).view({w}.shape)).std() if {w}.numel() > 1 else {w}",
     "{o} = {f}.norm()",
     "{o} = {f}.prod({d})",
     "{o} = {f}.cumsum({d})",
@@ -809,13 +810,13 @@ _layer("t.nn.Linear({n}, {n}, bias=False)", "{o} = {layer}({w}) + {w}")
 _layer("t.nn.LayerNorm({n}, eps=0.1)")
 _layer("t.nn.BatchNorm1d({c}, eps=0.1)", dims=(2, 3))
 _layer("t.nn.Conv1d({c}, 2, 2, padding=1)", dims=(3,))
-_layer("t.nn.LSTM({n}, 2, batch_first=True)", "{o}, (_, {p}) = {layer}({w})", dims=(3,))
-_layer("t.nn.LSTM({n}, 2, num_layers=2)", "{o}, _ = {layer}({w})", dims=(3,))
-_layer("t.nn.GRU({n}, 2)", "{o}, {p} = {layer}({w})", dims=(3,))
-_layer("t.nn.RNN({n}, 2, bidirectional=True)", "{o}, _ = {layer}({w})", dims=(3,))
+# Copies, as PyTorch makes them in recurrent layers and attention: the argument itself may be written.
+_layer("t.nn.LSTM({n}, 2, batch_first=True)", "{o}, (_, {p}) = {layer}({w}.clone())", dims=(3,))
+_layer("t.nn.LSTM({n}, 2, num_layers=2)", "{o}, _ = {layer}({w}.clone())", dims=(3,))
+_layer("t.nn.GRU({n}, 2)", "{o}, {p} = {layer}({w}.clone())", dims=(3,))
+_layer("t.nn.RNN({n}, 2, bidirectional=True)", "{o}, _ = {layer}({w}.clone())", dims=(3,))
 _layer(
     "t.nn.MultiheadAttention({n}, 1, batch_first=True)",
-    # A copy, as PyTorch makes one in it: the argument itself may be written.
     "{o}, {p} = {layer}(*[{w}.clone()] * 3)",
     dims=(3,),
 )

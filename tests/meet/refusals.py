@@ -8,6 +8,11 @@ REFUSALS: dict[str, tuple[str, str]] = {
     # name: (type of the error, pattern of its text)
     # docs/compile.md, "What is refused": shapes that depend on values (`x[x > 0]`, nonzero).
     "a captured function reads values": ("CaptureError", r"cannot read values"),
+    # docs/compile.md, "What is refused": x[i] of a 0-d tensor i on the device is a copy there.
+    "as_strided of what a number on the device picked": (
+        "CaptureError",
+        r"as_strided: in a captured",
+    ),
     # docs of webtorch.export: the page has its own copy of the arguments.
     "an exported function writes to its arguments": (
         "CaptureError",

@@ -582,3 +582,117 @@ def test_a_product_with_a_frozen_matrix_keeps_no_activation() -> None:
         return found
 
     assert run(webtorch) == run(torch)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t, x: x.sort(1)[0],
+        lambda t, x: x.topk(2, 1)[0],
+        lambda t, x: x.sum(0),
+        lambda t, x: x.t().clone(),
+        lambda t, x: x.take_along_dim(x.argmax(1, keepdim=True), 1),
+        lambda t, x: t.kron(x, x),
+        lambda t, x: x.tile(2),
+        lambda t, x: x * 2,
+    ],
+)
+def test_hooks_on_a_result_stay_where_a_view_of_it_is_written(make: Callable[..., Any]) -> None:
+    def run(t: Any) -> Any:
+        x = (t.arange(12.0).reshape(3, 4) * 7 % 5).requires_grad_()
+        y = make(t, x)
+        y.register_hook(lambda g: g * 2)
+        y[1:].mul_(3)
+        (y * y).sum().backward()
+        return y._is_view(), y._base is None, x.grad.tolist()
+
+    assert run(webtorch) == run(torch)
+
+
+def test_hooks_on_a_view_are_not_met_where_a_view_of_it_is_written() -> None:
+    def run(t: Any) -> Any:
+        found = []
+        for write in (
+            lambda v: v[:-1].mul_(3),
+            lambda v: v.expand_as(v)[:-1].mul_(3),
+            lambda v: v[1:].zero_(),
+            lambda v: v.__setitem__(t.tensor([0, 1]), 2 * v[:2]),
+            lambda v: v.mul_(3),
+        ):
+            x = t.arange(1.0, 13).reshape(3, 4).requires_grad_()
+            v = x.sin().view(-1, 4)
+            v.register_hook(lambda g: g * 2)
+            write(v)
+            (v * 5).sum().backward()
+            found.append([round(g, 4) for g in x.grad.flatten().tolist()])
+        return found
+
+    assert run(webtorch) == run(torch)
+
+
+def test_what_writes_nothing_takes_part_in_gradients() -> None:
+    def run(t: Any) -> Any:
+        x = t.ones(1, 2).requires_grad_()
+        none, nothing, empty = t.zeros(0, dtype=t.int64), x[:0], t.zeros(0, 2, dtype=t.int64)
+        found: list[Any] = []
+        for write in (
+            lambda a: a.__setitem__(slice(2, None), nothing),
+            lambda a: a.__setitem__(none, x[0]),
+            lambda a: a[:0].mul_(x),
+            lambda a: a.narrow(0, 0, 0).copy_(nothing),
+            lambda a: a.index_put_((none,), nothing),
+            lambda a: a.index_add_(0, none, nothing),
+            lambda a: a.index_copy_(0, none, nothing),
+            lambda a: a.index_fill_(0, none, x[0, 0]),
+            lambda a: a.scatter_(0, empty, nothing),
+            lambda a: a.scatter_add_(0, empty, nothing),
+            lambda a: a.masked_scatter_(a > 5, nothing),
+        ):
+            a = t.zeros(2, 2)
+            write(a)
+            x.grad = None
+            a.sum().backward()
+            found.append((a.requires_grad, x.grad.tolist()))
+        return found
+
+    assert run(webtorch) == run(torch)
+
+
+def test_a_detached_element_that_a_number_picked_is_written_in_a_compiled_function() -> None:
+    def f(x: Any, i: Any) -> Any:
+        v = x[i].detach()
+        v.mul_(2)
+        x[0].detach().add_(1)
+        return x * 1
+
+    def run(t: Any, compile_: Callable[..., Any]) -> Any:
+        compiled, found = compile_(f), []
+        for i in (1, 2, 1):
+            x = t.arange(6.0).reshape(3, 2).requires_grad_()
+            y = compiled(x, t.tensor(i))
+            y.sum().backward()
+            found.append((y.tolist(), x.tolist(), x.grad.tolist()))
+        return found
+
+    assert run(webtorch, webtorch.compile) == run(torch, lambda g: g)
+
+
+def test_as_strided_of_what_a_number_picked_is_refused_in_a_compiled_function() -> None:
+    with pytest.raises(webtorch.errors.CaptureError, match=r"x\.select"):
+        webtorch.compile(lambda x, i: x[i].as_strided((2, 2), (1, 1)))(
+            webtorch.ones(3, 2), webtorch.tensor(0)
+        )
+
+
+def test_values_that_repeat_along_a_loop_are_not_kept_for_the_next() -> None:
+    def f(x: Any, t: Any) -> Any:
+        y = t.nn.functional.softplus(x.repeat_interleave(2, 0))
+        return y.scatter_add(1, y.argsort(1), y), y.argmax(-2), y * 6
+
+    x = [[0.3, -1.2], [0.7, 0.1], [-0.4, 1.1]]
+    compiled = webtorch.compile(lambda x: f(x, webtorch))
+    for k in range(40):
+        found = compiled(webtorch.tensor(x) + 0.01 * k)
+    right = f(torch.tensor(x) + 0.01 * 39, torch)
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(torch.tensor(a.tolist()), b)

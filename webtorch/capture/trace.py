@@ -572,7 +572,10 @@ def _capture(
             tracing.options.hide()
         for r in (runtime, *others):
             r.stop_recording(keep=True)
+        picked = tracing.picked
         tracing.end()
+        # Copies stand for views until the call ends.
+        tracing.picked = picked
         assert reading is not None
         reading()
 

@@ -659,7 +659,10 @@ class _Writer:
         self.close("if bad != int32(0):")
 
     def plan_rows(self) -> None:
-        """Choose the values that are kept between stages: dear ones that a later sweep needs again."""
+        """Choose the values that are kept between stages: dear ones that a later sweep needs again.
+
+        They change along every inner dim: what does not is computed outside the loops of the others.
+        """
         sweeps = [[self.kernel.reduces[k].value for k in group] for group in self.stages()]
         sweeps.append([s.value for s in self.kernel.stores if s.level == "inner"])
         inner = {d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1}
@@ -670,7 +673,7 @@ class _Writer:
             wanted += [
                 e
                 for e in nodes & later
-                if cost(e) >= _KEEP_COST and self.deps(e) & inner and e not in wanted
+                if inner and cost(e) >= _KEEP_COST and inner <= self.deps(e) and e not in wanted
             ]
         budget = _ROW_BYTES
         order = sorted(wanted, key=lambda e: (-cost(e), ex.show(e)))

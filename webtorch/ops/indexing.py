@@ -29,7 +29,7 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import creation, elementwise, movement
 from webtorch.ops.movement import METHOD, pick, window
-from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota, reduce_dims
+from webtorch.ops.primitive import as_view, cast_to, copy, differentiated, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
@@ -237,6 +237,8 @@ def put_at(
     layout = Layout(x._shape, tensors, single, names)
     value = put_value(value, layout.shape)
     if 0 in layout.shape:
+        # It takes part in gradients all the same.
+        _write(as_view(x, (0,), (1,), x._offset), movement.reshape(value, (0,)))
         return
     rows = layout.from_result(value)
     # Dims before the last indexed one are counted through, so that x keeps its order: then it is
@@ -370,13 +372,24 @@ def _same_type(op: str, x: Any, source: Any) -> None:
         )
 
 
+@composite(
+    name="_with_none_of",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
+)
+def _with_none_of(base: Any, source: Any) -> Any:
+    """A copy of base, where no element of `source` is written, which takes part in gradients all the same."""
+    return copy(base)
+
+
 @composite(family="index", inplace=True)
 def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 1) -> Any:
     """A copy of input with alpha times the slices of `source` added at the positions of `index`."""
     _same_type("index_add_", input, source)
     dim, base, index, rows = _rows_to("index_add_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
-        return copy(input)
+        return _with_none_of(input, source)
     if not elementwise.plain(alpha, 1):
         rows = rows * alpha
     out = _scatter(base, [index], rows, "add", "index_add_", dims=(dim,))
@@ -393,7 +406,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
         )
     dim, base, index, rows = _rows_to("index_copy_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
-        return copy(input)
+        return _with_none_of(input, source)
     out = _scatter(base, [index], rows, "set", "index_copy_", dims=(dim,))
     return movement.reshape(_from_front(out, dim), input._shape)
 
@@ -468,7 +481,7 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     dim = normalize_dim(dim, len(input._shape))
     base = _to_front(input if input._shape else movement.reshape(input, (1,)), dim)
     if not index.numel() or 0 in base._shape:
-        return copy(input)
+        return _with_none_of(input, value)
     if differentiated(value):
         # Duplicates are one write, so the gradient counts them once: the value goes where a mask is.
         flags = fill(base._shape[:1], False, bool_, base.device)
@@ -553,7 +566,7 @@ def _scatter_along(op: str, x: Any, dim: int, index: Any, src: Any, combine: str
     base, index = _at_least_1d(x), _at_least_1d(index)
     dim = normalize_dim(dim, len(base._shape))
     if not index.numel():
-        return copy(x)
+        return _with_none_of(x, src)
     _check_against(base, index, dim, "self")
     src = _at_least_1d(src)
     if src.dtype is not x.dtype:
@@ -844,8 +857,9 @@ def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
     shape = broadcast_shapes(input._shape, mask._shape)
     input, mask = _expanded(input, shape), _expanded(mask, shape)
     if not numel(shape):
-        return copy(input)
+        return _with_none_of(input, source)
     if not source.numel():
+        input = _with_none_of(input, source)
         source = _zeros((1,), source.dtype, source.device)
     flags = _flat(mask)
     place = _scan(cast_to(flags, int64), "sum", 0) - 1

@@ -41,6 +41,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
+    check_own_storage,
     conjugate,
     copy,
     empty,
@@ -938,6 +939,7 @@ def as_strided(
         raise RuntimeError(
             f"as_strided: Negative strides are not supported at the moment, got strides: {list(strides)}"
         )
+    check_own_storage(input)
     last = extent(shape, strides, offset)[1]
     width, available = input.dtype.itemsize, input._storage.nbytes // input.dtype.itemsize
     if last >= available or offset < 0:
@@ -1067,8 +1069,8 @@ def laid_out(strides: Shape, make: Callable[[Any], Any], x: Any) -> Any:
     """Return `make` of x, new memory of its shape, with the strides given, which leave no gaps."""
     order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
     out = make(x) if order is None else in_order(order, make, x)
-    # The strides of dims of one element are free.
-    out._strides = strides
+    # The strides of dims of one element are free. What nobody else has, it is no view of.
+    out._strides, out._base = strides, None
     return out
 
 

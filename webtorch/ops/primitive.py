@@ -31,6 +31,11 @@ as_view = _primitive(
     "x's (shape of x); None uses the general, slower rule for any strides. `name` is the printed "
     "name of the gradient function.",
 )
+check_own_storage = _primitive(
+    "_check_own_storage",
+    "(x)",
+    "Raise CaptureError where x's storage is a copy's, which stands for a view in a capture.",
+)
 pad_with = _primitive(
     "_pad",
     "(x, low, high, value)",

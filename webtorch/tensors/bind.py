@@ -77,12 +77,9 @@ def _bind(op: Op) -> None:
     if op.refuses:
         op.function = calls.refuse_types(op)
     named = "dim" in op.signature and op.function_in and not isinstance(op, Elementwise)
-    # The name is given outside the entry: operations that are made of others do not pay for it.
     title = GRADIENT_NAMES.get(op.name)
-    if title is not None:
+    if title is not None or (op.function_in and not isinstance(op, Elementwise)):
         op.function = composed(op.function, title, calls.NUMPY_NAMES if named else None)
-    elif named:
-        op.function = calls.accept_numpy_names(op.function)
     if op.autocast is not None:
         op.function = follow(op.autocast, op.name, op.function)
 

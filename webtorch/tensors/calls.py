@@ -45,6 +45,7 @@ from webtorch.tensors.primitives import (
     conjugate,
     device_mismatch,
     fill,
+    leave_hooks,
     ordered_node,
     out_of_order,
     reduce_dims,
@@ -814,18 +815,6 @@ def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 
-def accept_numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that also takes NumPy's names of `dim` and `keepdim`, as PyTorch's do."""
-
-    @functools.wraps(function)
-    def renamed(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            kwargs = {NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
-        return function(*args, **kwargs)
-
-    return renamed
-
-
 # Parameters of composites that are tensors, in PyTorch's words.
 _TENSOR_NAMES = frozenset((
     "input", "other", "target", "weight", "bias", "indices", "index", "mat1", "mat2", "batch1",
@@ -1030,6 +1019,8 @@ def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         check_writable(self)
         if not mode.grad:
             return write_result(self, function(self, *args, **kwargs), name)
+        if self._base is not None:
+            leave_hooks(self)
         # What is saved for backward meanwhile may be what is overwritten.
         previous, mode.overwriting = mode.overwriting, []
         saved = mode.overwriting

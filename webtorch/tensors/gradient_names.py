@@ -85,7 +85,7 @@ GRADIENT_NAMES: dict[str, str | Callable[..., str]] = {
         "std", "var", "tril", "triu", "trace", "flip", "roll", "nansum", "stack", "repeat",
         "addmm", "addmv", "addbmm", "baddbmm", "dot", "mv", "mm", "bmm", "logcumsumexp", "cumprod",
         "cummax", "cummin", "embedding", "masked_select", "index_add", "index_copy", "index_fill",
-        "logsumexp", "renorm", "kthvalue", "masked_scatter", "take", "aminmax",
+        "logsumexp", "renorm", "kthvalue", "masked_scatter", "take", "aminmax", "clone",
     ),
     "sum": _overload("Sum"),
     "mean": _overload("Mean"),

@@ -20,7 +20,7 @@ from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
-from webtorch.tensors.primitives import Picked
+from webtorch.tensors.primitives import Picked, leave_hooks
 from webtorch.tensors.tensor import Tensor
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
@@ -57,6 +57,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """Do x[index] = value, in place. Raises IndexError, ShapeError or TypeError as PyTorch does."""
+    if x._base is not None:
+        leave_hooks(x)
     mask = _as_mask(x, index)
     if not isinstance(value, (Tensor, float, int)) and override.is_foreign((index, value), {}):
         return override.meet(setitem, (x, index, value), {})
@@ -81,8 +83,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         value = movement.reshape(value, value._shape[extra:])
     if value._shape != view._shape:
         value = movement.broadcast_to(value, view._shape)
-    if view.numel():
-        assign.overwrite(view, value)
+    assign.overwrite(view, value)
 
 
 def _as_value(x: Tensor, value: Any) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.errors import DeviceError, DTypeError
+from webtorch.errors import CaptureError, DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
@@ -503,6 +503,22 @@ def check_places(x: Tensor) -> None:
         )
 
 
+def leave_hooks(x: Tensor) -> None:
+    """Before x is overwritten by what is computed from it: as in PyTorch, gradients of a view then go to its
+    base past the hooks that are on views.
+    """
+    base = x._base
+    if base is None or not mode.grad or not x.requires_grad:
+        return
+    end, fn = gradient_edge(base), x._grad_fn
+    while fn is not None and (end is None or fn is not end[0]) and len(fn.edges) == 1:
+        if fn.pre_hooks or fn.post_hooks or fn.retained:
+            strided_gradient(x, base)
+            return
+        edge = fn.edges[0]
+        fn = None if edge is None else edge[0]
+
+
 def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     """Overwrite x's elements with `values` (same shape, dtype and device).
 
@@ -527,6 +543,8 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         target, given = _shown_operands(x, values)
     node = given._node()
     if 0 in target._shape and (storage.elements or x.dtype is not storage.dtype):
+        if history:
+            rebase(x, values)
         return x
     if x.dtype is not storage.dtype:
         storage.replace(_with_bits(storage.node, target, node))
@@ -555,8 +573,13 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         x._counter.version += 1
     if history:
         rebase(x, values)
-    if storage.runtime.recording is not None and tracing.active and tracing.picked:
-        spread(storage)
+    if tracing.picked:
+        if history:
+            spread(storage)
+        else:
+            # What is detached is written without gradients, wherever else that is seen.
+            with no_grad():
+                spread(storage)
     return x
 
 
@@ -588,6 +611,14 @@ def spread(storage: Storage, origin: Picked | None = None) -> None:
         finally:
             tracing.picked = picked
         spread(other, p)
+
+
+def _check_own_storage(x: Tensor) -> None:
+    if any(p.out._storage is x._storage for p in tracing.picked):
+        raise CaptureError(
+            "as_strided: in a captured function the storage of x[i] of a 0-d tensor i is not that of x, since "
+            "nobody may read i there: use x.select(0, i) with an int, or as_strided of x"
+        )
 
 
 def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
@@ -1241,6 +1272,7 @@ for entry, function in (
     (primitive.join, join), (primitive.conjugate, conjugate),
     (primitive.each, _each),
     (primitive.differentiated, lambda x: needs_grad((x,))),
+    (primitive.check_own_storage, _check_own_storage),
     (primitive.in_memory, lambda x: x._storage.node.kind == "buffer"),
     (primitive.shown, lambda x: physical(x, levels_of((x,))) if x._levels else x),
 ):  # fmt: skip

@@ -272,13 +272,14 @@ def shown(fn: GradFn) -> GradFn:
 
 def composed(
     function: Callable[..., Any],
-    title: str | Callable[..., str],
+    title: str | Callable[..., str] | None,
     renamed: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
-    """Return a function whose results show one gradient function, named `title`.
+    """Return a function whose results show one gradient function, named `title`, and are no views of
+    what it made itself.
 
-    A callable `title` is given the arguments of the call. What is computed backward stays as it is.
-    `renamed`: other names of parameters, and the function's own.
+    A callable `title` is given the arguments of the call; without one, functions keep their names. What
+    is computed backward stays as it is. `renamed`: other names of parameters, and the function's own.
     """
 
     @functools.wraps(function)
@@ -289,10 +290,19 @@ def composed(
             return function(*args, **kwargs)
         first = next(_sequence)
         out = function(*args, **kwargs)
-        for t in out if isinstance(out, tuple) else (out,):
+        results = out if isinstance(out, tuple) else (out,)
+        for t in results:
             fn = getattr(t, "_grad_fn", None)
             # An older function is an input's: the operation returned its input.
             if fn is not None and fn.sequence > first:
+                base = t._base
+                if base is not None and not base._history and not any(r is base for r in results):
+                    made = base._grad_fn
+                    if made is not None and made.sequence > first:
+                        # A view of what nobody else has is no view: its hooks stay when it is written.
+                        t._base = None
+                if title is None:
+                    continue
                 text = title if isinstance(title, str) else title(*args, **kwargs)
                 fn.title, fn.first = text, first
                 if type(fn) is not GradFn:
