@@ -644,8 +644,8 @@ lines(
     "{o} = {f}.argmax({d})",
     "{o} = ({f} > 0).any({d})",
     "{o} = ({f} > 0).sum()",
-    "{o}, {p} = {f}.sort({d})",
-    # Of equal values PyTorch may choose any: here no two are.
+    # Of equal values PyTorch may choose any, and rounds equal ones to others: here no two are.
+    "{o}, {p} = ({w} + t.linspace(0, 0.3, {w}.numel(), device={w}.device).view({w}.shape)).sort({d})",
     "{o}, {p} = ({w} + t.linspace(0, 0.3, {w}.numel(), device={w}.device).view({w}.shape)).topk(1, {d})",
     "{o} = {f}.cumprod({d})",
     "{o} = {f}.aminmax(dim={d}).max",
@@ -708,12 +708,13 @@ lines(
     "{o} = {s}[:, None][:, 0]",
     "{o} = {s}[t.tensor([[0], [1]], device={s}.device), t.tensor([0, 1], device={s}.device)]",
     "{o} = {f}.index_select({d}, t.tensor([0, 0], device={f}.device))",
-    "{o} = {f}.gather({d}, {f}.argsort({d}))",
+    "{o} = {w}.gather({d}, ({w} + t.linspace(0, 0.3, {w}.numel(), device={w}.device).view({w}.shape)).argsort({d}))",
     "{o} = {f}.take_along_dim({f}.argmax({d}, keepdim=True), {d})",
     "{o} = {f}.index_add({d}, t.tensor([0], device={f}.device), {f}.narrow({d}, 0, 1))",
     "{o} = {f}.index_put((t.tensor([0, 0], device={f}.device),), {f}[0], accumulate=True)",
     "{o} = {f}.scatter({d}, {f}.argmax({d}, keepdim=True), {c})",
-    "{o} = {f}.scatter_add({d}, {f}.argsort({d}), {f})",
+    "{p} = ({w} + t.linspace(0, 0.3, {w}.numel(), device={w}.device).view({w}.shape)).argsort({d})\n"
+    "{o} = {w}.scatter_add({d}, {p}, {w})",
     "{o} = {f}.clone()\n{o}[t.tensor([0], device={f}.device)] = {f}[-1:]",
     "{o} = {f}.clone()\n{o}[t.tensor(0, device={f}.device)] *= 2",
     "{o} = {f}.clone()\n{o}.index_add_({d}, t.tensor([0], device={f}.device), {f}.narrow({d}, 0, 1))",

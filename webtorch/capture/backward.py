@@ -16,7 +16,7 @@ from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import contiguous_strides
-from webtorch.lower.fuse import formula_cost
+from webtorch.lower.fuse import compared, formula_cost
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
@@ -419,9 +419,10 @@ def _kept(
             stack.extend(node.srcs)
         else:
             wanted.add(n)
+    exact = {b for n in second if nodes[n].kind == "map" for b in compared(nodes, nodes[n])}
     for n in sorted(wanted, reverse=True):
         node = nodes[n]
-        if node.kind != "map" or formula_cost(node) > _CHEAP:
+        if node.kind != "map" or n in exact or formula_cost(node) > _CHEAP:
             continue
         path: set[int] = set()
         rest = list(node.srcs)

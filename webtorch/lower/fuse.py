@@ -14,13 +14,13 @@ computed at the same
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir import index as ix
-from webtorch.ir.dtype import bool_, int32
+from webtorch.ir.dtype import DType, bool_, int32, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
@@ -245,6 +245,10 @@ class Fuser:
                 if node.kind == "reduce" and self.costs[source] > _MAX_ROW_COST:
                     while self.nodes[source].kind == "view" and self.use_counts[source] == 1:
                         source = self.nodes[source].srcs[0]
+                    if self.use_counts[source] > 1:
+                        self._store(source)
+            case "map":
+                for source in compared(self.nodes, node):
                     if self.use_counts[source] > 1:
                         self._store(source)
 
@@ -749,11 +753,8 @@ def formula_cost(node: GraphNode) -> int:
     key = (op, pattern, compute)
     found = _FORMULA_COSTS.get(key)
     if found is None:
-        from webtorch.ir.dtype import int32, uint32
-
-        kinds = {"u": uint32, "p": int32, "c": int32}
-        inputs = tuple(ex.input_(i, kinds.get(letter, compute)) for i, letter in enumerate(pattern))
-        found = sum(_COSTS.get(e.op, 1 if e.args else 0) for e in ex.walk(op.build(inputs)))
+        formula = _formula(op, pattern, compute)
+        found = sum(_COSTS.get(e.op, 1 if e.args else 0) for e in ex.walk(formula))
         if len(_FORMULA_COSTS) > 4096:
             _FORMULA_COSTS.clear()
         _FORMULA_COSTS[key] = found
@@ -761,6 +762,50 @@ def formula_cost(node: GraphNode) -> int:
 
 
 _FORMULA_COSTS: dict[tuple[object, ...], int] = {}
+
+
+def _formula(op: Any, pattern: str, compute: DType) -> Expr:
+    kinds = {"u": uint32, "p": int32, "c": int32}
+    found: Expr = op.build(
+        tuple(ex.input_(i, kinds.get(letter, compute)) for i, letter in enumerate(pattern))
+    )
+    return found
+
+
+def compared(nodes: Sequence[GraphNode], node: GraphNode) -> list[int]:
+    """Return the computed nodes whose elements a map node compares for equality with other elements.
+
+    Such a value is one number: a maximum is found among its elements again. Two kernels that compute one
+    formula may round it in two ways, so it is kept.
+    """
+    op, pattern, compute = node.attrs
+    if compute.kind != "float" or len(node.srcs) < 2:
+        return []
+    key = (op, pattern, compute)
+    places = _COMPARED.get(key)
+    if places is None:
+        found: set[int] = set()
+        for e in ex.walk(_formula(op, pattern, compute)):
+            if e.op in ("eq", "ne") and all(
+                a.op == "input" and pattern[a.value] == "t" for a in e.args
+            ):
+                found |= {a.value for a in e.args}
+        if len(_COMPARED) > 4096:
+            _COMPARED.clear()
+        places = _COMPARED[key] = tuple(sorted(found))
+    bases = []
+    for place in places:
+        # What is no tensor has no source.
+        number = sum(letter == "t" for letter in pattern[:place])
+        source = node.srcs[number]
+        while nodes[source].kind in ("view", "pad"):
+            source = nodes[source].srcs[0]
+        if nodes[source].kind == "map" and nodes[source].srcs:
+            bases.append(source)
+    return bases
+
+
+_COMPARED: dict[tuple[object, ...], tuple[int, ...]] = {}
 
 
 # ---- operands of templates

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.ir.program import Program
 from webtorch.ir.view import numel
-from webtorch.lower.fuse import formula_cost
+from webtorch.lower.fuse import compared, formula_cost
 
 # Nodes that may be computed again for one value.
 _MAX_CHAIN = 64
@@ -78,11 +78,13 @@ def _held(graph: Graph) -> tuple[set[int], int]:
         held += c
         if held > most:
             end, most = i, held
+    exact = {b for node in graph.nodes if node.kind == "map" for b in compared(graph.nodes, node)}
     found = {
         i
         for i, node in enumerate(graph.nodes[: end + 1])
         if last[i] > end
         and i not in outputs
+        and i not in exact
         and node.kind in ("map", "matmul", "conv", "reduce", "take")
         and node.elements > 1
     }

@@ -261,7 +261,7 @@ def vdot(input: Any, other: Any) -> Any:
     return dot(conjugate(input), other)
 
 
-@composite(family="contract")
+@composite(family="contract", own_view=True)
 def inner(input: Any, other: Any) -> Any:
     """Return the sums of products over the last dimensions: (*A, K) and (*B, K) give (*A, *B)."""
     check_tensor("inner", "other", 2, other)
@@ -417,6 +417,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     function_in=("torch", "nn.functional"),
     torch="nn.functional.bilinear",
     autocast=Autocast("whole", "promote"),
+    own_view=True,
 )
 @computed_wide
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
@@ -557,7 +558,9 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
 # ---- many dimensions -----------------------------------------------------------------------------
 
 
-@composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"))
+@composite(
+    family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"), own_view=True
+)
 def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     """Return the sums of products over `dims`: the last n of a with the first n of b, or two lists of dims."""
     if isinstance(dims, int):
@@ -608,7 +611,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     return mm(left, right).reshape((*sizes_a, *sizes_b))
 
 
-@composite(family="contract", function_in=("torch",), autocast=LOWER)
+@composite(family="contract", function_in=("torch",), autocast=LOWER, own_view=True)
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
 

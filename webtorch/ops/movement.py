@@ -1408,7 +1408,7 @@ def tile(input: Any, *args: Any, dims: Any = None) -> Any:
     return _repeat(input, (1,) * (len(input._shape) - len(counts)) + counts)
 
 
-@composite(family="movement")
+@composite(family="movement", own_view=True)
 def repeat_interleave(
     input: Any, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Any:

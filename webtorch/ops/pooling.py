@@ -516,6 +516,7 @@ def _max_unpool(
     family="contract",
     function_in=FUNCTIONAL,
     torch="nn.functional.max_unpool1d",
+    own_view=True,
     refuses=NOT_FLOATS,
 )
 def max_unpool1d(

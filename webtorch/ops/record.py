@@ -99,6 +99,9 @@ class Op:
     # The number that may also stand before the operands after the first, by position: PyTorch's order of
     # before 1.5. A composite's function meets it as `*old` (`in_old_order`).
     factor: str = ""
+    # Whether the result is, as PyTorch's, a view of a tensor that the operation makes: hooks on it are not met
+    # by gradients of what is written to it later.
+    own_view: bool = False
     # How many results have a gradient. With more than one, the rule gets tuples for g (with None
     # where a result was not used) and for out.
     outputs: int = 1

@@ -79,7 +79,8 @@ def _bind(op: Op) -> None:
     named = "dim" in op.signature and op.function_in and not isinstance(op, Elementwise)
     title = GRADIENT_NAMES.get(op.name)
     if title is not None or (op.function_in and not isinstance(op, Elementwise)):
-        op.function = composed(op.function, title, calls.NUMPY_NAMES if named else None)
+        names = calls.NUMPY_NAMES if named else None
+        op.function = composed(op.function, title, names, op.own_view)
     if op.autocast is not None:
         op.function = follow(op.autocast, op.name, op.function)
 

@@ -274,9 +274,10 @@ def composed(
     function: Callable[..., Any],
     title: str | Callable[..., str] | None,
     renamed: Mapping[str, str] | None = None,
+    own_view: bool = False,
 ) -> Callable[..., Any]:
     """Return a function whose results show one gradient function, named `title`, and are no views of
-    what it made itself.
+    what it made itself, unless `own_view` says so.
 
     A callable `title` is given the arguments of the call; without one, functions keep their names. What
     is computed backward stays as it is. `renamed`: other names of parameters, and the function's own.
@@ -296,7 +297,8 @@ def composed(
             # An older function is an input's: the operation returned its input.
             if fn is not None and fn.sequence > first:
                 base = t._base
-                if base is not None and not base._history and not any(r is base for r in results):
+                fresh = base is not None and not base._history and not own_view
+                if fresh and not any(r is base for r in results):
                     made = base._grad_fn
                     if made is not None and made.sequence > first:
                         # A view of what nobody else has is no view: its hooks stay when it is written.
