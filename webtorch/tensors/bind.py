@@ -78,9 +78,12 @@ def _bind(op: Op) -> None:
         op.function = calls.refuse_types(op)
     named = "dim" in op.signature and op.function_in and not isinstance(op, Elementwise)
     title = GRADIENT_NAMES.get(op.name)
-    if title is not None or (op.function_in and not isinstance(op, Elementwise)):
-        names = calls.NUMPY_NAMES if named else None
-        op.function = composed(op.function, title, names, op.own_view)
+    names = calls.NUMPY_NAMES if named else None
+    # What moves elements and has no title gives views of its input.
+    makes = bool(op.function_in) and op.family != "movement" and not isinstance(op, Elementwise)
+    if title is not None or makes or named:
+        own_view = op.own_view or (title is None and not makes)
+        op.function = composed(op.function, title, names, own_view)
     if op.autocast is not None:
         op.function = follow(op.autocast, op.name, op.function)
 

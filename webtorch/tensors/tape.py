@@ -283,11 +283,13 @@ def composed(
     is computed backward stays as it is. `renamed`: other names of parameters, and the function's own.
     """
 
+    unchanged = title is None and own_view
+
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
         if kwargs and renamed:
             kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
-        if not mode.grad:
+        if unchanged or not mode.grad:
             return function(*args, **kwargs)
         first = next(_sequence)
         out = function(*args, **kwargs)
