@@ -19,8 +19,8 @@ import webtorch.func
 # type that the program has. What PyTorch's own float32 run loses is added (`SLACK` times).
 TOLERANCE = {"float32": 5e-5, "float16": 1e-2, "bfloat16": 8e-2}
 SLACK = 20.0
-# A few roundings of float32, as an error of the inputs.
-NUDGE = 1e-6
+# A few roundings, as a relative error of the inputs.
+NUDGE = {"float32": 1e-6, "bfloat16": 2.0**-5}
 # Programs that lose more than this in PyTorch's own float32 are no test: a comparison that is almost a tie.
 UNSTABLE = 1e-3
 

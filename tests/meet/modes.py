@@ -1020,7 +1020,9 @@ def _is_pytorchs_own(
     try:
         theirs = results(bare, case, mode, seed)
     except Exception:
-        return found is None
+        # Where the graph breaks at retain_grad(), PyTorch's compiler loses hooks put on its tensor later.
+        text = case.pasted()
+        return found is None or ("retain_grad()" in text and "register_hook" in text)
     return found is not None and Expected(theirs, theirs, case.low).differs(found) is None
 
 
@@ -1053,7 +1055,9 @@ def outcome(case: Case, mode: Mode, face: Face, seed: int) -> Outcome:
         return Outcome("passed")
     if "values differ" in difference:
         try:
-            right.widen(results(replace(oracle(True), nudge=NUDGE), case, mode, seed))
+            nudge = NUDGE["bfloat16" if mode.loose else "float32"]
+            for off in (nudge, -nudge):
+                right.widen(results(replace(oracle(True), nudge=off), case, mode, seed))
         except Skip as error:
             return Outcome("skipped", "skipped", str(error))
         if right.differs(found, mode.loose) is None:

@@ -60,7 +60,8 @@ HELPERS = {
             return g * 2
     """,
 }
-READS = ("{v}.tolist()", "str({v})", "{v}.sum().item()", "{v}.detach().cpu().numpy()")
+# tolist() of a device's tensor makes a new gradient function, which PyTorch refuses of written views of unbind().
+READS = ("{v}.detach().tolist()", "str({v})", "{v}.sum().item()", "{v}.detach().cpu().numpy()")
 
 
 @dataclass(frozen=True)
@@ -329,16 +330,10 @@ class Gen:
     def slice(self, length: int) -> str:
         """A slice of a dimension."""
         r = self.rng
-        return r.choice(
-            [
-                ":",
-                "1:",
-                ":-1" if length > 1 else ":",
-                "::2",
-                str(r.randrange(-length, length)),
-                "...",
-            ]
-        )
+        choices = [":", "1:", ":-1" if length > 1 else ":", "::2", "..."]
+        if length:
+            choices.append(str(r.randrange(-length, length)))
+        return r.choice(choices)
 
     def index(self, name: str) -> str:
         """A basic index of a value."""
@@ -651,7 +646,8 @@ lines(
     "{o} = {f}.aminmax(dim={d}).max",
     "{o} = {f} / {f}.abs().sum().clamp(min=1)",
     "{o} = {s}.to(t.get_default_dtype()).mean()",
-    "{o} = {f}.median()",
+    # Spread out: over ties, PyTorch's gradient under vmap depends on the order of the transforms.
+    "{o} = ({w} + t.linspace(0, 0.3, {w}.numel(), device={w}.device).view({w}.shape)).median()",
     "{o}, {p} = t.var_mean({f}, {d}, correction=0)",
 )
 lines(
