@@ -807,7 +807,8 @@ def _transforms(face: Face, case: Case, seed: int, call: Any, kind: str) -> Any:
             lambda *ys: [r for _, r in leaves(of(*ys)) if r.is_floating_point()], everything
         )(*given)
     if kind == "hessian":
-        return f.hessian(number)(*given)
+        # PyTorch's is float64 where a number meets a 0-d tensor.
+        return f.hessian(number)(*given).to(given[0].dtype)
     if kind == "grad_grad":
 
         def inner(*ys: Any) -> Any:

@@ -300,3 +300,25 @@ def test_float64_is_refused_whatever_the_size(webgpu: str) -> None:
     compiled = torch.compile(lambda x: x.double(), backend="webgpu")
     with pytest.raises(Exception, match=r"torch\.float64 is not available"):
         compiled(torch.tensor(1.0, device=webgpu))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_tensor_that_a_graph_returns_twice_is_one(webgpu: str) -> None:
+    """flatten() of a vector is the vector itself: a write to it reaches both, and their gradients."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.sum(0)
+        z = y.flatten()
+        torch._dynamo.graph_break()
+        y += x.detach()[0] * z.detach()
+        return y * 2, z
+
+    x = _trained(3, 4)
+    there = x.detach().to(webgpu).requires_grad_()
+    torch._dynamo.reset()
+    exact, ours = f(x), torch.compile(f, backend="webgpu")(there)
+    _agree(ours, exact)
+    for (a, b), leaf in ((exact, x), (ours, there)):
+        (a.square().sum() + b.square().sum()).backward()
+        assert leaf.grad is not None
+    _agree(there.grad, x.grad)

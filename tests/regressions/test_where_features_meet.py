@@ -735,3 +735,47 @@ def test_a_maximum_is_found_again_whoever_computes_what_it_is_of(
         x = torch.rand(4, 2, generator=torch.Generator().manual_seed(k)) * 3 - 1.5
         right = torch.func.grad(f(torch))(x)
         torch.testing.assert_close(torch.tensor(run(x).tolist()), right)
+
+
+def _after_a_write(op: Op, f: Any, leaves: list[Any], needs: set[int], written: int) -> Any:
+    """Gradients where an operand (or the result, -1) is written between call and backward pass."""
+    operands = [(x * 1 if i in needs else (x * 1).detach()) for i, x in enumerate(leaves)]
+    args, kwargs = op.samples[0]
+    results = [r for r in table.flat(f(*operands, *args, **kwargs)) if hasattr(r, "requires_grad")]
+    total = sum(r.sum() for r in results if r.requires_grad)
+    (results[0] if written < 0 else operands[written]).detach().add_(1)
+    total.backward()
+    return [None if leaves[i].grad is None else leaves[i].grad.tolist() for i in sorted(needs)]
+
+
+# Of views of the operands, PyTorch saves the memory and not the version: its gradient is that of what was written.
+_SEEN_WRITTEN = {"kron"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", table.tested(), ids=lambda op: op.name)
+def test_what_pytorchs_rule_does_not_need_may_be_written(op: Op) -> None:
+    """The rule of rsqrt takes the result, say: its operand may be overwritten before the backward pass."""
+    if float32 not in op.dtypes or op.name in _SEEN_WRITTEN:
+        return
+    count = table.tensor_count(op)
+    for needs in {frozenset(range(count)), *(frozenset({i}) for i in range(count))}:
+        for written in range(-1, count):
+            theirs, ours = (
+                [x.detach().requires_grad_() for x in part]
+                for part in table.inputs(op, "contiguous", float32, "cpu")
+            )
+            try:
+                expected = _after_a_write(op, table.oracle(op), theirs, set(needs), written)
+            except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
+                continue  # No gradient, or one that needs what was written.
+            got = _after_a_write(op, table.function(op), ours, set(needs), written)
+            for a, b in zip(got, expected, strict=True):
+                torch.testing.assert_close(
+                    torch.tensor(a or 0.0),
+                    torch.tensor(b or 0.0),
+                    rtol=1e-3,
+                    atol=1e-4,
+                    equal_nan=True,
+                    msg=lambda m, n=needs, w=written: f"{op.name} {sorted(n)} {w}: {m}",
+                )

@@ -32,6 +32,12 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+def expands_to(shape: Shape, wanted: Shape) -> bool:
+    """Whether a tensor of `shape` can be expanded to `wanted`."""
+    lead = len(wanted) - len(shape)
+    return lead >= 0 and all(a in (1, b) for a, b in zip(shape, wanted[lead:], strict=True))
+
+
 @lru_cache(maxsize=65536)
 def broadcast_shapes(*shapes: Shape) -> Shape:
     """Return the shape that all of `shapes` expand to.

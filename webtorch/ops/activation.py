@@ -252,6 +252,7 @@ logsigmoid = elementwise(
     inplace=False,
     domain=(-100.0, 100.0),
     doc="log(sigmoid(input)), never overflowing.",
+    saves_values=True,
 )
 silu = elementwise(
     "silu",
@@ -382,6 +383,7 @@ tanhshrink = elementwise(
     function_in=FUNCTIONAL,
     inplace=False,
     doc="input - tanh(input).",
+    saves_values=True,
 )
 hardshrink = elementwise(
     "hardshrink",

@@ -10,7 +10,7 @@ from typing import Any
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
-from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
 from webtorch.ops import creation, movement
 from webtorch.ops.elementwise import isclose
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
@@ -254,9 +254,7 @@ def sum_to_size(input: Any, *size: Any) -> Any:
         tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
     )
     lead = input.ndim - len(shape)
-    if lead < 0 or any(
-        s not in (1, have) for s, have in zip(shape, input._shape[lead:], strict=True)
-    ):
+    if not expands_to(tuple(shape), input._shape):
         raise ShapeError(
             f"size {{{list(shape)}}} is not expandable to size {{{list(input._shape)}}}."
         )

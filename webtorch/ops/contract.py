@@ -15,6 +15,7 @@ from webtorch.ir.dtype import DType, bool_, promote_types
 from webtorch.ir.view import (
     broadcast_shapes,
     contiguous_strides,
+    expands_to,
     normalize_dim,
     numel,
     reshape_strides,
@@ -393,12 +394,13 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         )
     if bias is not None:
         check_types("linear", input, bias)
-        wanted = weights[:-1]
-        if bias._shape not in (wanted, (1,), ()):
+        outputs = weights[:-1]
+        result = (*inputs[:-1], *outputs)
+        if not expands_to(bias._shape, result):
             raise ShapeError(
-                f"linear: The expanded size of the tensor {list(wanted)} must match the existing "
+                f"linear: The expanded size of the tensor {list(result)} must match the existing "
                 f"size {list(bias.shape)} of the bias: it needs one element for each of the "
-                f"weight's {wanted} outputs."
+                f"weight's {outputs} outputs, or the shape of the result."
             )
     check_types("linear", input, weight)
     if bias is not None and is_short(input.dtype):

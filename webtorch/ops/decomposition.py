@@ -85,7 +85,15 @@ def _qr_vjp(g: Any, out: Any, a: Any, mode: str) -> Any:
     return (movement.cat((left, right), -1),)
 
 
-@composite(name="_qr", function_in=(), torch="", vjp=_qr_vjp, complex_rule=True, outputs=2)
+@composite(
+    name="_qr",
+    function_in=(),
+    torch="",
+    vjp=_qr_vjp,
+    complex_rule=True,
+    outputs=2,
+    saves_values=True,
+)
 def _qr(a: Any, mode: str) -> Any:
     m, n = a._shape[-2:]
     k = m if mode == "complete" else min(m, n)
@@ -395,7 +403,15 @@ def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
     return (result,)
 
 
-@composite(name="_svd", function_in=(), torch="", vjp=_svd_vjp, complex_rule=True, outputs=3)
+@composite(
+    name="_svd",
+    function_in=(),
+    torch="",
+    vjp=_svd_vjp,
+    complex_rule=True,
+    outputs=3,
+    saves_values=True,
+)
 def _svd(a: Any, full: bool) -> Any:
     m, n = a._shape[-2:]
     k = min(m, n)

@@ -480,6 +480,7 @@ reciprocal = elementwise(
     domain=(0.3, 3.0),
     doc="1 / input.",
     autocast=Autocast(gpu="fp32"),
+    saves_values=True,
 )
 lerp = elementwise(
     "lerp",
@@ -522,6 +523,7 @@ ldexp = elementwise(
     lambda x, y: x * ex.exp2(y),
     promotion="float",
     doc="input * 2 ** other.",
+    saves_values=True,
 )
 
 # -- powers, exponentials, logarithms --------------------------------------------------------------
@@ -541,6 +543,7 @@ rsqrt = elementwise(
     domain=(0.1, 9.0),
     doc="1 / sqrt(input).",
     autocast=Autocast(gpu="fp32"),
+    saves_values=True,
 )
 exp = elementwise(
     "exp",
@@ -555,6 +558,7 @@ exp2 = elementwise(
     lambda x: ex.exp2(x),
     promotion="float",
     doc="2 to the power input.",
+    saves_values=True,
 )
 expm1 = elementwise(
     "expm1",
@@ -564,6 +568,7 @@ expm1 = elementwise(
     promotion="float",
     doc="exp(input) - 1, exact near 0.",
     autocast=Autocast(gpu="fp32"),
+    saves_values=True,
 )
 log = elementwise(
     "log",
@@ -658,6 +663,7 @@ tan = elementwise(
     domain=(-1.4, 1.4),
     doc="The tangent.",
     autocast=Autocast(gpu="fp32"),
+    saves_values=True,
 )
 asin = elementwise(
     "asin",
@@ -764,6 +770,7 @@ hypot = elementwise(
     lambda x, y: ex.hypot(x, y),
     dtypes=FLOATS,
     doc="sqrt(input ** 2 + other ** 2) without overflow.",
+    saves_values=True,
 )
 deg2rad = elementwise(
     "deg2rad",
@@ -1208,6 +1215,7 @@ copysign = elementwise(
     lambda x, y: ex.copysign(x, y),
     promotion="float",
     doc="The size of input with the sign of other.",
+    saves_values=True,
 )
 heaviside = elementwise(
     "heaviside",

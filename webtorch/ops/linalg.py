@@ -415,7 +415,7 @@ def _lu_vjp(g: Any, out: Any, a: Any, pivot: bool) -> Any:
 
 
 # The rule needs the pivots, so they count as a result; nothing differentiates through them.
-@composite(name="_lu", function_in=(), torch="", vjp=_lu_vjp, outputs=2)
+@composite(name="_lu", function_in=(), torch="", vjp=_lu_vjp, outputs=2, saves_values=True)
 def _lu(a: Any, pivot: bool) -> Any:
     m, n = a._shape[-2:]
     return call("lu_factor", (a,), (pivot,), ((m, n), (min(m, n),), ()))

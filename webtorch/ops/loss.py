@@ -99,7 +99,9 @@ def _check_pair(name: str, input: Any, target: Any) -> None:
 # -- regression -------------------------------------------------------------------------------------------------------
 
 
-def _pair_loss(name: str, expr: Any, doc: str, numbers: tuple[str, ...] = ()) -> Elementwise:
+def _pair_loss(
+    name: str, expr: Any, doc: str, numbers: tuple[str, ...] = (), **fields: Any
+) -> Elementwise:
     return elementwise(
         name,
         expr,
@@ -110,6 +112,7 @@ def _pair_loss(name: str, expr: Any, doc: str, numbers: tuple[str, ...] = ()) ->
         torch="",
         function_in=(),
         doc=doc,
+        **fields,
     )
 
 
@@ -117,7 +120,7 @@ _squared_error = _pair_loss(
     "_squared_error", lambda x, y: (x - y) * (x - y), "(input - target) ** 2."
 )
 _absolute_error = _pair_loss(
-    "_absolute_error", lambda x, y: ex.unary("abs", x - y), "|input - target|."
+    "_absolute_error", lambda x, y: ex.unary("abs", x - y), "|input - target|.", saves_values=True
 )
 
 

@@ -25,7 +25,7 @@ from webtorch.ir.expr import Expr
 from webtorch.ops import creation, decomposition, indexing, movement, norm, resize
 from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.precision import to_type, widened
-from webtorch.ops.primitive import cast_to, empty
+from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import Autocast, composite, elementwise, return_type
 from webtorch.ops.reduce import vector_norm
 
@@ -184,7 +184,8 @@ _nextafter, _nextafter_half, _nextafter_bfloat16 = (
         name,
         formula,
         # PyTorch's convention: as if the result were the input.
-        vjp=lambda g, out, x, y: (where(x == y, 0.0, g), None),
+        vjp=lambda g, out, x, y: (where(x == y, 0.0, g), fill(g._shape, 0, g.dtype, g.device)),
+        saves_values=True,
         dtypes=dtypes,
         function_in=(),
         torch="",

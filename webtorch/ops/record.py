@@ -102,6 +102,9 @@ class Op:
     # Whether the result is, as PyTorch's, a view of a tensor that the operation makes: hooks on it are not met
     # by gradients of what is written to it later.
     own_view: bool = False
+    # Whether operands and result may be written before the backward pass: PyTorch's rule has no need of them.
+    # What the rule here takes of them then keeps its values.
+    saves_values: bool = False
     # How many results have a gradient. With more than one, the rule gets tuples for g (with None
     # where a result was not used) and for out.
     outputs: int = 1

@@ -97,6 +97,7 @@ erfinv = elementwise(
     domain=(-0.95, 0.95),
     doc="The inverse of the error function, NaN outside -1..1.",
     autocast=Autocast(gpu="fp32"),
+    saves_values=True,
 )
 _erfinv_backward: Elementwise = elementwise(
     "_erfinv_backward",
@@ -117,6 +118,7 @@ ndtr = elementwise(
     function_in=SPECIAL,
     inplace=False,
     doc="The normal distribution function.",
+    saves_values=True,
 )
 
 # -- gamma functions --------------------------------------------------------------------------------------------------

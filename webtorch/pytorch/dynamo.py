@@ -276,7 +276,12 @@ class Graph:
                     )
                 case "output":
                     self.result = [_template(leaf, slots, node) for leaf in leaves]
-                    self.results = [Value.of(leaf, number.get(leaf)) for leaf in leaves]
+                    seen: dict[torch.fx.Node, int] = {}
+                    for leaf in leaves:
+                        again = seen.get(leaf)
+                        if isinstance(leaf, torch.fx.Node):
+                            seen.setdefault(leaf, len(self.results))
+                        self.results.append(Value.of(leaf, number.get(leaf), again))
                 case _:
                     raise NotImplementedError(
                         f"torch.compile(backend='webgpu'): unexpected node {node.op} {node.target}"

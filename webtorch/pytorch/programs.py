@@ -81,9 +81,11 @@ class Value:
     is_free: bool = False
     # Whether it must not be overwritten before a backward graph has used it.
     is_watched: bool = True
+    # The number of the result that it is a second time.
+    again: int | None = None
 
     @staticmethod
-    def of(node: Any, origin: int | None) -> Value:
+    def of(node: Any, origin: int | None, again: int | None = None) -> Value:
         """Return what there is to know of a node, or of a constant result."""
         if not isinstance(node, torch.fx.Node):
             return Value(node, origin)
@@ -91,7 +93,8 @@ class Value:
         value = node.meta.get("val")
         free = isinstance(value, (float, torch.SymFloat)) and node.op == "placeholder"
         free = free and all(u.target is makes_tensor for u in node.users)
-        return Value(value, origin, free, not node.meta.get("saved_tensor_with_no_vc_check"))
+        watched = not node.meta.get("saved_tensor_with_no_vc_check")
+        return Value(value, origin, free, watched, again)
 
     @property
     def is_tensor(self) -> bool:
@@ -149,6 +152,12 @@ class Itself(NamedTuple):
     number: int
 
 
+class Again(NamedTuple):
+    """A result that is result `number`, the same tensor: autograd, and later writes, see one."""
+
+    number: int
+
+
 class Fresh(NamedTuple):
     """A result that the program computes, as output `number`, or that only the capture holds."""
 
@@ -167,7 +176,7 @@ class Ready:
     pick: Callable[[list[Any]], Sequence[Any]]
     # Inputs whose memory it overwrites.
     donated: list[int]
-    # Fresh, OfInput, Itself, or what is no tensor.
+    # Fresh, OfInput, Itself, Again, or what is no tensor.
     results: list[Any]
     # Where all that the caller sees is new: for each the output and how it lies there, for `tensor_on`.
     simple: list[tuple[int, tuple[Any, ...]]] | None
@@ -576,8 +585,11 @@ class Programs:
     def _prepare(self, captured: Capture, geometry: list[Geometry], live: dict[str, Any]) -> Ready:
         """Find out once what each call of a program needs."""
         results: list[Any] = []
-        for value, found in zip(self.graph.results, captured.result, strict=True):
-            if value.origin is not None and value.origin in self.graph.taken:
+        packed = self.graph.packed
+        for i, (value, found) in enumerate(zip(self.graph.results, captured.result, strict=True)):
+            if value.again is not None and i not in packed:
+                found = Again(value.again)
+            elif value.origin is not None and value.origin in self.graph.taken:
                 # What was saved is no tensor that could be returned.
                 n = self.tensors.index(value.origin)
                 found = OfInput(n, geometry[n])
@@ -759,6 +771,9 @@ class Programs:
             kind = type(found)
             if kind is Itself:
                 out.append(args[found.number])
+                continue
+            if kind is Again:
+                out.append(out[found.number])
                 continue
             if kind is Fresh:
                 storage = fresh.get(-1 if found.number is None else found.number)

@@ -533,10 +533,12 @@ def _given_rule(
     assert op.vjp is not None
     vjp = op.vjp
     saved = [
-        (SavedTensor(o) if name in used else None) if isinstance(o, Tensor) else o
+        (SavedTensor(o, apart=op.saves_values) if name in used else None)
+        if isinstance(o, Tensor)
+        else o
         for name, o in zip(op.tensors, operands, strict=True)
     ]
-    saved_out = SavedTensor(out, is_output=True) if "out" in used else None
+    saved_out = SavedTensor(out, is_output=True, apart=op.saves_values) if "out" in used else None
     is_tensor = [isinstance(o, Tensor) for o in operands]
 
     def rule(gs: Any, owner: list[Any] = []) -> list[Tensor | None]:  # noqa: B006  (each rule has its own list)
@@ -568,7 +570,7 @@ def _derived_rule(
     ]
     needed = {t for s in slopes if s is not None for t in s.tensors}
     saved = {
-        i: SavedTensor(o) if isinstance(o, Tensor) else o
+        i: SavedTensor(o, apart=op.saves_values) if isinstance(o, Tensor) else o
         for i, o in enumerate(operands)
         if i in needed
     }
@@ -1119,7 +1121,9 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             ]
         )
         saved = [
-            (SavedTensor(a) if n in used else None) if isinstance(a, Tensor) else a
+            (SavedTensor(a, apart=op.saves_values) if n in used else None)
+            if isinstance(a, Tensor)
+            else a
             for n, a in zip(names, args, strict=False)
         ]
         saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []

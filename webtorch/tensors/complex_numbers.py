@@ -152,7 +152,9 @@ def _rule(
     real = [not operands[i].dtype.is_complex for i in places]
     used = _used(op, [p for p, e in zip(places, edges, strict=True) if e is not None], count)
     saved = [
-        (SavedTensor(o) if i in used else None) if isinstance(o, Tensor) else o
+        (SavedTensor(o, apart=op.saves_values) if i in used else None)
+        if isinstance(o, Tensor)
+        else o
         for i, o in enumerate(operands)
     ]
 

@@ -387,7 +387,8 @@ class SavedTensor:
         "version",
     )
 
-    def __init__(self, tensor: Tensor, *, is_output: bool = False) -> None:
+    def __init__(self, tensor: Tensor, *, is_output: bool = False, apart: bool = False) -> None:
+        """`apart`: whether it keeps the value of now, whatever is written to the tensor later."""
         if tensor._inference and not mode.inference:
             raise RuntimeError(
                 "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode "
@@ -396,8 +397,9 @@ class SavedTensor:
             )
         storage = tensor._storage
         counter = tensor._counter
-        if mode.mutation_allowed and not mode.saved_hooks:
-            # A storage of its own with the value of now: what is written to the tensor later stays apart.
+        apart = (apart or mode.mutation_allowed) and not mode.saved_hooks
+        if apart:
+            # A storage of its own: what is written to the tensor later does not reach it.
             storage = counter = Storage(storage.share(), storage.runtime)
         self.storage: Any = storage
         self.packed: Any = None
@@ -415,7 +417,7 @@ class SavedTensor:
         self.leaf = None
         self.edge = None
         if not is_output and self.needs_grad:
-            kept = not (mode.saved_hooks or mode.mutation_allowed)
+            kept = not (mode.saved_hooks or apart)
             if tensor._grad_fn is None and tensor._base is None and kept:
                 self.leaf = tensor
             else:
