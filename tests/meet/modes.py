@@ -767,11 +767,14 @@ def _transforms(face: Face, case: Case, seed: int, call: Any, kind: str) -> Any:
         raise Skip("PyTorch's gradient of a vmapped select_scatter is that times the examples")
     which = floats(case)
     if kind == "grad":
-        return f.grad(scalar(face, call), which, has_aux=True)(*bare(face, case, seed))
+        xs = bare(face, case, seed)
+        return f.grad(scalar(face, call), which, has_aux=True)(*xs), xs
     if kind == "vmap":
-        return f.vmap(call)(*stacked(face, case, seed))
+        xs = stacked(face, case, seed)
+        return f.vmap(call)(*xs), xs
     if kind == "vmap_grad":
-        return f.vmap(f.grad(scalar(face, call), which, has_aux=True))(*stacked(face, case, seed))
+        xs = stacked(face, case, seed)
+        return f.vmap(f.grad(scalar(face, call), which, has_aux=True))(*xs), xs
     if kind == "grad_vmap":
         return f.grad(scalar(face, f.vmap(call)), which, has_aux=True)(*stacked(face, case, seed))
     if kind == "half_vmap":
@@ -796,7 +799,7 @@ def _transforms(face: Face, case: Case, seed: int, call: Any, kind: str) -> Any:
     tangents = tuple(face.tensor(replace(case.inputs[i], grad=False), seed + 1) for i in which)
     everything = tuple(range(len(which)))
     if kind == "jvp":
-        return _of_one_type(f.jvp(of, given, tangents))
+        return _of_one_type(f.jvp(of, given, tangents)), xs
     if kind == "vjp":
         out, back = f.vjp(number, *given)
         return out, back(t.ones_like(out))
@@ -847,7 +850,11 @@ def _add_transforms() -> None:
             m = _no_grads(module(face, case, seed).eval())
             _sees_its_writes(face, case, seed)
             call = face.compile(lambda *xs: _transforms_of(face, case, m, kind, xs))
-            return several([look(call(*inputs_of(face, case, seed + k, kind))) for k in range(2)])
+            found = []
+            for k in range(2):
+                xs = inputs_of(face, case, seed + k, kind)
+                found.append(look((call(*xs), xs)))
+            return several(found)
 
         MODES[f"func_{kind}"] = Mode(f"func_{kind}", over_plain, BOTH)
         MODES[f"func_{kind}_compiled"] = Mode(f"func_{kind}_compiled", over_compiled, ("tensor",))
@@ -889,6 +896,7 @@ _add_transforms()
 def func_parameters(face: Face, case: Case, seed: int) -> Any:
     """Gradients of parameters, of each sample by itself."""
     m = module(face, case, seed).eval()
+    _sees_its_writes(face, case, seed)
     f = face.t.func
     parameters = {n: p.detach() for n, p in m.named_parameters()}
     if not parameters:

@@ -614,7 +614,8 @@ lines(
     "{b}.logical_not_()",
     "{z}.real.mul_({c})",
     "{z}.mul_({c})",
-    "t.add({f}.detach(), 1, out={l}.detach())",
+    # Contiguous: out= of another shape is laid in memory as the result would be.
+    "t.add({f}.detach().contiguous(), 1, out={l}.detach())",
     "{f}.index_fill_({d}, t.tensor([0], device={f}.device), {c})",
     "{f}.swapaxes({d}, {e})[0].add_(1)",
     "{f}.sigmoid_()",

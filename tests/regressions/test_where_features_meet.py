@@ -779,3 +779,69 @@ def test_what_pytorchs_rule_does_not_need_may_be_written(op: Op) -> None:
                     equal_nan=True,
                     msg=lambda m, n=needs, w=written: f"{op.name} {sorted(n)} {w}: {m}",
                 )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_forward_mode_writes_is_written_outside(compiled: bool) -> None:
+    """The argument of jvp(), and a dual tensor, are views of what they were made of."""
+
+    def story(t: Any, leaf: Callable[..., Any]) -> Any:
+        def of_a_picked_row(x: Any) -> Any:
+            row = x[t.tensor(0)]
+            x[...].detach().mul_(2)
+            return row
+
+        def of_itself(x: Any) -> Any:
+            x.mul_(2)
+            return (x * x).sum()
+
+        found: list[Any] = []
+        for f in (of_a_picked_row, of_itself):
+            x = leaf([[1.0, 2.0], [3.0, 4.0]])
+            columns = leaf([[1.0, 2.0], [3.0, 4.0]])[:, :1]
+
+            def run(x: Any, d: Any, f: Any = f) -> Any:
+                return t.func.jvp(f, (x,), (d,))
+
+            call = _compiled(t, run) if compiled else run
+            found += [[r.tolist() for r in call(x, x * 0.5)], x.tolist()]
+            found += [[r.tolist() for r in call(columns, columns + 1)], columns.tolist()]
+
+        def nested(x: Any) -> Any:
+            inner = t.func.jvp(lambda y: y.mul_(y.clone()), (x,), (x.detach().clone() + 1,))[1]
+            return inner + x
+
+        x = leaf([1.0, 2.0])
+        found += [[r.tolist() for r in t.func.jvp(nested, (x,), (x + 3,))], x.tolist()]
+        with t.autograd.forward_ad.dual_level():
+            made = t.autograd.forward_ad.make_dual(x, x + 1)
+            made[0].mul_(3)
+            found += [x.tolist(), t.autograd.forward_ad.unpack_dual(made).tangent.tolist()]
+        return found
+
+    _both(story, "cpu")
+
+
+@pytest.mark.filterwarnings("ignore::webtorch.errors.CacheChurnWarning")
+@pytest.mark.parametrize(
+    "orders",
+    [
+        [(1, 0, 3, 2), (2, 3, 1, 0), (2, 0, 1, 3)],
+        [(0, 2, 3, 1), (1, 2, 0, 3), (3, 1, 2, 0)],
+        [(2, 0, 1, 3), (2, 3, 0, 1), (3, 0, 1, 2)],
+        [(3, 2, 0, 1), (2, 0, 1, 3), (2, 1, 0, 3)],
+    ],
+)
+def test_sums_in_several_orders_beside_what_they_share(orders: list[tuple[int, ...]]) -> None:
+    """Loops that are split for one sum may hide that another reads what the kernel itself stores."""
+
+    def story(t: Any, leaf: Callable[..., Any]) -> Any:
+        w = t.arange(24).to(t.float32) * 2
+        x = t.arange(24).view(2, 3, 2, 2)
+        sums = []
+        for order in orders:
+            y = x.permute(*order)
+            sums.append((y * w.reshape(y.shape)).sum())
+        return [w.tolist(), [s.tolist() for s in sums]]
+
+    _both(story, "cpu")

@@ -65,10 +65,7 @@ class dual_level(contextlib.ContextDecorator):
 
 
 def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Tensor:
-    """Return the value of `tensor` with a tangent of the same shape and dtype.
-
-    Unlike PyTorch's it has memory of its own: writing to it in place leaves `tensor` as it is.
-    """
+    """Return a view of `tensor` with a tangent of the same shape and dtype."""
     if not _levels:
         raise RuntimeError(
             "Trying to create a dual Tensor for forward AD but no level exists, make sure to "

@@ -32,6 +32,18 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+def overlaps(shape: Shape, strides: Shape) -> bool:
+    """Whether two elements of a view may share memory (exact for views whose strides nest, as all
+    usual ones do).
+    """
+    reach = 0
+    for stride, size in sorted((abs(st), s) for s, st in zip(shape, strides, strict=True) if s > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
 def expands_to(shape: Shape, wanted: Shape) -> bool:
     """Whether a tensor of `shape` can be expanded to `wanted`."""
     lead = len(wanted) - len(shape)

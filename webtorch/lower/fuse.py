@@ -969,9 +969,18 @@ def _build_kernel(
         for m in sorted(needed & set(group.members)):
             body.slot(m)
         return _built(body, name, line, *_parts(body, group, needed))
+    last: tuple[Loops, Body, list[Reduce], list[Store]] | None = None
     for left in reversed(range(_MAX_SPLITS)):
         body = Body(graph, loops, stored, shared=group.shared)
-        reduces, stores = _parts(body, group, needed)
+        try:
+            reduces, stores = _parts(body, group, needed)
+        except Unfusable:
+            if last is None:
+                raise
+            # Split loops hid that two positions are one: back to those that keep a quotient.
+            loops, body, reduces, stores = last
+            break
+        last = loops, body, reduces, stores
         splits: dict[int, int] = {}
         for flat in body.positions:
             for dim, step in ix.split_points(flat).items():

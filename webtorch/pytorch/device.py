@@ -321,8 +321,11 @@ class _Memories:
 
     def forget_dead(self) -> None:
         """Drop the references to memory that is gone."""
-        for address, memory in list(self.found.items()):
-            if memory() is None:
+        # A list of keys is made at once. One of pairs allocates: what a collection then frees, or another thread,
+        # may change the dictionary meanwhile.
+        for address in list(self.found):
+            memory = self.found.get(address)
+            if memory is not None and memory() is None:
                 self.found.pop(address, None)
         self.most = max(1024, 2 * len(self.found))
 

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from webtorch.ir.view import overlaps
 from webtorch.ops import primitive
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import enable_grad, forward, mode, run_backward
 from webtorch.tensors.tensor import Tensor
 
@@ -33,8 +35,9 @@ class Level:
         self.tangents: weakref.WeakKeyDictionary[Any, tuple[Tensor, Any]] = (
             weakref.WeakKeyDictionary()
         )
-        # Storages with a tangent, and those that stand for the same memory without it.
-        self.twins: list[tuple[Any, Any]] = []
+        # Storages with a tangent, and those that stand for the same memory without it; the levels at which
+        # both have the same tangents.
+        self.twins: list[tuple[Any, Any, tuple[Level, ...]]] = []
 
     def __contains__(self, x: Tensor) -> bool:
         return x._storage in self.tangents
@@ -90,6 +93,14 @@ class Level:
         primitive.write(_seen(flat, like), tangent)
         self.tangents[x._storage] = (flat, ((elements,), (1,), 0, ()))
         return flat
+
+    def follow(self, one: Any, other: Any) -> None:
+        """Give storage `other` the tangent of `one`, which has the same elements."""
+        found = self.tangents.get(one)
+        if found is None:
+            self.tangents.pop(other, None)
+        else:
+            self.tangents[other] = found
 
     def write(self, x: Tensor, tangent: Tensor | None) -> None:
         """Overwrite the tangent where x lies."""
@@ -233,22 +244,27 @@ def write_tangents(x: Tensor, values: Tensor) -> None:
             mode.forward = levels
 
 
-def write_twins(storage: Any) -> None:
-    """Give what stands for the memory that was just written the value that is there now."""
+def write_twins(storage: Any) -> list[Any]:
+    """Give what stands for the memory that was just written the value that is there now; return those storages."""
     waiting, seen = [storage], {id(storage)}
+    found: list[Any] = []
     while waiting:
         one = waiting.pop()
         for level in mode.forward:
-            for a, b in level.twins:
+            for a, b, alike in level.twins:
                 other = b if a is one else a if b is one else None
                 if other is not None and id(other) not in seen:
                     seen.add(id(other))
                     other.replace(storage.share())
+                    for outer in alike:
+                        outer.follow(one, other)
                     waiting.append(other)
+                    found.append(other)
+    return found
 
 
 def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
-    """Return the value of `primal` with a tangent at `level`."""
+    """Return a view of `primal` with a tangent at `level`: what is written to it is written to `primal`."""
     for name, x in (("primal", primal), ("tangent", tangent)):
         if not (x.is_floating_point() or x.is_complex()):
             raise ValueError(f"Expected {name} to be floating point or complex, but got: {x.dtype}")
@@ -262,7 +278,22 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
             f"Expected the tangent to have the dtype of the primal, {primal.dtype}, but got: "
             f"{tangent.dtype}"
         )
-    out = primitive.copy(primal)
+    if overlaps(primal._shape, primal._strides) or (
+        primal.dtype is not primal._storage.dtype and not primal.dtype.is_complex
+    ):
+        # Nothing can be written to it through a view, or nothing can be told of its tangent.
+        out = primitive.copy(primal)
+    else:
+        out = primitive.as_view(
+            primal, primal._shape, primal._strides, primal._offset, lambda g: g, "MakeDual"
+        )
+        # Tangents belong to storages: the primal, which has none, is another of the same memory.
+        before = primal._storage
+        out._storage = Storage(before.share(), before.runtime)
+        alike = mode.forward[: mode.forward.index(level)]
+        level.twins.append((out._storage, before, alike))
+        for outer in alike:
+            outer.follow(before, out._storage)
     level.set(out, tangent)
     return out
 

@@ -15,6 +15,7 @@ from webtorch.ir.view import (
     is_contiguous,
     memory_order,
     numel,
+    overlaps,
     strides_like,
 )
 from webtorch.ops import primitive
@@ -210,18 +211,6 @@ def _shown_dims(x: Tensor, extra: Levels) -> Tensor:
     return x
 
 
-def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether two elements of a view may share memory (exact for views whose strides nest, as all
-    usual ones do).
-    """
-    reach = 0
-    for stride, size in sorted((abs(st), s) for s, st in zip(shape, strides, strict=True) if s > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
 def _positions(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, like: Tensor
 ) -> Tensor:
@@ -245,7 +234,7 @@ def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     flat = logical(flat, levels) if levels else flat
     if g.numel() == 0:
         return flat
-    if _overlaps(shape, strides):
+    if overlaps(shape, strides):
         return scatter(
             flat,
             [_positions(shape, strides, offset, g).reshape(-1)],
@@ -271,7 +260,7 @@ def _general_view_rule(
 
     def rule(g: Tensor) -> Tensor:
         flat = _spread(g, view, elements)
-        if _overlaps(*source[:2]):
+        if overlaps(*source[:2]):
             flat = flat / _spread(fill(source[0], 1, g.dtype, g.device), source, elements)
         return as_view(flat, *source)
 
@@ -565,9 +554,10 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
                 user_line(),
             )
         )
+    changed = [storage]
     if forward.levels and mode.forward:
         write_tangents(x, values)
-        write_twins(storage)
+        changed += write_twins(storage)
     if x._counter is not storage:
         storage.version -= 1
         x._counter.version += 1
@@ -575,11 +565,13 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         rebase(x, values)
     if tracing.picked:
         if history:
-            spread(storage)
+            for one in changed:
+                spread(one)
         else:
             # What is detached is written without gradients, wherever else that is seen.
             with no_grad():
-                spread(storage)
+                for one in changed:
+                    spread(one)
     return x
 
 

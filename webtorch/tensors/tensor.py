@@ -621,7 +621,7 @@ class Tensor(TensorMethods):
             # Tangents belong to storages: what has none is another storage, of the same value. A write to
             # one is a write to both.
             storage = Storage(storage.share(), storage.runtime)
-            mode.forward[-1].twins.append((self._storage, storage))
+            mode.forward[-1].twins.append((self._storage, storage, ()))
         out = Tensor._from_storage(
             storage,
             self._shape,
