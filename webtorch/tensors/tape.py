@@ -401,6 +401,9 @@ class SavedTensor:
         if apart:
             # A storage of its own: what is written to the tensor later does not reach it.
             storage = counter = Storage(storage.share(), storage.runtime)
+            if forward.levels:
+                for level in mode.forward:
+                    level.follow(tensor._storage, storage)
         self.storage: Any = storage
         self.packed: Any = None
         # The value itself, while forward mode goes through the rule: hooks are for the backward pass.
