@@ -1,4 +1,4 @@
-"""What memory a program takes, known before it runs. Floor 5; imports floor 0.
+"""What memory a program takes, known before it runs. Floor 5; imports floors 0 and 2.
 
 >>> step.memory_plan()          # doctest: +SKIP
 peak 31.2 MiB at step 93 of 195 ...
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from webtorch.ir.program import Copy, Program
+from webtorch.lower.layout import lay_out_memory
 
 _SHOWN = 12
 _UNITS = (
@@ -146,8 +147,6 @@ def memory_plan(
                     writer.setdefault(b, (routine.name, step.line))
     number = {b: i for i, b in enumerate(program.inputs)}
     held: list[Held] = []
-    outputs = 0
-    slots: dict[object, int] = {}
     for b, declared in enumerate(program.buffers):
         nbytes = declared.elements * declared.dtype.itemsize
         name, line = writer.get(b, ("", ""))
@@ -158,11 +157,7 @@ def memory_plan(
         elif declared.role == "output":
             if declared.alias is not None:
                 continue
-            outputs += nbytes
             end = count - 1
-        else:
-            slot: object = ("own", b) if declared.alias is None else declared.alias
-            slots[slot] = max(slots.get(slot, 0), nbytes)
         dtype = declared.dtype.name
         held.append(
             Held(b, name, declared.role, dtype, declared.elements, nbytes, start, end, line)
@@ -175,5 +170,12 @@ def memory_plan(
     timeline: list[int] = []
     for c in change[:count]:
         timeline.append((timeline[-1] if timeline else 0) + c)
-    inputs = sum(h.nbytes for h in held if h.role == "input")
-    return MemoryPlan(inputs, outputs, sum(slots.values()), tuple(timeline), tuple(held), scratch)
+    memory = lay_out_memory(program)
+    return MemoryPlan(
+        memory.nbytes("input"),
+        memory.nbytes("output"),
+        memory.nbytes("temporary"),
+        tuple(timeline),
+        tuple(held),
+        scratch,
+    )

@@ -34,6 +34,7 @@ from webtorch.ir.dtype import by_name
 from webtorch.ir.program import Program
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
+from webtorch.lower.layout import binding_bytes, device_bytes, uniform_type
 from webtorch.nn import Module
 from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
@@ -51,11 +52,10 @@ from webtorch.web.program_json import (
     SOFTWARE_LIMITS,
     Json,
     Kernels,
-    Layout,
-    binding_bytes,
     compile_for_page,
-    device_bytes,
+    needed_limits,
     short_line,
+    steps_json,
 )
 from webtorch.web.settings import Settings
 from webtorch.web.site import write_site
@@ -543,10 +543,12 @@ class _Export:
         self.kept = self._kept()
         graph = replace(captured.graph, outputs=tuple(captured.graph.outputs[k] for k in self.kept))
         self.graph = graph
-        self.program: Program
-        self.layout: Layout
-        self.program, self.layout = compile_for_page(graph, variant.limits, variant.kernels)
-        self.memory: list[Json] = [{"own": n} for n in self.layout.memory]
+        self.layout = layout = compile_for_page(graph, variant.limits)
+        self.program: Program = layout.program
+        self.steps = steps_json(layout, variant.kernels)
+        # What each piece of memory is, and its bytes.
+        self.nbytes = [p.nbytes for p in layout.memory.pieces]
+        self.memory: list[Json] = [{"own": n} for n in self.nbytes]
 
     def _kept(self) -> list[int]:
         """Return the outputs that matter: returned, or read by a later call, or part of the model.
@@ -581,8 +583,11 @@ class _Export:
             "numbers": defaults,
             "memory": self.memory,
             "args": args,
-            "uniform": {"bytes": layout.uniform_bytes, "fields": layout.uniform_fields},
-            "steps": layout.steps,
+            "uniform": {
+                "bytes": layout.uniform_bytes,
+                "fields": [(f.offset, f.argument) for f in layout.fields],
+            },
+            "steps": self.steps,
             "updates": [[number, entry] for number, entry in updates.items()],
             "returns": returns,
             "constants": constants,
@@ -597,12 +602,12 @@ class _Export:
                 self.variant.functions[self.name]["cpu"] = self._cpu(self.page.cpu, arguments)
             except (DTypeError, KernelError) as error:
                 self.page.give_up(error)
-        for limit, value in layout.limits.items():
+        for limit, value in needed_limits(layout, self.variant.limits).items():
             self.variant.needed[limit] = max(value, self.variant.needed.get(limit, 0))
         self.variant.native[self.name] = {
             "program": self.program.to_json(),
             # The memory entries of the program's inputs are the first ones; those of its outputs:
-            "outputs": layout.outputs,
+            "outputs": list(layout.memory.outputs),
         }
 
     def _state(self, storage: Storage) -> int:
@@ -620,7 +625,7 @@ class _Export:
             name, shape = given[source] if source < len(given) else (f"x{source}", node.shape)
             # A computed tensor's memory is flat, or has the shape in which it was first made.
             shape = shape if numel(shape) == node.elements else node.shape
-            self.memory[entry] = {"argument": len(arguments), "bytes": self.layout.memory[entry]}
+            self.memory[entry] = {"argument": len(arguments), "bytes": self.nbytes[entry]}
             arguments.append(
                 {
                     "name": name,
@@ -697,7 +702,8 @@ class _Export:
 
     def _own(self, nbytes: int) -> int:
         self.memory.append({"own": nbytes})
-        return self.layout.own(nbytes)
+        self.nbytes.append(nbytes)
+        return len(self.memory) - 1
 
     def _updates(self) -> dict[int, int]:
         """Return the memory entry that each state has as its value after a run.
@@ -707,7 +713,7 @@ class _Export:
         """
         updates: dict[int, int] = {}
         claimed: set[int] = set()
-        for k, entry in zip(self.kept, self.layout.outputs):
+        for k, entry in zip(self.kept, self.layout.memory.outputs):
             target = self.captured.targets[k]
             if isinstance(target, int):
                 continue
@@ -717,9 +723,9 @@ class _Export:
                 claimed.add(entry)
                 continue
             if "own" not in place or entry in claimed:
-                nbytes = self.layout.memory[entry]
+                nbytes = self.nbytes[entry]
                 fresh = self._own(nbytes)
-                self.layout.steps.append({"copy": [entry, fresh, nbytes]})
+                self.steps.append({"copy": [entry, fresh, nbytes]})
                 entry = fresh
             claimed.add(entry)
             updates[number] = entry
@@ -731,7 +737,7 @@ class _Export:
         settings = self.page.settings
         defaults: dict[str, Json] = {}
         args: list[Json] = []
-        for kind, value in zip(self.layout.argument_types, values):
+        for kind, value in zip(map(uniform_type, self.layout.types), values):
             entry: Json = {"type": kind}
             if isinstance(value, RandomOffset):
                 entry["random"] = [str(value.relative), value.word]
@@ -797,7 +803,7 @@ class _Export:
         if isinstance(target, int):
             position = self.kept.index(target)
             declared = self.program.buffers[self.program.outputs[position]]
-            return self.layout.outputs[position], declared.dtype, declared.elements
+            return self.layout.memory.outputs[position], declared.dtype, declared.elements
         storage = leaf.storage if target is None else target
         assert storage is not None
         number = self._state(storage)

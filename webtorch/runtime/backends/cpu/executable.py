@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, uint8
 from webtorch.ir.expr import walk
 from webtorch.ir.kernel import (
     Attention,
@@ -31,6 +31,7 @@ from webtorch.ir.kernel import (
     Sort,
 )
 from webtorch.ir.program import Copy, Dispatch, Program
+from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
@@ -654,34 +655,18 @@ class CpuExecutable:
 
     def _temporaries(self, names: dict[str, Any], lines: list[str]) -> None:
         """Give each pool slot one block, as large as the largest temporary that uses it."""
-        slots: dict[object, list[int]] = {}
-        for i, decl in enumerate(self.program.buffers):
-            if decl.role == "temporary":
-                slots.setdefault(i if decl.alias is None else ("slot", decl.alias), []).append(i)
         buffers = self.program.buffers
-        sizes = {
-            key: max(buffers[i].elements * buffers[i].dtype.itemsize for i in users)
-            for key, users in slots.items()
-        }
-        keep = sum(sizes.values()) <= _KEPT_BYTES
-        for number, (key, users) in enumerate(slots.items()):
+        shared = [p for p in lay_out_memory(self.program).pieces if p.role == "temporary"]
+        keep = sum(p.nbytes for p in shared) <= _KEPT_BYTES
+        for number, piece in enumerate(shared):
             if keep:
-                owner = CpuBuffer(_BYTE, sizes[key])
-                for i in users:
+                owner = CpuBuffer(uint8, piece.nbytes)
+                for i in piece.buffers:
                     names[f"x{i}"] = CpuBuffer(buffers[i].dtype, buffers[i].elements, owner)
             else:
-                names["dbyte"] = _BYTE
-                lines.append(f"    s{number} = new(dbyte, {sizes[key]})")
+                names["dbyte"] = uint8
+                lines.append(f"    s{number} = new(dbyte, {piece.nbytes})")
                 lines += [
                     f"    x{i} = new(d{buffers[i].dtype.name}, {buffers[i].elements}, s{number})"
-                    for i in users
+                    for i in piece.buffers
                 ]
-
-
-def _byte() -> DType:
-    from webtorch.ir.dtype import uint8
-
-    return uint8
-
-
-_BYTE = _byte()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, OutOfMemoryError
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, uint8
 from webtorch.ir.kernel import (
     Attention,
     Convolution,
@@ -25,6 +25,7 @@ from webtorch.ir.kernel import (
     Sort,
 )
 from webtorch.ir.program import Copy, Program
+from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.plainsource import plain_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
 from webtorch.runtime.backends.on_processor import ProcessorBackend
@@ -46,19 +47,20 @@ _MEMORY = _Memory()
 
 
 class PlainBuffer:
-    """Memory for `elements` values; `view` is indexed by element."""
+    """Memory for `elements` values, of its own or part of `data`; `view` is indexed by element."""
 
-    def __init__(self, dtype: DType, elements: int) -> None:
+    def __init__(self, dtype: DType, elements: int, data: memoryview | None = None) -> None:
         self.dtype = dtype
         self.elements = elements
         self.nbytes = 0
         try:
-            self.data = bytearray(elements * dtype.itemsize)
+            self.data = bytearray(elements * dtype.itemsize) if data is None else data
         except (MemoryError, OverflowError):
             raise OutOfMemoryError(
                 f"allocate: {dtype.name}[{elements}] is more memory than there is"
             ) from None
-        self.nbytes = len(self.data)
+        if data is None:
+            self.nbytes = len(self.data)
         code: Any = _CODES.get(dtype.name, dtype.code)
         self.view: Any = memoryview(self.data).cast(code)
         _MEMORY.live += self.nbytes
@@ -113,6 +115,7 @@ class PlainExecutable:
     def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
         self.program = program
         self.failed = failed
+        self.memory = lay_out_memory(program)
         self.calls = [_call(routine) for routine in program.routines]
         self.lock = threading.Lock()
 
@@ -128,15 +131,20 @@ class PlainExecutable:
             f32(a) if t.kind == "float" and t.itemsize < 8 else a
             for a, t in zip([*args, *program.constants], program.args, strict=True)
         ]
-        buffers: dict[int, PlainBuffer] = dict(zip(program.inputs, inputs, strict=True))
-        for number, decl in enumerate(program.buffers):
-            if number not in buffers:
-                takes = decl.role == "output" and decl.alias is not None
-                buffers[number] = (
-                    buffers[decl.alias]  # type: ignore[index]
-                    if takes
-                    else PlainBuffer(decl.dtype, decl.elements)
-                )
+        buffers: dict[int, PlainBuffer] = {}
+        given, kept = iter(inputs), []
+        for piece in self.memory.pieces:
+            first = program.buffers[piece.buffers[0]]
+            if piece.role == "temporary":
+                shared = PlainBuffer(uint8, piece.nbytes)
+                kept.append(shared)
+                for number in piece.buffers:
+                    decl = program.buffers[number]
+                    part = memoryview(shared.data)[: decl.elements * decl.dtype.itemsize]
+                    buffers[number] = PlainBuffer(decl.dtype, decl.elements, part)
+                continue
+            one = next(given) if piece.role == "input" else PlainBuffer(first.dtype, first.elements)
+            buffers |= dict.fromkeys(piece.buffers, one)
         status = [0, 0]
         with self.lock:
             for step in program.steps:

@@ -28,6 +28,7 @@ from webtorch.ir.kernel import (
     Sort,
 )
 from webtorch.ir.program import Copy, Dispatch, Program
+from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import cost, python_source
 from webtorch.lower.scansource import scan_source
@@ -272,34 +273,21 @@ class _LayOut(Target):
 
     def _give_memory(self) -> None:
         program = self.program
-        sizes = [b.elements * b.dtype.itemsize for b in program.buffers]
         for declared in program.buffers:
             if declared.dtype is float64:
                 raise DTypeError(
                     f"export: a {declared.role} of the program has type {declared.dtype}, which pages do not "
                     "have: convert it in Python, as in x.to(torch.float32)"
                 )
-        slots: dict[int, list[int]] = {}
-        found: dict[int, int] = {}
-        for number, declared in enumerate(program.buffers):
-            if declared.role == "input":
-                state = self.states.get(number)
-                found[number] = (
-                    self._new(sizes[number])
-                    if state is None
-                    else self.page.state(state, sizes[number])
-                )
-            elif declared.alias is None:
-                found[number] = self._new(sizes[number])
-            elif declared.role == "temporary":
-                slots.setdefault(declared.alias, []).append(number)
-        for users in slots.values():
-            address = self._new(max(sizes[n] for n in users))
-            found.update(dict.fromkeys(users, address))
-        for number, declared in enumerate(program.buffers):
-            if declared.role == "output" and declared.alias is not None:
-                found[number] = found[declared.alias]
-        self.addresses = [found[n] for n in range(len(program.buffers))]
+        memory = lay_out_memory(program)
+        addresses = []
+        for piece in memory.pieces:
+            state = self.states.get(piece.buffers[0])
+            if piece.role == "input" and state is not None:
+                addresses.append(self.page.state(state, piece.nbytes))
+            else:
+                addresses.append(self._new(piece.nbytes))
+        self.addresses = [addresses[place] for place in memory.places]
 
     # -- calls ---------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import (
     DeviceCheckError,
@@ -56,11 +56,14 @@ from webtorch.runtime.backends.webgpu.native import (
     open_native,
     tidy,
 )
-from webtorch.runtime.backends.webgpu.pipeline import Pass, PipelineCache
+from webtorch.runtime.backends.webgpu.pipeline import PipelineCache
 from webtorch.runtime.backends.webgpu.transfer import Bytes, from_device, to_device
 from webtorch.runtime.churn import Churn
 
-Renderer = Callable[[Routine, Limits, Engine], Sequence[Pass]]
+if TYPE_CHECKING:
+    from webtorch.lower.wgsl_shader import WgslPass
+
+    Renderer = Callable[[Routine, Limits, Engine], Sequence[WgslPass]]
 
 # Asked for where the adapter has them. Dawn is not thread-safe without the last one.
 _FEATURES = (
@@ -165,7 +168,7 @@ class WebGPUBackend:
         # Programs that ran since the last read and may have reported a bad index, in the order of their runs.
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
-        self._rendered: OrderedDict[Routine, Sequence[Pass]] = OrderedDict()
+        self._rendered: OrderedDict[Routine, Sequence[WgslPass]] = OrderedDict()
         # Kernels that were measured on this adapter (tuner.py); the limits show them to the renderer.
         self.tuned: dict[str, tuple[int, ...]] = {}
         self.limits = replace(self.limits, tuned=self.tuned)
@@ -194,7 +197,7 @@ class WebGPUBackend:
         """How many kernels the device's compiler has compiled; a cache hit does not count."""
         return self.pipelines.compiled
 
-    def render(self, routine: Routine, varying: bool = False) -> Sequence[Pass]:
+    def render(self, routine: Routine, varying: bool = False) -> Sequence[WgslPass]:
         """Return the WGSL passes of a routine, rendered once; `varying` is as in `compile`."""
         if varying:
             from webtorch.lower.wgsl import render
@@ -220,11 +223,11 @@ class WebGPUBackend:
             return None
         return f"{tuner.adapter_key(self)} {sorted(self.tuned.items())}"
 
-    def kept_form(self, program: Program) -> Sequence[Sequence[Pass]]:
+    def kept_form(self, program: Program) -> Sequence[Sequence[WgslPass]]:
         """Return the passes of each routine."""
         return [self.render(routine) for routine in program.routines]
 
-    def put_kept(self, program: Program, rendered: Sequence[Sequence[Pass]]) -> None:
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[WgslPass]]) -> None:
         """Use these passes for a program's routines."""
         for routine, passes in zip(program.routines, rendered, strict=True):
             self._rendered.setdefault(routine, passes)
@@ -237,7 +240,7 @@ class WebGPUBackend:
             "bind groups": self.bindings.counts(plans),
         }
 
-    def put_rendered(self, routine: Routine, passes: Sequence[Pass] | None) -> None:
+    def put_rendered(self, routine: Routine, passes: Sequence[WgslPass] | None) -> None:
         """Use these passes for a routine, or render it anew next time if None."""
         if passes is None:
             self._rendered.pop(routine, None)

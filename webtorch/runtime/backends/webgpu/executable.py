@@ -1,9 +1,8 @@
 """A program compiled for one WebGPU device, and the loop that replays it. Imports floor 0 and this package.
 
-What can be known before the first run is worked out once: which memory each dispatch binds, how the
-arguments lie in the uniform buffer, which grid it has. A run then takes memory from the pool, finds
-the bind groups that were made for exactly this memory (a training loop gets the same blocks again
-and again), and encodes everything into one command buffer.
+What can be known before the first run is worked out once (lower/layout.py). A run then takes memory
+from the pool, finds the bind groups that were made for exactly this memory (a training loop gets the
+same blocks again and again), and encodes everything into one command buffer.
 """
 
 from __future__ import annotations
@@ -14,27 +13,29 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from webtorch.errors import DeviceError, KernelError
-from webtorch.ir.dtype import DType, int32
+from webtorch.errors import DeviceError
+from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Routine
-from webtorch.ir.program import Copy, Dispatch, Program
+from webtorch.ir.program import Dispatch, Program
+from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu.loop import Row
-from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, binding_bytes
+from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer
 from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Native, Pointer
-from webtorch.runtime.backends.webgpu.pipeline import Pass, Pipeline
+from webtorch.runtime.backends.webgpu.pipeline import Pipeline
 from webtorch.runtime.backends.webgpu.timestamps import run_timed
-from webtorch.runtime.backends.webgpu.transfer import argument_format, argument_value
+from webtorch.runtime.backends.webgpu.transfer import argument_value
 from webtorch.runtime.watch import watch
 
 if TYPE_CHECKING:
+    from webtorch.lower.wgsl_shader import WgslPass
     from webtorch.runtime.backends.webgpu.device import WebGPUBackend
 
 _number = attrgetter("number")
-# Uniform offsets: the largest alignment that the specification allows a device to ask for.
-_CHUNK = 256
+# struct's codes of the types in the uniform buffer.
+_CODES = {"f32": "f", "i32": "i", "u32": "I"}
 # Sets of memory for which an executable keeps its bind groups.
 _PLANS = 32
 _GROUPS = 16
@@ -62,44 +63,13 @@ class Owned:
 
 
 class _Dispatch:
-    """One prepared dispatch: its pipeline, grid, and where each binding comes from.
+    """A pass of the layout with its pipeline, and the bind groups that were made for it."""
 
-    `memory` are (entry number, bytes) of the run's memory list, in binding order; then the uniform
-    chunk and the status words.
-    """
+    __slots__ = ("groups", "layout", "pipeline")
 
-    __slots__ = (
-        "chunk",
-        "chunk_bytes",
-        "extra",
-        "grid",
-        "groups",
-        "has_status",
-        "memory",
-        "name",
-        "pipeline",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        pipeline: Pipeline,
-        grid: tuple[int, int, int],
-        memory: tuple[tuple[int, int], ...],
-        chunk: int | None,
-        chunk_bytes: int,
-        has_status: bool,
-        extra: tuple[int, int] | None = None,
-    ) -> None:
-        self.name = name
+    def __init__(self, layout: Pass, pipeline: Pipeline) -> None:
+        self.layout = layout
         self.pipeline = pipeline
-        self.grid = grid
-        self.memory = memory
-        self.chunk = chunk
-        self.chunk_bytes = chunk_bytes
-        self.has_status = has_status
-        # Where the sizes are, and their bytes, if they are arguments.
-        self.extra = extra
         self.groups: OrderedDict[tuple[int, ...], Owned] = OrderedDict()
 
 
@@ -130,98 +100,62 @@ class WebGPUExecutable:
     def __init__(self, device: WebGPUBackend, program: Program, varying: bool = False) -> None:
         self.program = program
         self._device = device
-        self._varying = varying
-        # Arguments that no run gives: the program's own, and sizes.
-        self._constants: list[Any] = list(program.constants)
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
-        self._layout_memory()
-        self._prepare()
-        self._layout_arguments()
+        pipelines: dict[int, list[Pipeline]] = {}
+        if not varying:
+            used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
+            routines = [program.routines[n] for n in used]
+            device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
+
+        def render(routine: Routine) -> list[Rendered]:
+            made = [
+                self._pipeline(part, routine.name, varying)
+                for part in device.render(routine, varying)
+            ]
+            pipelines[id(routine)] = [pipeline for pipeline, _ in made]
+            return [rendered for _, rendered in made]
+
+        self.layout = lay_out(program, render, device.limits.max_workgroups_per_dim)
+        self._steps = [
+            s
+            if isinstance(s, Move)
+            else _Dispatch(s, pipelines[id(program.routines[s.routine])][s.part])
+            for s in self.layout.steps
+        ]
+        # For each dispatch the program's step and the routine's name: what a profiler shows.
+        self.labels = [(p.step, self.layout.name(p)) for p in self.layout.passes]
+        self._lay_out_blocks()
+        self._lay_out_arguments()
         self.status: DeviceBuffer | None = None
-        if any(d.has_status for d in self._steps if isinstance(d, _Dispatch)):
+        if self.layout.has_status:
             self.status = device.status_words()
         device.executables.add(self)
 
     # -- compile time
 
-    def _layout_memory(self) -> None:
-        """Number the run's memory: inputs, then fresh outputs, then temporary slots (scratch follows in `_prepare`)."""
-        program = self.program
-        entry: dict[int, int] = {buffer: i for i, buffer in enumerate(program.inputs)}
-        self._fresh: list[tuple[int, DType, int]] = []
-        # For each output: the input that is returned in its place, or the number of the fresh buffer.
-        self._returned: list[tuple[bool, int]] = []
-        placed: dict[int, tuple[bool, int]] = {}
-        for buffer in program.outputs:
-            declared = program.buffers[buffer]
-            if buffer not in placed:
-                if declared.role == "input":
-                    placed[buffer] = True, entry[buffer]
-                elif declared.alias is not None:
-                    entry[buffer] = entry[declared.alias]
-                    placed[buffer] = True, entry[buffer]
-                else:
-                    entry[buffer] = len(program.inputs) + len(self._fresh)
-                    placed[buffer] = False, len(self._fresh)
-                    nbytes = binding_bytes(declared.dtype, declared.elements)
-                    self._fresh.append((nbytes, declared.dtype, declared.elements))
-            self._returned.append(placed[buffer])
-        # For each fresh buffer the first output that it is.
-        self._shown = [self._returned.index((False, n)) for n in range(len(self._fresh))]
-        first = len(program.inputs) + len(self._fresh)
-        slots: dict[object, int] = {}
-        self._temporary: list[int] = []
-        for buffer, declared in enumerate(program.buffers):
-            if declared.role != "temporary":
-                continue
-            slot: object = ("own", buffer) if declared.alias is None else declared.alias
-            if slot not in slots:
-                slots[slot] = len(self._temporary)
-                self._temporary.append(0)
-            number = slots[slot]
-            nbytes = binding_bytes(declared.dtype, declared.elements)
-            self._temporary[number] = max(self._temporary[number], nbytes)
-            entry[buffer] = first + number
-        self._entry = entry
-        self._scratch_first = first + len(self._temporary)
+    def _pipeline(self, part: WgslPass, name: str, varying: bool) -> tuple[Pipeline, Rendered]:
+        """Compile a pass, for any sizes or for its own."""
+        pipelines = self._device.pipelines
+        if not varying:
+            return pipelines.get(part, name), Rendered(part)
+        pipeline, sizes = pipelines.of_any_size(part, name)
+        return pipeline, Rendered(part, tuple(sizes))
 
-    def _prepare(self) -> None:
-        """Compile every routine and resolve every step."""
-        device, program = self._device, self.program
-        most = device.limits.max_workgroups_per_dim
-        self._steps: list[_Dispatch | tuple[int, int, int]] = []
-        # Uniform chunks by content: (layout of the pass, the program's argument numbers) -> byte offset.
-        self._chunks: dict[tuple[tuple[int, str, int], ...], int] = {}
-        self._uniform_bytes = 0
-        scratch: list[int] = []
-        compiled: dict[int, list[tuple[Pass, Pipeline, tuple[int, ...]]]] = {}
-        # For each dispatch the program's step and the routine's name: what a profiler shows.
-        self.labels: list[tuple[int, str]] = []
-        used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
-        routines = [program.routines[n] for n in used]
-        if not self._varying:
-            device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
-        for number, step in enumerate(program.steps):
-            if isinstance(step, Copy):
-                self._prepare_copy(step)
-                continue
-            routine = program.routines[step.routine]
-            parts = compiled.get(step.routine)
-            if parts is None:
-                parts = compiled[step.routine] = self._pipelines(routine)
-            for part, pipeline, sizes in parts:
-                if max(part.grid) > most or min(part.grid) < 1:
-                    raise KernelError(
-                        f"compile {routine.name}: the grid {part.grid} has a side outside 1..{most}"
-                    )
-                for place, nbytes in enumerate(part.scratch):
-                    if place == len(scratch):
-                        scratch.append(0)
-                    scratch[place] = max(scratch[place], (nbytes + 15) & -16)
-                self.labels.append((number, routine.name))
-                self._steps.append(self._prepare_pass(step, routine.name, part, pipeline, sizes))
-        self.scratch_bytes = sum(scratch)
-        self._temporary += scratch
+    def _lay_out_blocks(self) -> None:
+        """Note what a run takes from the pool beside its inputs: new outputs, then temporaries and scratch."""
+        program, memory = self.program, self.layout.memory
+        self.scratch_bytes = memory.nbytes("scratch")
+        first = len(program.inputs)
+        # Of each new output: its bytes, type, elements, and the first of the program's outputs that it is.
+        self._fresh: list[tuple[int, DType, int, int]] = []
+        self._temporary: list[int] = []
+        for number, piece in enumerate(memory.pieces[first:], first):
+            if piece.role == "output":
+                declared = program.buffers[piece.buffers[0]]
+                shown = memory.outputs.index(number)
+                self._fresh.append((piece.nbytes, declared.dtype, declared.elements, shown))
+            else:
+                self._temporary.append(piece.nbytes)
         # The blocks that results and temporaries had before: with the same, the bind groups fit.
         self._fresh_blocks: list[list[Block]] = [[] for _ in self._fresh]
         self._temporary_blocks: list[list[Block]] = [[] for _ in self._temporary]
@@ -229,73 +163,20 @@ class WebGPUExecutable:
         self._parking = object()
         self._temporary_bytes = sum(self._temporary)
 
-    def _pipelines(self, routine: Routine) -> list[tuple[Pass, Pipeline, tuple[int, ...]]]:
-        """Return a routine's passes with their pipelines, and the arguments that are sizes."""
-        device = self._device
-        if not self._varying:
-            return [(p, device.pipelines.get(p, routine.name), ()) for p in device.render(routine)]
-        out = []
-        for part in device.render(routine, varying=True):
-            pipeline, values = device.pipelines.of_any_size(part, routine.name)
-            first = len(self.program.args) - len(self.program.constants) + len(self._constants)
-            self._constants += values
-            out.append((part, pipeline, tuple(range(first, first + len(values)))))
-        return out
-
-    def _prepare_copy(self, step: Copy) -> None:
-        source, target = self._entry[step.source], self._entry[step.target]
-        declared = self.program.buffers[step.source]
-        if source != target:
-            self._steps.append((source, target, binding_bytes(declared.dtype, declared.elements)))
-
-    def _prepare_pass(
-        self, step: Dispatch, name: str, part: Pass, pipeline: Pipeline, sizes: tuple[int, ...]
-    ) -> _Dispatch:
-        memory = []
-        for slot in part.slots:
-            buffer = step.buffers[slot]
-            declared = self.program.buffers[buffer]
-            memory.append((self._entry[buffer], binding_bytes(declared.dtype, declared.elements)))
-        for number, nbytes in enumerate(part.scratch):
-            memory.append((self._scratch_first + number, (nbytes + 15) & -16))
-        chunk = None
-        if part.args:
-            key = tuple(
-                sorted((offset, argument_format(t), step.args[n]) for offset, t, n in part.args)
-            )
-            chunk = self._chunk(key, part.args_bytes)
-        nbytes = (part.args_bytes + 15) & -16
-        extra = None
-        if sizes:
-            key = tuple([(4 * i, "i", number) for i, number in enumerate(sizes)])
-            extra = self._chunk(key, 4 * len(sizes)), (4 * len(sizes) + 15) & -16
-        return _Dispatch(
-            name, pipeline, part.grid, tuple(memory), chunk, nbytes, part.has_status, extra
-        )
-
-    def _chunk(self, key: tuple[tuple[int, str, int], ...], nbytes: int) -> int:
-        """Return where arguments are in the uniform buffer."""
-        if key not in self._chunks:
-            self._chunks[key] = self._uniform_bytes
-            self._uniform_bytes += -(-nbytes // _CHUNK) * _CHUNK
-        return self._chunks[key]
-
-    def _layout_arguments(self) -> None:
+    def _lay_out_arguments(self) -> None:
         """Make one struct that packs the arguments of all dispatches."""
-        text, order, at = "<", [], 0
-        for key, start in self._chunks.items():
-            for offset, code, number in key:
-                text += f"{start + offset - at}x{code}"
-                at = start + offset + 4
-                order.append(number)
-        total = (at + 15) & -16
+        text, at = "<", 0
+        for field in self.layout.fields:
+            text += f"{field.offset - at}x{_CODES[field.type]}"
+            at = field.offset + 4
+        total = aligned(at)
         self._pack = struct.Struct(text + f"{total - at}x")
-        self._order = tuple(order)
+        self._order = tuple([field.argument for field in self.layout.fields])
         self._packed = b""
         self._uniform: Owned | None = None
-        if order:
+        if self._order:
             device = self._device
-            size = self._uniform_bytes
+            size = self.layout.uniform_bytes
             pointer = device.check(device.native.create_buffer(size, UNIFORM | COPY_DST), "compile")
             self._uniform = Owned(pointer, device.native.release_buffer, device.trash)
 
@@ -319,8 +200,8 @@ class WebGPUExecutable:
             packed = self._pack_arguments(args) if self._order else b""
             blocks = self._blocks_of(inputs)
             fresh: list[DeviceBuffer] = []
-            for (nbytes, dtype, elements), preferred, output in zip(
-                self._fresh, self._fresh_blocks, self._shown, strict=True
+            for (nbytes, dtype, elements, output), preferred in zip(
+                self._fresh, self._fresh_blocks, strict=True
             ):
                 known = into.get(output) if into else None
                 if (
@@ -367,7 +248,8 @@ class WebGPUExecutable:
                         pool.give_back(block)
             if self.status is not None:
                 device.checks[self] = None
-        return [inputs[n] if kept else fresh[n] for kept, n in self._returned]
+        first = len(inputs)
+        return [inputs[n] if n < first else fresh[n - first] for n in self.layout.memory.outputs]
 
     def _blocks_of(self, inputs: Sequence[Buffer]) -> list[Block]:
         """Return the blocks of inputs."""
@@ -384,8 +266,8 @@ class WebGPUExecutable:
         return blocks
 
     def _pack_arguments(self, args: Sequence[bool | int | float]) -> bytes:
-        constants = self._constants
-        given = len(self.program.args) - len(self.program.constants)
+        constants, types = self.layout.constants, self.layout.types
+        given = len(types) - len(constants)
         if len(args) != given:
             raise ValueError(f"run: the program has {given} arguments, {len(args)} were given")
         if constants:
@@ -393,7 +275,6 @@ class WebGPUExecutable:
         try:
             return self._pack.pack(*[args[n] for n in self._order])
         except (struct.error, OverflowError):
-            types = [*self.program.args, *[int32] * (len(args) - len(self.program.args))]
             return self._pack.pack(*[argument_value(args[n], types[n], n) for n in self._order])
 
     def _plan(self, key: tuple[int, ...], blocks: list[Block]) -> _Plan:
@@ -405,9 +286,9 @@ class WebGPUExecutable:
         device.native.capture()
         try:
             for step in self._steps:
-                if isinstance(step, tuple):
-                    source, target, nbytes = step
-                    segments[-1][1].append((blocks[source].pointer, blocks[target].pointer, nbytes))
+                if isinstance(step, Move):
+                    source, target = blocks[step.source], blocks[step.target]
+                    segments[-1][1].append((source.pointer, target.pointer, step.nbytes))
                     continue
                 if segments[-1][1]:
                     # After copies a new pass begins, in which no pipeline is set yet.
@@ -417,7 +298,7 @@ class WebGPUExecutable:
                 keep.append(group)
                 pointer = step.pipeline.pointer
                 segments[-1][0].append(
-                    (None if pointer == last else pointer, group.pointer, *step.grid)
+                    (None if pointer == last else pointer, group.pointer, *step.layout.shader.grid)
                 )
                 last = pointer
         finally:
@@ -454,21 +335,22 @@ class WebGPUExecutable:
         return f"inputs of the program of {name} are in other memory: {', '.join(shown[:4])}"
 
     def _group(self, step: _Dispatch, key: tuple[int, ...], blocks: list[Block]) -> Owned:
-        used = tuple([key[entry] for entry, _ in step.memory])
+        place = step.layout
+        used = tuple([key[piece] for piece, _ in place.memory])
         found = step.groups.get(used)
         if found is not None:
             step.groups.move_to_end(used)
             return found
-        bindings = [(blocks[entry].pointer, 0, nbytes) for entry, nbytes in step.memory]
-        if step.chunk is not None:
+        bindings = [(blocks[piece].pointer, 0, nbytes) for piece, nbytes in place.memory]
+        if place.uniform is not None:
             assert self._uniform is not None
-            bindings.append((self._uniform.pointer, step.chunk, step.chunk_bytes))
-        if step.has_status:
+            bindings.append((self._uniform.pointer, *place.uniform))
+        if place.shader.has_status:
             assert self.status is not None
             bindings.append((self.status.block.pointer, 0, 8))
-        if step.extra is not None:
+        if place.sizes is not None:
             assert self._uniform is not None
-            bindings.append((self._uniform.pointer, *step.extra))
+            bindings.append((self._uniform.pointer, *place.sizes))
         native = self._device.native
         pointer = native.create_bind_group(step.pipeline.layout, bindings)
         group = Owned(pointer, native.release_bind_group, self._device.trash)

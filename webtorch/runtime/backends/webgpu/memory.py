@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 
 from webtorch.errors import DTypeError, OutOfMemoryError
-from webtorch.ir.dtype import DType, int64
+from webtorch.ir.dtype import DType
+from webtorch.lower.layout import ALIGN, binding_bytes, device_bytes
 from webtorch.runtime.backends.webgpu.native import (
     COPY_DST,
     COPY_SRC,
@@ -25,19 +26,7 @@ from webtorch.runtime.backends.webgpu.native import (
     is_out_of_memory,
 )
 
-# Bindings are sized in multiples of this, so that a kernel may read whole vec4s.
-ALIGN = 16
 _SMALLEST = 256
-
-
-def device_itemsize(dtype: DType) -> int:
-    """Return the bytes of one element in device memory: int64 is held as 32 bits."""
-    return 4 if dtype is int64 else dtype.itemsize
-
-
-def binding_bytes(dtype: DType, elements: int) -> int:
-    """Return the size at which a buffer is bound and copied: whole words, whole vec4s, never 0."""
-    return max(ALIGN, (elements * device_itemsize(dtype) + ALIGN - 1) & -ALIGN)
 
 
 def size_class(nbytes: int, largest: int) -> int:
@@ -81,7 +70,7 @@ class DeviceBuffer:
         self.block = block
         self.dtype = dtype
         self.elements = elements
-        self.nbytes = elements * device_itemsize(dtype)
+        self.nbytes = device_bytes(dtype, elements)
         # deque.append is atomic and takes no lock: a finalizer may run in any thread, inside any other code.
         self._give_back = pool.returned.append
 

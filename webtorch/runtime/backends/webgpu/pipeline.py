@@ -8,49 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from webtorch.errors import DeviceLostError, KernelError
-from webtorch.ir.dtype import DType
 from webtorch.lower.sizes import Families, Family
 from webtorch.runtime.backends.webgpu.native import Native, Pointer, is_lost
 from webtorch.runtime.churn import Churn
 
-BindingKind = Literal["read", "read_write", "uniform"]
+if TYPE_CHECKING:
+    from webtorch.lower.wgsl_shader import Binding, WgslPass
+
 _T = TypeVar("_T")
-
-
-class Pass(Protocol):
-    """One dispatch of a rendered routine, as the renderer describes it (webtorch.lower.wgsl.WgslPass).
-
-    Bindings of group 0, in order: the routine's buffers named by `slots`, one scratch buffer for
-    each entry of `scratch` (its bytes; number i is one buffer for all passes of the routine), a
-    uniform with the arguments if there are any, the status words if the routine checks indices.
-    `args` are (byte offset, type, argument number of the routine).
-    """
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-    @property
-    def workgroup_size(self) -> tuple[int, int, int]: ...
-    @property
-    def slots(self) -> tuple[int, ...]: ...
-    @property
-    def scratch(self) -> tuple[int, ...]: ...
-    @property
-    def args(self) -> tuple[tuple[int, DType, int], ...]: ...
-    @property
-    def args_bytes(self) -> int: ...
-    @property
-    def has_status(self) -> bool: ...
-    @property
-    def bindings(self) -> tuple[BindingKind, ...]: ...
-    @property
-    def trusted_indices(self) -> bool: ...
-    @property
-    def trusted_loops(self) -> bool: ...
 
 
 class Pipeline:
@@ -64,7 +32,7 @@ class Pipeline:
         self._keep = (wrapper, layout)
 
 
-_Key = tuple[str, tuple[BindingKind, ...], bool, bool]
+_Key = tuple[str, tuple[str, ...], bool, bool]
 # Threads are started for this many kernels or more, and no more threads than this.
 _FEW = 4
 _MOST_THREADS = 16
@@ -74,7 +42,7 @@ class _AnySize(NamedTuple):
     """A pass for all sizes, as far as it is compiled."""
 
     source: str
-    bindings: tuple[BindingKind, ...]
+    bindings: tuple[Binding, ...]
     trusted_indices: bool
     trusted_loops: bool
 
@@ -88,7 +56,7 @@ def _placed(head: str, declared: str) -> str:
     return "".join([*lines[:at], declared, *lines[at:]])
 
 
-def _key(part: Pass | _AnySize) -> _Key:
+def _key(part: WgslPass | _AnySize) -> _Key:
     return part.source, part.bindings, part.trusted_indices, part.trusted_loops
 
 
@@ -99,7 +67,7 @@ class PipelineCache:
         self._native = native
         self._capacity = capacity
         self._pipelines: OrderedDict[_Key, Pipeline] = OrderedDict()
-        self._layouts: dict[tuple[BindingKind, ...], tuple[Any, Any]] = {}
+        self._layouts: dict[tuple[Binding, ...], tuple[Any, Any]] = {}
         self._families = Families()
         self.compiled = 0
         self.churn = Churn(
@@ -111,7 +79,7 @@ class PipelineCache:
     def __len__(self) -> int:
         return len(self._pipelines)
 
-    def get(self, part: Pass | _AnySize, name: str) -> Pipeline:
+    def get(self, part: WgslPass | _AnySize, name: str) -> Pipeline:
         """Return the pipeline of a pass. Raises KernelError with the source if the device refuses it."""
         key = _key(part)
         found = self._pipelines.get(key)
@@ -129,7 +97,7 @@ class PipelineCache:
             self.churn.dropped(self._pipelines.popitem(last=False)[0])
         return made
 
-    def of_any_size(self, part: Pass, name: str) -> tuple[Pipeline, list[int]]:
+    def of_any_size(self, part: WgslPass, name: str) -> tuple[Pipeline, list[int]]:
         """Return a pipeline that serves the other sizes of this pass too, as far as they have been seen,
         and the values of its arguments that are sizes. Raises KernelError.
 
@@ -158,7 +126,7 @@ class PipelineCache:
             found = family.made[places] = self.get(whole, name)
         return found, values
 
-    def family(self, part: Pass) -> tuple[str, Family, tuple[str, ...]]:
+    def family(self, part: WgslPass) -> tuple[str, Family, tuple[str, ...]]:
         """Return what stands before the body of a pass, and the family and numbers of its body."""
         source = "\n".join(x for x in part.source.splitlines() if not x.startswith("//"))
         begin = source.index("{", source.index("@compute"))
@@ -166,12 +134,12 @@ class PipelineCache:
         key = (head, part.bindings, part.trusted_indices, part.trusted_loops)
         return head, *self._families.find(body, key)
 
-    def prepare(self, parts: Sequence[tuple[Pass, str]]) -> None:
+    def prepare(self, parts: Sequence[tuple[WgslPass, str]]) -> None:
         """Compile the passes that `get` will be asked for, several at a time, where the engine can.
 
         Raises KernelError for the first that the device refuses.
         """
-        wanted: dict[_Key, tuple[Pass, str]] = {}
+        wanted: dict[_Key, tuple[WgslPass, str]] = {}
         for part, name in parts:
             key = _key(part)
             if key not in self._pipelines:
@@ -198,7 +166,7 @@ class PipelineCache:
                     future.cancel()
                 raise
 
-    def _prepare_watched(self, wanted: dict[_Key, tuple[Pass, str]]) -> None:
+    def _prepare_watched(self, wanted: dict[_Key, tuple[WgslPass, str]]) -> None:
         """Make all, and wait once for what the browser says of them, where Python can wait."""
         native: Any = self._native
         watching = native.watch() if wanted else False
@@ -216,7 +184,7 @@ class PipelineCache:
         for key, pipeline in made.items():
             self._add(key, pipeline, wanted[key][1])
 
-    def _prepare_promised(self, wanted: dict[_Key, tuple[Pass, str]]) -> None:
+    def _prepare_promised(self, wanted: dict[_Key, tuple[WgslPass, str]]) -> None:
         """Let Dawn compile on threads of its own: its binding keeps the errors of all of Python's in
         one list, but those of a promise with the promise."""
         promises = [
@@ -227,10 +195,10 @@ class PipelineCache:
             wrapper = guarded(promise.sync_wait, name, part.source)
             self._add(key, Pipeline(wrapper, layout), name)
 
-    def _compile(self, part: Pass | _AnySize, name: str) -> Pipeline:
+    def _compile(self, part: WgslPass | _AnySize, name: str) -> Pipeline:
         return Pipeline(*self._begin(part, name, "create_compute_pipeline"))
 
-    def _begin(self, part: Pass | _AnySize, name: str, method: str) -> tuple[Any, Any]:
+    def _begin(self, part: WgslPass | _AnySize, name: str, method: str) -> tuple[Any, Any]:
         """Return what a method of the binding makes of a pass, and the layout of its bind groups."""
         device: Any = self._native.wrapper
 
@@ -245,7 +213,7 @@ class PipelineCache:
 
         return guarded(build, name, part.source)
 
-    def _layout(self, bindings: tuple[BindingKind, ...]) -> tuple[Any, Any]:
+    def _layout(self, bindings: tuple[Binding, ...]) -> tuple[Any, Any]:
         found = self._layouts.get(bindings)
         if found is None:
             device: Any = self._native.wrapper

@@ -100,11 +100,6 @@ def _copy_large(data: Bytes) -> memoryview:
     return target.data
 
 
-def argument_format(dtype: DType) -> str:
-    """Return the struct code of a runtime argument of this type: WGSL's uniforms hold 32-bit numbers only."""
-    return "f" if dtype.kind == "float" else "I" if dtype.kind in ("uint", "bool") else "i"
-
-
 def argument_value(value: bool | int | float, dtype: DType, number: int) -> bool | int | float:
     """Return a value that struct can pack, rounding a float to infinity as float32 does.
 
