@@ -127,8 +127,10 @@ def test_nothing_is_submitted_when_encoding_failed(in_process):
     # An invalid command buffer, such as one of a bind group that was refused, must not reach the queue.
     done = in_process(
         """
+from dataclasses import replace
 step = exe._steps[0]
-step.memory = tuple((entry, 1 << 40) for entry, _ in step.memory)
+too_large = tuple((piece, 1 << 40) for piece, _ in step.layout.memory)
+step.layout = replace(step.layout, memory=too_large)
 for _ in range(3):
     try:
         exe.run([x], [1.0, 2.0])
