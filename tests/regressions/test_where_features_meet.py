@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable
@@ -850,3 +851,40 @@ def test_sums_in_several_orders_beside_what_they_share(orders: list[tuple[int, .
         return [w.tolist(), [s.tolist() for s in sums]]
 
     _both(story, "cpu")
+
+
+@pytest.mark.parametrize("collect", [False, True])
+@pytest.mark.parametrize("how", ["again", "written", "through a view"])
+def test_what_a_compiled_function_writes_and_its_backward_reads_keeps_its_value(
+    how: str, collect: bool, device: str
+) -> None:
+    # Written in place, its memory was also the saved value's: whoever wrote it next wrote both.
+    weight = webtorch.tensor([[0.5, -0.25], [0.75, 0.125]], device=device, requires_grad=True)
+
+    @webtorch.compile
+    def step(x: Any) -> Any:
+        with webtorch.no_grad():
+            x.mul_(2)
+        return (x @ weight).tanh()
+
+    for k in range(3):
+        start = torch.tensor([[0.1 + k, 0.2], [0.3, -0.4 - k]])
+        theirs = torch.tensor(weight.tolist(), requires_grad=True)
+        ((start * 2) @ theirs).tanh().pow(2).sum().backward()
+        x = webtorch.tensor(start.tolist(), device=device)
+        y = step(x)
+        if collect:
+            gc.collect()
+        other = x.clone() if how == "again" else x
+        if collect:
+            gc.collect()
+        if how == "again":
+            step(other).tolist()
+        elif how == "written":
+            other.add_(1)
+        else:
+            other[0].mul_(3)
+        other.tolist()
+        weight.grad = None
+        y.pow(2).sum().backward()
+        torch.testing.assert_close(torch.tensor(weight.grad.tolist()), theirs.grad)

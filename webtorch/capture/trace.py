@@ -1166,8 +1166,7 @@ def replay(
         buffers = captured.executable.run(inputs, args, into)
     else:
         buffers = captured.executable.run(inputs, args)
-    # A value that backward reads too must not be overwritten.
-    fresh = settle(captured, buffers, moved, backward is not None, kept)
+    fresh = settle(captured, buffers, moved, buffers[len(captured.targets) :], kept)
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     if backward is not None:
         results = [rebuild(r) for r in backward.results]
@@ -1187,12 +1186,12 @@ def settle(
     captured: Capture,
     buffers: list[Any],
     moved: dict[Any, Storage],
-    shared: bool = False,
+    kept_by_backward: Sequence[Any] = (),
     kept: Mapping[int, Storage] = MappingProxyType({}),
 ) -> dict[int, Storage]:
     """Put what a program returned where it belongs: into memory that it overwrote (where `moved` has
     it now), into storages of an earlier replay that are `kept`, and into new storages, which are
-    returned by the number of the output.
+    returned by the number of the output. Memory that the backward pass reads too is not overwritten.
     """
     fresh: dict[int, Storage] = {}
     for i, target, shape in captured.made:
@@ -1201,13 +1200,15 @@ def settle(
             continue
         node = computed(shape, buffers[i])
         fresh[target] = Storage(node, captured.runtime)
-        node.shared = shared
+        node.shared = any(b is buffers[i] for b in kept_by_backward)
     for i, storage in captured.overwritten:
         if moved:
             storage = moved.get(storage, storage)
         # What was written in place is where it was.
         if storage.node.buffer is not buffers[i]:
             storage.settle(storage.node, computed(captured.shapes[i], buffers[i]))
+        if kept_by_backward and any(b is buffers[i] for b in kept_by_backward):
+            storage.node.shared = True
         storage.version += 1
     if captured.one_value_twice is None:
         values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
