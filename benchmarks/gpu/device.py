@@ -77,7 +77,7 @@ class Share:
 def _rows(executable: Any) -> list[tuple[str, tuple[Any, ...]]]:
     """Return (name, encoded dispatch) of a WebGPU executable that has run, each with its pipeline."""
     plan = next(reversed(executable._plans.values()))
-    names = [d.name for d in executable._steps if not isinstance(d, tuple)]
+    names = [name for _, name in executable.labels]
     rows, last = [], None
     for segment, _copies in plan.segments:
         for pipeline, *rest in segment:

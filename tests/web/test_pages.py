@@ -97,8 +97,9 @@ def test_training_is_stepped_through(site: Path, page: Page, serve: Any) -> None
     losses = [float(t) for t in page.page.locator("#values li").all_text_contents()]
     assert len(losses) == 3 and losses[2] < losses[0]
     assert page.page.get_attribute("#chart .curve", "d").count("L") == 2
-    # Back at the first step.
-    page.page.click("#reset")
+    # Back at the first step: the page loads again.
+    with page.page.expect_navigation():
+        page.page.click("#reset")
     page.until("document.getElementById('steps')?.textContent === '0'")
     ready(page)
     assert page.run(f"() => {samples}") == seen[0]
