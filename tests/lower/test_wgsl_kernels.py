@@ -797,9 +797,7 @@ def test_float64_is_refused_with_what_to_do() -> None:
         render(unary_kernel(float64, float64, 4, lambda x: x + 1.0), open_device().limits, "naga")
 
 
-@pytest.mark.parametrize(
-    "name", [f.name for f in FUNCTIONS.values() if f.expansion is not None]
-)
+@pytest.mark.parametrize("name", [f.name for f in FUNCTIONS.values() if f.expansion is not None])
 def test_functions_are_as_accurate_on_the_device(name: str) -> None:
     from tests.null.test_wgsl_expansions import EXACT, cases, ulps
 

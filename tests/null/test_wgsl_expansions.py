@@ -211,7 +211,9 @@ def test_expansion_is_within_four_units_of_float64(name: str) -> None:
 
 def test_whole_powers_are_exact() -> None:
     x, y = (v.ravel().astype(np.float32) for v in np.meshgrid(np.arange(-12, 13), np.arange(0, 7)))
-    actual = run_float32(EXPANSIONS["pow"].expansion(ex.input_(0, float32), ex.input_(1, float32)), x, y)
+    actual = run_float32(
+        EXPANSIONS["pow"].expansion(ex.input_(0, float32), ex.input_(1, float32)), x, y
+    )
     np.testing.assert_array_equal(actual, x.astype(np.float64) ** y)
 
 

@@ -8,7 +8,6 @@ here. Rules of composites are in `rules`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 

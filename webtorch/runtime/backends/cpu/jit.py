@@ -417,7 +417,7 @@ class LlvmMachine:
             return self.select(inside, a >> count, self.constant(0, a.kind))
         return a >> self.select(inside, b, self.constant(self.widths[a.kind] - 1, a.kind))
 
-    def power(self, a: _Value, b: _Value) -> _Value:
+    def pow_of_integers(self, a: _Value, b: _Value) -> _Value:
         """Raise an integer to a power."""
         if a.kind == "bool":
             return a | self.logical_not(b)
@@ -449,8 +449,6 @@ class LlvmMachine:
                 return self.shift(name, *args)
             case "floor" | "ceil" | "trunc" | "round":
                 return self.rounded(_ROUNDINGS[name], args[0])
-            case "pow" if args[0].kind not in _FLOATS:
-                return self.power(*args)
         if name in _INSTRUCTIONS:
             return getattr(self, name)(*args)
         function = FUNCTIONS.get(name)
@@ -458,6 +456,8 @@ class LlvmMachine:
             raise TypeError(f"no such function in kernels: {name}")
         if args[0].kind == "float32":
             return self.evaluate(_expansion(name), args)
+        if args[0].kind not in _FLOATS:
+            return getattr(self, f"{name}_of_integers")(*args)
         return self.intrinsic(function.libm, "float64", *args)
 
     def evaluate(self, root: Expr, inputs: Sequence[_Value]) -> _Value:

@@ -38,7 +38,8 @@ def _typed(kind: str) -> Callable[[Any], Any]:
 
 def _scalar(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        return np.asarray(function(*args))[()]
+        # Arrays of one: of scalars NumPy computes some functions in another way (x^0.5 at -infinity).
+        return np.asarray(function(*map(np.atleast_1d, args)))[0]
 
     call.__name__ = getattr(function, "__name__", "call")
     return call
@@ -124,13 +125,6 @@ def order_position(acc: Any) -> int:
     return 0xFFFFFFFF - (int(acc) & 0xFFFFFFFF)
 
 
-def _pow(x: Any, y: Any) -> Any:
-    """Raise to a power, as arrays of one: for scalars NumPy takes a square root for x^0.5, which differs
-    at -infinity.
-    """
-    return numpy_math.pow(np.array([x]), np.array([y]))[0]
-
-
 NAMESPACE: dict[str, Any] = {
     f.loops: _scalar(numpy_math.NAMESPACE[f.numpy or f.name]) for f in FUNCTIONS.values()
 }
@@ -149,7 +143,6 @@ NAMESPACE |= {
     "order_argmax": order_argmax,
     "order_argmin": order_argmin,
     "order_position": order_position,
-    "pow": _pow,
     "from_bfloat16": _scalar(numpy_math.from_bfloat16),
     "to_bfloat16": _scalar(numpy_math.to_bfloat16),
     "philox": numpy_math.philox,
