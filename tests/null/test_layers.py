@@ -22,14 +22,8 @@ FLOORS = {
     "as_torch": 6, "onnx": 6, "pytorch": 6, "web": 6, "io": 6, "cli": 6, "demo": 6, "doctor": 6, "__main__": 6,
 }  # fmt: skip
 SURFACE = 4
-# (importing part, imported module) -> why it may point up. Types only, at the top of a file.
-UPWARD = {
-    (
-        "lower",
-        "webtorch.runtime.backend",
-    ): "Limits: what a device can do is a plain value that the compiler reads",
-}
-# The same, inside functions: entries of the table whose work is about tensors rather than formulas.
+# (importing file, imported module) inside functions -> why it may point up: entries of the table
+# whose work is about tensors rather than formulas.
 _TENSORS = (
     "reads or makes a tensor's place (device, storage, gradient mode), which only a call can know"
 )
@@ -138,8 +132,6 @@ def upward() -> list[Import]:
 
 
 def _is_listed(i: Import) -> bool:
-    if (part(i.module), i.target) in UPWARD:
-        return True
     return i.where == "function" and (i.module.partition(".")[2], i.target) in UPWARD_IN_FUNCTIONS
 
 
@@ -154,18 +146,8 @@ def test_imports_point_down() -> None:
 
 
 def test_every_exception_is_still_needed() -> None:
-    used = {(part(i.module), i.target) for i in upward()}
     used_inside = {(i.module.partition(".")[2], i.target) for i in upward()}
-    assert set(UPWARD) <= used, set(UPWARD) - used
     assert set(UPWARD_IN_FUNCTIONS) <= used_inside, set(UPWARD_IN_FUNCTIONS) - used_inside
-
-
-def test_what_lower_takes_from_the_backend_protocol_is_only_its_limits() -> None:
-    for name, tree in TREES.items():
-        if part(name) == "lower":
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module == "webtorch.runtime.backend":
-                    assert [a.name for a in node.names] == ["Limits"], name
 
 
 def test_backends_are_imported_by_name_only() -> None:
