@@ -1,6 +1,4 @@
-"""Writing to tensors, conversions between types, and comparisons of whole tensors. May import
-floors 0 and 1.
-"""
+"""Writing to tensors, conversions between types, and comparisons of whole tensors."""
 
 from __future__ import annotations
 
@@ -8,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import creation, movement
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
-from webtorch.ops import creation, movement
 from webtorch.ops.elementwise import isclose
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
 from webtorch.ops.record import Op, composite

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention. May import floors 0 and 1.
+"""Scaled dot-product attention.
 
 Letters of shapes: H query heads, G groups of them that share a key head, L queries, S keys, E size of a head.
 """
@@ -9,9 +9,10 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.composite import dropout
+from webtorch.functions.contract import c_name, matmul
+from webtorch.functions.random import default_generator
 from webtorch.ir.dtype import bool_, float32, int64
-from webtorch.ops.composite import dropout
-from webtorch.ops.contract import c_name, matmul
 from webtorch.ops.elementwise import _where, clamp_min, exp
 from webtorch.ops.primitive import (
     attention,
@@ -21,7 +22,6 @@ from webtorch.ops.primitive import (
     reduce_dims,
     suits_attention,
 )
-from webtorch.ops.random import default_generator
 from webtorch.ops.record import LOWER, composite
 
 # The lowest float32.

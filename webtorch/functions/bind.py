@@ -1,4 +1,4 @@
-"""Turns the op table into functions and methods. Floor 4: the one place where entries meet the
+"""Turns the op table into functions and methods. The one place where entries meet the
 Tensor class.
 """
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from webtorch.ops.assign import CONVERSIONS
-from webtorch.ops.movement import PROPERTIES
+from webtorch.functions import subscript as indexing
+from webtorch.functions.assign import CONVERSIONS
+from webtorch.functions.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
-from webtorch.tensors import attention, calls, indexing, lapack, override, primitives
+from webtorch.tensors import attention, calls, lapack, override, primitives
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.gradient_names import GRADIENT_NAMES
@@ -20,14 +21,15 @@ from webtorch.tensors.remember import remembered
 from webtorch.tensors.tape import composed
 from webtorch.tensors.tensor import Tensor
 
-# The files of the table. A new file of entries is named here once.
-_FILES = (
-    "elementwise", "special", "reduce", "movement", "indexing", "ordering", "creation", "random",
+# The files of entries. A new file is named here once.
+_FORMULAS = ("elementwise", "special", "activation", "optimize", "bessel", "gamma", "integer")
+_FUNCTIONS = (
+    "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
-    "activation", "norm", "loss", "attention", "composite", "statistics", "optimize",
+    "norm", "loss", "attention", "composite", "statistics",
     "quantize",
-    "linalg", "decomposition", "lobpcg", "bessel", "gamma", "polynomial", "window", "copying", "complex", "fft",
-    "spectrum", "segment", "masked", "native", "integer", "sampling", "oldnames",
+    "linalg", "decomposition", "lobpcg", "polynomial", "window", "copying", "complex", "fft",
+    "spectrum", "segment", "masked", "native", "sampling", "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -44,8 +46,10 @@ def load_table() -> None:
     assert primitives.as_view is not None
     assert attention.suits is not None
     assert lapack.host is not None
-    for name in _FILES:
+    for name in _FORMULAS:
         importlib.import_module(f"webtorch.ops.{name}")
+    for name in _FUNCTIONS:
+        importlib.import_module(f"webtorch.functions.{name}")
     for op in TABLE.values():
         _bind(op)
     for op in TABLE.values():

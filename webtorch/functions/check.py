@@ -1,4 +1,4 @@
-"""Rules about values that only the device knows. May import floors 0 and 1."""
+"""Rules about values that only the device knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complex numbers: making them, their parts, conjugates and signs. May import floors 0 and 1.
+"""Complex numbers: making them, their parts, conjugates and signs.
 
 A complex tensor is a view of real pairs (`tensors/primitives.py`). What stands here composes real operations
 on the pairs, so that gradients follow PyTorch's convention by themselves: the cotangent of a complex number is
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import movement
 from webtorch.ir.dtype import float16
-from webtorch.ops import elementwise, movement
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import (
     conjugate,
     imag_part,

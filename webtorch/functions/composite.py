@@ -1,4 +1,4 @@
-"""Softmax and its family, dropout, distances: ops made of other ops. May import floors 0 and 1.
+"""Softmax and its family, dropout, distances: ops made of other ops.
 
 They are written so that the compiler sees what it can fuse: a row is reduced, and mapped with the result.
 Gradient rules follow the convention of reduce.py.
@@ -10,15 +10,15 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.reduce import eq, positions, sum, vector_norm
 from webtorch.ir.dtype import FLOATS, DType, float32
-from webtorch.ir.view import broadcast_shapes
+from webtorch.ir.view import broadcast_shapes, wrap_dim
 from webtorch.ops.activation import FUNCTIONAL, put_back
 from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE, Autocast, composite
-from webtorch.ops.reduce import eq, positions, sum, vector_norm, wrap_dim
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Contractions: matrix products and everything that is one. May import floors 0 and 1; `attach` comes from the tape.
+"""Contractions: matrix products and everything that is one.
 
 All products end in one primitive, `matmul3`, which reads strided operands in place: a transposed
 weight is a view, and an operand broadcast over a batch is never written out.
@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.creation import eye
+from webtorch.functions.linalg import inv
+from webtorch.functions.movement import join, narrow
 from webtorch.ir.dtype import DType, bool_, promote_types
 from webtorch.ir.view import (
     broadcast_shapes,
@@ -20,7 +23,6 @@ from webtorch.ir.view import (
     numel,
     reshape_strides,
 )
-from webtorch.ops.movement import join, narrow
 from webtorch.ops.precision import computed_wide, is_short, to_type, widened
 from webtorch.ops.primitive import as_view, conjugate, fill, matmul3, unrounded
 from webtorch.ops.purity import warn_once
@@ -33,6 +35,7 @@ from webtorch.ops.record import (
     composite,
     with_factors_first,
 )
+from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
@@ -90,8 +93,6 @@ def product(a: Any, b: Any) -> Any:
     n = b.shape[2]
     if batch and m and n and k:
         return matmul3(a, b)
-    from webtorch.tensors.tape import attach
-
     # No terms: zeros, still connected to the inputs, whose gradients may have elements.
     out = fill((batch, m, n), 0, a.dtype, a.device)
     return attach(
@@ -115,8 +116,6 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     if not (m and k and n):
         right = (b.transpose(0, 1) if transposed else b).unsqueeze(0)
         return product(a.reshape((1, m, k)), right).reshape((*lead, n))
-    from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
-
     strides = reshape_strides(a._shape, a._strides, (m, k))
     if strides is None:
         a, strides = a.contiguous(), (k, 1)
@@ -1002,12 +1001,8 @@ def matrix_power(input: Any, n: int) -> Any:
             f"{' by '.join(map(str, shape[-2:]))} matrices"
         )
     if n < 0:
-        from webtorch.ops.linalg import inv
-
         return matrix_power(inv(input), -n)
     if n == 0:
-        from webtorch.ops.creation import eye
-
         one = eye(shape[-1], dtype=input.dtype, device=input.device)
         return one.expand(shape).contiguous()
     result, square = None, input

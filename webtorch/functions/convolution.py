@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions in one, two and three dimensions. May import floors 0 and 1.
+"""Convolutions and transposed convolutions in one, two and three dimensions.
 
 One primitive does the work: the two-dimensional convolution and its two gradients, each of which is
 the derivative of the others. One dimension is two with a height of 1; three are a sum over the
@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.contract import c_name, check_tensor
+from webtorch.functions.movement import pick, window
 from webtorch.ir.dtype import bool_
-from webtorch.ops.contract import c_name, check_tensor
-from webtorch.ops.movement import pick, window
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
+from webtorch.tensors.tape import attach
 
 Sizes = int | Sequence[int]
 EVERYWHERE = ("torch", "nn.functional")
@@ -138,8 +139,6 @@ def _raw(
     out_shape = shapes[2] if kind == "forward" else shapes[0]
     if a.numel() and b.numel() and 0 not in out_shape:
         return conv2d_raw(kind, a, b, *shapes, stride, padding, dilation, groups)
-    from webtorch.tensors.tape import attach
-
     out = fill(out_shape, 0, a.dtype, a.device)
 
     def rule(g: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Views as copies (torch.expand_copy and the like). May import floors 0 and 1."""
+"""Views as copies (torch.expand_copy and the like)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.ops import movement
+from webtorch.functions import movement
 from webtorch.ops.primitive import as_view
 from webtorch.ops.record import TABLE, composite
 

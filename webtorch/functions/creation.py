@@ -1,6 +1,6 @@
-"""Creation: tensors from data, from a value, from a range. May import floors 0 and 1.
+"""Creation: tensors from data, from a value, from a range.
 
-Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by floor 4.
+Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by `tensors`.
 NumPy is never imported here: arrays are recognised by their protocol.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
+from webtorch.functions import movement
+from webtorch.functions.movement import METHOD, laid_out, sizes_of
 from webtorch.ir.dtype import (
     DType,
     Scalar,
@@ -26,12 +28,15 @@ from webtorch.ir.dtype import (
     promote_types,
 )
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
-from webtorch.ops import elementwise, movement
-from webtorch.ops.movement import METHOD, laid_out, sizes_of
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import composite
+from webtorch.tensors.calls import get_default_dtype, store_in
+from webtorch.tensors.creation import from_array, from_bytes
+from webtorch.tensors.device import resolve
+from webtorch.tensors.tensor import Tensor
 
 TORCH = ("torch",)
 _PYTHON_TYPES: dict[Any, DType] = {
@@ -47,8 +52,6 @@ _PYTHON_TYPES: dict[Any, DType] = {
 
 def default_dtype() -> DType:
     """Return the type of new floating-point tensors."""
-    from webtorch.tensors.calls import get_default_dtype
-
     return get_default_dtype()
 
 
@@ -71,19 +74,9 @@ def _size(op: str, args: Sequence[Any], size: Any) -> Shape:
     return shape
 
 
-def check_stated(name: str, dtype: DType | None, out: Any) -> None:
-    """Raise RuntimeError if `dtype=` is given beside an `out=` of another type."""
-    if dtype is not None and dtype is not out.dtype:
-        raise RuntimeError(
-            f"{name}: Expected out tensor to have dtype {dtype}, but got {out.dtype} instead"
-        )
-
-
 def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") -> Any:
     """Apply `requires_grad=` and `out=` to a new tensor."""
     if out is not None:
-        from webtorch.tensors.calls import store_in
-
         if name in ("normal", "bernoulli"):
             # Drawn in place, whatever the type.
             result = cast_to(result, out.dtype)
@@ -159,8 +152,6 @@ def fits(value: Any, dtype: DType) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    from webtorch.tensors.tensor import Tensor
-
     return isinstance(value, Tensor)
 
 
@@ -191,8 +182,6 @@ def _array_dtype(value: Any) -> DType:
 
 def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
     """Return a tensor with the elements of a NumPy array (or of what gives one)."""
-    from webtorch.tensors.creation import from_bytes
-
     value = _native_array(value)
     source = _array_dtype(value)
     target = source if dtype is None else dtype
@@ -232,8 +221,6 @@ def _native_array(value: Any) -> Any:
 
 def _on_array(value: Any, dtype: DType | None = None) -> Any:
     """Return a CPU tensor that shares the memory of a NumPy array, whose elements are `dtype`."""
-    from webtorch.tensors.creation import from_array
-
     value = _native_array(value)
     dtype = _array_dtype(value) if dtype is None else dtype
     if any(st % value.itemsize for st in value.strides):
@@ -356,8 +343,6 @@ def _packed(values: list[Scalar], dtype: DType, inferred: bool) -> bytes:
 
 def _make(data: Any, dtype: DType | None, device: Any) -> Any:
     """Return a tensor with a copy of `data`: a number, nested sequences, an array."""
-    from webtorch.tensors.creation import from_bytes
-
     if isinstance(data, (str, bytes)):
         raise TypeError(f"new(): invalid data type '{type(data).__name__}'")
     if _is_array(data):
@@ -429,8 +414,6 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
 
 def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
     """Whether a tensor of an array can be on its memory: the type stays, and the device is the CPU."""
-    from webtorch.tensors.device import resolve
-
     return (
         hasattr(data, "__array_interface__")
         and hasattr(data, "__setitem__")

@@ -1,4 +1,4 @@
-"""Orthogonal factors, eigenvalues, singular values, and what is made of them. May import floors 0 and 1.
+"""Orthogonal factors, eigenvalues, singular values, and what is made of them.
 
 As in linalg.py the factorisations are LAPACK's and the derivatives are written with other operations.
 Derivatives of eigenvectors and singular vectors are those of PyTorch: finite only where the values
@@ -11,10 +11,8 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import DType, float32, float64, int32, int64
-from webtorch.ops import creation, movement, random, reduce
-from webtorch.ops.elementwise import where
-from webtorch.ops.linalg import (
+from webtorch.functions import creation, movement, random, reduce
+from webtorch.functions.linalg import (
     EVERYWHERE,
     LINALG,
     _solve,
@@ -28,7 +26,9 @@ from webtorch.ops.linalg import (
     inv_ex,
     solve_triangular,
 )
-from webtorch.ops.norm import EPSILON
+from webtorch.functions.norm import EPSILON
+from webtorch.ir.dtype import DType, float32, float64, int32, int64
+from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite, return_type

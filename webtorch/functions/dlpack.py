@@ -1,10 +1,11 @@
-"""Memory shared with other libraries by DLPack, through NumPy's reader and writer. Floor 4."""
+"""Memory shared with other libraries by DLPack, through NumPy's reader and writer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from webtorch.errors import DeviceError
+from webtorch.functions import creation
 from webtorch.tensors.tensor import Tensor
 
 # DLPack's number of ordinary memory.
@@ -31,8 +32,6 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
     one is seen in the other. Raises DeviceError for an array in another device's memory.
     """
     import numpy
-
-    from webtorch.ops import creation
 
     if type(ext_tensor).__name__ == "PyCapsule":
         ext_tensor = _Capsule(ext_tensor)

@@ -1,4 +1,4 @@
-"""torch.fft: the public transforms, their lengths, dims and norms. May import floors 0 and 1.
+"""torch.fft: the public transforms, their lengths, dims and norms.
 
 The transforms themselves, unscaled, are in fourier.py.
 """
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import creation, movement
+from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.view import normalize_dim
-from webtorch.ops import creation, movement
-from webtorch.ops.fourier import complex_transform, half_transform, real_transform
 from webtorch.ops.primitive import cast_to, conjugate, pad_with
 from webtorch.ops.record import Autocast, composite
 

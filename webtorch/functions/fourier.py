@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of any length. May import floors 0 and 1.
+"""Discrete Fourier transforms of any length.
 
 On the CPU a transform is one node of NumPy's pocketfft. Elsewhere it is made of products: a length n = a b is a
 transform of length a of all columns (a product with the a x a matrix of its roots), a turn of every number by
@@ -15,11 +15,11 @@ import functools
 import math
 from typing import Any
 
+from webtorch.functions import creation, movement
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import numel
-from webtorch.ops import creation, movement
 from webtorch.ops.primitive import (
     as_view,
     cast_to,

@@ -1,4 +1,4 @@
-"""Indexing: gathering and scattering by index tensors, masks, positions, order. May import floors 0 and 1.
+"""Indexing: gathering and scattering by index tensors, masks, positions, order.
 
 Everything stands on two primitives: `take` picks rows of the first dims by index tensors, `scatter` combines rows
 into them. Bounds of index tensors are checked on the device; nothing is read from it, except where the result's shape
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import creation, movement
+from webtorch.functions.movement import METHOD, pick, window
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     INTEGERS,
@@ -22,13 +24,13 @@ from webtorch.ir.dtype import (
     float64,
     int32,
     int64,
+    integer_limits,
     legacy_name,
     uint8,
 )
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
-from webtorch.ops import creation, elementwise, movement
-from webtorch.ops.movement import METHOD, pick, window
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import as_view, cast_to, copy, differentiated, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -36,6 +38,7 @@ from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Autocast, Elementwise, composite
 from webtorch.ops.record import elementwise as entry
+from webtorch.tensors import tape
 
 FUNCTIONAL = ("nn.functional",)
 
@@ -214,8 +217,6 @@ def take_at(
 
 def _no_elements(x: Any, shape: Shape) -> Any:
     """Return an empty result that still belongs to x's graph."""
-    from webtorch.tensors import tape
-
     full = x._shape
     return tape.attach(
         _zeros(shape, x.dtype, x.device),
@@ -639,8 +640,6 @@ def _identity(reduce: str, dtype: DType) -> Scalar:
         return True if dtype is bool_ else 1
     if dtype.kind == "float":
         return -math.inf if reduce == "amax" else math.inf
-    from webtorch.ir.dtype import integer_limits
-
     low, high = integer_limits(dtype)
     if dtype is int64:
         # The neutral value must fit where int64 is held in 32 bits.
@@ -690,8 +689,6 @@ def scatter_reduce(
 
     include_self: whether input's own value takes part. Differentiable in input and src.
     """
-    from webtorch.tensors import tape
-
     if reduce not in _REDUCTIONS:
         raise RuntimeError(
             f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
@@ -972,8 +969,6 @@ def embedding(
     padding_idx: this row gets no gradient. max_norm: rows with a larger norm_type norm are scaled down in place first.
     scale_grad_by_freq: a row's gradient is divided by how often it was used. sparse is taken and ignored.
     """
-    from webtorch.tensors import tape
-
     if input.dtype not in (int64, int32):
         raise DTypeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "

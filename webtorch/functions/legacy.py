@@ -1,11 +1,12 @@
 """The typed constructors of old PyTorch code: FloatTensor([1, 2]), LongTensor(2, 3), isinstance
-checks. Floor 4.
+checks.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from webtorch.functions import creation
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
 from webtorch.tensors.tensor import Size, Tensor
@@ -24,8 +25,6 @@ class _Typed(type):
     dtype: DType
 
     def __call__(cls, *args: Any, device: Any = None) -> Tensor:
-        from webtorch.ops import creation
-
         if len(args) == 1 and not isinstance(args[0], (int, Size)):
             data = args[0]
             if isinstance(data, Tensor) and data.dtype is not cls.dtype:

@@ -1,4 +1,4 @@
-"""Systems of equations, inverses, determinants and triangular factors. May import floors 0 and 1.
+"""Systems of equations, inverses, determinants and triangular factors.
 
 The factorisations themselves are LAPACK's, one opaque node each (`primitive.host`), on the CPU; what is
 made of them, and every derivative, is written with other operations, so second derivatives follow.
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
+from webtorch.functions import movement
+from webtorch.functions.check import demand
+from webtorch.functions.creation import eye
 from webtorch.ir.dtype import COMPLEX, DType, bool_, float32, float64, int32, int64
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops import movement
-from webtorch.ops.check import demand
 from webtorch.ops.elementwise import eq, where
 from webtorch.ops.primitive import (
     cast_to,
@@ -147,8 +148,6 @@ def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Any, ...
 
 def identity(n: int, like: Any) -> Any:
     """Return the n x n identity in the type and on the device of `like`."""
-    from webtorch.ops.creation import eye
-
     return eye(n, dtype=like.dtype, device=like.device)
 
 

@@ -1,4 +1,4 @@
-"""Extreme eigenpairs of symmetric matrices by conjugate gradients. May import floors 0 and 1.
+"""Extreme eigenpairs of symmetric matrices by conjugate gradients.
 
 Knyazev, "Toward the optimal preconditioned eigensolver", 2001. The basis of each step (approximations,
 preconditioned residuals, last directions) is made orthonormal by the eigenvectors of its Gram matrix:
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import movement, random
+from webtorch.functions.decomposition import eigh as linalg_eigh
+from webtorch.functions.linalg import check_matrix, linalg_cholesky, solve_triangular
 from webtorch.ir.dtype import FLOATS, float64
-from webtorch.ops import movement, random
-from webtorch.ops.decomposition import eigh as linalg_eigh
 from webtorch.ops.elementwise import rsqrt
-from webtorch.ops.linalg import check_matrix, linalg_cholesky, solve_triangular
 from webtorch.ops.record import composite
 
 METHODS = ("basic", "ortho")

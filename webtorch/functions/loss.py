@@ -1,4 +1,4 @@
-"""Losses of nn.functional. May import floors 0 and 1.
+"""Losses of nn.functional.
 
 Each is an elementwise formula, weights, and one of the reductions "none", "mean" and "sum". Classification losses
 pick the target's entry by a masked sum over the classes, not by a gather: it joins the row kernel of log_softmax,
@@ -11,13 +11,14 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import indexing
+from webtorch.functions.composite import log_softmax, pairwise_distance
+from webtorch.functions.reduce import mean, positions, sum
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import broadcast_shapes
-from webtorch.ops import indexing
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.composite import log_softmax, pairwise_distance
 from webtorch.ops.elementwise import (
     _where,
     clamp_min,
@@ -43,7 +44,6 @@ from webtorch.ops.record import (
     composite,
     elementwise,
 )
-from webtorch.ops.reduce import mean, positions, sum
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),

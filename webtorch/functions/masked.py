@@ -1,4 +1,4 @@
-"""torch.masked: reductions and normalisations that leave elements out. May import floors 0 and 1.
+"""torch.masked: reductions and normalisations that leave elements out.
 
 A mask is true where an element counts. What is left out is replaced by the value that changes nothing;
 a slice with nothing in it gives that value, or NaN where a mean is asked for.
@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import composite as norms
+from webtorch.functions import creation, ordering, reduce
+from webtorch.functions.movement import integers_held
 from webtorch.ir.dtype import DType, bool_, int64
-from webtorch.ops import composite as norms
-from webtorch.ops import creation, elementwise, ordering, reduce
+from webtorch.ops import elementwise
 from webtorch.ops.elementwise import where
-from webtorch.ops.movement import integers_held
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import composite
 

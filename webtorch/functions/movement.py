@@ -1,4 +1,4 @@
-"""Movement: views, copies of parts, joining, repeating, padding. May import floors 0 and 1.
+"""Movement: views, copies of parts, joining, repeating, padding.
 
 A view is `as_view` with new shape, strides and offset, and a rule that turns the view's cotangent into the tensor's.
 The rules are written with ops of this file, so that second derivatives follow. They keep shapes, not tensors, alive.
@@ -55,6 +55,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite
+from webtorch.tensors import tape
 
 METHOD = ("Tensor",)
 
@@ -470,7 +471,7 @@ def _H(input: Any) -> Any:
     return conjugate(_swap(input, 0, 1) if input._shape else input)
 
 
-# The properties among the entries: floor 4 binds them so.
+# The properties among the entries: `functions.bind` binds them so.
 PROPERTIES = ("mT", "mH", "T", "H")
 
 
@@ -956,8 +957,6 @@ def as_strided(
 
 def _become(name: str, x: Any, seen: Any) -> Any:
     """Make `x` the view `seen` of its own storage."""
-    from webtorch.tensors import tape
-
     if tape.mode.grad and x.requires_grad and x.is_leaf:
         raise RuntimeError(
             f"{name}: a leaf Variable that requires grad is being used in an in-place operation."
@@ -1138,8 +1137,6 @@ def _shapes(tensors: Sequence[Any]) -> str:
 
 def join(tensors: Sequence[Any], dim: int) -> Any:
     """What `cat` computes, for other operations: autocast does not see it."""
-    from webtorch.tensors import tape
-
     tensors = _listed("cat", tensors)
     if not tensors:
         raise ValueError("torch.cat(): expected a non-empty list of Tensors")
@@ -1427,7 +1424,7 @@ def repeat_interleave(
     if not input._shape:
         input = reshape(input, (1,))
     if isinstance(repeats, (list, tuple)):
-        from webtorch.ops import creation
+        from webtorch.functions import creation
 
         repeats = creation.tensor(list(repeats), device=input.device)
     if not isinstance(repeats, int):
@@ -1446,7 +1443,7 @@ def repeat_interleave(
 
 
 def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
-    from webtorch.ops import indexing
+    from webtorch.functions import indexing
 
     if len(counts._shape) != 1:
         raise RuntimeError("repeats must be 0-dim or 1-dim tensor")

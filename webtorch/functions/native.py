@@ -1,7 +1,4 @@
-"""PyTorch's native names: normalisations with their statistics, grid samplers, the parts of floats.
-
-May import floors 0 and 1.
-"""
+"""PyTorch's native names: normalisations with their statistics, grid samplers, the parts of floats."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import creation, decomposition, indexing, movement, norm, resize
+from webtorch.functions.reduce import vector_norm
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     FLOATS,
@@ -22,12 +21,10 @@ from webtorch.ir.dtype import (
     promote_types,
 )
 from webtorch.ir.expr import Expr
-from webtorch.ops import creation, decomposition, indexing, movement, norm, resize
 from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import Autocast, composite, elementwise, return_type
-from webtorch.ops.reduce import vector_norm
 
 FUNCTION = ("torch",)
 Frexp = return_type("frexp", "mantissa", "exponent")

@@ -1,4 +1,4 @@
-"""Normalisations: layer, RMS, group, batch and instance norm. May import floors 0 and 1.
+"""Normalisations: layer, RMS, group, batch and instance norm.
 
 All stand on two rules: subtract the mean and divide by the standard deviation over some dims, or divide by the
 root mean square. Statistics are computed in float32 for 16-bit floats. The gradient rules compute them again from
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.reduce import count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt, square
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import WHOLE, Autocast, composite
-from webtorch.ops.reduce import count_of, mean_of
 
 # The distance from 1 to the next number: rms_norm's default eps.
 EPSILON: dict[DType, float] = {

@@ -1,4 +1,4 @@
-"""Names that PyTorch keeps from its early years: apply_, map_, new, range, dropout_. May import floors 0 and 1."""
+"""Names that PyTorch keeps from its early years: apply_, map_, new, range, dropout_."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import ShapeError
+from webtorch.functions import convolution, creation, indexing, movement
+from webtorch.functions.assign import METHOD
+from webtorch.functions.composite import alpha_dropout, dropout, feature_alpha_dropout
+from webtorch.functions.creation import TORCH
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops import activation, convolution, creation, indexing, movement
-from webtorch.ops.assign import METHOD
-from webtorch.ops.composite import alpha_dropout, dropout, feature_alpha_dropout
-from webtorch.ops.creation import TORCH
+from webtorch.ops import activation
 from webtorch.ops.primitive import as_view, write
 from webtorch.ops.purity import warn
 from webtorch.ops.record import composite as declare

@@ -1,4 +1,4 @@
-"""Order: sort, argsort, topk, kthvalue, median, quantile, unique. May import floors 0 and 1.
+"""Order: sort, argsort, topk, kthvalue, median, quantile, unique.
 
 Only the order is computed, as an index tensor (`lower/templates/sort.py` and the CPU's `order.py` say how); values are
 gathered by it, so gradients follow. It is stable: ties keep their order. NaN is the largest number, as in PyTorch.
@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import ShapeError
+from webtorch.functions import indexing, movement
+from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
-from webtorch.ops import elementwise, indexing, movement
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, composite, return_type
-from webtorch.ops.reduce import one_of_all
 
 Sort = return_type("sort")
 Topk = return_type("topk")

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of torch.special, by their three-term recurrences. May import floors 0 and 1.
+"""Orthogonal polynomials of torch.special, by their three-term recurrences.
 
 The degree may be a tensor; its largest element is then read, as the number of steps.
 Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), table 22.7.
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.functions import creation
 from webtorch.ir.dtype import DType, int64
-from webtorch.ops import creation
 from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL
+from webtorch.tensors.calls import get_default_dtype, result_type
 
 # (x, p of degree k, p of degree k - 1, k) -> p of degree k + 1.
 Step = Callable[[Any, Any, Any, int], Any]
@@ -22,8 +23,6 @@ Step = Callable[[Any, Any, Any, int], Any]
 
 def _evaluate(x: Any, n: Any, first: Callable[[Any], Any], step: Step) -> Any:
     """Return the polynomial of degree n at x: 0 below degree 0, 1 at 0, `first(x)` at 1."""
-    from webtorch.tensors.calls import get_default_dtype, result_type
-
     dtype: DType = result_type(x, n)
     if dtype.kind != "float":
         dtype = get_default_dtype()

@@ -1,4 +1,4 @@
-"""Pooling, and windows of images as columns (unfold, fold). May import floors 0 and 1; `attach` comes from the tape.
+"""Pooling, and windows of images as columns (unfold, fold).
 
 All of it is one view and one reduction: `windows` shows every window of the (padded) input without copying, and the
 reduction runs over the last dimensions. The transpose of `windows`, `spread`, gathers: each input position adds up the
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
+from webtorch.functions.convolution import Sizes, crop, sizes_of
+from webtorch.functions.movement import integers_held, pick
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
-from webtorch.ops.convolution import Sizes, crop, sizes_of
 from webtorch.ops.elementwise import where
-from webtorch.ops.movement import integers_held, pick
-from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims
+from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, composite
+from webtorch.tensors.tape import attach, needs_grad, no_grad
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -67,8 +68,6 @@ def spread(
     This is the transpose of `windows` over `sizes` inside a border of `low` and `high` positions, whose
     sums are dropped. Differentiable.
     """
-    from webtorch.tensors.tape import attach, no_grad
-
     rank = len(kernel)
     low, high = low or (0,) * rank, high or (0,) * rank
     lead = tuple(g.shape[: -2 * rank])
@@ -298,8 +297,6 @@ def _max_pool(
     ceil_mode: bool,
     return_indices: bool,
 ) -> Any:
-    from webtorch.tensors.tape import attach, needs_grad, no_grad
-
     if input.dtype is bool_:
         raise NotImplementedError(f"\"{op}\" not implemented for 'Bool': use input.float()")
     pool = Pool(op, rank, input, kernel_size, stride, padding, dilation, ceil_mode)
@@ -502,8 +499,6 @@ def _max_unpool(
                 )
     lead = tuple(input.shape[:-rank])
     planes, count = numel(lead), numel(tuple(input.shape[-rank:]))
-    from webtorch.ops.primitive import scatter
-
     flat = fill((planes, numel(sizes)), 0, input.dtype, input.device)
     rows = iota(planes, 0, 1, int64, input.device).reshape(planes, 1).expand(planes, count)
     out = scatter(
@@ -844,8 +839,6 @@ def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
 
 def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
     """Return the maxima of `count` bins over the last dimension and where they were."""
-    from webtorch.tensors.tape import attach, no_grad
-
     size, lead = x.shape[-1], tuple(x.shape[:-1])
     with no_grad():
         held = _in_bin(size, count, x.device)

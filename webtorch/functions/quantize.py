@@ -1,4 +1,4 @@
-"""Weights of few bits: packing, unpacking, and products that unpack as they read. May import floors 0 and 1.
+"""Weights of few bits: packing, unpacking, and products that unpack as they read.
 
 A weight (out, in) is cut along `in` into groups, each with a scale and, for 4 bits, a zero point:
 w = (q - zero) * scale. The numbers lie in int32 words (out, in * bits / 32). A group of S numbers
@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.contract import check_tensor, rows_times
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
-from webtorch.ops.contract import check_tensor, rows_times
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import LOWER, TABLE, composite, elementwise
 

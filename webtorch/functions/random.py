@@ -1,4 +1,4 @@
-"""Random numbers: generators, distributions, permutations. May import floors 0 and 1.
+"""Random numbers: generators, distributions, permutations.
 
 Numbers are counter-based (Philox4x32-10; Salmon, Moraes, Dror and Shaw, 2011): a call takes its counters from a
 generator, which only adds up how many were used. The same seed gives the same numbers on every device.
@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Generator as Iterator
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import creation, indexing, movement, ordering
+from webtorch.functions.check import demand
+from webtorch.functions.creation import TORCH, chosen_dtype, finish
+from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import FLOATS, DType, bool_, float64, int32, int64, integer_limits
 from webtorch.ir.view import Shape, numel
-from webtorch.ops import creation, elementwise, movement
-from webtorch.ops.check import demand
-from webtorch.ops.creation import TORCH, chosen_dtype, finish
-from webtorch.ops.movement import METHOD
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import (
     cast_to,
     complex_of,
@@ -32,8 +34,17 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.purity import looks
 from webtorch.ops.record import BOOL, composite
+from webtorch.tensors.calls import check_stated
+from webtorch.tensors.device import device as device_type
+from webtorch.tensors.device import device_of, resolve
+from webtorch.tensors.host import tracing
+from webtorch.tensors.tape import mode
 
 _MASK = 0xFFFFFFFF
+
+
+# Pickled generators of before name their class by the file that it stood in.
+sys.modules.setdefault("webtorch.ops.random", sys.modules[__name__])
 
 
 # -- generators ------------------------------------------------------------------------------------
@@ -43,8 +54,6 @@ class Generator:
     """A source of random numbers for one device: a seed, and the number of counters used since it was set."""
 
     def __init__(self, device: Any = "cpu") -> None:
-        from webtorch.tensors.device import device as device_type
-
         self.device = device_type(device)
         self._seed = 67280421310721
         self._offset = 0
@@ -68,9 +77,6 @@ class Generator:
 
     def advance(self, count: int) -> tuple[int, int]:
         """Use up `count` counters and return (seed, first counter)."""
-        from webtorch.tensors.host import tracing
-        from webtorch.tensors.tape import mode
-
         for vmap in mode.vmaps:
             if vmap.randomness == "error":
                 raise RuntimeError(
@@ -119,8 +125,6 @@ _seed_of_all: int | None = None
 
 def default_generator(device: Any = None) -> Generator:
     """Return the generator that calls without generator= use on `device`."""
-    from webtorch.tensors.device import device_of, resolve
-
     key = device_of(resolve(device))
     found = _defaults.get(str(key))
     if found is None:
@@ -253,8 +257,6 @@ def _philox_words(seed: int, counter: int) -> tuple[int, int]:
 
 def permutation(n: int, generator: Generator) -> list[int]:
     """Return a random order of 0..n-1: positions sorted by 64 random bits each. Reads nothing from a device."""
-    from webtorch.tensors.host import tracing
-
     if tracing.active:
         tracing.refuse(
             "its random order is drawn on the host, from which a program cannot read: use randperm"
@@ -280,8 +282,6 @@ def randperm(
     pin_memory: bool = False,
 ) -> Any:
     """The numbers 0..n-1 in random order (int64 unless dtype is given)."""
-    from webtorch.tensors.host import tracing
-
     if n < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {n}: [{n}]")
     where = device if out is None else out.device
@@ -510,7 +510,7 @@ def normal(
     if not _is_tensor(std) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     if out is not None:
-        creation.check_stated("normal", dtype, out)
+        check_stated("normal", dtype, out)
         _floating("normal", out.dtype)
     like = mean if _is_tensor(mean) else std if _is_tensor(std) else None
     if like is None:
@@ -590,9 +590,6 @@ def multinomial(
     Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the largest u ** (1 / weight) win.
     Reads one number from the device, to check the weights; in a captured program the device checks them.
     """
-    from webtorch.ops import indexing, ordering
-    from webtorch.tensors.host import tracing
-
     if input.dtype not in FLOATS:
         raise DTypeError(
             f"multinomial only supports floating-point dtypes for input, got: {input.dtype}. Use input.float()."

@@ -1,4 +1,4 @@
-"""Reductions and running reductions over dims. May import floors 0 and 1.
+"""Reductions and running reductions over dims.
 
 The kernel of each is the primitive `reduce_dims` (or `scan`); what stands here is PyTorch's rules around
 it: which dims, which types, what an empty input gives, and gradients where the derived ones would be wrong
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.creation import default_dtype
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     FLOATS,
@@ -26,8 +27,7 @@ from webtorch.ir.dtype import (
     int64,
     uint8,
 )
-from webtorch.ir.view import contiguous_strides
-from webtorch.ops.creation import default_dtype
+from webtorch.ir.view import contiguous_strides, wrap_dim
 from webtorch.ops.elementwise import (
     _div,
     _round,
@@ -79,16 +79,6 @@ Aminmax = return_type("aminmax", "min", "max")
 
 
 # -- dims, types, empty inputs ----------------------------------------------------------------------------------------
-
-
-def wrap_dim(name: str, dim: int, rank: int) -> int:
-    """Return `dim` counted from the front. A 0-d tensor has dims 0 and -1. Raises IndexError."""
-    bound = builtins.max(rank, 1)
-    if not -bound <= dim < bound:
-        raise IndexError(
-            f"{name}: Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim})"
-        )
-    return dim % bound
 
 
 def wrap_dims(name: str, dim: Dims, rank: int) -> tuple[int, ...]:
@@ -756,7 +746,7 @@ def norm(
 ) -> Any:
     """Return the p-norm over `dim`, of the flattened input by default; "nuc" is the sum of singular values."""
     if p == "nuc":
-        from webtorch.ops.decomposition import matrix_norm
+        from webtorch.functions.decomposition import matrix_norm
 
         pair = (0, 1) if dim is None else dim
         return matrix_norm(input, "nuc", pair, keepdim, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Resizing, rearranging and sampling of images. May import floors 0 and 1; `attach` comes from the tape.
+"""Resizing, rearranging and sampling of images.
 
 Resizing one dimension is a sparse matrix: every output position reads a few input positions. The
 transpose of such a matrix is another one, so gradients are resizes too: they gather, need no atomic
@@ -14,15 +14,17 @@ from functools import lru_cache
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, DType, int32, int64, uint8
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
-from webtorch.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
-from webtorch.ops.primitive import cast_to, iota, take
+from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, composite, elementwise
+from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.tape import attach, no_grad
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -81,8 +83,6 @@ class Taps:
 
     def tensors(self, dtype: DType, device: Any) -> tuple[Any, Any]:
         """Return positions and weights, (count, width), on a device."""
-        from webtorch.tensors.creation import from_bytes
-
         shape = (self.count, self.width)
         if int64 not in self._packed:
             self._packed[int64] = int64.to_bytes(list(self.positions))
@@ -96,8 +96,6 @@ class Taps:
 
 def resample(x: Any, dim: int, taps: Taps) -> Any:
     """Return x with dimension `dim` multiplied by a sparse matrix. Differentiable."""
-    from webtorch.tensors.tape import attach, no_grad
-
     with no_grad():
         positions, weights = taps.tensors(x.dtype, x.device)
         order = (dim, *(d for d in range(x.ndim) if d != dim))
@@ -362,8 +360,6 @@ def resized(
             # Of one element each nothing was made: the result is no view.
             return whole.clone() if tuple(whole.shape) == tuple(input.shape) else whole
     if not input.numel():
-        from webtorch.ops.primitive import fill
-
         return fill((*input.shape[:2], *wanted), 0, input.dtype, input.device)
     x = input.to(input.dtype.compute) if mode in _SMOOTH else input
     of_bytes = input.dtype is uint8 and mode in _SMOOTH

@@ -3,7 +3,6 @@
 Each sampler is one formula of its parameters and of random words: it fuses, replays in compiled programs, draws the
 same numbers on every device. Rejection samplers make a fixed number of attempts, the first accepted one counts:
 where none is, which happens less than once in 100,000 numbers, the last proposal, whose distribution is near.
-May import floors 0 and 1.
 """
 
 from __future__ import annotations
@@ -13,19 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import creation, movement
+from webtorch.functions.check import demand
+from webtorch.functions.creation import TORCH
+from webtorch.functions.random import default_generator
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, DType, float64, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops import creation, elementwise, movement
-from webtorch.ops.check import demand
-from webtorch.ops.creation import TORCH
+from webtorch.ops import elementwise
 from webtorch.ops.derive import derivative
 from webtorch.ops.primitive import draw
-from webtorch.ops.random import default_generator
 from webtorch.ops.record import Elementwise, composite
 from webtorch.ops.record import elementwise as declare
 from webtorch.ops.special import _digamma, _horner
+from webtorch.tensors.host import tracing
 
 # Every element has 2 ** _SLOT_BITS counters of Philox to itself, each of which gives four words.
 _SLOT_BITS = 4
@@ -487,8 +488,6 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
 
 def _not_negative(rates: Any, drawn: Any) -> Any:
     """Return `drawn`. A rate below 0 raises RuntimeError: now, or from the device where a program is captured."""
-    from webtorch.tensors.host import tracing
-
     if not numel(rates._shape) or rates.is_meta:
         return drawn
     message = "invalid Poisson rate, expected rate to be non-negative"

@@ -1,4 +1,4 @@
-"""Reductions of consecutive segments, distances of pairs. May import floors 0 and 1."""
+"""Reductions of consecutive segments, distances of pairs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import contract, creation, indexing
 from webtorch.ir.dtype import int64
 from webtorch.ir.view import normalize_dim
-from webtorch.ops import contract, creation, indexing
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite

@@ -1,9 +1,10 @@
-"""What repr(tensor) prints. Floor 4."""
+"""What repr(tensor) prints."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from webtorch.functions.movement import cat
 from webtorch.tensors.batching import physical
 from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.printing import format_tensor
@@ -49,6 +50,4 @@ def _show_batched(x: Tensor) -> str:
 
 
 def _ends(x: Tensor, dim: int, count: int) -> Tensor:
-    from webtorch.ops.movement import cat
-
     return cat([x.narrow(dim, 0, count), x.narrow(dim, x._shape[dim] - count, count)], dim)

@@ -1,14 +1,15 @@
-"""Short-time Fourier transforms: stft and istft. May import floors 0 and 1."""
+"""Short-time Fourier transforms: stft and istft."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from webtorch.errors import DTypeError
+from webtorch.functions import creation, movement
+from webtorch.functions.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
 from webtorch.ir.dtype import bool_
 from webtorch.ir.view import numel
-from webtorch.ops import creation, elementwise, movement
-from webtorch.ops.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import pad_with, pairs
 from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import Autocast, composite

@@ -1,4 +1,4 @@
-"""Differences, distances, covariance, histograms and the most frequent value. May import floors 0 and 1.
+"""Differences, distances, covariance, histograms and the most frequent value.
 
 All are written with other operations, so their gradients follow.
 """
@@ -10,13 +10,14 @@ import math
 from typing import Any
 
 from webtorch.errors import ShapeError
+from webtorch.functions import creation, indexing, movement, ordering
+from webtorch.functions.reduce import as_float, vector_norm
 from webtorch.ir.dtype import bool_, int64, uint8
 from webtorch.ir.view import normalize_dim
-from webtorch.ops import creation, elementwise, indexing, movement, ordering
+from webtorch.ops import elementwise
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
 from webtorch.ops.record import BOOL, Autocast, composite, return_type
-from webtorch.ops.reduce import as_float, vector_norm
 
 Mode = return_type("mode")
 Histogram = return_type("histogram", "hist", "bin_edges")

@@ -1,4 +1,4 @@
-"""`x[...]` and `x[...] = v`: what PyTorch accepts between the brackets. Floor 4.
+"""`x[...]` and `x[...] = v`: what PyTorch accepts between the brackets.
 
 Ints, slices, None and ... make a view; what is left are index tensors (lists, ranges, arrays, masks become such), which
 read by `take` and write by `scatter`. A 0-d integer tensor selects like an int: `x[i]` reads it, as PyTorch does, and
@@ -12,10 +12,11 @@ import operator
 from typing import Any
 
 from webtorch.errors import DeviceError
+from webtorch.functions import assign, creation, indexing, movement
+from webtorch.functions.movement import pick, slice_bounds, window
 from webtorch.ir.dtype import bool_, int8, int16, int32, int64, uint8
 from webtorch.ir.view import numel
-from webtorch.ops import assign, creation, elementwise, indexing, movement
-from webtorch.ops.movement import pick, slice_bounds, window
+from webtorch.ops import elementwise
 from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override

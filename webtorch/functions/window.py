@@ -1,4 +1,4 @@
-"""Window functions: torch.signal.windows, and the older torch.hann_window family. May import floors 0 and 1.
+"""Window functions: torch.signal.windows, and the older torch.hann_window family.
 
 A window is a list of numbers that are computed here, in double precision, and uploaded once.
 """
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from webtorch.ops import creation
+from webtorch.functions import creation
 from webtorch.ops.record import composite
 
 WINDOWS = ("signal.windows",)

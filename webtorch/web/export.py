@@ -29,6 +29,7 @@ from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import Capture, Returned, compile_never
 from webtorch.errors import CaptureError, DTypeError, KernelError, ShapeError
+from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor
 from webtorch.ir.dtype import by_name
 from webtorch.ir.limits import Limits
@@ -37,7 +38,6 @@ from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
 from webtorch.lower.layout import binding_bytes, device_bytes, uniform_type
 from webtorch.nn import Module
-from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backends import webassembly
 from webtorch.runtime.realize import open_runtimes
