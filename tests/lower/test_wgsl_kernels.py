@@ -26,8 +26,8 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Store
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
-from webtorch.runtime.backend import Limits
 
 # Launch rules differ for CPU adapters and GPUs, and for small and large workgroups: all are run
 # here.

@@ -27,10 +27,10 @@ from webtorch.ir.dtype import DType, bool_, float32, float64, int32
 from webtorch.ir.expr import FUNCTIONS, Expr, ScalarFunction
 from webtorch.ir.expr.pair import Pair
 from webtorch.ir.kernel import BufferSlot, Kernel, Store
+from webtorch.ir.limits import Limits
 from webtorch.lower.plainsource import plain_source
 from webtorch.lower.wgsl import render
 from webtorch.ops.derive import derivative
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.plain.arithmetic import NAMESPACE
 
 ROOT = Path(__file__).resolve().parents[2]
