@@ -390,7 +390,7 @@ _COPIED = (
 )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def tensor(
     data: Any,
     *,
@@ -418,7 +418,7 @@ def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
     return x if dtype is None else cast_to(x, dtype)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     wanted = None if dtype is None else chosen_dtype(dtype)
@@ -441,7 +441,7 @@ def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
     )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def asarray(
     obj: Any,
     *,
@@ -484,7 +484,7 @@ def from_numpy(ndarray: Any) -> Any:
     return _on_array(ndarray)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def frombuffer(
     buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Any:
@@ -527,7 +527,7 @@ def frombuffer(
     return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def scalar_tensor(
     s: Any,
     *,
@@ -545,7 +545,7 @@ def scalar_tensor(
 # -- of one value ----------------------------------------------------------------------------------
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def zeros(
     *args: Any,
     size: Any = None,
@@ -567,7 +567,7 @@ def zeros(
     )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def ones(
     *args: Any,
     size: Any = None,
@@ -586,7 +586,7 @@ def ones(
     )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def empty(
     *args: Any,
     size: Any = None,
@@ -621,7 +621,7 @@ def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -
     return fill(shape, fits(number, dtype), dtype, device)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def full(
     size: Any,
     fill_value: Any,
@@ -641,7 +641,7 @@ def full(
     return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def empty_strided(
     size: Sequence[int],
     stride: Sequence[int],
@@ -872,7 +872,7 @@ def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
     return -(-(end - start) // step)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def arange(
     *args: Any,
     start: Any = None,
@@ -967,7 +967,7 @@ def _check_steps(name: str, steps: Any) -> None:
         )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def linspace(
     start: Any,
     end: Any,
@@ -1025,7 +1025,7 @@ def _power(base: float, exponent: float) -> float:
     return math.nan if isinstance(found, complex) else found
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def logspace(
     start: Any,
     end: Any,
@@ -1067,7 +1067,7 @@ def logspace(
     return finish(cast_to(result, wanted), requires_grad, out, "logspace")
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def eye(
     n: int,
     m: int | None = None,
@@ -1109,7 +1109,7 @@ def _corner(row: int, col: int, offset: int, lower: bool, dtype: Any, device: An
     return _make([[i for i, _ in places], [j for _, j in places]], wanted, device)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def tril_indices(
     row: int,
     col: int,
@@ -1124,7 +1124,7 @@ def tril_indices(
     return _corner(row, col, offset, True, dtype, device)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def triu_indices(
     row: int,
     col: int,
