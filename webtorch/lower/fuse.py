@@ -37,6 +37,7 @@ from webtorch.ir.kernel import (
 )
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Site
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import (
     Body,
@@ -1046,7 +1047,7 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
             value = body.value(node.srcs[0], body.loops.inner_flat)
             if op in ("any", "all"):
                 value = ex.cast(value, bool_)
-            elif op not in ("argmax", "argmin"):
+            elif not REDUCERS[op].is_position:
                 value = ex.cast(value, node.dtype.compute)
             reduces.append(Reduce(op, value, node.dtype.compute))
             body.stages[number] = len(body.stages)
