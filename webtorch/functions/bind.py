@@ -53,6 +53,8 @@ def load_table() -> None:
         _bind(op)
     for op in TABLE.values():
         _publish(op)
+    for op in TABLE.values():
+        _publish_elsewhere(op)
     _operators()
     _place_functions()
 
@@ -120,6 +122,12 @@ def _publish(op: Op) -> None:
                     NAMESPACES[place][f"{name}_"] = inplace
 
 
+def _publish_elsewhere(op: Op) -> None:
+    for name in op.also:
+        place, _, public = name.rpartition(".")
+        NAMESPACES[place][public] = NAMESPACES["torch"][op.name]
+
+
 def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -170,23 +178,21 @@ def _operators() -> None:
         operator.__name__ = name
         setattr(Tensor, name, operator)
 
-    for name, entry in {
-        "add": "_add", "sub": "_sub", "mul": "mul", "truediv": "_div", "floordiv": "floor_divide",
-        "mod": "remainder", "pow": "pow",
-        "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
-        "rshift": "bitwise_right_shift", "matmul": "matmul",
-    }.items():  # fmt: skip
-        forward(f"__{name}__", entry)
-        reflected(f"__r{name}__", entry)
-        setattr(
-            Tensor,
-            f"__i{name}__",
-            calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")),
-        )
+    for op in TABLE.values():
+        count = len(op.positional()) if op.operator else 0
+        if count == 1:
+            setattr(Tensor, f"__{op.operator}__", op.function)
+        elif count == 2:
+            forward(f"__{op.operator}__", op.name)
+        # A comparison has no form in place, and turned around it is another one.
+        if count == 2 and not (isinstance(op, Elementwise) and op.promotion == "bool"):
+            reflected(f"__r{op.operator}__", op.name)
+            inplace = calls.bind_inplace(
+                f"__i{op.operator}__", getattr(Tensor, f"__{op.operator}__")
+            )
+            setattr(Tensor, f"__i{op.operator}__", inplace)
     Tensor.__rtruediv__.__name__ = "__rdiv__"
     Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
-    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        forward(f"__{name}__", name)
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function
@@ -204,13 +210,6 @@ def _operators() -> None:
     }.items():
         method.__name__ = name
         setattr(Tensor, name, method)
-    for name, entry in {
-        "__neg__": "neg",
-        "__abs__": "abs",
-        "__invert__": "bitwise_not",
-        "__pos__": "positive",
-    }.items():
-        setattr(Tensor, name, TABLE[entry].function)
 
 
 def _part_property(name: str) -> property:
