@@ -215,7 +215,7 @@ def _spread(items: list[Sample], most: int) -> list[Sample]:
 def _listed(op: Op) -> list[Sample]:
     """Return the call of an entry that has one."""
     call = op.example
-    if call is None:
+    if not isinstance(call, Example):
         return []
     torch = _torch()
     generator = torch.Generator().manual_seed(len(op.name))
