@@ -18,7 +18,7 @@ from typing import Any
 import webtorch
 from webtorch.capture.trace import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
-from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.ops.record import TABLE, Elementwise, Example, Op
 from webtorch.runtime.realize import freeze, to_graph
 from webtorch.tensors.storage import Storage
 from webtorch.web.export import Exported, export_json
