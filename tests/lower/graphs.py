@@ -8,9 +8,9 @@ from typing import Any
 
 import webtorch
 from webtorch.ir.graph import Graph
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_graph
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.meta import COMMON_GPU
 
 GPU = COMMON_GPU

@@ -24,6 +24,7 @@ from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.kernel import (
     image_points,
 )
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides
 from webtorch.lower.body import (
     Body,
@@ -47,7 +48,6 @@ from webtorch.lower.fusion_rules import (
     own_loops,
     shared_positions,
 )
-from webtorch.runtime.backend import Limits
 
 TEMPLATES = frozenset({"matmul", "conv", "scan", "sort", "attention", "host"})
 # Templates whose outputs may be worked on before they are stored.

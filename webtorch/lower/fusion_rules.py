@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import Shape
 from webtorch.lower.body import Body, Loops, flat_loops, reduce_loops
-from webtorch.runtime.backend import Limits
 
 # One kernel never holds more than this many expression parts in all.
 _MAX_GROUP_SIZE = 600
