@@ -152,7 +152,10 @@ class Length:
 
     def change(self) -> str:
         """Say how many it has now."""
-        return f"`{self.name}` had {self.count} items and has {len(self.container)}"
+        count = len(self.container)
+        if isinstance(self.container, dict) and count > self.count:
+            return f"`{self.name}` has got {list(self.container)[self.count]!r}"
+        return f"`{self.name}` had {self.count} items and has {count}"
 
     def undo(self) -> None:
         """Take away what has been added to a list or dict."""
