@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from webtorch import functions, ops
+from webtorch import ops
 from webtorch.errors import CaptureError
 from webtorch.functions import subscript as indexing
 from webtorch.ir.dtype import DType
@@ -164,7 +164,7 @@ def _values(x: Any) -> Any:
     return x
 
 
-_TABLE_FILES = {os.path.dirname(package.__file__) for package in (ops, functions)}
+_TABLE_FILES = os.path.dirname(ops.__file__)
 
 
 def _raw(function: Any) -> types.FunctionType | None:
@@ -176,10 +176,8 @@ def _raw(function: Any) -> types.FunctionType | None:
         if not isinstance(f, types.FunctionType) or id(f) in seen:
             continue
         seen.add(id(f))
-        # A wrapper has the name and the module of what it wraps; the code says what it is.
-        code = f.__code__
-        named = code.co_name == f.__name__ == function.__name__
-        if named and os.path.dirname(code.co_filename) in _TABLE_FILES:
+        # A wrapper has the name and the module of what it wraps; the code says where it is from.
+        if os.path.dirname(f.__code__.co_filename) == _TABLE_FILES and f.__name__ != "<lambda>":
             return f
         waiting += [c.cell_contents for c in f.__closure__ or () if c.cell_contents is not None]
     return None
