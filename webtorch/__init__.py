@@ -22,7 +22,6 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.dtype import bool_ as bool
 from webtorch.tensors.absent import MissingName as _MissingName
-from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.device import device, get_default_device, set_default_device
 from webtorch.tensors.formats import (
     channels_last,
@@ -35,6 +34,7 @@ from webtorch.tensors.formats import (
 )
 from webtorch.tensors.limits import finfo, iinfo
 from webtorch.tensors.printing import get_printoptions, printoptions, set_printoptions
+from webtorch.tensors.promotion import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.tape import (
     enable_grad,
     inference_mode,

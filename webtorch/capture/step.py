@@ -60,10 +60,10 @@ from webtorch.runtime.realize import Runtime
 from webtorch.runtime.trace import debug_level
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast, override
-from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.device import get_default_device
 from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
 from webtorch.tensors.primitives import rebase
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import continue_graph, end_of, looks_at_each, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 

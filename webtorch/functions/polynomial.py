@@ -15,7 +15,7 @@ from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL
-from webtorch.tensors.calls import get_default_dtype, result_type
+from webtorch.tensors.promotion import get_default_dtype, result_type
 
 # (x, p of degree k, p of degree k - 1, k) -> p of degree k + 1.
 Step = Callable[[Any, Any, Any, int], Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 from webtorch.functions.movement import cat
 from webtorch.tensors.batching import physical
-from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.printing import format_tensor
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 

@@ -28,7 +28,7 @@ from webtorch.nn import Module, recurrence
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import one_at_a_time
-from webtorch.tensors import calls
+from webtorch.tensors import recorders
 from webtorch.tensors.host import tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import mode
@@ -197,8 +197,8 @@ def _codes() -> dict[types.CodeType, str]:
             if named.get(name) is None and op.family == "composite" and not op.function_in:
                 named[name] = op.function
         named |= {
-            "apply": calls.apply,
-            "apply_two": calls.apply_two,
+            "apply": recorders.apply,
+            "apply_two": recorders.apply_two,
             "getitem": indexing.getitem,
             "recurrence": recurrence._sequence,
         }

@@ -20,7 +20,7 @@ from webtorch.lower.body import line_text
 from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
 from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
 from webtorch.ops.record import Elementwise
-from webtorch.tensors.calls import result_type
+from webtorch.tensors.promotion import result_type
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 

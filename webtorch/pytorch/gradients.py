@@ -18,7 +18,7 @@ from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.pytorch import functions as f
 from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
-from webtorch.tensors import calls
+from webtorch.tensors import recorders
 from webtorch.tensors.tape import enable_grad, grad
 
 Function = Callable[..., Any]
@@ -51,9 +51,9 @@ def elementwise_slope(
     entry = TABLE[name]
     assert isinstance(entry, Elementwise)
     if entry.vjp is not None:
-        return pullback(lambda x: calls.apply(entry, (x, *tensors[1:]), numbers), (tensors[0],), g)[
-            0
-        ]
+        return pullback(
+            lambda x: recorders.apply(entry, (x, *tensors[1:]), numbers), (tensors[0],), g
+        )[0]
     rule = slope(entry, 0)
     if rule.kind == "zero":
         return fill(tensors[0]._shape, 0, g.dtype, g.device)
@@ -62,7 +62,7 @@ def elementwise_slope(
     if rule.kind == "minus_one":
         return -g
     assert rule.op is not None
-    return calls.apply(
+    return recorders.apply(
         rule.op, [g, *[tensors[i] for i in rule.tensors]], [numbers[i] for i in rule.numbers]
     )
 

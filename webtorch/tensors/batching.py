@@ -3,7 +3,7 @@
 A batched tensor is a view of its storage like every tensor, of which some dimensions are not in its
 shape: `_levels` holds (number of the vmap, size, stride) for each. Views, gradients and everything
 written with other operations see the shape of one example and need no rule. What is recorded as a
-node goes through `record_batched` (or the end of `calls.apply`), where the hidden dimensions become
+node goes through `record_batched` (or the end of `recorders.apply`), where the hidden dimensions become
 the first ones of the node's operands.
 
 Numbers of levels are never used twice: a gradient rule that runs after its vmap has ended still

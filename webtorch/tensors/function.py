@@ -348,7 +348,7 @@ def _record(
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
             if g is not None and g._shape != t:
                 if _expands(t, g._shape):
-                    from webtorch.tensors.calls import sum_to
+                    from webtorch.tensors.recorders import sum_to
 
                     grads[i] = sum_to(g, t)
                     continue
