@@ -66,6 +66,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[Any], Any]:
             raise TypeError(f"Expected {name} to be a Distribution subclass but got {kind}")
 
     def decorator(fun: Any) -> Any:
+        """Put the function into the registry, and return it."""
         _KL_REGISTRY[type_p, type_q] = fun
         _KL_MEMOIZE.clear()
         return fun
@@ -300,6 +301,7 @@ def _distance_and_trace(p: Any, q: Any) -> Tensor:
 
 def _kl_of_vectors(kind: str) -> Callable[[Any, Any], Tensor]:
     def divergence(p: Any, q: Any) -> Tensor:
+        """Return the divergence of two normal vectors, of the batch's shape."""
         _check_events(p, q, kind)
         size = p.event_shape[0]
         return 0.5 * (_log_det(q) - _log_det(p) + _distance_and_trace(p, q) - size)

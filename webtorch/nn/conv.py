@@ -207,7 +207,7 @@ class Conv3d(_Conv):
     _rank = 3
 
 
-class _ConvTranspose(_ConvNd):
+class _ConvTransposeNd(_ConvNd):
     """A transposed convolution (the gradient of a convolution) over `_rank` dimensions."""
 
     _rank: int
@@ -291,19 +291,19 @@ class _ConvTranspose(_ConvNd):
         return tuple(out)
 
 
-class ConvTranspose1d(_ConvTranspose):
+class ConvTranspose1d(_ConvTransposeNd):
     """Transposed convolution of (N, C_in, L)."""
 
     _rank = 1
 
 
-class ConvTranspose2d(_ConvTranspose):
+class ConvTranspose2d(_ConvTransposeNd):
     """Transposed convolution of (N, C_in, H, W)."""
 
     _rank = 2
 
 
-class ConvTranspose3d(_ConvTranspose):
+class ConvTranspose3d(_ConvTransposeNd):
     """Transposed convolution of (N, C_in, D, H, W)."""
 
     _rank = 3

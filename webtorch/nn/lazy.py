@@ -182,7 +182,7 @@ class LazyLinear(LazyModuleMixin, Linear):
             self.in_features = input.shape[-1]
 
 
-class _LazyConv(LazyModuleMixin):
+class _LazyConvXdMixin(LazyModuleMixin):
     """What lazy convolutions share."""
 
     def _is_sized(self: Any) -> bool:
@@ -225,7 +225,7 @@ def _size_convolution(layer: Any, input: Tensor) -> None:
         layer.reset_parameters()
 
 
-class _LazyForward(_LazyConv):
+class _LazyForward(_LazyConvXdMixin):
     def __init__(
         self,
         out_channels: int,
@@ -265,7 +265,7 @@ class LazyConv3d(_LazyForward, Conv3d):
     cls_to_become = Conv3d
 
 
-class _LazyTransposed(_LazyConv):
+class _LazyTransposed(_LazyConvXdMixin):
     def __init__(
         self,
         out_channels: int,
@@ -306,7 +306,7 @@ class LazyConvTranspose3d(_LazyTransposed, ConvTranspose3d):
     cls_to_become = ConvTranspose3d
 
 
-class _LazyNorm(LazyModuleMixin):
+class _LazyNormBase(LazyModuleMixin):
     """What lazy norms share."""
 
     def _is_sized(self: Any) -> bool:
@@ -350,7 +350,7 @@ def _size_norm(layer: Any, input: Tensor) -> None:
             layer.reset_parameters()
 
 
-class _LazyBatchNorm(_LazyNorm):
+class _LazyBatchNorm(_LazyNormBase):
     def __init__(
         self,
         eps: float = 1e-5,
