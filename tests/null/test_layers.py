@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # Part of the package -> floor. Names of the package itself (`from webtorch import Tensor`) are on the tensors' floor.
 FLOORS = {
-    "errors": 0, "ir": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "autograd": 4,
+    "errors": 0, "ir": 0, "theme": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "autograd": 4,
     "func": 5, "amp": 5, "cuda": 5, "nn": 5, "optim": 5, "data": 5, "capture": 5, "profiler": 5, "distributed": 5,
     "linalg": 5, "special": 5, "masked": 5, "signal": 5, "random": 5, "fft": 5, "webgpu": 5, "utils": 5, "debug": 5,
     "accelerator": 5, "backends": 5, "compiler": 5, "jit": 5, "overrides": 5, "testing": 5, "types": 5, "version": 5,
