@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.tuning import family_of
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends.webgpu import device
 
 VARIABLE = "WEBTORCH_TEST_AS_GPU"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import webtorch
+from webtorch.functions.bind import NAMESPACES, PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op
-from webtorch.tensors.bind import NAMESPACES, PROPERTIES
 
 ROOT = Path(__file__).resolve().parent.parent / "webtorch"
 HEADER = '"""{title} Written by tools/stubs.py from the op table; not edited by hand."""\n\n'
@@ -180,7 +180,7 @@ def top() -> str:
     for node in (*module.body, *inside):
         if isinstance(node, ast.ImportFrom) and node.module not in (
             "__future__",
-            "webtorch.tensors.bind",
+            "webtorch.functions.bind",
         ):
             for alias in node.names:
                 public = alias.asname or alias.name

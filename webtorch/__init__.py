@@ -1,5 +1,9 @@
 """webtorch: PyTorch wherever WebGPU runs. `import webtorch as torch` and write PyTorch."""
 
+from webtorch.functions.bind import NAMESPACES as _NAMESPACES
+from webtorch.functions.bind import load_table as _load_table
+from webtorch.functions.legacy import CONSTRUCTORS as _CONSTRUCTORS
+from webtorch.functions.legacy import typename
 from webtorch.ir.dtype import DType as dtype
 from webtorch.ir.dtype import (
     bfloat16,
@@ -18,8 +22,6 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.dtype import bool_ as bool
 from webtorch.tensors.absent import MissingName as _MissingName
-from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
-from webtorch.tensors.bind import load_table as _load_table
 from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.device import device, get_default_device, set_default_device
 from webtorch.tensors.formats import (
@@ -31,8 +33,6 @@ from webtorch.tensors.formats import (
     preserve_format,
     strided,
 )
-from webtorch.tensors.legacy import CONSTRUCTORS as _CONSTRUCTORS
-from webtorch.tensors.legacy import typename
 from webtorch.tensors.limits import finfo, iinfo
 from webtorch.tensors.printing import get_printoptions, printoptions, set_printoptions
 from webtorch.tensors.tape import (
@@ -88,6 +88,8 @@ from webtorch.autograd.anomaly_mode import is_anomaly_check_nan_enabled, is_anom
 from webtorch.capture import compile, mark_dynamic
 from webtorch.errors import OutOfMemoryError
 from webtorch.func.control_flow import cond, while_loop
+from webtorch.functions.dlpack import from_dlpack, to_dlpack
+from webtorch.functions.random import Generator, default_generator
 from webtorch.io.checkpoint import load, save
 from webtorch.nn.native import (
     adaptive_max_pool1d,
@@ -102,9 +104,7 @@ from webtorch.nn.native import (
     native_dropout,
     norm_except_dim,
 )
-from webtorch.ops.random import Generator, default_generator
 from webtorch.profiler import profile
-from webtorch.tensors.dlpack import from_dlpack, to_dlpack
 from webtorch.tensors.switches import (
     are_deterministic_algorithms_enabled,
     get_deterministic_debug_mode,

@@ -45,6 +45,11 @@ from webtorch.errors import OutOfMemoryError as OutOfMemoryError
 from webtorch.func import vmap as vmap
 from webtorch.func.control_flow import cond as cond
 from webtorch.func.control_flow import while_loop as while_loop
+from webtorch.functions.dlpack import from_dlpack as from_dlpack
+from webtorch.functions.dlpack import to_dlpack as to_dlpack
+from webtorch.functions.legacy import typename as typename
+from webtorch.functions.random import Generator as Generator
+from webtorch.functions.random import default_generator as default_generator
 from webtorch.io.checkpoint import load as load
 from webtorch.io.checkpoint import save as save
 from webtorch.ir.dtype import DType as _dtype_
@@ -73,8 +78,6 @@ from webtorch.nn.native import feature_dropout as feature_dropout
 from webtorch.nn.native import max_pool1d_with_indices as max_pool1d_with_indices
 from webtorch.nn.native import native_dropout as native_dropout
 from webtorch.nn.native import norm_except_dim as norm_except_dim
-from webtorch.ops.random import Generator as Generator
-from webtorch.ops.random import default_generator as default_generator
 from webtorch.profiler import profile as profile
 from webtorch.tensors.calls import can_cast as can_cast
 from webtorch.tensors.calls import get_default_dtype as get_default_dtype
@@ -83,8 +86,6 @@ from webtorch.tensors.calls import set_default_dtype as set_default_dtype
 from webtorch.tensors.device import device as device
 from webtorch.tensors.device import get_default_device as get_default_device
 from webtorch.tensors.device import set_default_device as set_default_device
-from webtorch.tensors.dlpack import from_dlpack as from_dlpack
-from webtorch.tensors.dlpack import to_dlpack as to_dlpack
 from webtorch.tensors.formats import channels_last as channels_last
 from webtorch.tensors.formats import channels_last_3d as channels_last_3d
 from webtorch.tensors.formats import contiguous_format as contiguous_format
@@ -92,7 +93,6 @@ from webtorch.tensors.formats import layout as layout
 from webtorch.tensors.formats import memory_format as memory_format
 from webtorch.tensors.formats import preserve_format as preserve_format
 from webtorch.tensors.formats import strided as strided
-from webtorch.tensors.legacy import typename as typename
 from webtorch.tensors.limits import finfo as finfo
 from webtorch.tensors.limits import iinfo as iinfo
 from webtorch.tensors.printing import get_printoptions as get_printoptions

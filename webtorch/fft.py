@@ -2,8 +2,8 @@
 
 import sys as _sys
 
+from webtorch.functions.bind import NAMESPACES as _NAMESPACES
 from webtorch.tensors.absent import MissingName as _MissingName
-from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 
 globals().update(_NAMESPACES["fft"])
 __all__ = sorted(_NAMESPACES["fft"])

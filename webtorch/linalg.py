@@ -3,8 +3,8 @@
 import sys as _sys
 
 from webtorch.errors import LinAlgError as LinAlgError
+from webtorch.functions.bind import NAMESPACES as _NAMESPACES
 from webtorch.tensors.absent import MissingName as _MissingName
-from webtorch.tensors.bind import NAMESPACES as _NAMESPACES
 
 globals().update(_NAMESPACES["linalg"])
 __all__ = sorted([*_NAMESPACES["linalg"], "LinAlgError"])

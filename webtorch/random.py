@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from webtorch.ops.random import Generator
-from webtorch.ops.random import default_generator as _default_generator
+from webtorch.functions.bind import NAMESPACES
+from webtorch.functions.random import Generator
+from webtorch.functions.random import default_generator as _default_generator
 from webtorch.tensors.absent import missing_names as _missing_names
-from webtorch.tensors.bind import NAMESPACES
 
 _functions = NAMESPACES["torch"]
 manual_seed = _functions["manual_seed"]

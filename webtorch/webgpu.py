@@ -106,14 +106,14 @@ def empty_cache() -> None:
 
 def manual_seed(seed: int) -> None:
     """Seed the random numbers of the first WebGPU device."""
-    from webtorch.ops.random import default_generator
+    from webtorch.functions.random import default_generator
 
     default_generator("webgpu").manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
     """Seed the random numbers of all WebGPU devices."""
-    from webtorch.ops.random import default_generator
+    from webtorch.functions.random import default_generator
 
     for i in range(device_count()):
         default_generator(f"webgpu:{i}").manual_seed(seed)

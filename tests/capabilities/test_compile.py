@@ -13,11 +13,11 @@ import webtorch
 from tests.capabilities.same import close, ours, values
 from webtorch.capture.compiled import function_of
 from webtorch.ir.kernel import Kernel
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.compiler import compile_graph
 from webtorch.lower.wgsl import render
 from webtorch.ops.record import TABLE, Elementwise
-from webtorch.runtime.backend import Limits
 
 nn = webtorch.nn
 F = nn.functional

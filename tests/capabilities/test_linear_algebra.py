@@ -14,8 +14,8 @@ import pytest
 import webtorch
 from tests.capabilities.same import close, ours, rows, same, values
 from webtorch.ir.kernel import Matmul
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
-from webtorch.runtime.backend import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = {

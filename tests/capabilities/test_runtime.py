@@ -115,8 +115,8 @@ def test_more_workgroups_than_one_dimension_has(device: str) -> None:
 
 @pytest.mark.covers("N16")
 def test_positions_come_from_the_workgroups_number_and_constants() -> None:
+    from webtorch.ir.limits import Limits
     from webtorch.lower.wgsl import render
-    from webtorch.runtime.backend import Limits
 
     # Some mobile drivers give a wrong num_workgroups: no shader may ask for it.
     limits = Limits(1 << 30, 8, 256, 100, 16_384, has_f16=False, is_gpu=True)

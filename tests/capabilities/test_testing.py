@@ -13,8 +13,8 @@ import torch
 
 import webtorch
 from tests.capabilities.same import close, ours, values
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
-from webtorch.runtime.backend import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 

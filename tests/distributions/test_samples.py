@@ -171,7 +171,7 @@ def test_gradient_of_a_gamma_number_is_that_of_its_quantile(dtype: str) -> None:
     step = 1e-5 * alpha
     wanted = scipy.special.gammaincinv(alpha + step, u) - scipy.special.gammaincinv(alpha - step, u)
     kind = getattr(webtorch, dtype)
-    got = webtorch.ops.sampling._standard_gamma_grad(
+    got = webtorch.functions.sampling._standard_gamma_grad(
         webtorch.tensor(alpha.tolist(), dtype=kind), webtorch.tensor(x.tolist(), dtype=kind)
     )
     rtol = 1e-5 if dtype == "float32" else 1e-6
@@ -188,7 +188,7 @@ def test_gradient_of_a_beta_number_is_that_of_its_quantile(dtype: str) -> None:
     inside = (x > 1e-5) & (x < 1 - 1e-4)
     x, a, b, wanted = x[inside], a[inside], b[inside], (wanted / (2 * step))[inside]
     kind = getattr(webtorch, dtype)
-    got = webtorch.ops.sampling._dirichlet_grad(
+    got = webtorch.functions.sampling._dirichlet_grad(
         *[webtorch.tensor(v.tolist(), dtype=kind) for v in (x, a, a + b)]
     )
     np.testing.assert_allclose(got.numpy(), wanted / (1 - x), rtol=5e-3)

@@ -13,8 +13,8 @@ import pytest
 
 from webtorch.ir.dtype import DType, bfloat16, bool_, by_name
 from webtorch.ir.kernel import Routine
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import WgslPass, render
-from webtorch.runtime.backend import Limits
 
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 

@@ -15,6 +15,7 @@ import webtorch
 from tests.lower.harness import open_device
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Attention, BufferSlot
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.templates import (
     attention,
@@ -24,7 +25,6 @@ from webtorch.lower.templates import (
 )
 from webtorch.lower.templates.attention import fits
 from webtorch.nn import functional as F
-from webtorch.runtime.backend import Limits
 
 TOLERANCE = {"float64": 1e-10, "float32": 4e-5, "float16": 2e-2}
 # batch, heads of query, of key, queries, keys, size, width, dtype, mask, causal, layout

@@ -17,11 +17,11 @@ from tests.lower.emulated import without_units
 from tests.lower.harness import open_device
 from webtorch.ir.dtype import bool_, float16, float32
 from webtorch.ir.kernel import Attention, BufferSlot
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import BufferDecl, Dispatch, Program
 from webtorch.lower.templates import attention_backward, attention_units, matrix_units
 from webtorch.lower.templates.attention_units import UnitTile
 from webtorch.lower.wgsl_shader import WgslPass
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends import get_backend
 
 WITH = Limits(1 << 31, 8, 1024, 65_535, 48 << 10, True, False, has_matrix_units=True)

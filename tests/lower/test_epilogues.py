@@ -16,13 +16,13 @@ from tests.lower.test_wgsl_matmul import LAYOUTS, TYPES, make
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
 from webtorch.ir.kernel import BufferSlot, Convolution, Matmul, Store
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.ir.view import numel
 from webtorch.lower.templates import conv, gemm, matmul, matrix_units
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, within, without_epilogue
 from webtorch.lower.templates.tuning import TILES, MatrixTile, Tile
 from webtorch.lower.wgsl import WgslPass
-from webtorch.runtime.backend import Limits
 
 torch = pytest.importorskip("torch")
 import webtorch  # noqa: E402

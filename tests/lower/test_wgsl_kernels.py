@@ -26,9 +26,9 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Store
+from webtorch.ir.limits import Limits
 from webtorch.lower.expansions import EXPANSIONS
 from webtorch.lower.wgsl import render
-from webtorch.runtime.backend import Limits
 
 # Launch rules differ for CPU adapters and GPUs, and for small and large workgroups: all are run
 # here.

@@ -11,11 +11,11 @@ import pytest
 from tests.lower.harness import NUMPY, Device, from_bf16, open_device, to_bf16
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, int8, int32
 from webtorch.ir.kernel import BufferSlot, Matmul
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import gemm
 from webtorch.lower.templates.matmul import matmul_kernel, product
 from webtorch.lower.templates.tuning import TILES, Tile
 from webtorch.lower.wgsl import WgslPass, render
-from webtorch.runtime.backend import Limits
 
 F32 = (float32, float32, float32)
 TYPES = {

@@ -13,11 +13,11 @@ from tests.lower.emulated import without_units
 from tests.lower.harness import open_device
 from tests.lower.test_wgsl_matmul import LAYOUTS, compare, make
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import matrix_units
 from webtorch.lower.templates.matmul import product, render
 from webtorch.lower.templates.tuning import MatrixTile
 from webtorch.lower.wgsl_shader import WgslPass
-from webtorch.runtime.backend import Limits
 
 HALF = (float16, float16, float16)
 WITH = Limits(1 << 31, 8, 1024, 65_535, 48 << 10, True, True, has_matrix_units=True)

@@ -37,7 +37,7 @@ NULL_DEVICE = """
 import webtorch as torch
 from webtorch.ir.dtype import ALL
 from webtorch.runtime import realize
-from webtorch.runtime.backend import Limits
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
 from webtorch.tensors.device import resolve
 

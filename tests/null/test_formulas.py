@@ -13,9 +13,10 @@ import scipy.special
 import torch
 
 from tests.null.formula import evaluate, numpy_type
+from webtorch.functions import loss, reduce
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, float32, float64, int32, int64, uint8
-from webtorch.ops import activation, elementwise, loss, reduce, special
+from webtorch.ops import activation, elementwise, special
 from webtorch.ops.record import TABLE, Elementwise
 
 F = torch.nn.functional

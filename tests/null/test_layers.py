@@ -13,44 +13,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # Part of the package -> floor. Names of the package itself (`from webtorch import Tensor`) are on the tensors' floor.
 FLOORS = {
-    "errors": 0, "ir": 0, "theme": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "autograd": 4,
-    "func": 5, "amp": 5, "cuda": 5, "nn": 5, "optim": 5, "data": 5, "capture": 5, "profiler": 5, "distributed": 5,
-    "linalg": 5, "special": 5, "masked": 5, "signal": 5, "random": 5, "fft": 5, "webgpu": 5, "utils": 5, "debug": 5,
-    "accelerator": 5, "backends": 5, "compiler": 5, "jit": 5, "overrides": 5, "testing": 5, "types": 5, "version": 5,
-    "distributions": 5, "_higher_order_ops": 5,
-    "multiprocessing": 5, "show": 6,
-    "as_torch": 6, "onnx": 6, "pytorch": 6, "web": 6, "io": 6, "cli": 6, "demo": 6, "doctor": 6, "__main__": 6,
+    "errors": 0, "ir": 0, "theme": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "functions": 5, "autograd": 6,
+    "func": 6, "amp": 6, "cuda": 6, "nn": 6, "optim": 6, "data": 6, "capture": 6, "profiler": 6, "distributed": 6,
+    "linalg": 6, "special": 6, "masked": 6, "signal": 6, "random": 6, "fft": 6, "webgpu": 6, "utils": 6, "debug": 6,
+    "accelerator": 6, "backends": 6, "compiler": 6, "jit": 6, "overrides": 6, "testing": 6, "types": 6, "version": 6,
+    "distributions": 6, "_higher_order_ops": 6,
+    "multiprocessing": 6, "show": 7,
+    "as_torch": 7, "onnx": 7, "pytorch": 7, "web": 7, "io": 7, "cli": 7, "demo": 7, "doctor": 7, "__main__": 7,
 }  # fmt: skip
-SURFACE = 4
-# (importing part, imported module) -> why it may point up. Types only, at the top of a file.
-UPWARD = {
-    (
-        "lower",
-        "webtorch.runtime.backend",
-    ): "Limits: what a device can do is a plain value that the compiler reads",
-}
-# The same, inside functions: entries of the table whose work is about tensors rather than formulas.
-_TENSORS = (
-    "reads or makes a tensor's place (device, storage, gradient mode), which only a call can know"
-)
+SURFACE = 6
+# (importing file, imported module) inside functions -> why it may point up.
 UPWARD_IN_FUNCTIONS = {
-    ("ops.contract", "webtorch.tensors.tape"): _TENSORS,
-    ("ops.convolution", "webtorch.tensors.tape"): _TENSORS,
-    ("ops.creation", "webtorch.tensors.calls"): _TENSORS,
-    ("ops.creation", "webtorch.tensors.creation"): _TENSORS,
-    ("ops.creation", "webtorch.tensors.device"): _TENSORS,
-    ("ops.creation", "webtorch.tensors.tensor"): _TENSORS,
-    ("ops.indexing", "webtorch.tensors.tape"): _TENSORS,
-    ("ops.movement", "webtorch.tensors.tape"): _TENSORS,
-    ("ops.polynomial", "webtorch.tensors.calls"): _TENSORS,
-    ("ops.pooling", "webtorch.tensors.tape"): _TENSORS,
-    ("ops.random", "webtorch.tensors.device"): _TENSORS,
-    ("ops.random", "webtorch.tensors.host"): _TENSORS,
-    ("ops.sampling", "webtorch.tensors.host"): _TENSORS,
-    ("ops.random", "webtorch.tensors.tape"): _TENSORS,
-    ("ops.resize", "webtorch.tensors.creation"): _TENSORS,
-    ("ops.resize", "webtorch.tensors.tape"): _TENSORS,
-}
+    ("tensors.tensor", "webtorch.functions.creation"): "scalars and new tensors of a tensor's own methods",
+    ("tensors.tensor", "webtorch.functions.legacy"): "the old names of types",
+    ("tensors.tensor", "webtorch.functions.show"): "what repr prints",
+}  # fmt: skip
 # Where other packages than the standard library may be imported at the top of a file.
 OUTSIDE = (
     "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli", "doctor", "demo",
@@ -138,8 +115,6 @@ def upward() -> list[Import]:
 
 
 def _is_listed(i: Import) -> bool:
-    if (part(i.module), i.target) in UPWARD:
-        return True
     return i.where == "function" and (i.module.partition(".")[2], i.target) in UPWARD_IN_FUNCTIONS
 
 
@@ -154,18 +129,8 @@ def test_imports_point_down() -> None:
 
 
 def test_every_exception_is_still_needed() -> None:
-    used = {(part(i.module), i.target) for i in upward()}
     used_inside = {(i.module.partition(".")[2], i.target) for i in upward()}
-    assert set(UPWARD) <= used, set(UPWARD) - used
     assert set(UPWARD_IN_FUNCTIONS) <= used_inside, set(UPWARD_IN_FUNCTIONS) - used_inside
-
-
-def test_what_lower_takes_from_the_backend_protocol_is_only_its_limits() -> None:
-    for name, tree in TREES.items():
-        if part(name) == "lower":
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module == "webtorch.runtime.backend":
-                    assert [a.name for a in node.names] == ["Limits"], name
 
 
 def test_backends_are_imported_by_name_only() -> None:

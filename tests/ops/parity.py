@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import webtorch
-from webtorch.tensors.bind import NAMESPACES
+from webtorch.functions.bind import NAMESPACES
 from webtorch.tensors.creation import from_bytes
 
 # What a test function gets as its first argument: the tensor functions, `nn.functional` and `linalg` of one library.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import webtorch
-from webtorch.ops.random import Generator, _philox_words, fork_rng, host_words
+from webtorch.functions.random import Generator, _philox_words, fork_rng, host_words
 
 
 def test_philox_gives_the_published_numbers() -> None:
@@ -34,6 +35,19 @@ def test_the_device_draws_the_bits_of_the_host(device: str) -> None:
     words = host_words(2**40 + 5, 2**32 - 2, 5)
     drawn = webtorch.rand(5, generator=generator, device=device)
     assert drawn.tolist() == [(a >> 8) / 2**24 for a, _ in words]
+
+
+def test_a_generator_pickled_when_its_file_was_elsewhere_is_loaded() -> None:
+    # Written with protocol 0 while the class stood in webtorch/ops/random.py.
+    kept = (
+        b"ccopy_reg\n_reconstructor\np0\n(cwebtorch.ops.random\nGenerator\np1\nc__builtin__\nobject\n"
+        b"p2\nNtp3\nRp4\n(dp5\nVdevice\np6\ncwebtorch.tensors.device\ndevice\np7\n(Vcpu\np8\n"
+        b"Ntp9\nRp10\nsV_seed\np11\nI7\nsV_offset\np12\nI3\nsb."
+    )
+    again = pickle.loads(kept)
+    whole = webtorch.rand(5, generator=Generator().manual_seed(7)).tolist()
+    assert type(again) is Generator
+    assert webtorch.rand(2, generator=again).tolist() == whole[3:]
 
 
 DRAWS: dict[str, Callable[[str], Any]] = {

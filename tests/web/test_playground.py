@@ -227,7 +227,7 @@ def test_errors_are_python_tracebacks_of_what_was_typed(play: Playground) -> Non
     assert "ShapeError" in typed
     play.page.click("#output summary")
     output = play.output()
-    assert "site-packages/webtorch/ops/contract.py" in output
+    assert "site-packages/webtorch/functions/contract.py" in output
     assert "_pyodide" not in output
     assert 'File "playground.py", line 4, in <module>' in output
     assert "return x @ torch.ones(4)" in output

@@ -12,7 +12,7 @@ import pytest
 
 from tests.webgpu.support import ROOT, Pass, missing
 from webtorch.ir.kernel import Kernel
-from webtorch.runtime.backend import Limits
+from webtorch.ir.limits import Limits
 from webtorch.runtime.backends import webgpu
 from webtorch.runtime.backends.webgpu import WebGPUBackend
 

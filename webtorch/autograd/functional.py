@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.ops.creation import ones_like, zeros, zeros_like
-from webtorch.ops.movement import stack
+from webtorch.functions.creation import ones_like, zeros, zeros_like
+from webtorch.functions.movement import stack
 from webtorch.tensors.tape import enable_grad, grad
 from webtorch.tensors.tensor import Tensor
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.autograd import forward_ad
+from webtorch.functions.assign import allclose
+from webtorch.functions.creation import eye, zeros_like
+from webtorch.functions.movement import stack
+from webtorch.functions.random import randn_like
 from webtorch.ir.dtype import float64
 from webtorch.ir.lines import user_depth
-from webtorch.ops.assign import allclose
-from webtorch.ops.creation import eye, zeros_like
-from webtorch.ops.movement import stack
 from webtorch.ops.primitive import paired, pairs
-from webtorch.ops.random import randn_like
 from webtorch.tensors.batching import Vmap, batch, unbatch
 from webtorch.tensors.tape import enable_grad, grad, no_grad
 from webtorch.tensors.tensor import Tensor

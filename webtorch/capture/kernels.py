@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from webtorch.errors import DeviceError, DTypeError, KernelError
 from webtorch.ir.kernel import Routine
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.wgsl import render
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.meta import COMMON_GPU
 
 

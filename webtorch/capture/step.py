@@ -42,12 +42,13 @@ from webtorch.capture.trace import (
 )
 from webtorch.capture.viewer import page
 from webtorch.errors import CacheChurnWarning, CaptureError
+from webtorch.functions import movement
 from webtorch.ir.graph import Graph
 from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
-from webtorch.ops import movement, primitive
+from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.meta import COMMON_GPU

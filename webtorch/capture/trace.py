@@ -47,12 +47,12 @@ from webtorch.capture.outside import (
     same,
 )
 from webtorch.errors import CaptureError
+from webtorch.functions.random import default_generator
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.lines import is_internal
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.nn import Module
-from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph

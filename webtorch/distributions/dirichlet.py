@@ -8,7 +8,7 @@ import webtorch
 from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.ops.sampling import _sample_dirichlet
+from webtorch.functions.sampling import _sample_dirichlet
 
 __all__ = ["Dirichlet"]
 

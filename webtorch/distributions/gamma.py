@@ -9,7 +9,7 @@ from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import broadcast_all
-from webtorch.ops.sampling import _standard_gamma
+from webtorch.functions.sampling import _standard_gamma
 
 __all__ = ["Gamma"]
 

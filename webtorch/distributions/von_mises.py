@@ -10,7 +10,7 @@ from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all, lazy_property, part
-from webtorch.ops.sampling import _sample_von_mises
+from webtorch.functions.sampling import _sample_von_mises
 
 __all__ = ["VonMises"]
 

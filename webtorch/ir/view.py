@@ -163,6 +163,16 @@ def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | N
     return tuple(out)
 
 
+def wrap_dim(name: str, dim: int, rank: int) -> int:
+    """Return `dim` counted from the front. A 0-d tensor has dims 0 and -1. Raises IndexError."""
+    bound = max(rank, 1)
+    if not -bound <= dim < bound:
+        raise IndexError(
+            f"{name}: Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim})"
+        )
+    return dim % bound
+
+
 def normalize_dim(dim: int, rank: int) -> int:
     """Return `dim` as 0..rank-1. Raises IndexError with PyTorch's text when out of range."""
     limit = max(rank, 1)

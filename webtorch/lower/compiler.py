@@ -7,11 +7,11 @@ import gc
 from collections.abc import Callable, Iterator
 
 from webtorch.ir.graph import Graph
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.passes import PassResult, run_passes
 from webtorch.lower.plan import plan_program
 from webtorch.lower.rematerialise import fit_budget
-from webtorch.runtime.backend import Limits
 
 
 def compile_graph(

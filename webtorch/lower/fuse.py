@@ -35,6 +35,7 @@ from webtorch.ir.kernel import (
     Store,
     image_points,
 )
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Site
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import (
@@ -47,7 +48,6 @@ from webtorch.lower.body import (
     reduce_loops,
     split_loops,
 )
-from webtorch.runtime.backend import Limits
 
 TEMPLATES = frozenset({"matmul", "conv", "scan", "sort", "attention", "host"})
 # Templates whose outputs may be worked on before they are stored.

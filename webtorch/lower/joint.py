@@ -18,11 +18,11 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Matmul, Products, Routine
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Copy, Dispatch, Step
 from webtorch.lower.affine import affine
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.together import renumbered, without_unused, written_by
-from webtorch.runtime.backend import Limits
 
 # Steps that a product may pass. What it reads lives longer, if it moves down, and what it writes, if it
 # moves up: so it does not move far.

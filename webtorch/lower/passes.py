@@ -11,9 +11,9 @@ from math import gcd
 
 from webtorch.ir.dtype import Scalar, int32
 from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops.primitive import IDENTITY
-from webtorch.runtime.backend import Limits
 
 Pass = Callable[[Graph, Limits], Graph]
 

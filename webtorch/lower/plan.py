@@ -29,6 +29,7 @@ from webtorch.ir.kernel import (
     Store,
     epilogue_of,
 )
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
@@ -44,7 +45,6 @@ from webtorch.lower.fuse import (
 from webtorch.lower.joint import join_products
 from webtorch.lower.schedule import in_frugal_order
 from webtorch.lower.together import put_together, renumbered
-from webtorch.runtime.backend import Limits
 
 # A temporary of at least this size is written over in place where that can be.
 _IN_PLACE_BYTES = 1 << 16

@@ -15,8 +15,8 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Routine, Several, Store
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Copy, Dispatch, Step
-from webtorch.runtime.backend import Limits
 
 # A kernel of more points works longer than its dispatch costs: 4 MB of a parameter, seven times read
 # or written, are 7 us at 4.4 TB/s.

@@ -22,10 +22,10 @@ from webtorch.ir.kernel import (
     Several,
     Sort,
 )
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import attention, conv, matmul, scan, sort
 from webtorch.lower.wgsl_kernel import render_kernel, render_several
 from webtorch.lower.wgsl_shader import Engine, WgslPass
-from webtorch.runtime.backend import Limits
 
 # Positions are 32-bit numbers with a sign; a loop looks a little beyond its end.
 _MAX_POSITIONS = (1 << 31) - (1 << 24)

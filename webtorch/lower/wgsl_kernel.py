@@ -18,6 +18,7 @@ from webtorch.ir.kernel import (
     Several,
     Store,
 )
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import numel
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_reduce import render_reduction
@@ -30,7 +31,6 @@ from webtorch.lower.wgsl_shader import (
     group_number,
 )
 from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter, Scope, rounded_by_store
-from webtorch.runtime.backend import Limits
 
 
 def render_kernel(kernel: Kernel, limits: Limits, engine: Engine) -> list[WgslPass]:

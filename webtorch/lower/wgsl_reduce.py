@@ -26,12 +26,12 @@ from webtorch.ir.kernel import (
     Reduce,
     Store,
 )
+from webtorch.ir.limits import Limits
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type, wrap
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
-from webtorch.runtime.backend import Limits
 
 # Most points that one invocation takes without a loop, and most expression nodes that this may
 # multiply to.

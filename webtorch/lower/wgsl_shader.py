@@ -21,11 +21,11 @@ from webtorch.ir.kernel import (
     Kernel,
     Store,
 )
+from webtorch.ir.limits import Limits
 from webtorch.lower import prelude
 from webtorch.lower.expansions import EXPANSIONS
 from webtorch.lower.wgsl_table import wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
-from webtorch.runtime.backend import Limits
 
 Engine = Literal["naga", "dawn"]
 

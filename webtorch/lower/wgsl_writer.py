@@ -26,6 +26,7 @@ from webtorch.ir.kernel import (
     Kernel,
     Store,
 )
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.expansions import EXPANSIONS
 from webtorch.lower.wgsl_facts import Affine, Range, affine, bounds, fits_int
@@ -44,7 +45,6 @@ from webtorch.lower.wgsl_table import (
     wgsl_type,
     wrap,
 )
-from webtorch.runtime.backend import Limits
 
 # Below this many points, parallelism is worth more than four-element loads.
 VECTOR_POINTS = 1 << 15

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from webtorch.tensors.bind import NAMESPACES
+from webtorch.functions.bind import NAMESPACES
 
 globals().update(NAMESPACES["masked"])
 __all__ = sorted(NAMESPACES["masked"])

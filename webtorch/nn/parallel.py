@@ -12,9 +12,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from webtorch import webgpu
+from webtorch.functions.movement import cat
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
-from webtorch.ops.movement import cat
 from webtorch.tensors.device import device as as_device
 from webtorch.tensors.function import Function
 from webtorch.tensors.tape import is_grad_enabled, no_grad

@@ -7,14 +7,14 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
-from webtorch.nn.linear import Linear
-from webtorch.nn.module import Module
-from webtorch.ops.quantize import (
+from webtorch.functions.quantize import (
     dequantize_weight,
     groups_of,
     quantize_weight,
     quantized_linear,
 )
+from webtorch.nn.linear import Linear
+from webtorch.nn.module import Module
 
 __all__ = ["QuantizedLinear", "quantize_"]
 

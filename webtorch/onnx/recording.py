@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from webtorch import ops
 from webtorch.errors import CaptureError
+from webtorch.functions import subscript as indexing
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, numel
@@ -27,7 +28,7 @@ from webtorch.nn import Module, recurrence
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import one_at_a_time
-from webtorch.tensors import calls, indexing
+from webtorch.tensors import calls
 from webtorch.tensors.host import tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import mode

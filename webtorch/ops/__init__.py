@@ -1,1 +1,1 @@
-"""Floor 1: the op table. An operation is declared once, here; all else follows."""
+"""Floor 1: the op table: what a formula or a kernel is. It knows no tensor."""

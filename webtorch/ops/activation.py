@@ -13,6 +13,7 @@ from webtorch.errors import ShapeError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS
 from webtorch.ir.expr import Expr
+from webtorch.ir.view import wrap_dim
 from webtorch.ops.elementwise import (
     EVERYWHERE,
     LARGEST,
@@ -25,7 +26,6 @@ from webtorch.ops.elementwise import (
 )
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
-from webtorch.ops.reduce import wrap_dim
 
 FUNCTIONAL = ("nn.functional",)
 # PyTorch's constants (Klambauer et al., "Self-Normalizing Neural Networks", 2017).

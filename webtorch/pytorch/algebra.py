@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch.ops.fourier import complex_transform, half_transform, real_transform
+from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ops.primitive import cast_to, conjugate
 from webtorch.pytorch.functions import aten, op
 

@@ -16,8 +16,8 @@ import torch
 from torch.autograd import forward_ad
 
 import webtorch_autoload as autoload
-from webtorch.ops.attention import _by_groups, _safe_softmax, _scores, by_rank_four
-from webtorch.ops.contract import matmul
+from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
+from webtorch.functions.contract import matmul
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
 from webtorch.pytorch.functions import aten, op

@@ -23,12 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from webtorch import errors
 from webtorch.errors import DTypeError
+from webtorch.functions.random import Generator, default_generator
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import contiguous_strides, is_contiguous, memory_order, numel
 from webtorch.ops import primitive
-from webtorch.ops.random import Generator, default_generator
 from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid, channels_last, like
 from webtorch.runtime.realize import Runtime

@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import indexing
+from webtorch.functions.creation import fits
+from webtorch.functions.norm import last_dims
+from webtorch.functions.resize import resized
 from webtorch.ir.dtype import bool_, float32, int32, int64, uint8
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import numel
-from webtorch.ops import indexing
-from webtorch.ops.creation import fits
-from webtorch.ops.norm import last_dims
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.ops.record import TABLE, Elementwise
-from webtorch.ops.resize import resized
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.functions.pooling import max_pool_backward
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import numel
-from webtorch.ops.pooling import max_pool_backward
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope

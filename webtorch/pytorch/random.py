@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.primitive import cast_to, empty, fill
-from webtorch.ops.random import Generator
 from webtorch.ops.record import TABLE
 from webtorch.pytorch.functions import FUNCTIONS, aten, op
 

@@ -108,7 +108,7 @@ def _stamp() -> str | None:
     package = Path(__file__).parents[1]
     try:
         found = []
-        for part in ("ir", "lower", "ops", "runtime"):
+        for part in ("ir", "lower", "ops", "functions", "runtime"):
             for path in sorted((package / part).rglob("*.py")):
                 stat = path.stat()
                 found.append(f"{path.relative_to(package)} {stat.st_size} {stat.st_mtime_ns}")

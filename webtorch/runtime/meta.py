@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from webtorch.errors import NoValuesError
 from webtorch.ir.dtype import DType
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import numel
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.realize import Owner, Runtime
 
 # A hardware adapter of today, for programs that are not planned for a device with WGSL.

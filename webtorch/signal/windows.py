@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from webtorch.tensors.bind import NAMESPACES
+from webtorch.functions.bind import NAMESPACES
 
 globals().update(NAMESPACES["signal.windows"])
 __all__ = sorted(NAMESPACES["signal.windows"])

@@ -15,9 +15,9 @@ from typing import Any
 
 from webtorch.ir.dtype import DType, Scalar, float16, float32, float64
 from webtorch.ir.kernel import Attention, BufferSlot
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.attention import fits
 from webtorch.ops import primitive
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import random_words
 from webtorch.tensors.primitives import as_view, cast_to, copy, record, reduce_dims

@@ -29,7 +29,6 @@ from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
-from webtorch.ops.creation import check_stated
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op, in_old_order, slope, used_arguments
 from webtorch.tensors import override
@@ -954,6 +953,14 @@ def _meet(x: Tensor, y: Tensor) -> bool:
         for t in (x, y)
     ]
     return x._offset <= ends[1] and y._offset <= ends[0]
+
+
+def check_stated(name: str, dtype: DType | None, out: Any) -> None:
+    """Raise RuntimeError if `dtype=` is given beside an `out=` of another type."""
+    if dtype is not None and dtype is not out.dtype:
+        raise RuntimeError(
+            f"{name}: Expected out tensor to have dtype {dtype}, but got {out.dtype} instead"
+        )
 
 
 def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:

@@ -1,5 +1,5 @@
 """Tensors from bytes. Floor 4. (The public constructors are entries of the op table, in
-webtorch/ops/creation.py.)
+webtorch/functions/creation.py.)
 """
 
 from __future__ import annotations

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 class TensorMethods:
-    """Base of Tensor. `webtorch.tensors.bind` hangs the table's methods on Tensor itself."""
+    """Base of Tensor. `webtorch.functions.bind` hangs the table's methods on Tensor itself."""
 
     __slots__ = ()

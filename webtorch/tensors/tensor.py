@@ -1,6 +1,6 @@
 """The Tensor: a view on a storage, with its place in the autograd graph. Floor 4.
 
-Operations are not written here: `webtorch.tensors.bind` adds a method for every entry of the op
+Operations are not written here: `webtorch.functions.bind` adds a method for every entry of the op
 table.
 """
 
@@ -139,7 +139,7 @@ class Tensor(TensorMethods):
 
     def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
-        from webtorch.ops import creation
+        from webtorch.functions import creation
 
         if isinstance(data, (bool, float)):
             raise TypeError(f"new(): data must be a sequence (got {type(data).__name__})")
@@ -853,7 +853,7 @@ class Tensor(TensorMethods):
         self, array: Any, context: Any = None, return_scalar: bool = False
     ) -> Tensor:
         """Make the result of a NumPy function on tensors a tensor again, as PyTorch does."""
-        from webtorch.ops import creation
+        from webtorch.functions import creation
 
         return creation.from_numpy(array if array.ndim else array.copy()).to(self.device)
 
@@ -918,7 +918,7 @@ class Tensor(TensorMethods):
         return complex(self._only())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        from webtorch.tensors.show import show_tensor
+        from webtorch.functions.show import show_tensor
 
         return show_tensor(self)
 
@@ -981,7 +981,7 @@ class Tensor(TensorMethods):
         if dtype is None:
             return f"torch.{legacy_name(self.dtype)}Tensor"
         if isinstance(dtype, str):
-            from webtorch.tensors.legacy import TYPE_NAMES
+            from webtorch.functions.legacy import TYPE_NAMES
 
             for found, name in TYPE_NAMES.items():
                 if dtype.removeprefix("torch.") == f"{name}Tensor":

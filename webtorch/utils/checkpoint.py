@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
+from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
-from webtorch.ops.random import Generator, default_generator
 from webtorch.tensors import autocast, tape
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.function import Function

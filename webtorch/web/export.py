@@ -29,16 +29,16 @@ from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import Capture, Returned, compile_never
 from webtorch.errors import CaptureError, DTypeError, KernelError, ShapeError
+from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor
 from webtorch.ir.dtype import by_name
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.lower.compiler import compile_graph
 from webtorch.lower.layout import binding_bytes, device_bytes, uniform_type
 from webtorch.nn import Module
-from webtorch.ops.random import default_generator
 from webtorch.optim import Optimizer
-from webtorch.runtime.backend import Limits
 from webtorch.runtime.backends import webassembly
 from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.attention import for_pages

@@ -12,11 +12,11 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir.graph import Graph
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_graph
 from webtorch.lower.layout import Layout, Move, Rendered, lay_out
 from webtorch.lower.wgsl import WgslPass, render
-from webtorch.runtime.backend import Limits
 
 Json = dict[str, Any]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from webtorch.errors import KernelError
 from webtorch.ir.kernel import Attention
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import (
     attention_again,
     attention_backward,
@@ -17,7 +18,6 @@ from webtorch.lower.templates import (
     attention_units,
 )
 from webtorch.lower.wgsl_shader import Engine, WgslPass
-from webtorch.runtime.backend import Limits
 
 
 def fits(r: Attention, limits: Limits) -> bool:

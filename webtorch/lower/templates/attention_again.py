@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from webtorch.ir.kernel import Attention
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.attention_common import AttentionWriter, indented
 from webtorch.lower.wgsl_shader import WgslPass
-from webtorch.runtime.backend import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, float16, float32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Attention, BufferSlot
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import attention_again, attention_tiles, attention_units, matrix_units
 from webtorch.lower.templates.attention_tiles import Part
 from webtorch.lower.templates.gemm import (
@@ -35,7 +36,6 @@ from webtorch.lower.templates.gemm import (
 )
 from webtorch.lower.templates.tuning import MatrixTile, Tile
 from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch
-from webtorch.runtime.backend import Limits
 
 # Bytes of weights and gradients of scores that are in memory at once.
 _MOST_SCRATCH = 1 << 30

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.kernel import Attention, Kernel
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_writer import KernelWriter
-from webtorch.runtime.backend import Limits
 
 # The lowest float: a score that is not seen; and the least that counts as the largest of a row.
 LOWEST, LEAST_TOP = "-0x1.fffffep127f", "-0x1.fffffep126f"

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from webtorch.ir.kernel import Attention
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
 from webtorch.lower.templates.gemm import lanes
 from webtorch.lower.wgsl_shader import WgslPass
-from webtorch.runtime.backend import Limits
 
 _BARRIER = "workgroupBarrier();"
 

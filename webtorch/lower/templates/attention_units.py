@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 from webtorch.ir.dtype import float16
 from webtorch.ir.kernel import Attention
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
 from webtorch.lower.templates.attention_tiles import Part
 from webtorch.lower.templates.matrix_units import ENABLES
 from webtorch.lower.wgsl_shader import Engine, WgslPass
-from webtorch.runtime.backend import Limits
 
 _BARRIER = "workgroupBarrier();"
 _SIDE, _VECTOR = 16, 8

@@ -20,6 +20,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Convolution, Kernel
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import conv_units, matrix_units, winograd
 from webtorch.lower.templates.gemm import (
     BATCH,
@@ -37,7 +38,6 @@ from webtorch.lower.templates.generic import conv_kernel, guarded, within
 from webtorch.lower.templates.phases import phase, untouched
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
-from webtorch.runtime.backend import Limits
 
 __all__ = ["conv_kernel", "is_product", "phase_products", "product", "render"]
 

@@ -27,6 +27,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, epilogue_of
+from webtorch.ir.limits import Limits
 from webtorch.lower.sizes import size_class
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
 from webtorch.lower.wgsl_facts import affine
@@ -34,7 +35,6 @@ from webtorch.lower.wgsl_kernel import write_points
 from webtorch.lower.wgsl_shader import Draft, WgslPass, fold_grid, group_number
 from webtorch.lower.wgsl_table import encode, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope
-from webtorch.runtime.backend import Limits
 
 # Loop variables of a product, in order. K runs for each tap, where there are several.
 BATCH, ROW, COLUMN, K, TAP, PARTS = range(6)

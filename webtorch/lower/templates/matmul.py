@@ -9,6 +9,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Kernel, Matmul, Products
+from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates import matrix_units
 from webtorch.lower.templates.gemm import (
@@ -33,7 +34,6 @@ from webtorch.lower.together import renumbered
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_reduce import render_reductions
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, beside
-from webtorch.runtime.backend import Limits
 
 __all__ = ["is_product", "matmul_kernel", "product", "render", "render_products"]
 

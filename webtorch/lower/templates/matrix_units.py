@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from webtorch.ir.dtype import float16, float32
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.gemm import (
     BATCHES,
     COLUMN,
@@ -33,7 +34,6 @@ from webtorch.lower.templates.gemm import (
 )
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, fold_grid
-from webtorch.runtime.backend import Limits
 
 # A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
 _SIDE, _VECTOR = 16, 8

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from webtorch.ir.dtype import DType, bool_
 from webtorch.ir.kernel import Kernel, Scan
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.generic import scan_kernel
 from webtorch.lower.wgsl_reduce import from_bits, to_bits
 from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter
-from webtorch.runtime.backend import Limits
 
 __all__ = ["render", "scan_kernel"]
 

@@ -5,6 +5,7 @@ and those kernels. Floor 2; imports floor 0 and the templates.
 from __future__ import annotations
 
 from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates import conv, matmul, matrix_units
 from webtorch.lower.templates.gemm import (
     Product,
@@ -16,7 +17,6 @@ from webtorch.lower.templates.gemm import (
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
 from webtorch.lower.templates.tuning import Tile
 from webtorch.lower.wgsl_shader import Engine, WgslPass
-from webtorch.runtime.backend import Limits
 
 # A tile (None for the kernel without workgroup memory) and the number of parts of k.
 Choice = tuple[Tile | None, int]

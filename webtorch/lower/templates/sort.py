@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Kernel, Sort
+from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import convert, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter
-from webtorch.runtime.backend import Limits
 
 # A key and a place, 32 bits each.
 _PAIR_BYTES = 8

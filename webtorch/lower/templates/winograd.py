@@ -23,6 +23,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Reduce, Store
+from webtorch.ir.limits import Limits
 from webtorch.lower.templates.gemm import (
     BATCH,
     COLUMN,
@@ -38,7 +39,6 @@ from webtorch.lower.templates.generic import at_points, guarded, within
 from webtorch.lower.templates.tuning import FAMILIES
 from webtorch.lower.wgsl_kernel import render_kernel, render_points
 from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch
-from webtorch.runtime.backend import Limits
 
 # Outputs and inputs of a tile in each direction; numbers that a tile becomes.
 _OUT, _IN = 4, 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from webtorch.tensors.bind import NAMESPACES
+from webtorch.functions.bind import NAMESPACES
 
 __all__ = ["entries", "table"]
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
-from webtorch.runtime.backend import Limits
 
 LIMITS = Limits(
     max_binding_bytes=(1 << 31) - 1,

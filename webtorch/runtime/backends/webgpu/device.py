@@ -30,9 +30,10 @@ from webtorch.errors import (
 )
 from webtorch.ir.dtype import ALL, COMPLEX, DType, uint32
 from webtorch.ir.kernel import Convolution, Matmul, Routine
+from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
-from webtorch.runtime.backend import Buffer, Limits
+from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu import tuner
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,

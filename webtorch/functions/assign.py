@@ -1,0 +1,265 @@
+"""Writing to tensors, conversions between types, and comparisons of whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import creation, movement
+from webtorch.ir import dtype as dt
+from webtorch.ir.dtype import DType
+from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
+from webtorch.ops.elementwise import isclose
+from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
+from webtorch.ops.record import Op, composite
+
+METHOD = ("Tensor",)
+
+
+# ---- conversions
+# --------------------------------------------------------------------------------------------------------
+
+
+def _conversion(name: str, dtype: DType) -> Op:
+    def convert(input: Any, memory_format: Any = None) -> Any:
+        return cast_to(input, dtype)
+
+    convert.__name__ = name
+    convert.__doc__ = f"The tensor as {dtype}."
+    return composite(
+        name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.has_gradient
+    )(convert)
+
+
+CONVERSIONS: dict[str, Op] = {
+    name: _conversion(name, dtype)
+    for name, dtype in {
+        "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16,
+        "long": dt.int64, "int": dt.int32,
+        "short": dt.int16, "char": dt.int8, "byte": dt.uint8, "bool": dt.bool_,
+        "cfloat": dt.complex64, "cdouble": dt.complex128,
+    }.items()
+}  # fmt: skip
+
+
+@composite(function_in=METHOD, torch="Tensor.type_as")
+def type_as(input: Any, other: Any) -> Any:
+    """The tensor in the dtype of another."""
+    return cast_to(input, other.dtype)
+
+
+# ---- writing
+# ------------------------------------------------------------------------------------------------------------
+
+
+@composite(name="copy_", function_in=METHOD, torch="")
+def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
+    as needed.
+    """
+    if isinstance(src, (bool, int, float, complex)):
+        return self.fill_(src)
+    if not hasattr(src, "_storage"):
+        raise TypeError(
+            f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}"
+        )
+    source = src.to(self.device) if src._storage.runtime is not self._storage.runtime else src
+    source = cast_to(source, self.dtype)
+    if source._shape != self._shape:
+        try:
+            source = source.expand(self._shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"copy_: The size of tensor a {list(self._shape)} must match the size of tensor b "
+                f"{list(src._shape)}: the source must "
+                "broadcast to the tensor that is written"
+            ) from None
+    return overwrite(self, source if source is not src else copy(src), fresh=True)
+
+
+def overwrite(x: Any, values: Any, fresh: bool = False) -> Any:
+    """Write values of x's shape, dtype and device; what is overwritten keeps a gradient, of zeros.
+
+    `fresh`: the values were made for this call only.
+    """
+    # The base of a view does this for the elements of the view.
+    if x.requires_grad and values.requires_grad and not x._is_view():
+        values, fresh = _replacing(x, x._shape, values), True
+    return write(x, values, fresh=fresh)
+
+
+@composite(
+    name="_replacing",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, old, shape, values: (fill(shape, 0, g.dtype, g.device), None, g),
+)
+def _replacing(old: Any, shape: tuple[int, ...], values: Any) -> Any:
+    return copy(values)
+
+
+@composite(name="fill_", function_in=(*METHOD, "torch"), torch="")
+def fill_(self: Any, value: Any) -> Any:
+    """Overwrite every element with one value (a number or a 0-d tensor)."""
+    if hasattr(value, "_storage"):
+        if value._shape:
+            raise RuntimeError(
+                "fill_ only supports 0-dimension value tensor but got tensor with "
+                f"{len(value._shape)} dimensions."
+            )
+        return copy_(self, value)
+    if self.dtype.kind in ("int", "uint") or isinstance(value, complex):
+        value = creation.fits(value, self.dtype)
+    if 0 in self._strides:
+        # One value may be written to an expanded tensor: to every element of its memory once.
+        places = zip(self._shape, self._strides, strict=True)
+        shape = tuple(1 if n and not s else n for n, s in places)
+        once = as_view(self, shape, self._strides, self._offset)
+        write(once, fill(shape, value, self.dtype, self.device), fresh=True)
+        return self
+    return write(self, fill(self._shape, value, self.dtype, self.device), fresh=True)
+
+
+@composite(name="torch_fill", function_in=("torch",), torch="fill")
+def fill_value(input: Any, value: Any) -> Any:
+    """A tensor like `input` with every element `value`."""
+    return fill_(copy(input), value)
+
+
+@composite(name="zero_", function_in=(*METHOD, "torch"), torch="")
+def zero_(self: Any) -> Any:
+    """Overwrite every element with 0."""
+    return fill_(self, 0)
+
+
+@composite(name="fill_diagonal_", function_in=METHOD, torch="")
+def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
+    """Overwrite the main diagonal; `wrap` goes on after every N columns of a tall matrix."""
+    if self.ndim < 2:
+        raise RuntimeError("dimensions must larger than 1")
+    if self.ndim > 2 and len(set(self._shape)) != 1:
+        raise RuntimeError("all dimensions of input must be of equal length")
+    step = sum(self._strides)
+    count = min(self._shape)
+    if wrap and self.ndim == 2 and self._shape[0] > self._shape[1]:
+        count = -(-(self._shape[0] * self._shape[1]) // (self._shape[1] + 1))
+    fill_(as_view(self, (count,), (step,), self._offset), fill_value)
+    return self
+
+
+@composite(name="resize_", function_in=METHOD, torch="")
+def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None) -> Any:
+    """Give the tensor another shape in place, with more memory if needed, for all that share it; new
+    elements are uninitialised.
+
+    In its own shape, and without a memory format, it stays as it is.
+    """
+    sizes = sizes if size is None else (size,)
+    shape = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"resize_: requested resize to {list(shape)}: sizes must not be negative")
+    if str(memory_format).endswith("preserve_format"):
+        raise RuntimeError(f"resize_: unsupported memory format {memory_format}")
+    if self.requires_grad:
+        raise RuntimeError("cannot resize variables that require grad")
+    if shape == self._shape and memory_format is None:
+        return self
+    strides = movement.strides_for(shape, contiguous_strides(shape), memory_format)
+    storage = self._storage
+    width, kind, had = self.dtype.itemsize, storage.dtype, storage.elements
+    # A storage counts in elements of its own: parts of complex numbers, or what a view sees as another type.
+    need = -(-(self._offset + numel(shape)) * width // kind.itemsize) if numel(shape) else 0
+    if need > had:
+        grown = empty((need,), kind, self.device)
+        if had:
+            write(as_view(grown, (had,), (1,), 0), seen_as(self, (had,), (1,), 0, kind))
+        storage.grow(grown._storage.node)
+    self._shape, self._strides = shape, strides
+    self._whole = (
+        self._offset == 0
+        and self.dtype is kind
+        and numel(shape) == storage.elements
+        and is_contiguous(shape, strides)
+    )
+    return self
+
+
+@composite(name="resize_as_", function_in=("torch", *METHOD), torch="")
+def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> Any:
+    """Give the tensor the shape of another."""
+    return resize_(input, tuple(the_template._shape), memory_format=memory_format)
+
+
+@composite(name="set_", function_in=METHOD, torch="")
+def set_(self: Any, source: Any = None) -> Any:
+    """Make this tensor the same view of the same storage as `source`."""
+    if source is None:
+        source = empty((0,), self.dtype, self.device)
+    if source.dtype is not self.dtype:
+        raise DTypeError(
+            f"set_: cannot set a tensor of {self.dtype} to one of {source.dtype}: its type stays. Use "
+            f"source.view({self.dtype}) for the same memory, or source.to({self.dtype}) for the same values"
+        )
+    self.data = source.detach()
+    return self
+
+
+# ---- comparisons of whole tensors
+# -------------------------------------------------------------------------------------------
+
+
+@composite(differentiable=False)
+def equal(input: Any, other: Any) -> bool:
+    """Whether two tensors have the same shape and the same elements. Waits for the device."""
+    if input._shape != other._shape:
+        return False
+    return not input.numel() or bool((input == other).all().item())
+
+
+@composite(differentiable=False)
+def allclose(
+    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    """Whether all elements are close: |input - other| <= atol + rtol * |other|. Waits for the
+    device.
+    """
+    return bool(isclose(input, other, rtol, atol, equal_nan).all().item())
+
+
+@composite(differentiable=False)
+def is_nonzero(input: Any) -> bool:
+    """Whether a tensor with one element is not zero. Waits for the device."""
+    if input.numel() != 1:
+        raise RuntimeError(
+            "Boolean value of Tensor with more than one value is ambiguous"
+            if input.numel()
+            else "Boolean value of Tensor with no values is ambiguous"
+        )
+    return bool(input.item())
+
+
+@composite(differentiable=False)
+def is_same_size(input: Any, other: Any) -> bool:
+    """Whether two tensors have the same shape."""
+    return bool(input._shape == other._shape)
+
+
+@composite(function_in=METHOD, torch="Tensor.sum_to_size")
+def sum_to_size(input: Any, *size: Any) -> Any:
+    """Sum over the dimensions along which a tensor of `size` would be broadcast to this one."""
+    shape: Sequence[int] = (
+        tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+    )
+    lead = input.ndim - len(shape)
+    if not expands_to(tuple(shape), input._shape):
+        raise ShapeError(
+            f"size {{{list(shape)}}} is not expandable to size {{{list(input._shape)}}}."
+        )
+    dims = [
+        d for d, have in enumerate(input._shape) if d < lead or (shape[d - lead] == 1 and have != 1)
+    ]
+    # PyTorch sums a 0-d tensor too, which widens integers.
+    if not dims and shape and not lead:
+        return input
+    return (input.sum(dims, keepdim=True) if dims or not shape else input).reshape(tuple(shape))

@@ -1,0 +1,287 @@
+"""Scaled dot-product attention.
+
+Letters of shapes: H query heads, G groups of them that share a key head, L queries, S keys, E size of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.composite import dropout
+from webtorch.functions.contract import c_name, matmul
+from webtorch.functions.random import default_generator
+from webtorch.ir.dtype import bool_, float32, int64
+from webtorch.ops.elementwise import _where, clamp_min, exp
+from webtorch.ops.primitive import (
+    attention,
+    iota,
+    multiplies_narrow,
+    philox,
+    reduce_dims,
+    suits_attention,
+)
+from webtorch.ops.record import LOWER, composite
+
+# The lowest float32.
+_LOWEST = -3.4028234663852886e38
+
+
+@composite(
+    name="_safe_softmax",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x: ((g - reduce_dims(g * out, "sum", (x.ndim - 1,))) * out,),
+)
+def _safe_softmax(x: Any) -> Any:
+    """Return the softmax over the last dimension; a row of only -inf gives zeros, not the NaN of 0 / 0."""
+    last = (x.ndim - 1,)
+    top = reduce_dims(x, "max", last)
+    # The largest term is exp(0), so a sum is at least 1 unless every score is -inf: then -inf minus
+    # the lowest finite number stays -inf, all terms are 0 and the sum counts as 1.
+    e = exp(x - clamp_min(top, _LOWEST))
+    return e / clamp_min(reduce_dims(e, "sum", last), 1.0)
+
+
+def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> None:
+    if not query.dtype is key.dtype is value.dtype:
+        raise DTypeError(
+            "scaled_dot_product_attention: Expected query, key, and value to have the same "
+            "dtype, but "
+            f"got query.dtype: {c_name(query.dtype)} key.dtype: {c_name(key.dtype)} and "
+            f"value.dtype: "
+            f"{c_name(value.dtype)} instead. Convert them, as in key.to({query.dtype})."
+        )
+    if not query.dtype.is_floating_point:
+        raise DTypeError(
+            f"scaled_dot_product_attention: not implemented for {query.dtype}; use .float()"
+        )
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ShapeError(
+            "scaled_dot_product_attention: Expected query, key, and value to all be at least 2 "
+            f"dimensional, but got query.dim: {query.ndim} key.dim: {key.ndim} and value.dim: "
+            f"{value.ndim} instead."
+        )
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeError(
+            "scaled_dot_product_attention: the last dims of query and key must be equal, but the "
+            "shapes "
+            f"are {tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            "scaled_dot_product_attention: key and value must have as many positions (dim -2), "
+            "but the "
+            f"shapes are {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if (
+        mask is not None
+        and mask.dtype is not bool_
+        and mask.dtype is not query.dtype
+        and mask.dtype.name != "float32"
+    ):
+        raise DTypeError(
+            "scaled_dot_product_attention: Expected attn_mask dtype to be bool or float or to "
+            "match "
+            f"query dtype, but got attn_mask.dtype: {c_name(mask.dtype)} and query.dtype: "
+            f"{c_name(query.dtype)} instead."
+        )
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
+
+
+def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
+    """Return x @ y, where G heads of x in a row meet one head of y.
+
+    (.., H G, L, E) and (.., H, E, S) give (.., H G, L, S).
+    """
+    if not enable_gqa or x.shape[-3] == y.shape[-3]:
+        return matmul(x, y)
+    heads, shared = x.shape[-3], y.shape[-3]
+    # (.., H, G, L, E) @ (.., H, 1, E, S): the product folds G into the rows; no key is copied.
+    split = x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
+    out = matmul(split, y.unsqueeze(-3))
+    return out.reshape((*out.shape[:-4], heads, *out.shape[-2:]))
+
+
+@composite(
+    family="contract",
+    function_in=("nn.functional",),
+    torch="nn.functional.scaled_dot_product_attention",
+    autocast=LOWER,
+)
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return softmax(query key^T scale + mask) value for query (.., L, E), key (.., S, E) and value (.., S, V).
+
+    A bool mask keeps what is True, a float one is added; a query that may see no key gets zeros.
+    `is_causal` lets position i see keys 0..i (of those that the mask keeps). `scale` is 1 / sqrt(E)
+    unless given. `enable_gqa` lets several query heads (dim -3) share a key head.
+    """
+    _check(query, key, value, attn_mask, dropout_p)
+    if enable_gqa:
+        heads = query.shape[-3] if query.ndim > 2 else 1
+        if min(query.ndim, key.ndim, value.ndim) < 3:
+            raise IndexError(
+                "scaled_dot_product_attention: Dimension out of range: enable_gqa needs a dim of "
+                "heads (-3) in "
+                "query, key and value"
+            )
+        if heads % key.shape[-3] or heads % value.shape[-3]:
+            raise ShapeError(
+                "scaled_dot_product_attention: Number of heads in key and value must divide the "
+                "number of "
+                f"heads in query, but they are {key.shape[-3]}, {value.shape[-3]} and {heads}"
+            )
+    size = query.shape[-1]
+    factor = (1.0 / math.sqrt(size) if size else 1.0) if scale is None else scale
+    out = _without_scores(query, key, value, attn_mask, dropout_p, is_causal, factor, enable_gqa)
+    if out is not None:
+        return out
+    dtype = query.dtype
+    if dtype.itemsize < 4 and not multiplies_narrow(query, key):
+        # Scores of 16 bits are off by half where they are large. As PyTorch's own products do it.
+        query, key, value = (t.to(dtype.compute) for t in (query, key, value))
+    scores = _scores(query, key, attn_mask, is_causal, factor, enable_gqa)
+    if not key.shape[-2] or not scores.numel():
+        return _by_groups(scores, value, enable_gqa).to(dtype)
+    weights = _safe_softmax(scores).to(query.dtype)
+    if dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    return _by_groups(weights, value, enable_gqa).to(dtype)
+
+
+def _scores(
+    query: Any, key: Any, mask: Any, is_causal: bool, factor: float, enable_gqa: bool
+) -> Any:
+    """Return query key^T factor + mask, in the type that 16 bits compute in."""
+    length, source = query.shape[-2], key.shape[-2]
+    narrow = query.dtype.itemsize < 4
+    # In 16 bits the products would overflow before they are scaled.
+    scores = _by_groups(query * factor if narrow else query, key.transpose(-2, -1), enable_gqa)
+    if not narrow:
+        scores = scores * factor
+    if not source or not scores.numel():
+        return scores
+    scores = scores.to(query.dtype.compute)
+    if mask is not None:
+        scores = (
+            _where(mask, scores, -math.inf)
+            if mask.dtype is bool_
+            else scores + mask.to(scores.dtype)
+        )
+    if is_causal:
+        # Both numbers at the shape of the scores, so that the mask is computed where it is used.
+        rows = iota(length, 0, 1, int64, query.device).reshape(length, 1).expand(scores.shape)
+        columns = iota(source, 0, 1, int64, query.device).expand(scores.shape)
+        scores = _where(columns <= rows, scores, -math.inf)
+    return scores
+
+
+def _without_scores(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    factor: float,
+    enable_gqa: bool,
+) -> Any:
+    """Return the attention of a kernel that keeps no scores, or None where products serve better."""
+    if dropout_p == 1.0:
+        return None
+    operands = by_rank_four(query, key, value, mask, enable_gqa)
+    if operands is None or not suits_attention(*operands):
+        return None
+    q, k, v, m = operands
+    batch, heads, length = q.shape[:3]
+    source = k.shape[2]
+    drawn = None
+    if dropout_p > 0.0:
+        count = batch * heads * length * source
+        drawn = (dropout_p, *default_generator(query.device).advance(count))
+
+    def again(q: Any, k: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
+        return _gradients(q, k, v, m, is_causal, factor, drawn, g)
+
+    out = attention(q, k, v, m, is_causal, factor, drawn, again)
+    rank = max(t.ndim for t in (query, key, value))
+    return out.reshape(out.shape[4 - rank :])
+
+
+def by_rank_four(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> Any:
+    """Return query, key, value and mask expanded to (batch, heads, .., ..), as the kernels take them.
+
+    None where there are no such views: more dims, no elements, or shapes that do not fit.
+    """
+    if 0 in (*query.shape, *key.shape, *value.shape):
+        return None
+    rank = max(t.ndim for t in (query, key, value))
+    if rank > 4 or (mask is not None and mask.ndim > rank):
+        return None
+
+    def ranked(x: Any) -> Any:
+        return x.reshape((*(1,) * (4 - x.ndim), *x.shape)) if x.ndim < 4 else x
+
+    q, k, v = (ranked(t) for t in (query, key, value))
+    batches = {t.shape[0] for t in (q, k, v)} - {1}
+    heads, shared = q.shape[1], k.shape[1]
+    if enable_gqa:
+        if shared != v.shape[1]:
+            return None
+    elif not shared == v.shape[1] == 1:
+        several = {t.shape[1] for t in (q, k, v)} - {1}
+        if len(several) > 1:
+            return None  # products say what is wrong
+        heads = shared = max(several, default=1)
+    if len(batches) > 1:
+        return None
+    batch = max(batches, default=1)
+    length, source = q.shape[2], k.shape[2]
+    q = q.expand((batch, heads, *q.shape[2:]))
+    k, v = (t.expand((batch, shared, *t.shape[2:])) for t in (k, v))
+    m = None
+    if mask is not None:
+        wanted = (batch, heads, length, source)
+        if any(a not in (1, b) for a, b in zip(ranked(mask).shape, wanted, strict=True)):
+            return None
+        m = ranked(mask).expand(wanted)
+    return q, k, v, m
+
+
+def _gradients(
+    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, factor: float, drawn: Any, g: Any
+) -> tuple[Any, Any, Any]:
+    """Return the cotangents of query, key and value, all of rank 4, by operations that can be
+    differentiated again."""
+    batch, heads = q.shape[:2]
+    shared, source = k.shape[1:3]
+    weights = _safe_softmax(_scores(q, k, mask, is_causal, factor, True)).to(q.dtype)
+    change = _by_groups(g, v.transpose(-2, -1), True)
+    used = weights
+    if drawn is not None:
+        p, seed, counter = drawn
+        uniform = philox(weights.shape, seed, counter, float32, q.device)
+        kept = (uniform >= p).to(q.dtype) * (1.0 / (1.0 - p))
+        change, used = change * kept, weights * kept
+    change = weights * (change - reduce_dims(change * weights, "sum", (3,))) * factor
+
+    def summed(x: Any) -> Any:
+        split = x.reshape((batch, shared, heads // shared, source, x.shape[-1]))
+        return reduce_dims(split, "sum", (2,)).reshape((batch, shared, source, x.shape[-1]))
+
+    return (
+        _by_groups(change, k, True),
+        summed(matmul(change.transpose(-2, -1), q)),
+        summed(matmul(used.transpose(-2, -1), g)),
+    )

@@ -1,0 +1,1054 @@
+"""Contractions: matrix products and everything that is one.
+
+All products end in one primitive, `matmul3`, which reads strided operands in place: a transposed
+weight is a view, and an operand broadcast over a batch is never written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.creation import eye
+from webtorch.functions.linalg import inv
+from webtorch.functions.movement import join, narrow
+from webtorch.ir.dtype import DType, bool_, promote_types
+from webtorch.ir.view import (
+    broadcast_shapes,
+    contiguous_strides,
+    expands_to,
+    normalize_dim,
+    numel,
+    reshape_strides,
+)
+from webtorch.ops.precision import computed_wide, is_short, to_type, widened
+from webtorch.ops.primitive import as_view, conjugate, fill, matmul3, unrounded
+from webtorch.ops.purity import warn_once
+from webtorch.ops.record import (
+    BOOL,
+    FP32,
+    LOWER,
+    NOT_FLOATS,
+    Autocast,
+    composite,
+    with_factors_first,
+)
+from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
+
+# C++ names, which PyTorch's messages use.
+_C_NAMES = {
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short int",
+    "int32": "int",
+    "int64": "long int",
+}
+# Subscript number n of the form with lists is letter n, which also is the order of implicit outputs.
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def c_name(dtype: DType) -> str:
+    """Return the C++ name of a type, as PyTorch's messages have it."""
+    return _C_NAMES.get(dtype.name, dtype.name)
+
+
+def check_tensor(op: str, name: str, position: int, value: Any) -> None:
+    """Raise TypeError, as PyTorch does, unless `value` is a tensor."""
+    if not hasattr(value, "stride"):
+        raise TypeError(
+            f"{op}(): argument '{name}' (position {position}) must be Tensor, "
+            f"not {type(value).__name__}"
+        )
+
+
+def check_types(op: str, a: Any, b: Any) -> None:
+    """Raise unless `a` and `b` have one type that products exist for."""
+    if a.dtype is not b.dtype:
+        raise DTypeError(
+            f"{op}: expected m1 and m2 to have the same dtype, but got: {c_name(a.dtype)} != "
+            f"{c_name(b.dtype)}. Convert one of them, as in other.to({a.dtype})."
+        )
+    if a.dtype is bool_:
+        raise NotImplementedError(
+            f"\"{op}\" not implemented for 'Bool': products of {a.dtype} do not exist. Use "
+            f"{op}(a.float(), b.float()) > 0."
+        )
+
+
+def viewable(x: Any, shape: tuple[int, ...]) -> bool:
+    """Whether `x` can be seen as `shape` without a copy."""
+    return reshape_strides(x._shape, x._strides, shape) is not None
+
+
+def product(a: Any, b: Any) -> Any:
+    """Return the batched product of (B, M, K) and (B, K, N); any size may be 0."""
+    batch, m, k = a.shape
+    n = b.shape[2]
+    if batch and m and n and k:
+        return matmul3(a, b)
+    # No terms: zeros, still connected to the inputs, whose gradients may have elements.
+    out = fill((batch, m, n), 0, a.dtype, a.device)
+    return attach(
+        out,
+        "Bmm",
+        (a, b),
+        lambda g: (
+            product(g, conjugate(b).transpose(1, 2)),
+            product(conjugate(a).transpose(1, 2), g),
+        ),
+    )
+
+
+def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
+    """Return a @ b, or a @ b.T if `transposed`, for any rows a (*, K) and a matrix b.
+
+    The leading dimensions of a are one long column of rows. All of it is one gradient function.
+    """
+    lead, k = a._shape[:-1], a._shape[-1]
+    m, n = numel(lead), b._shape[0 if transposed else 1]
+    if not (m and k and n):
+        right = (b.transpose(0, 1) if transposed else b).unsqueeze(0)
+        return product(a.reshape((1, m, k)), right).reshape((*lead, n))
+    strides = reshape_strides(a._shape, a._strides, (m, k))
+    if strides is None:
+        a, strides = a.contiguous(), (k, 1)
+    rows, columns = b._strides
+    across = (0, columns, rows) if transposed else (0, rows, columns)
+    with unrecorded():
+        out = matmul3(
+            as_view(a, (1, m, k), (0, *strides), a._offset),
+            as_view(b, (1, k, n), across, b._offset),
+        )
+        shape = (*lead, n)
+        if out._whole:
+            # A result that nobody has seen yet: it simply is of that shape.
+            out._shape, out._strides = shape, contiguous_strides(shape)
+        else:
+            out = as_view(out, shape, contiguous_strides(shape), 0).detach()
+    if not needs_grad((a, b)):
+        return out
+    # Each cotangent takes the other operand: that of a frozen weight keeps no activation.
+    saved_a = SavedTensor(a) if needs_grad((b,)) else None
+    saved_b = SavedTensor(b) if needs_grad((a,)) else None
+    # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
+    turned = transposed or (rows == 1 and columns != 1)
+
+    def rule(g: Any) -> tuple[Any, Any]:
+        grad_a = saved_b and rows_times(g, conjugate(saved_b.unpack()), not transposed)
+        if saved_a is None:
+            return grad_a, None
+        x, g = conjugate(saved_a.unpack()).reshape((m, k)), g.reshape((m, n))
+        grad_b = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
+        return grad_a, grad_b.t() if turned and not transposed else grad_b
+
+    return attach(out, "Mm", (a, b), rule)
+
+
+def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
+    """Return the error for operands whose inner sizes differ."""
+    x, y = tuple(a.shape), tuple(b.shape)
+    rows = "x".join(map(str, (numel(x[:-1]), x[-1])))
+    columns = "x".join(map(str, y[-2:])) if len(y) > 1 else f"{y[0]}"
+    text = (
+        f"{op}: cannot multiply {x} by {y}: mat1 and mat2 shapes cannot be multiplied ({rows} and "
+        f"{columns}): dim -1 of the first is {x[-1]}, "
+        f"dim {-2 if len(y) > 1 else -1} of the second is {y[-2] if len(y) > 1 else y[0]}."
+    )
+    if len(y) > 1 and y[-1] == x[-1]:
+        text += " Did you mean b.transpose(-2, -1)?"
+    elif len(x) > 1 and len(y) > 1 and x[-2] == y[-2]:
+        text += " Did you mean a.transpose(-2, -1)?"
+    else:
+        text += f" Give both {x[-1]} elements there."
+    return ShapeError(text)
+
+
+@composite(family="contract", autocast=LOWER)
+def mm(input: Any, mat2: Any) -> Any:
+    """Return the matrix product of (M, K) and (K, N)."""
+    check_tensor("mm", "mat2", 2, mat2)
+    if input.ndim != 2 or mat2.ndim != 2:
+        name = "self" if input.ndim != 2 else "mat2"
+        raise ShapeError(
+            f"mm: {name} must be a matrix, but the shapes are {tuple(input.shape)} and "
+            f"{tuple(mat2.shape)}. Use matmul for other numbers of dimensions."
+        )
+    check_types("mm", input, mat2)
+    if input.shape[1] != mat2.shape[0]:
+        raise _mismatch("mm", input, mat2)
+    return rows_times(input, mat2)
+
+
+@composite(family="contract", autocast=LOWER)
+def bmm(input: Any, mat2: Any) -> Any:
+    """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
+    check_tensor("bmm", "mat2", 2, mat2)
+    for i, x in enumerate((input, mat2)):
+        if x.ndim != 3:
+            raise ShapeError(
+                f"bmm: batch{i + 1} must be a 3D tensor, got shape {tuple(x.shape)}. Use matmul "
+                f"for "
+                "other numbers of dimensions."
+            )
+    check_types("bmm", input, mat2)
+    if input.shape[0] != mat2.shape[0] or input.shape[2] != mat2.shape[1]:
+        raise ShapeError(
+            "bmm: Expected size for first two dimensions of batch2 tensor to be: "
+            f"[{input.shape[0]}, {input.shape[2]}] but got: [{mat2.shape[0]}, {mat2.shape[1]}]. "
+            f"The shapes are {tuple(input.shape)} and {tuple(mat2.shape)}; use matmul to broadcast "
+            "batches, mat2.transpose(-2, -1) to swap the last two."
+        )
+    return product(input, mat2)
+
+
+@composite(family="contract", inplace=False, autocast=Autocast(gpu="lower"))
+def mv(input: Any, vec: Any) -> Any:
+    """Return the product of the matrix (M, K) and the vector (K)."""
+    check_tensor("mv", "vec", 2, vec)
+    if input.ndim != 2 or vec.ndim != 1:
+        raise ShapeError(
+            f"mv: vector + matrix @ vector expected, got {input.ndim}, {vec.ndim}: the shapes are "
+            f"{tuple(input.shape)} and {tuple(vec.shape)}. Use matmul for other shapes."
+        )
+    check_types("mv", input, vec)
+    if input.shape[1] != vec.shape[0]:
+        raise ShapeError(
+            f"mv: size mismatch, got input ({input.shape[0]}), mat "
+            f"({input.shape[0]}x{input.shape[1]}), vec ({vec.shape[0]}): the vector needs "
+            f"{input.shape[1]} elements."
+        )
+    return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
+
+
+@composite(family="contract", autocast=Autocast(gpu="promote"))
+def dot(input: Any, tensor: Any) -> Any:
+    """Return the sum of the products of two vectors."""
+    check_tensor("dot", "tensor", 2, tensor)
+    if input.ndim != 1 or tensor.ndim != 1:
+        raise ShapeError(
+            f"dot: 1D tensors expected, but got {input.ndim}D and {tensor.ndim}D tensors. Use "
+            "matmul for matrices, (a * b).sum() for any shape."
+        )
+    if input.dtype is not tensor.dtype:
+        raise DTypeError(
+            f"dot : expected both vectors to have same dtype, but found {input.dtype} and "
+            f"{tensor.dtype}. Convert one of them, as in tensor.to({input.dtype})."
+        )
+    check_types("dot", input, tensor)
+    count = input.shape[0]
+    if count != tensor.shape[0]:
+        raise ShapeError(
+            f"dot: inconsistent tensor size, expected tensor [{count}] and src [{tensor.shape[0]}] "
+            f"to have the same number of elements, but got {count} and {tensor.shape[0]} elements "
+            "respectively."
+        )
+    if input.dtype.itemsize < 4 and input.dtype.is_floating_point:
+        # The terms of a 16-bit sum are kept in 32 bits by the product.
+        return product(input.reshape(1, 1, count), tensor.reshape(1, count, 1)).reshape(())
+    return (input * tensor).sum(dtype=input.dtype)
+
+
+@composite(family="contract", autocast=Autocast(gpu="promote"))
+def vdot(input: Any, other: Any) -> Any:
+    """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
+    return dot(conjugate(input), other)
+
+
+@composite(family="contract", own_view=True)
+def inner(input: Any, other: Any) -> Any:
+    """Return the sums of products over the last dimensions: (*A, K) and (*B, K) give (*A, *B)."""
+    check_tensor("inner", "other", 2, other)
+    if not input.ndim or not other.ndim:
+        return input * other
+    if input.shape[-1] != other.shape[-1]:
+        raise ShapeError(
+            f"inner() the last dimension must match on both input tensors but got shapes "
+            f"{list(input.shape)} and {list(other.shape)}"
+        )
+    return tensordot(input, other, ([-1], [-1]))
+
+
+@composite(family="contract", aliases=("ger",))
+def outer(input: Any, vec2: Any) -> Any:
+    """Return the products of every element of one vector with every element of another."""
+    check_tensor("outer", "vec2", 2, vec2)
+    for name, x in (("self", input), ("vec2", vec2)):
+        if x.ndim != 1:
+            raise ShapeError(
+                f"outer: Expected 1-D argument {name}, but got {x.ndim}-D. Flatten it first, as in "
+                "x.flatten()."
+            )
+    return input.unsqueeze(1) * vec2
+
+
+@composite(family="contract", function_in=("torch", "Tensor", "linalg"), autocast=LOWER)
+def matmul(input: Any, other: Any) -> Any:
+    """Return the matrix product; leading dimensions are batches and broadcast.
+
+    A 1-d first operand counts as a row, a 1-d second one as a column; that dimension is then dropped. Raises ShapeError
+    when the inner sizes differ.
+    """
+    check_tensor("matmul", "other", 2, other)
+    shape_a, shape_b = input._shape, other._shape
+    rank_a, rank_b = len(shape_a), len(shape_b)
+    if not rank_a or not rank_b:
+        raise ShapeError(
+            f"matmul: both arguments to matmul need to be at least 1D, but they are {rank_a}D and "
+            f"{rank_b}D. Use a * b to multiply by a number."
+        )
+    check_types("matmul", input, other)
+    if shape_a[-1] != shape_b[-2 if rank_b > 1 else 0]:
+        raise _mismatch("matmul", input, other)
+    if rank_b == 2 and rank_a > 1 and viewable(input, (numel(shape_a[:-1]), shape_a[-1])):
+        return rows_times(input, other)
+    if rank_a == 1 and rank_b == 1:
+        return dot(input, other)
+    a = input if rank_a > 1 else input.unsqueeze(0)
+    b = other if rank_b > 1 else other.unsqueeze(1)
+    out = _batched(a, b)
+    if rank_a == 1:
+        out = out.squeeze(-2)
+    return out.squeeze(-1) if rank_b == 1 else out
+
+
+def _batched(a: Any, b: Any) -> Any:
+    """Return the product of (*A, M, K) and (*B, K, N) with A and B broadcast, without writing out what is broadcast."""
+    batch_a, batch_b = tuple(a.shape[:-2]), tuple(b.shape[:-2])
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    try:
+        batch = broadcast_shapes(batch_a, batch_b)
+    except ShapeError as error:
+        raise ShapeError(
+            f"matmul: the batches of {tuple(a.shape)} and {tuple(b.shape)} do not fit: {error}. "
+            "Batch sizes must be equal or 1."
+        ) from None
+    rank = len(batch)
+    batch_a = (1,) * (rank - len(batch_a)) + batch_a
+    batch_b = (1,) * (rank - len(batch_b)) + batch_b
+    count = numel(batch)
+    # Batch dims that only one operand has: they can join its rows (or columns).
+    only_a = [d for d in range(rank) if batch_b[d] == 1 != batch_a[d]]
+    only_b = [d for d in range(rank) if batch_a[d] == 1 != batch_b[d]]
+    shared = [d for d in range(rank) if d not in only_a and d not in only_b]
+    if not only_b and only_a == list(range(rank - len(only_a), rank)):
+        # One taller matrix for each shared batch: no copy, and more work for each element of b.
+        outer_count = numel(tuple(batch[d] for d in shared))
+        rows = numel(tuple(batch[d] for d in only_a)) * m
+        tall, wide = (outer_count, rows, k), (outer_count, k, n)
+        if viewable(a, tall) and viewable(b, wide):
+            return product(a.reshape(tall), b.reshape(wide)).reshape((*batch, m, n))
+    full_a = a.expand((*batch, m, k)) if tuple(a.shape) != (*batch, m, k) else a
+    full_b = b.expand((*batch, k, n)) if tuple(b.shape) != (*batch, k, n) else b
+    if not only_a and not only_b:
+        out = product(full_a.reshape((count, m, k)), full_b.reshape((count, k, n)))
+        return out.reshape((*batch, m, n))
+    if viewable(full_a, (count, m, k)) and viewable(full_b, (count, k, n)):
+        out = product(full_a.reshape((count, m, k)), full_b.reshape((count, k, n)))
+        return out.reshape((*batch, m, n))
+    # Copy what is needed of the operands themselves, never of their expansions.
+    outer_count = numel(tuple(batch[d] for d in shared))
+    a = a.reshape((*batch_a, m, k)).permute((*shared, *only_a, *only_b, rank, rank + 1))
+    b = b.reshape((*batch_b, k, n)).permute((*shared, *only_a, rank, *only_b, rank + 1))
+    sizes_a = tuple(batch[d] for d in only_a)
+    sizes_b = tuple(batch[d] for d in only_b)
+    out = product(
+        a.reshape((outer_count, numel(sizes_a) * m, k)),
+        b.reshape((outer_count, k, numel(sizes_b) * n)),
+    )
+    out = out.reshape((*(batch[d] for d in shared), *sizes_a, m, *sizes_b, n))
+    # Where each batch dim, then M and N, now lies.
+    order = [0] * (rank + 2)
+    for i, d in enumerate((*shared, *only_a, rank, *only_b, rank + 1)):
+        order[d] = i
+    return out.permute(order).contiguous()
+
+
+@composite(
+    family="contract", function_in=("nn.functional",), torch="nn.functional.linear", autocast=LOWER
+)
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
+    check_tensor("linear", "weight", 2, weight)
+    inputs, weights = input._shape, weight._shape
+    if len(weights) > 2 or not weights:
+        raise ShapeError(
+            f"linear: weight must be (out, in) or (in), got shape {weights}. Flatten "
+            f"it, "
+            "or use matmul."
+        )
+    if not inputs or inputs[-1] != weights[-1]:
+        raise ShapeError(
+            f"linear: cannot multiply input {inputs} by weight {weights}: mat1 and "
+            f"mat2 "
+            f"shapes cannot be multiplied ({numel(inputs[:-1])}x{inputs[-1] if inputs else 1} and "
+            f"{weights[-1]}x{weights[0]}): the input's last dim must be "
+            f"{weights[-1]}, the weight's in_features."
+        )
+    if bias is not None:
+        check_types("linear", input, bias)
+        outputs = weights[:-1]
+        result = (*inputs[:-1], *outputs)
+        if not expands_to(bias._shape, result):
+            raise ShapeError(
+                f"linear: The expanded size of the tensor {list(result)} must match the existing "
+                f"size {list(bias.shape)} of the bias: it needs one element for each of the "
+                f"weight's {outputs} outputs, or the shape of the result."
+            )
+    check_types("linear", input, weight)
+    if bias is not None and is_short(input.dtype):
+        return to_type(unrounded(linear.function, input, weight) + bias, input.dtype)
+    if len(weights) == 1:
+        out = matmul(input, weight)
+    elif viewable(input, (numel(inputs[:-1]), inputs[-1])):
+        out = rows_times(input, weight, True)
+    else:
+        out = matmul(input, weight.t())
+    return out if bias is None else out + bias
+
+
+@composite(
+    family="contract",
+    function_in=("torch", "nn.functional"),
+    torch="nn.functional.bilinear",
+    autocast=Autocast("whole", "promote"),
+    own_view=True,
+)
+@computed_wide
+def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+    """Return input1 @ weight[k] @ input2 (+ bias[k]) for each k: (*, A), (*, B), (K, A, B) give (*, K)."""
+    if tuple(input1.shape[:-1]) != tuple(input2.shape[:-1]):
+        raise ShapeError(
+            "bilinear(): input batch dimensions do not match: got "
+            f"{tuple(input1.shape)} and {tuple(input2.shape)}"
+        )
+    for name, x, d in (("input1", input1, 1), ("input2", input2, 2)):
+        if x.shape[-1] != weight.shape[d]:
+            raise ShapeError(
+                f"bilinear(): {name} size does not match weight size: got {x.shape[-1]} but "
+                f"expected {weight.shape[d]} (dim {d} of the weight {tuple(weight.shape)})"
+            )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ShapeError(
+            f"bilinear(): bias size does not match weight size: got {tuple(bias.shape)} but "
+            f"expected "
+            f"({weight.shape[0]},)"
+        )
+    check_types("bilinear", input1, weight)
+    check_types("bilinear", input2, weight)
+    features, size1, size2 = weight.shape
+    # (*, A) @ (A, K B) -> (*, K, B), then a dot product with (*, 1, B) over B.
+    half = matmul(input1, weight.permute(1, 0, 2).reshape(size1, features * size2))
+    half = half.reshape((*input1.shape[:-1], features, size2))
+    out = (half * input2.unsqueeze(-2)).sum(-1, dtype=weight.dtype)
+    return out if bias is None else out + bias
+
+
+# ---- products added to something -----------------------------------------------------------------
+
+
+def _combine(
+    op: str, input: Any, multiply: Callable[..., Any], x: Any, y: Any, beta: Any, alpha: Any
+) -> Any:
+    """Return beta * input + alpha * multiply(x, y); with beta 0, what is in `input` (even NaN) does not
+    count.
+    """
+    dtype, result = input.dtype, unrounded(multiply, x, y)
+    if dtype is not x.dtype:
+        raise DTypeError(
+            f"{op}: self and mat2 must have the same dtype, but got {dtype} and "
+            f"{x.dtype}. Convert one of them, as in input.to({x.dtype})."
+        )
+    try:
+        fits = broadcast_shapes(tuple(input.shape), tuple(result.shape)) == tuple(result.shape)
+    except ShapeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{op}: The expanded size of the tensor {tuple(result.shape)} must match the existing "
+            f"size of the input {tuple(input.shape)}: the input must broadcast to the product."
+        )
+    if input.dtype.kind not in ("float", "complex"):
+        # Factors of integers are integers.
+        alpha, beta = int(alpha), int(beta)
+    if alpha != 1:
+        result = result * alpha
+    if beta == 0:
+        return to_type(result, dtype)
+    input = widened(input)
+    return to_type((input if beta == 1 else input * beta) + result, dtype)
+
+
+@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
+    if old:
+        input, mat1, mat2, beta, alpha = with_factors_first(addmm, (input, mat1, mat2, *old))
+    return _combine("addmm", input, mm, mat1, mat2, beta, alpha)
+
+
+@composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
+def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Return beta * input + alpha * (mat @ vec)."""
+    if old:
+        input, mat, vec, beta, alpha = with_factors_first(addmv, (input, mat, vec, *old))
+    return _combine("addmv", input, mv, mat, vec, beta, alpha)
+
+
+@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
+    if old:
+        input, batch1, batch2, beta, alpha = with_factors_first(
+            baddbmm, (input, batch1, batch2, *old)
+        )
+    return _combine("baddbmm", input, bmm, batch1, batch2, beta, alpha)
+
+
+@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
+    if old:
+        input, batch1, batch2, beta, alpha = with_factors_first(
+            addbmm, (input, batch1, batch2, *old)
+        )
+    for i, x in enumerate((batch1, batch2)):
+        if x.ndim != 3:
+            raise ShapeError(f"addbmm: batch{i + 1} must be a 3D tensor, got {tuple(x.shape)}")
+    if batch1.shape[0] != batch2.shape[0] or batch1.shape[2] != batch2.shape[1]:
+        raise ShapeError(
+            "addbmm: Incompatible matrix sizes for bmm "
+            f"({batch1.shape[1]}x{batch1.shape[2]} and {batch2.shape[1]}x{batch2.shape[2]}), "
+            f"batches of {batch1.shape[0]} and {batch2.shape[0]}: inner sizes and batches must be "
+            f"equal."
+        )
+
+    def multiply(x: Any, y: Any) -> Any:
+        return tensordot(x, y, ([0, 2], [0, 1]))
+
+    return _combine("addbmm", input, multiply, batch1, batch2, beta, alpha)
+
+
+@composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
+def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Return beta * input + alpha * (vec1 outer vec2)."""
+    if old:
+        input, vec1, vec2, beta, alpha = with_factors_first(addr, (input, vec1, vec2, *old))
+    dtype = promote_types(input.dtype, promote_types(vec1.dtype, vec2.dtype))
+    for name, factor in (("beta", beta), ("alpha", alpha)):
+        if isinstance(factor, float) and dtype.kind not in ("float", "complex"):
+            raise DTypeError(
+                f"addr: For integral input tensors, argument {name} must not be a floating point "
+                f"number, got {factor}"
+            )
+    if dtype.kind == "bool":
+        beta, alpha = bool(beta), bool(alpha)
+
+    def multiply(x: Any, y: Any) -> Any:
+        return outer(widened(x), widened(y))
+
+    return _combine("addr", input.to(dtype), multiply, vec1.to(dtype), vec2.to(dtype), beta, alpha)
+
+
+# ---- many dimensions -----------------------------------------------------------------------------
+
+
+@composite(
+    family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"), own_view=True
+)
+def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
+    """Return the sums of products over `dims`: the last n of a with the first n of b, or two lists of dims."""
+    if isinstance(dims, int):
+        if dims < 0:
+            raise ShapeError(f"tensordot expects dims >= 0, but got dims={dims}")
+        if dims > min(a.ndim, b.ndim):
+            raise ShapeError(
+                "tensordot expects dims < ndim_a or ndim_b, but got "
+                f"dims={dims} for shapes {tuple(a.shape)} and {tuple(b.shape)}"
+            )
+        dims_a = list(range(a.ndim - dims, a.ndim))
+        dims_b = list(range(dims))
+    else:
+        first, second = dims.tolist() if hasattr(dims, "tolist") else dims
+        dims_a = [first] if isinstance(first, int) else list(first)
+        dims_b = [second] if isinstance(second, int) else list(second)
+    if len(dims_a) != len(dims_b):
+        raise ShapeError(
+            f"tensordot: both dimension lists should have same length, got {dims_a} and {dims_b}"
+        )
+    check_types("tensordot", a, b)
+    dims_a = [normalize_dim(d, a.ndim) for d in dims_a]
+    dims_b = [normalize_dim(d, b.ndim) for d in dims_b]
+    if len(set(dims_a)) != len(dims_a) or len(set(dims_b)) != len(dims_b):
+        raise ShapeError(f"tensordot: a dim appears twice in the list of dims {dims_a} or {dims_b}")
+    for da, db in zip(dims_a, dims_b, strict=True):
+        size_a, size_b = a.shape[da], b.shape[db]
+        if size_a == size_b:
+            continue
+        # A dimension of size 1 broadcasts: the other's elements are summed.
+        if size_b == 1:
+            a = a.sum(da, keepdim=True, dtype=a.dtype)
+        elif size_a == 1:
+            b = b.sum(db, keepdim=True, dtype=b.dtype)
+        else:
+            raise ShapeError(
+                f"tensordot: contracted dimensions need to match, but first has size {size_a} in dim {da} and "
+                f"second has size {size_b} in dim {db}: the shapes are {tuple(a.shape)} and "
+                f"{tuple(b.shape)}"
+            )
+    free_a = [d for d in range(a.ndim) if d not in dims_a]
+    free_b = [d for d in range(b.ndim) if d not in dims_b]
+    k = numel(tuple(a.shape[d] for d in dims_a))
+    sizes_a = tuple(a.shape[d] for d in free_a)
+    sizes_b = tuple(b.shape[d] for d in free_b)
+    left = a.permute((*free_a, *dims_a)).reshape((numel(sizes_a), k))
+    right = b.permute((*dims_b, *free_b)).reshape((k, numel(sizes_b)))
+    return mm(left, right).reshape((*sizes_a, *sizes_b))
+
+
+@composite(family="contract", function_in=("torch",), autocast=LOWER, own_view=True)
+def einsum(*args: Any) -> Any:
+    """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
+
+    Supports implicit outputs, ellipses, repeated subscripts (diagonals), broadcasting of size 1, and
+    the form with lists of numbers, einsum(a, [0, 1], b, [1, 2], [0, 2]). Operands are contracted in
+    pairs, from left to right.
+    """
+    operands, inputs, output = _parse_einsum(args)
+    sizes: dict[Any, int] = {}
+    for number, (x, labels) in enumerate(zip(operands, inputs, strict=True)):
+        for d, label in enumerate(labels):
+            size, known = x.shape[d], sizes.get(label, 1)
+            if size != 1 and known not in (1, size):
+                raise ShapeError(
+                    f"einsum(): subscript {_label(label)} has size {size} for operand {number} "
+                    f"which "
+                    f"does not broadcast with previously seen size {known}"
+                )
+            if known == 1:
+                sizes[label] = size
+    terms = [_diagonal(x, labels) for x, labels in zip(operands, inputs, strict=True)]
+    x, labels = _sum_out(*terms[0], _needed(terms[1:], output))
+    for i in range(1, len(terms)):
+        x, labels = _contract_pair((x, labels), terms[i], _needed(terms[i + 1 :], output))
+    # Every output label is in the result; sizes of 1 stand for broadcast ones.
+    x = x.permute([labels.index(label) for label in output])
+    shape = tuple(sizes[label] for label in output)
+    return x if tuple(x.shape) == shape else x.expand(shape)
+
+
+def _label(label: Any) -> str:
+    return label if isinstance(label, str) else f"{label}"
+
+
+def _parse_einsum(args: tuple[Any, ...]) -> tuple[list[Any], list[list[Any]], list[Any]]:
+    """Return operands, their labels and the output's labels. Ellipsis dims get negative numbers, -1 the last one."""
+    if not args:
+        raise ValueError(
+            "einsum(): must specify the equation string and at least one operand, or at least one "
+            "operand and its subscripts list"
+        )
+    if isinstance(args[0], str):
+        equation = args[0].replace(" ", "")
+        given = args[1:]
+        operands = (
+            list(given[0])
+            if len(given) == 1 and isinstance(given[0], (list, tuple))
+            else list(given)
+        )
+        left, arrow, right = equation.partition("->")
+        inputs = [_tokens(part) for part in left.split(",")]
+        output = _tokens(right) if arrow else None
+    else:
+        operands = list(args[0 : 2 * (len(args) // 2) : 2])
+        inputs = [_sublist(s) for s in args[1 : 2 * (len(args) // 2) : 2]]
+        output = _sublist(args[-1]) if len(args) % 2 else None
+    if not operands:
+        raise ValueError("einsum(): at least one operand must be provided")
+    if len(inputs) != len(operands):
+        more, fewer = ("more", "") if len(operands) > len(inputs) else ("fewer", "")
+        raise ShapeError(
+            f"einsum(): {more} operands were provided than specified in the equation{fewer}: "
+            f"{len(operands)} tensors for {len(inputs)} lists of subscripts"
+        )
+    longest = 0
+    for number, (x, labels) in enumerate(zip(operands, inputs, strict=True)):
+        named = sum(label is not ... for label in labels)
+        if ... in labels:
+            if named > x.ndim:
+                raise ShapeError(
+                    f"einsum(): the number of subscripts in the equation ({named}) is more than "
+                    f"the "
+                    f"number of dimensions ({x.ndim}) for operand {number}"
+                )
+            longest = max(longest, x.ndim - named)
+        elif named != x.ndim:
+            raise ShapeError(
+                f"einsum(): the number of subscripts in the equation ({named}) does not match the "
+                f"number of dimensions ({x.ndim}) for operand {number} and no ellipsis was given"
+            )
+    expanded = []
+    for x, labels in zip(operands, inputs, strict=True):
+        count = x.ndim - sum(label is not ... for label in labels)
+        expanded.append(_with_ellipsis(labels, range(-count, 0)))
+    flat = [label for labels in expanded for label in labels]
+    ellipsis = range(-longest, 0)
+    if output is None:
+        names = sorted({n for n in flat if not _in_ellipsis(n) and flat.count(n) == 1})
+        return operands, expanded, [*ellipsis, *names]
+    result = _with_ellipsis(output, ellipsis)
+    for label in result:
+        if result.count(label) > 1:
+            raise ShapeError(
+                f"einsum(): output subscript {_label(label)} appears more than once in the output"
+            )
+        if label not in flat:
+            raise ShapeError(
+                f"einsum(): output subscript {_label(label)} does not appear in the equation for "
+                f"any input operand"
+            )
+    return operands, expanded, result
+
+
+def _in_ellipsis(label: Any) -> bool:
+    return isinstance(label, int) and label < 0
+
+
+def _with_ellipsis(labels: list[Any], dims: range) -> list[Any]:
+    if ... not in labels:
+        return labels
+    at = labels.index(...)
+    return [*labels[:at], *dims, *labels[at + 1 :]]
+
+
+def _tokens(part: str) -> list[Any]:
+    """Return the subscripts of one operand, `...` for an ellipsis."""
+    found: list[Any] = []
+    i = 0
+    while i < len(part):
+        if part.startswith("...", i):
+            if ... in found:
+                raise ShapeError(
+                    f"einsum(): found '.' in '{part}' for which an ellipsis was already found"
+                )
+            found.append(...)
+            i += 3
+            continue
+        if part[i] not in _LETTERS:
+            raise ShapeError(
+                f"einsum(): invalid subscript given at '{part[i]}' in '{part}', subscripts must "
+                f"be in [a-zA-Z]"
+            )
+        found.append(part[i])
+        i += 1
+    return found
+
+
+def _sublist(given: Sequence[Any]) -> list[Any]:
+    """Return the subscripts of a list of numbers, as letters so that they sort as PyTorch's do."""
+    found: list[Any] = []
+    for label in given:
+        if label is ...:
+            found.append(...)
+        elif isinstance(label, int) and 0 <= label < 52:
+            found.append(_LETTERS[label])
+        else:
+            raise ShapeError(f"einsum(): subscript {label!r} is not within the valid range [0, 52)")
+    return found
+
+
+Term = tuple[Any, list[Any]]
+
+
+def _diagonal(x: Any, labels: list[Any]) -> Term:
+    """Return the operand with repeated subscripts taken along diagonals."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            first = labels.index(label)
+            second = labels.index(label, first + 1)
+            if x.shape[first] != x.shape[second]:
+                raise ShapeError(
+                    f"einsum(): subscript {_label(label)} is repeated for one operand but the "
+                    f"sizes "
+                    f"don't match, {x.shape[second]} != {x.shape[first]}"
+                )
+            x = x.diagonal(0, first, second)
+            labels = [n for d, n in enumerate(labels) if d not in (first, second)] + [label]
+    return x, list(labels)
+
+
+def _needed(terms: Sequence[Term], output: list[Any]) -> set[Any]:
+    return set(output).union(*(labels for _, labels in terms))
+
+
+def _sum_out(x: Any, labels: list[Any], needed: set[Any]) -> Term:
+    """Return the operand summed over the subscripts that nothing else has."""
+    dims = [d for d, label in enumerate(labels) if label not in needed]
+    if not dims:
+        return x, labels
+    return x.sum(dims), [label for label in labels if label in needed]
+
+
+def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
+    """Return the product of two operands, summed over the subscripts that nothing after them has."""
+    a, labels_a = _sum_out(*first, needed | set(second[1]))
+    b, labels_b = _sum_out(*second, needed | set(first[1]))
+    both = [n for n in labels_a if n in labels_b]
+
+    def size(x: Any, labels: list[Any], n: Any) -> int:
+        return int(x.shape[labels.index(n)])
+
+    # Where one operand has size 1 it broadcasts: a sum over the subscript is then the other's own sum.
+    for n in both:
+        if n in needed:
+            continue
+        if size(b, labels_b, n) == 1 != size(a, labels_a, n):
+            a = a.sum(labels_a.index(n), keepdim=True)
+        elif size(a, labels_a, n) == 1 != size(b, labels_b, n):
+            b = b.sum(labels_b.index(n), keepdim=True)
+    batch = [n for n in both if n in needed]
+    summed = [n for n in both if n not in needed]
+    free_a = [n for n in labels_a if n not in both]
+    free_b = [n for n in labels_b if n not in both]
+    if not summed and a.dtype is not b.dtype:
+        # Without a sum it is a multiplication, which promotes.
+        a, b = (x.to(promote_types(a.dtype, b.dtype)) for x in (a, b))
+    check_types("einsum", a, b)
+
+    def arranged(x: Any, labels: list[Any], order: list[Any]) -> Any:
+        return x.permute([labels.index(n) for n in order])
+
+    if not summed:
+        # An outer or elementwise product: (batch, A, 1) * (batch, 1, B).
+        a = arranged(a, labels_a, [*batch, *free_a])
+        b = arranged(b, labels_b, [*batch, *free_b])
+        a = a.reshape((*a.shape, *(1,) * len(free_b)))
+        b = b.reshape((*b.shape[: len(batch)], *(1,) * len(free_a), *b.shape[len(batch) :]))
+        return a * b, [*batch, *free_a, *free_b]
+    a = arranged(a, labels_a, [*batch, *free_a, *summed])
+    b = arranged(b, labels_b, [*batch, *summed, *free_b])
+    n, f = len(batch), len(free_a)
+    sizes_a = tuple(a.shape[n : n + f])
+    sizes_b = tuple(b.shape[n + len(summed) :])
+    k = numel(tuple(a.shape[n + f :]))
+    left = a.reshape((*a.shape[:n], numel(sizes_a), k))
+    right = b.reshape((*b.shape[:n], k, numel(sizes_b)))
+    out = _batched(left, right)
+    return out.reshape((*out.shape[:n], *sizes_a, *sizes_b)), [*batch, *free_a, *free_b]
+
+
+@composite(family="contract")
+def kron(input: Any, other: Any) -> Any:
+    """Return the Kronecker product: every element of input times the whole of other, as blocks."""
+    rank = max(input.ndim, other.ndim)
+    sizes_a = (1,) * (rank - input.ndim) + tuple(input.shape)
+    sizes_b = (1,) * (rank - other.ndim) + tuple(other.shape)
+    # Interleaved: (a0, 1, a1, 1, ..) * (1, b0, 1, b1, ..).
+    a = input.reshape(tuple(s for size in sizes_a for s in (size, 1)))
+    b = other.reshape(tuple(s for size in sizes_b for s in (1, size)))
+    return (a * b).reshape(tuple(x * y for x, y in zip(sizes_a, sizes_b, strict=True)))
+
+
+@composite(
+    family="contract",
+    function_in=("linalg",),
+    torch="linalg.multi_dot",
+    autocast=Autocast(gpu="lower"),
+)
+def multi_dot(tensors: Sequence[Any]) -> Any:
+    """Return the product of two or more matrices, in the order that costs least; the ends may be vectors."""
+    given = list(tensors)
+    if len(given) < 2:
+        raise ShapeError(f"multi_dot(): expected at least 2 tensors but got {len(given)}")
+    row, column = given[0].ndim == 1, given[-1].ndim == 1
+    if row:
+        given[0] = given[0].unsqueeze(0)
+    if column:
+        given[-1] = given[-1].unsqueeze(1)
+    for i, x in enumerate(given):
+        if x.ndim != 2:
+            raise ShapeError(f"multi_dot(): tensor {i} must be 2D but got {x.ndim}D")
+        if x.dtype is not given[0].dtype:
+            raise DTypeError(
+                f"multi_dot(): all tensors must have be the same dtype but tensor 0 is "
+                f"{given[0].dtype} and tensor {i} is {x.dtype}"
+            )
+        if i and given[i - 1].shape[1] != x.shape[0]:
+            raise ShapeError(
+                f"multi_dot(): tensors {i - 1} and {i} with shapes {list(given[i - 1].shape)} and "
+                f"{list(x.shape)} cannot be multiplied"
+            )
+    result = _chain(given)
+    result = result.squeeze(0) if row else result
+    result = result.squeeze(-1) if column else result
+    return result
+
+
+def _chain(given: list[Any]) -> Any:
+    """Return the product of the matrices, split where it costs least (Cormen et al., 15.2)."""
+    count = len(given)
+    sizes = [given[0].shape[0], *(x.shape[1] for x in given)]
+    cost = [[0] * count for _ in range(count)]
+    split = [[0] * count for _ in range(count)]
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            cost[i][j], split[i][j] = min(
+                (cost[i][s] + cost[s + 1][j] + sizes[i] * sizes[s + 1] * sizes[j + 1], s)
+                for s in range(i, j)
+            )
+
+    def multiply(i: int, j: int) -> Any:
+        if i == j:
+            return given[i]
+        return mm(multiply(i, split[i][j]), multiply(split[i][j] + 1, j))
+
+    return multiply(0, count - 1)
+
+
+@composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="lower"))
+def chain_matmul(*matrices: Any) -> Any:
+    """Return the product of matrices, in the order that costs least."""
+    warn_once(
+        "torch.chain_matmul is deprecated and will be removed in a future PyTorch release. Use "
+        "torch.linalg.multi_dot instead, which accepts a list of two or more tensors rather than multiple "
+        "parameters."
+    )
+    given = (
+        list(matrices[0])
+        if len(matrices) == 1 and isinstance(matrices[0], (list, tuple))
+        else list(matrices)
+    )
+    return given[0] if len(given) == 1 else multi_dot(given)
+
+
+@composite(family="contract", function_in=("linalg",), torch="linalg.cross")
+def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
+    """Return the vector products along `dim`, which must have size 3."""
+    if input.ndim != other.ndim:
+        raise ShapeError(
+            "linalg.cross: inputs must have the same number of dimensions, got "
+            f"{tuple(input.shape)} and {tuple(other.shape)}."
+        )
+    at = normalize_dim(dim, input.ndim)
+    if input.shape[at] != 3 or other.shape[at] != 3:
+        raise ShapeError(
+            f"linalg.cross: inputs dimension {dim} must have length 3. Got {input.shape[at]} and "
+            f"{other.shape[at]}"
+        )
+    # c[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1], counted modulo 3: windows of each twice in a row.
+    a, b = join([input, input], at), join([other, other], at)
+    first = narrow(a, at, 1, 3) * narrow(b, at, 2, 3)
+    return first - narrow(a, at, 2, 3) * narrow(b, at, 1, 3)
+
+
+@composite(family="contract", autocast=Autocast(gpu="promote"))
+def cross(input: Any, other: Any, dim: int | None = None) -> Any:
+    """Return the vector products along `dim`; None stands for the first dimension of size 3."""
+    if dim is None:
+        warn_once(
+            "Using torch.cross without specifying the dim arg is deprecated. Please either pass the dim "
+            "explicitly or simply use torch.linalg.cross. The default value of dim will change to agree with "
+            "that of linalg.cross in a future release."
+        )
+        shape = broadcast_shapes(tuple(input.shape), tuple(other.shape))
+        dim = next((d for d, size in enumerate(shape) if size == 3), None)
+        if dim is None:
+            raise ShapeError(f"cross: no dimension of size 3 in input: the shape is {shape}")
+        dim -= len(shape)
+    return linalg_cross(input, other, dim=dim)
+
+
+@composite(
+    family="contract",
+    function_in=("linalg",),
+    torch="linalg.vecdot",
+    autocast=LOWER,
+    refuses=NOT_FLOATS,
+)
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
+    """Return the sums of the products along `dim`; the other dimensions broadcast."""
+    check_types("linalg.vecdot", x, y)
+    if x.shape[dim] != y.shape[dim]:
+        raise ShapeError(
+            f"linalg.vecdot: Expected x and y to have the same size along dim {dim}, but got "
+            f"{tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    return (conjugate(x) * y).sum(dim, dtype=x.dtype)
+
+
+@composite(family="contract", autocast=Autocast("fp32", "whole"), refuses=BOOL)
+def trace(input: Any) -> Any:
+    """Return the sum of the diagonal of a matrix."""
+    if input.ndim != 2:
+        raise ShapeError(f"trace: expected a matrix, but got tensor with dim {input.ndim}")
+    return input.diagonal().sum()
+
+
+@composite(family="contract", function_in=("torch", "Tensor", "linalg"))
+def matrix_power(input: Any, n: int) -> Any:
+    """Return the n-th power of square matrices (*, N, N), of their inverses for n < 0."""
+    shape = tuple(input.shape)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ShapeError(
+            "linalg.matrix_power: A must be batches of square matrices, but they are "
+            f"{' by '.join(map(str, shape[-2:]))} matrices"
+        )
+    if n < 0:
+        return matrix_power(inv(input), -n)
+    if n == 0:
+        one = eye(shape[-1], dtype=input.dtype, device=input.device)
+        return one.expand(shape).contiguous()
+    result, square = None, input
+    while True:
+        if n & 1:
+            result = square if result is None else matmul(result, square)
+        n >>= 1
+        if not n:
+            return result.clone() if result is input else result
+        square = matmul(square, square)
+
+
+@composite(family="contract", function_in=("torch",), autocast=FP32)
+@computed_wide
+def cdist(
+    x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
+) -> Any:
+    """Return the p-norm distances between the rows of (*, P, M) and (*, R, M): (*, P, R).
+
+    Differences are always taken before they are squared, so that close rows lose no digits.
+    """
+    for name, x in (("x1", x1), ("x2", x2)):
+        if not x.dtype.is_floating_point:
+            raise DTypeError(f"cdist only supports floating-point dtypes, {name} got: {x.dtype}")
+        if x.ndim < 2:
+            raise ShapeError(f"cdist only supports at least 2D tensors, {name} got: {x.ndim}D")
+    if x1.shape[-1] != x2.shape[-1]:
+        raise ShapeError(
+            "cdist: X1 and X2 must have the same number of columns. "
+            f"X1: {x1.shape[-1]} X2: {x2.shape[-1]}"
+        )
+    if p < 0:
+        raise ShapeError(f"cdist only supports non-negative p values, got {p}")
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if not x1.shape[-1]:
+        return difference.sum(-1)
+    if p == 0:
+        return (difference != 0).to(difference.dtype).sum(-1)
+    if p == 1:
+        return difference.abs().sum(-1)
+    if math.isinf(p):
+        return difference.abs().amax(-1)
+    total = (difference * difference if p == 2 else difference.abs() ** p).sum(-1)
+    # The root's slope is infinite at 0, where PyTorch's gradient is 0: keep the root away from it.
+    zero = total == 0
+    root = (
+        total.masked_fill(zero, 1.0) ** (1.0 / p) if p != 2 else total.masked_fill(zero, 1.0).sqrt()
+    )
+    return root.masked_fill(zero, 0.0)

@@ -1,0 +1,559 @@
+"""Convolutions and transposed convolutions in one, two and three dimensions.
+
+One primitive does the work: the two-dimensional convolution and its two gradients, each of which is
+the derivative of the others. One dimension is two with a height of 1; three are a sum over the
+kernel's depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.contract import c_name, check_tensor
+from webtorch.functions.movement import pick, window
+from webtorch.ir.dtype import bool_
+from webtorch.ops.precision import to_type
+from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
+from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
+from webtorch.tensors.tape import attach
+
+Sizes = int | Sequence[int]
+EVERYWHERE = ("torch", "nn.functional")
+
+
+def sizes_of(op: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
+    """Return `rank` numbers given as one number or as a sequence of `rank` (or 1) of them."""
+    if isinstance(value, int):
+        return (int(value),) * rank
+    try:
+        given = tuple(int(v) for v in value)
+    except TypeError:
+        raise TypeError(
+            f"{op}(): argument '{name}' must be an int or a tuple of {rank} ints, not "
+            f"{type(value).__name__}"
+        ) from None
+    if len(given) == 1:
+        return given * rank
+    if len(given) != rank:
+        raise ShapeError(
+            f"{op}: expected {name} to be a single integer value or a list of {rank} values to "
+            f"match "
+            f"the dimensions, but got {name}={list(given)}"
+        )
+    return given
+
+
+def crop(x: Any, low: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Return the window of `sizes` that starts at `low`, as a view."""
+    low, sizes, full = tuple(low), tuple(sizes), tuple(x.shape)
+    if sizes == full:
+        return x
+    strides = tuple(x.stride())
+    start = x.storage_offset() + sum(a * s for a, s in zip(low, strides, strict=True))
+    high = tuple(f - a - n for f, a, n in zip(full, low, sizes, strict=True))
+    return as_view(x, sizes, strides, start, lambda g: pad_with(g, low, high, 0), "Slice")
+
+
+def _check(op: str, input: Any, weight: Any, bias: Any, rank: int) -> None:
+    for i, (name, x) in enumerate((("input", input), ("weight", weight))):
+        check_tensor(op, name, i + 1, x)
+    if weight.ndim != rank + 2:
+        raise ShapeError(
+            f"{op}: expected {rank + 2}-dimensional weight (out, in / groups and {rank} kernel "
+            f"sizes), "
+            f"but got weight of size {list(weight.shape)}"
+        )
+    if input.ndim not in (rank + 1, rank + 2):
+        raise ShapeError(
+            f"{op}: Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {op}, but "
+            f"got "
+            f"input of size: {list(input.shape)}"
+        )
+    for name, x in (("weight", weight), ("bias", bias)):
+        if x is not None and x.dtype is not input.dtype:
+            raise DTypeError(
+                f"{op}: Input type ({c_name(input.dtype)}) and {name} type ({c_name(x.dtype)}) "
+                f"should "
+                f"be the same: convert one of them, as in input.to({x.dtype})."
+            )
+    if input.dtype is bool_:
+        raise NotImplementedError(
+            f"\"{op}\" not implemented for 'Bool': convert the input and the weight to a number "
+            f"type."
+        )
+
+
+def _paddings(
+    op: str,
+    padding: Any,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the zeros before and after each spatial dimension."""
+    rank = len(kernel)
+    if isinstance(padding, str):
+        if padding == "valid":
+            return (0,) * rank, (0,) * rank
+        if padding != "same":
+            raise ShapeError(
+                f"{op}: Invalid padding string: '{padding}'; use 'same', 'valid' or numbers"
+            )
+        if any(s != 1 for s in stride):
+            raise ShapeError(
+                f"{op}: padding='same' is not supported for strided convolutions: stride is "
+                f"{stride}"
+            )
+        total = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    given = sizes_of(op, "padding", padding, rank)
+    if any(p < 0 for p in given):
+        raise ShapeError(f"{op}: negative padding is not supported: padding is {given}")
+    return given, given
+
+
+def _check_geometry(
+    op: str, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> None:
+    if any(s <= 0 for s in stride):
+        raise ShapeError(f"{op}: non-positive stride is not supported: stride is {stride}")
+    if any(d <= 0 for d in dilation):
+        raise ShapeError(f"{op}: dilation should be greater than zero: dilation is {dilation}")
+    if groups <= 0:
+        raise ShapeError(f"{op}: expected groups to be greater than 0, but got groups={groups}")
+
+
+def _raw(
+    kind: str,
+    a: Any,
+    b: Any,
+    shapes: tuple[tuple[int, ...], ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Any:
+    """Return the primitive's result; zeros where a size of 0 leaves nothing to add."""
+    out_shape = shapes[2] if kind == "forward" else shapes[0]
+    if a.numel() and b.numel() and 0 not in out_shape:
+        return conv2d_raw(kind, a, b, *shapes, stride, padding, dilation, groups)
+    out = fill(out_shape, 0, a.dtype, a.device)
+
+    def rule(g: Any) -> tuple[Any, Any]:
+        return tuple(fill(tuple(x.shape), 0, g.dtype, g.device) for x in (a, b))
+
+    return attach(out, "Convolution", (a, b), rule)
+
+
+def _biased(
+    op: str, rank: int, convolve: Callable[..., Any], input: Any, weight: Any, bias: Any, *rest: Any
+) -> Any:
+    """Return convolve(op, rank, input, weight, *rest) plus a bias, rounded once."""
+    _check(op, input, weight, bias, rank)
+    if bias is None and rank < 3:
+        return convolve(op, rank, input, weight, *rest)
+    # A convolution of three dimensions is a sum of some.
+    out = unrounded(convolve, op, rank, input, weight, *rest)
+    if bias is not None:
+        channels = out.shape[-rank - 1]
+        if tuple(bias.shape) != (channels,):
+            raise ShapeError(
+                f"{op}: expected bias to be 1-dimensional with {channels} elements, one for each "
+                f"output "
+                f"channel, but got bias of size {list(bias.shape)} instead"
+            )
+        out = out + bias.reshape((channels,) + (1,) * rank)
+    return to_type(out, input.dtype)
+
+
+def _convolve(
+    op: str,
+    rank: int,
+    input: Any,
+    weight: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Any:
+    """Convolve over `rank` spatial dimensions (1, 2 or 3)."""
+    kernel = tuple(weight.shape[2:])
+    stride, dilation = (
+        sizes_of(op, "stride", stride, rank),
+        sizes_of(op, "dilation", dilation, rank),
+    )
+    _check_geometry(op, stride, dilation, groups)
+    low, high = _paddings(op, padding, kernel, stride, dilation)
+    x = input if input.ndim == rank + 2 else input.unsqueeze(0)
+    n, channels = x.shape[:2]
+    out_channels, per_group = weight.shape[:2]
+    if channels != per_group * groups:
+        raise ShapeError(
+            f"{op}: Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {per_group * groups} channels, but got {channels} "
+            f"channels "
+            "instead"
+        )
+    if out_channels % groups:
+        raise ShapeError(
+            f"{op}: expected weight to be divisible by {groups} at dimension 0 (groups={groups}), "
+            f"but "
+            f"got weight of size {list(weight.shape)} instead"
+        )
+    padded = tuple(s + a + b for s, a, b in zip(x.shape[2:], low, high, strict=True))
+    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
+    if any(r > s for r, s in zip(reach, padded, strict=True)):
+        raise ShapeError(
+            f"{op}: Calculated padded input size per channel: ({' x '.join(map(str, padded))}). "
+            f"Kernel "
+            f"size: ({' x '.join(map(str, reach))}, with its dilation). Kernel size can't be "
+            f"greater "
+            "than actual input size: use a smaller kernel or more padding."
+        )
+    if low != high:
+        # 'same' with an even kernel: one zero more after than before.
+        extra = tuple(b - a for a, b in zip(low, high, strict=True))
+        x = pad_with(x, (0,) * (rank + 2), (0, 0, *extra), 0)
+    out_sizes = tuple((s - r) // t + 1 for s, r, t in zip(padded, reach, stride, strict=True))
+    match rank:
+        case 1:
+            shapes = (
+                (n, channels, 1, x.shape[2]),
+                (out_channels, per_group, 1, *kernel),
+                (n, out_channels, 1, *out_sizes),
+            )
+            out = _raw(
+                "forward",
+                x.unsqueeze(2),
+                weight.unsqueeze(2),
+                shapes,
+                (1, *stride),
+                (0, *low),
+                (1, *dilation),
+                groups,
+            )
+            out = out.squeeze(2)
+        case 2:
+            shapes = (tuple(x.shape), tuple(weight.shape), (n, out_channels, *out_sizes))
+            out = _raw("forward", x, weight, shapes, stride, low, dilation, groups)
+        case _:
+            out = _convolve_3d(x, weight, out_sizes, stride, low, dilation, groups)
+    return out if input.ndim == rank + 2 else out.squeeze(0)
+
+
+def _convolve_3d(
+    x: Any,
+    weight: Any,
+    out_sizes: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Any:
+    """Return the sum over the kernel's depth of two-dimensional convolutions of planes."""
+    n, channels, _, height, width = x.shape
+    out_channels, per_group, depth, *kernel = weight.shape
+    x = pad_with(x, (0, 0, padding[0], 0, 0), (0, 0, padding[0], 0, 0), 0)
+    planes = n * out_sizes[0]
+    shapes = (
+        (planes, channels, height, width),
+        (out_channels, per_group, *kernel),
+        (planes, out_channels, *out_sizes[1:]),
+    )
+    total: Any = None
+    for k in range(depth):
+        part = window(x, 2, k * dilation[0], out_sizes[0], stride[0])
+        part = part.permute(0, 2, 1, 3, 4).reshape(shapes[0])
+        out = _raw(
+            "forward",
+            part,
+            pick(weight, 2, k),
+            shapes,
+            stride[1:],
+            padding[1:],
+            dilation[1:],
+            groups,
+        )
+        total = out if total is None else total + out
+    return (
+        total.reshape(n, out_sizes[0], out_channels, *out_sizes[1:])
+        .permute(0, 2, 1, 3, 4)
+        .contiguous()
+    )
+
+
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv1d", autocast=LOWER)
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Any:
+    """Convolve (N, C, L) or (C, L) with weight (out, C / groups, k). `padding`: numbers, "same" or "valid"."""
+    return _biased("conv1d", 1, _convolve, input, weight, bias, stride, padding, dilation, groups)
+
+
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv2d", autocast=LOWER)
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Any:
+    """Convolve (N, C, H, W) or (C, H, W) with weight (out, C / groups, kh, kw)."""
+    return _biased("conv2d", 2, _convolve, input, weight, bias, stride, padding, dilation, groups)
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv3d",
+    autocast=LOWER,
+    refuses=NARROW_INTEGERS,
+)
+def conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Any:
+    """Convolve (N, C, D, H, W) or (C, D, H, W) with weight (out, C / groups, kd, kh, kw)."""
+    return _biased("conv3d", 3, _convolve, input, weight, bias, stride, padding, dilation, groups)
+
+
+# ---- transposed ----------------------------------------------------------------------------------
+
+
+def _transposed(
+    op: str,
+    rank: int,
+    input: Any,
+    weight: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+) -> Any:
+    """Return the gradient of a convolution with `weight` for its input, where `input` is the cotangent."""
+    stride, dilation = (
+        sizes_of(op, "stride", stride, rank),
+        sizes_of(op, "dilation", dilation, rank),
+    )
+    padding, extra = (
+        sizes_of(op, "padding", padding, rank),
+        sizes_of(op, "output_padding", output_padding, rank),
+    )
+    _check_geometry(op, stride, dilation, groups)
+    if any(p < 0 for p in padding) or any(e < 0 for e in extra):
+        raise ShapeError(
+            f"{op}: negative padding is not supported: padding {padding}, output_padding {extra}"
+        )
+    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
+        raise ShapeError(
+            f"{op}: output padding must be smaller than either stride or dilation, but got "
+            f"output_padding {extra}, stride {stride}, dilation {dilation}"
+        )
+    x = input if input.ndim == rank + 2 else input.unsqueeze(0)
+    n, channels = x.shape[:2]
+    in_channels, per_group, *kernel = weight.shape
+    if channels != in_channels:
+        raise ShapeError(
+            f"{op}: Given transposed=1, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {in_channels} channels, but got {channels} channels "
+            f"instead"
+        )
+    if channels % groups:
+        raise ShapeError(
+            f"{op}: expected weight to be divisible by {groups} at dimension 0 (groups={groups}), "
+            f"but "
+            f"got weight of size {list(weight.shape)} instead"
+        )
+    out_channels = per_group * groups
+    sizes = tuple(
+        (s - 1) * t - 2 * p + d * (k - 1) + e + 1
+        for s, t, p, d, k, e in zip(
+            x.shape[2:], stride, padding, dilation, kernel, extra, strict=True
+        )
+    )
+    if any(s <= 0 for s in sizes):
+        raise ShapeError(
+            f"{op}: Given input size per channel: {list(x.shape[2:])}. Calculated output size per "
+            f"channel: {list(sizes)}. Output size is too small: use less padding."
+        )
+    match rank:
+        case 1:
+            shapes = (
+                (n, out_channels, 1, *sizes),
+                (channels, per_group, 1, *kernel),
+                (n, channels, 1, x.shape[2]),
+            )
+            out = _raw(
+                "input",
+                x.unsqueeze(2),
+                weight.unsqueeze(2),
+                shapes,
+                (1, *stride),
+                (0, *padding),
+                (1, *dilation),
+                groups,
+            )
+            out = out.squeeze(2)
+        case 2:
+            shapes = ((n, out_channels, *sizes), tuple(weight.shape), tuple(x.shape))
+            out = _raw("input", x, weight, shapes, stride, padding, dilation, groups)
+        case _:
+            out = _transposed_3d(x, weight, sizes, stride, padding, dilation, groups)
+    return out if input.ndim == rank + 2 else out.squeeze(0)
+
+
+def _transposed_3d(
+    x: Any,
+    weight: Any,
+    sizes: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Any:
+    """Return the sum over the kernel's depth of spread-out planes, each convolved in two dimensions."""
+    n, channels, depth, height, width = x.shape
+    _, per_group, kernel_depth, *kernel = weight.shape
+    out_channels = per_group * groups
+    planes = n * depth
+    flat = x.permute(0, 2, 1, 3, 4).reshape(planes, channels, height, width)
+    shapes = (
+        (planes, out_channels, *sizes[1:]),
+        (channels, per_group, *kernel),
+        (planes, channels, height, width),
+    )
+    full = sizes[0] + 2 * padding[0]
+    total: Any = None
+    for k in range(kernel_depth):
+        out = _raw(
+            "input", flat, pick(weight, 2, k), shapes, stride[1:], padding[1:], dilation[1:], groups
+        )
+        # (N, D, 1, ..) -> (N, D, stride, ..): zeros between the planes, then zeros before and after.
+        out = out.reshape(n, depth, 1, out_channels, *sizes[1:])
+        out = pad_with(out, (0,) * 6, (0, 0, stride[0] - 1, 0, 0, 0), 0)
+        out = out.reshape(n, depth * stride[0], out_channels, *sizes[1:])
+        length = (depth - 1) * stride[0] + 1
+        out = crop(out, (0,) * 5, (n, length, *out.shape[2:]))
+        before = k * dilation[0]
+        out = pad_with(out, (0, before, 0, 0, 0), (0, full - before - length, 0, 0, 0), 0)
+        total = out if total is None else total + out
+    total = crop(total, (0, padding[0], 0, 0, 0), (n, sizes[0], *total.shape[2:]))
+    return total.permute(0, 2, 1, 3, 4).contiguous()
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv_transpose1d",
+    autocast=LOWER,
+    refuses=NARROW_INTEGERS,
+)
+def conv_transpose1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Any:
+    """Return the transposed convolution of (N, C, L) or (C, L) with weight (C, out / groups, k)."""
+    return _biased(
+        "conv_transpose1d",
+        1,
+        _transposed,
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+    )
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv_transpose2d",
+    autocast=LOWER,
+    refuses=NARROW_INTEGERS,
+)
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Any:
+    """Return the transposed convolution of (N, C, H, W) or (C, H, W) with weight (C, out / groups, kh, kw)."""
+    return _biased(
+        "conv_transpose2d",
+        2,
+        _transposed,
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+    )
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv_transpose3d",
+    autocast=LOWER,
+    refuses=NARROW_INTEGERS,
+)
+def conv_transpose3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Any:
+    """Return the transposed convolution of (N, C, D, H, W) or (C, D, H, W).
+
+    The weight is (C, out / groups, kd, kh, kw).
+    """
+    return _biased(
+        "conv_transpose3d",
+        3,
+        _transposed,
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+    )

@@ -1,0 +1,88 @@
+"""Views as copies (torch.expand_copy and the like)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from webtorch.errors import ShapeError
+from webtorch.functions import movement
+from webtorch.ops.primitive import as_view
+from webtorch.ops.record import TABLE, composite
+
+FUNCTION = ("torch",)
+
+
+def _copied(found: Any) -> Any:
+    return (
+        tuple(movement.clone(x) for x in found)
+        if isinstance(found, tuple)
+        else movement.clone(found)
+    )
+
+
+def _copying(name: str, methods: bool = False) -> None:
+    view = TABLE[name]
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return _copied(view(*args, **kwargs))
+
+    function.__name__ = f"{name}_copy"
+    function.__doc__ = f"What {name} gives, in memory of its own."
+    function.__signature__ = inspect.signature(view.function)  # type: ignore[attr-defined]
+    places = ("torch", "Tensor") if methods else FUNCTION
+    composite(family="movement", function_in=places)(function)
+
+
+for (
+    _name
+) in """as_strided diagonal expand permute select split split_with_sizes squeeze t transpose unbind
+    unfold unsqueeze view""".split():  # noqa: SIM905
+    _copying(_name)
+_copying("narrow", methods=True)
+
+
+@composite(family="movement", function_in=FUNCTION)
+def alias_copy(input: Any) -> Any:
+    """A copy."""
+    return movement.clone(input)
+
+
+@composite(family="movement")
+def unsafe_chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+    """What chunk gives."""
+    return movement.chunk(input, chunks, dim)
+
+
+@composite(family="movement")
+def unsafe_split(input: Any, split_size: int, dim: int = 0) -> Any:
+    """What split gives."""
+    return movement.split(input, split_size, dim)
+
+
+@composite(family="movement")
+def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
+    """What split_with_sizes gives."""
+    return movement.split_with_sizes(input, split_sizes, dim)
+
+
+@composite(family="movement")
+def as_strided_scatter(
+    input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
+) -> Any:
+    """A copy with `src` in place of input.as_strided(size, stride, storage_offset)."""
+    if tuple(size) != src._shape:
+        raise ShapeError(
+            "expected src to have a size equal to the slice of self. src size = "
+            f"{list(src._shape)}, slice size = {list(size)}"
+        )
+    # Positions count in the memory that the tensor is a view of, so all of that is copied.
+    whole = as_view(input, (input._storage.nbytes // input.dtype.itemsize,), (1,), 0)
+    start = input._offset if storage_offset is None else storage_offset
+    copy = movement._replaced(
+        "as_strided_scatter",
+        whole,
+        src,
+        lambda x: movement.as_strided(x, size, stride, start),
+    )
+    return as_view(copy, input._shape, input._strides, input._offset)

@@ -1,0 +1,1122 @@
+"""Creation: tensors from data, from a value, from a range.
+
+Values made on the device (`fill`, `iota`) take their numbers as runtime arguments; data is copied once, by `tensors`.
+NumPy is never imported here: arrays are recognised by their protocol.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import ShapeError
+from webtorch.functions import movement
+from webtorch.functions.movement import METHOD, laid_out, sizes_of
+from webtorch.ir.dtype import (
+    DType,
+    Scalar,
+    bool_,
+    by_name,
+    complex128,
+    float32,
+    float64,
+    int64,
+    integer_limits,
+    promote_types,
+)
+from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
+from webtorch.ops import elementwise
+from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
+from webtorch.ops.primitive import empty as _empty
+from webtorch.ops.purity import warn, warn_once
+from webtorch.ops.record import composite
+from webtorch.tensors.calls import get_default_dtype, store_in
+from webtorch.tensors.creation import from_array, from_bytes
+from webtorch.tensors.device import resolve
+from webtorch.tensors.tensor import Tensor
+
+TORCH = ("torch",)
+_PYTHON_TYPES: dict[Any, DType] = {
+    float: float64,
+    int: int64,
+    bool: bool_,
+    complex: complex128,
+}
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def default_dtype() -> DType:
+    """Return the type of new floating-point tensors."""
+    return get_default_dtype()
+
+
+def chosen_dtype(dtype: Any, otherwise: DType | None = None) -> DType:
+    """Return the type that a `dtype=` argument means; Python's float, int, bool and complex are taken too."""
+    if dtype is None:
+        return default_dtype() if otherwise is None else otherwise
+    if isinstance(dtype, DType):
+        return dtype
+    found = _PYTHON_TYPES.get(dtype) if isinstance(dtype, type) else None
+    if found is None:
+        raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}: {dtype!r}")
+    return found
+
+
+def _size(op: str, args: Sequence[Any], size: Any) -> Shape:
+    shape = sizes_of(op, args, size)
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
+    return shape
+
+
+def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") -> Any:
+    """Apply `requires_grad=` and `out=` to a new tensor."""
+    if out is not None:
+        if name in ("normal", "bernoulli"):
+            # Drawn in place, whatever the type.
+            result = cast_to(result, out.dtype)
+        if result.dtype is not out.dtype:
+            raise RuntimeError(
+                f"{name}: dtype {result.dtype} does not match dtype of out parameter ({out.dtype})"
+            )
+        result = store_in(out, result, name)
+    if requires_grad:
+        if not result.dtype.has_gradient:
+            raise RuntimeError(
+                "Only Tensors of floating point and complex dtype can require gradients"
+            )
+        result.requires_grad_(True)
+    return result
+
+
+def _number(value: Any) -> Any:
+    """Return a Python number for a number, a NumPy number or a tensor of one element."""
+    if isinstance(value, (bool, int, float, complex)):
+        return value
+    item = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"expected a number, not {type(value).__name__}")
+    return item()
+
+
+def _dtype_of_number(value: Scalar) -> DType:
+    if isinstance(value, bool):
+        return bool_
+    if isinstance(value, complex):
+        return default_dtype().to_complex()
+    return int64 if isinstance(value, int) else default_dtype()
+
+
+_C_NAMES = {
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int",
+    "int64": "int64_t",
+    "uint32": "uint32_t",
+}
+
+
+def fits(value: Any, dtype: DType) -> Any:
+    """Return `value` as `dtype` holds it. Raises RuntimeError where PyTorch does."""
+    if dtype.kind == "bool":
+        return bool(value)
+    if dtype.is_complex:
+        return complex(value)
+    if isinstance(value, complex):
+        if value.imag:
+            name = _C_NAMES.get(dtype.name, "double" if dtype is float64 else "float")
+            raise RuntimeError(f"value cannot be converted to type {name} without overflow")
+        value = value.real
+    if dtype.kind == "float":
+        value = float(value)
+        if dtype is float32 and math.isfinite(value) and abs(value) > 3.4028235677973366e38:
+            raise RuntimeError("value cannot be converted to type float without overflow")
+        return value
+    low, high = integer_limits(dtype)
+    if not math.isfinite(value) or not low <= int(value) <= high:
+        if dtype.kind == "uint" and isinstance(value, int) and -high <= value < 0:
+            return value + high + 1
+        raise RuntimeError(
+            f"value cannot be converted to type {_C_NAMES[dtype.name]} without overflow"
+        )
+    return int(value)
+
+
+# -- from data -------------------------------------------------------------------------------------
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array_interface__") or hasattr(value, "__array__")
+
+
+def _is_sequence(value: Any) -> bool:
+    return (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (str, bytes, dict, set))
+        and not (_is_tensor(value) and not value._shape)
+        and not (_is_array(value) and not getattr(value, "shape", None))
+    )
+
+
+def _array_dtype(value: Any) -> DType:
+    name = value.dtype.name
+    try:
+        return by_name(name)
+    except KeyError:
+        raise TypeError(
+            f"can't convert np.ndarray of type {value.dtype}. The only supported types are: float64, "
+            "float32, float16, complex64, complex128, int64, int32, int16, int8, uint32, uint8, and bool."
+        ) from None
+
+
+def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
+    """Return a tensor with the elements of a NumPy array (or of what gives one)."""
+    value = _native_array(value)
+    source = _array_dtype(value)
+    target = source if dtype is None else dtype
+    if target is not source and target.name != "bfloat16":
+        value = value.astype(target.name)
+    elif target is not source:
+        value = value.astype("float32")
+    shape = tuple(value.shape)
+    contents = (
+        value.data if value.flags.c_contiguous and value.size and value.ndim else value.tobytes()
+    )
+    held = float32 if target.name == "bfloat16" else target
+    out = from_bytes(contents, shape, held, device)
+    return out if held is target else cast_to(out, target)
+
+
+def _native_array(value: Any) -> Any:
+    """Return a NumPy array in the machine's byte order and without negative strides, or what gives one as it.
+
+    Raises ValueError for other arrays, as PyTorch does.
+    """
+    if not hasattr(value, "__array_interface__") or not hasattr(value, "tobytes"):
+        value = value.__array__()
+    if any(st < 0 for st in value.strides):
+        raise ValueError(
+            "At least one stride in the given numpy array is negative, and tensors with negative strides are "
+            "not currently supported. (You can probably work around this by making a copy of your array with "
+            "array.copy().)"
+        )
+    if not value.dtype.isnative:
+        raise ValueError(
+            "given numpy array has byte order different from the native byte order. Conversion between byte "
+            "orders is currently not supported."
+        )
+    return value
+
+
+def _on_array(value: Any, dtype: DType | None = None) -> Any:
+    """Return a CPU tensor that shares the memory of a NumPy array, whose elements are `dtype`."""
+    value = _native_array(value)
+    dtype = _array_dtype(value) if dtype is None else dtype
+    if any(st % value.itemsize for st in value.strides):
+        raise ValueError(
+            "given numpy array strides not a multiple of the element byte size. Copy the numpy array to "
+            "reallocate the memory."
+        )
+    if not value.flags.writeable:
+        warn_once(
+            "The given NumPy array is not writable, and PyTorch does not support non-writable tensors: a write "
+            "to this tensor gives it memory of its own, and the array stays as it is. You may want to copy the "
+            "array or make it writable before converting it to a tensor. This type of warning will be "
+            "suppressed for the rest of this program."
+        )
+    return from_array(value, dtype)
+
+
+def _shape_of(data: Any) -> Shape:
+    shape: list[int] = []
+    while _is_sequence(data):
+        shape.append(len(data))
+        if not len(data):
+            break
+        data = data[0]
+        if isinstance(data, (str, bytes)):
+            raise ValueError(f"too many dimensions '{type(data).__name__}'")
+    return tuple(shape)
+
+
+def _leaves(data: Any, shape: Shape, dim: int, out: list[Any]) -> None:
+    if dim == len(shape):
+        out.append(data)
+        return
+    if not _is_sequence(data):
+        raise TypeError(
+            f"not a sequence: expected a sequence of length {shape[dim]} at dim {dim} (got {data!r})"
+        )
+    if len(data) != shape[dim]:
+        raise ValueError(f"expected sequence of length {shape[dim]} at dim {dim} (got {len(data)})")
+    if dim == len(shape) - 1 and isinstance(data, (list, tuple)):
+        out.extend(data)
+    else:
+        for part in data:
+            _leaves(part, shape, dim + 1, out)
+
+
+def _leaf(value: Any) -> tuple[Any, DType]:
+    """Return an element that is not a plain Python number as one, with its type."""
+    # A NumPy float64 is a Python float too, but has a type of its own.
+    typed = hasattr(value, "dtype")
+    if isinstance(value, bool):
+        return value, bool_
+    if isinstance(value, int):
+        return value, int64
+    if isinstance(value, float) and not typed:
+        return value, default_dtype()
+    if isinstance(value, complex) and not typed:
+        return value, default_dtype().to_complex()
+    if _is_sequence(value) and not (hasattr(value, "item") and getattr(value, "size", 0) == 1):
+        raise TypeError(
+            f"'{type(value).__name__}' object cannot be interpreted as a number: the elements at this depth "
+            "are numbers"
+        )
+    if _is_tensor(value):
+        return value.item(), value.dtype
+    if hasattr(value, "dtype") and hasattr(value, "item"):
+        return value.item(), _array_dtype(value)
+    if hasattr(value, "__index__"):
+        return value.__index__(), int64
+    if hasattr(value, "__float__"):
+        return float(value), default_dtype()
+    raise RuntimeError(f"Could not infer dtype of {type(value).__name__}")
+
+
+_PLAIN = {bool, int, float, complex}
+
+
+def _infer(values: list[Any]) -> tuple[list[Scalar], DType]:
+    kinds = set(map(type, values))
+    if kinds <= _PLAIN:
+        if complex in kinds:
+            return values, default_dtype().to_complex()
+        if float in kinds or not kinds:
+            return values, default_dtype()
+        return values, int64 if int in kinds else bool_
+    leaves = [_leaf(v) for v in values]
+    dtype = leaves[0][1]
+    for _, other in leaves:
+        dtype = promote_types(dtype, other)
+    return [v for v, _ in leaves], dtype
+
+
+def _packed(values: list[Scalar], dtype: DType, inferred: bool) -> bytes:
+    if dtype.is_complex:
+        numbers = [complex(v) for v in values]
+        return _packed([p for z in numbers for p in (z.real, z.imag)], dtype.to_real(), inferred)
+    if any(isinstance(v, complex) for v in values):
+        values = [bool(v) if dtype is bool_ else fits(v, dtype) for v in values]
+    if dtype.kind == "bool":
+        return bytes([bool(v) for v in values])
+    if dtype.kind == "float":
+        if dtype in (float32, float64) and sys.byteorder == "little":
+            return array(dtype.code, values).tobytes()
+        return dtype.to_bytes(values)
+    low, high = integer_limits(dtype)
+    if any(isinstance(v, float) for v in values):
+        if not all(math.isfinite(v) for v in values):
+            raise RuntimeError(f"value cannot be converted to type {dtype.name} without overflow")
+        values = [int(v) for v in values]
+    if values and not (low <= min(values) and max(values) <= high):
+        if dtype is int64:
+            raise ValueError("Overflow when unpacking long long")
+        if dtype.kind != "uint" or min(values) < -high or max(values) > high:
+            raise RuntimeError(f"value cannot be converted to type {dtype.name} without overflow")
+        values = [v % (high + 1) for v in values]
+    if sys.byteorder == "little":
+        return array(dtype.code, values).tobytes()
+    return dtype.to_bytes(values)
+
+
+def _make(data: Any, dtype: DType | None, device: Any) -> Any:
+    """Return a tensor with a copy of `data`: a number, nested sequences, an array."""
+    if isinstance(data, (str, bytes)):
+        raise TypeError(f"new(): invalid data type '{type(data).__name__}'")
+    if _is_array(data):
+        return _from_array(data, dtype, device)
+    shape = _shape_of(data)
+    if len(shape) > 1 and _is_array(data[0]):
+        warn_once(
+            "Creating a tensor from a list of numpy.ndarrays is extremely slow. Please consider converting "
+            "the list to a single numpy.ndarray with numpy.array() before converting to a tensor."
+        )
+    values: list[Any] = []
+    if len(shape) and shape[-1] == 0:
+        _leaves(data, shape[:-1], 0, values)
+        for part in values:
+            if not _is_sequence(part) or len(part):
+                raise ValueError(
+                    f"expected sequence of length 0 at dim {len(shape) - 1} (got {part!r})"
+                )
+        values = []
+    else:
+        _leaves(data, shape, 0, values)
+    numbers, inferred = _infer(values)
+    target = inferred if dtype is None else dtype
+    return from_bytes(_packed(numbers, target, dtype is None), shape, target, device)
+
+
+_COPIED = (
+    "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+    "sourceTensor.detach().clone().requires_grad_(True), rather than {}."
+)
+
+
+@composite(family="creation", function_in=TORCH)
+def tensor(
+    data: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """A tensor with a copy of `data`: a number, nested lists or tuples, a NumPy array, a tensor.
+
+    Without dtype: bool, int64, the default float type, or an array's own type.
+    """
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    if _is_tensor(data):
+        warn(_COPIED.format("torch.tensor(sourceTensor)"))
+        result = _moved(movement.clone(data.detach()), wanted, device)
+    else:
+        result = _make(data, wanted, device)
+    return finish(result, requires_grad)
+
+
+def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
+    if device is not None:
+        x = x.to(device)
+    return x if dtype is None else cast_to(x, dtype)
+
+
+@composite(family="creation", function_in=TORCH)
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+    """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    if not _is_tensor(data) and (not _is_array(data) or not _shares(data, wanted, device)):
+        return _make(data, wanted, device)
+    return _moved(data if _is_tensor(data) else _on_array(data), wanted, device)
+
+
+def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
+    """Whether a tensor of an array can be on its memory: the type stays, and the device is the CPU."""
+    return (
+        hasattr(data, "__array_interface__")
+        and hasattr(data, "__setitem__")
+        and hasattr(data, "flags")
+        and resolve(device).kind == "cpu"
+        and (dtype is None or dtype is _array_dtype(data))
+        and isinstance(getattr(data, "shape", None), tuple)
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def asarray(
+    obj: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool | None = None,
+    requires_grad: bool = False,
+) -> Any:
+    """A tensor of `obj`, on its memory where that can be (tensors, NumPy arrays) unless copy=True."""
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    if not _is_tensor(obj):
+        if _is_array(obj) and not copy and _shares(obj, wanted, device):
+            return finish(_on_array(obj), requires_grad)
+        if copy is False:
+            raise ValueError(
+                "can't alias an array into a tensor of another dtype or device: use copy=None"
+                if _is_array(obj)
+                else "can't alias arbitrary sequence into a tensor."
+            )
+        return finish(_make(obj, wanted, device), requires_grad)
+    result = _moved(obj if requires_grad else obj.detach() if copy else obj, wanted, device)
+    if copy and result._storage is obj._storage:
+        result = movement.clone(result)
+    if copy is False and result._storage is not obj._storage:
+        raise ValueError("can't alias tensor with another dtype or device: use copy=None")
+    return finish(result, requires_grad)
+
+
+@composite(family="creation", function_in=TORCH)
+def from_numpy(ndarray: Any) -> Any:
+    """A CPU tensor on the memory of a NumPy array: a write to one is seen in the other.
+
+    What is done with such a tensor is computed when it is called, for as long as an array sees the memory.
+    Raises ValueError for negative strides and foreign byte orders, TypeError for types that tensors do not have.
+    """
+    if not hasattr(ndarray, "__array_interface__") or not hasattr(ndarray, "__setitem__"):
+        kind = type(ndarray)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        raise TypeError(f"expected np.ndarray (got {module}{kind.__name__})")
+    return _on_array(ndarray)
+
+
+@composite(family="creation", function_in=TORCH)
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Any:
+    """A 1-d CPU tensor on the memory of `count` elements of a buffer, from byte `offset`.
+
+    As with from_numpy, a write to one is seen in the other.
+    """
+    import numpy
+
+    wanted = chosen_dtype(dtype)
+    data = memoryview(buffer).cast("B")
+    if not len(data):
+        raise ValueError("both buffer length (0) and count (-1) must not be 0")
+    if not 0 <= offset < len(data):
+        raise ValueError(
+            f"offset ({offset} bytes) must be non-negative and no greater than buffer length "
+            f"({len(data)} bytes) minus 1"
+        )
+    if count < 0:
+        if (len(data) - offset) % wanted.itemsize:
+            raise ValueError(
+                f"buffer length ({len(data) - offset} bytes) after offset ({offset} bytes) must be a multiple "
+                f"of element size ({wanted.itemsize})"
+            )
+        count = (len(data) - offset) // wanted.itemsize
+    end = offset + count * wanted.itemsize
+    if end > len(data):
+        raise ValueError(
+            f"requested buffer length ({count} * {wanted.itemsize} bytes) after offset ({offset} bytes) must "
+            f"not be greater than actual buffer length ({len(data)} bytes)"
+        )
+    if data.readonly:
+        warn_once(
+            "The given buffer is not writable, and PyTorch does not support non-writable tensors: a write to "
+            "this tensor gives it memory of its own, and the buffer stays as it is. You may want to copy the "
+            "buffer to protect its data or make it writable before converting it to a tensor. This type of "
+            "warning will be suppressed for the rest of this program."
+        )
+    held = numpy.dtype("uint16" if wanted.name == "bfloat16" else wanted.name)
+    return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
+
+
+@composite(family="creation", function_in=TORCH)
+def scalar_tensor(
+    s: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """A 0-d tensor of one number."""
+    wanted = chosen_dtype(dtype)
+    return finish(fill((), fits(_number(s), wanted), wanted, device), requires_grad)
+
+
+# -- of one value ----------------------------------------------------------------------------------
+
+
+@composite(family="creation", function_in=TORCH)
+def zeros(
+    *args: Any,
+    size: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Zeros."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    return finish(
+        fill(_size("zeros", args, size), fits(0, wanted), wanted, where),
+        requires_grad,
+        out,
+        "zeros",
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def ones(
+    *args: Any,
+    size: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Ones."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    return finish(
+        fill(_size("ones", args, size), fits(1, wanted), wanted, where), requires_grad, out, "ones"
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def empty(
+    *args: Any,
+    size: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Uninitialised memory."""
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    result = _empty(_size("empty", args, size), wanted, where)
+    if format_order(memory_format, len(result._shape)) is not None:
+        result = like(lambda shape: _empty(shape, wanted, where), result, memory_format)
+    return finish(result, requires_grad, out, "empty")
+
+
+def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -> Any:
+    if isinstance(value, str) or not (
+        isinstance(value, (bool, int, float, complex)) or hasattr(value, "item")
+    ):
+        raise TypeError(
+            f"{op}(): argument 'fill_value' (position 2) must be Number, not {type(value).__name__}"
+        )
+    if dtype is None:
+        dtype = value.dtype if _is_tensor(value) else None
+    number = _number(value)
+    dtype = _dtype_of_number(number) if dtype is None else dtype
+    return fill(shape, fits(number, dtype), dtype, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def full(
+    size: Any,
+    fill_value: Any,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """A tensor of one value; without dtype, of the value's own type."""
+    if dtype is None and out is not None:
+        dtype = out.dtype
+    wanted = None if dtype is None else chosen_dtype(dtype)
+    shape = _size("full", () if size == () else (size,), size if size == () else None)
+    return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
+
+
+@composite(family="creation", function_in=TORCH)
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Uninitialised memory seen with the strides given (in elements)."""
+    shape, strides = _size("empty_strided", (), tuple(size)), tuple(stride)
+    if len(shape) != len(strides):
+        raise RuntimeError(
+            f"mismatch in length of strides and shape: {len(shape)} sizes, {len(strides)} strides"
+        )
+    if any(s < 0 for s in strides):
+        raise RuntimeError(f"empty_strided: strides must not be negative, got {list(strides)}")
+    elements = extent(shape, strides, 0)[1] + 1
+    flat = _empty((elements,), chosen_dtype(dtype), device)
+    result = flat if strides == (1,) and shape == (elements,) else as_view(flat, shape, strides, 0)
+    if strides == contiguous_strides(shape) and numel(shape) == elements:
+        result = _empty(shape, chosen_dtype(dtype), device)
+    return finish(result, requires_grad)
+
+
+def like(make: Any, input: Any, memory_format: Any = None) -> Any:
+    """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
+    strides = movement.strides_for(input._shape, input._strides, memory_format)
+    return each(laid_out(strides, lambda x: make(x._shape), input.detach()), input)
+
+
+def _like(
+    input: Any, value: Any, dtype: Any, device: Any, requires_grad: bool, memory_format: Any
+) -> Any:
+    wanted = chosen_dtype(dtype, input.dtype)
+    where = input.device if device is None else device
+    number = fits(_number(value), wanted)
+    return finish(
+        like(lambda shape: fill(shape, number, wanted, where), input, memory_format), requires_grad
+    )
+
+
+@composite(family="creation", function_in=TORCH)
+def zeros_like(
+    input: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Zeros in the shape, dtype and device of `input`."""
+    return _like(input, 0, dtype, device, requires_grad, memory_format)
+
+
+@composite(family="creation", function_in=TORCH)
+def ones_like(
+    input: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Ones in the shape, dtype and device of `input`."""
+    return _like(input, 1, dtype, device, requires_grad, memory_format)
+
+
+@composite(family="creation", function_in=TORCH)
+def full_like(
+    input: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """One value in the shape, dtype and device of `input`."""
+    return _like(input, fill_value, dtype, device, requires_grad, memory_format)
+
+
+@composite(family="creation", function_in=TORCH)
+def empty_like(
+    input: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Uninitialised memory in the shape, dtype and device of `input`."""
+    wanted = chosen_dtype(dtype, input.dtype)
+    where = input.device if device is None else device
+    return finish(
+        like(lambda shape: _empty(shape, wanted, where), input, memory_format), requires_grad
+    )
+
+
+def _own(input: Any, dtype: Any, device: Any) -> tuple[DType, Any]:
+    return chosen_dtype(dtype, input.dtype), input.device if device is None else device
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_tensor")
+def new_tensor(
+    input: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """A tensor with a copy of `data`, of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    if _is_tensor(data):
+        warn(_COPIED.format("tensor.new_tensor(sourceTensor)"))
+        return finish(movement.clone(_moved(data.detach(), wanted, where)), requires_grad)
+    return finish(_make(data, wanted, where), requires_grad)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
+def new_zeros(
+    input: Any,
+    *args: Any,
+    size: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Zeros of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return finish(
+        each(fill(_size("new_zeros", args, size), fits(0, wanted), wanted, where), input),
+        requires_grad,
+    )
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_ones")
+def new_ones(
+    input: Any,
+    *args: Any,
+    size: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Ones of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return finish(
+        each(fill(_size("new_ones", args, size), fits(1, wanted), wanted, where), input),
+        requires_grad,
+    )
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty")
+def new_empty(
+    input: Any,
+    *args: Any,
+    size: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Uninitialised memory of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return finish(each(_empty(_size("new_empty", args, size), wanted, where), input), requires_grad)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
+def new_full(
+    input: Any,
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """One value, of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    shape = _size("new_full", (), tuple(size) if isinstance(size, (tuple, list)) else (size,))
+    return finish(each(_full("new_full", shape, fill_value, wanted, where), input), requires_grad)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided")
+def new_empty_strided(
+    input: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Uninitialised memory seen with the strides given, of input's dtype and device unless given."""
+    wanted, where = _own(input, dtype, device)
+    return empty_strided(size, stride, dtype=wanted, device=where, requires_grad=requires_grad)
+
+
+# -- ranges ----------------------------------------------------------------------------------------
+
+
+def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
+    if not all(map(math.isfinite, (start, end))):
+        raise RuntimeError(f"unsupported range: {start} -> {end}")
+    if step == 0 or not math.isfinite(step):
+        raise RuntimeError("step must be nonzero")
+    if (step > 0 and end < start) or (step < 0 and end > start):
+        raise RuntimeError(
+            "upper bound and lower bound inconsistent with step sign: "
+            f"arange({start}, {end}, {step})"
+        )
+    if isinstance(start, float) or isinstance(end, float) or isinstance(step, float):
+        return math.ceil((end - start) / step)
+    return -(-(end - start) // step)
+
+
+@composite(family="creation", function_in=TORCH)
+def arange(
+    *args: Any,
+    start: Any = None,
+    end: Any = None,
+    step: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """The numbers start, start + step, ... before end: arange(end), arange(start, end), arange(start, end, step).
+
+    Without dtype, int64 when all three are integers, else the default float type.
+    """
+    if len(args) > 3:
+        raise TypeError(
+            f"arange() takes from 1 to 3 positional arguments but {len(args)} were given"
+        )
+    values = list(args)
+    if len(values) == 1 and end is None:
+        first, last, stride = 0, values[0], step
+    elif values:
+        first, last, stride = (*values, None, None)[:3] if end is None else (values[0], end, None)
+        stride = step if stride is None else stride
+    else:
+        first, last, stride = start, end, step
+    if last is None:
+        raise TypeError("arange() received an invalid combination of arguments: `end` is missing")
+    numbers: list[Any] = [_number(0 if v is None else v) for v in (first, last)]
+    numbers.append(_number(1 if stride is None else stride))
+    if dtype is None and out is None:
+        wanted = default_dtype() if any(isinstance(v, float) for v in numbers) else int64
+    else:
+        wanted = out.dtype if dtype is None else chosen_dtype(dtype)
+    if wanted is bool_:
+        raise NotImplementedError("\"arange\" not implemented for 'Bool'")
+    if wanted.is_complex or any(isinstance(v, complex) for v in numbers):
+        raise NotImplementedError('"arange" not implemented for complex numbers')
+    if wanted is int64:
+        if 0 < abs(numbers[2]) < 1:
+            raise ValueError(
+                f"arange: step must be nonzero: {numbers[2]} is 0 in {wanted}; pass a dtype that holds it"
+            )
+        numbers = [int(v) if math.isfinite(v) else v for v in numbers]
+    low_end, high_end, step_by = numbers
+    count = _range_count(low_end, high_end, step_by, wanted)
+    kind: Any = float if wanted.kind == "float" else int
+    first, stride = kind(low_end), kind(step_by)
+    where = device if out is None else out.device
+    counted = wanted
+    if wanted.kind != "float" and count:
+        low, high = integer_limits(wanted)
+        if not (low <= first <= high and low <= first + (count - 1) * stride <= high):
+            # Numbers past the end of a narrow type begin again at its other end.
+            counted = int64
+    result = cast_to(iota(count, first, stride, counted, where), wanted)
+    return finish(result, requires_grad, out, "arange")
+
+
+def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) -> Any:
+    """Return `steps` numbers from start to end, both exact: each half counts from its own end."""
+    if steps < 0:
+        raise RuntimeError(f"number of steps must be non-negative: linspace got {steps}")
+    if steps <= 1:
+        return fill((steps,), float(start), dtype, device)
+    step = (float(end) - float(start)) / (steps - 1)
+    near = iota(steps, float(start), step, dtype, device)
+    back = movement.flip(iota(steps, float(end), -step, dtype, device), 0)
+    half = elementwise.lt(iota(steps, 0, 1, int64, device), steps // 2)
+    return elementwise.where(half, near, back)
+
+
+def _complex_steps(start: complex, end: complex, steps: int, dtype: DType, device: Any) -> Any:
+    part = dtype.to_real()
+    return join(
+        _steps(start.real, end.real, steps, part, device),
+        _steps(start.imag, end.imag, steps, part, device),
+    )
+
+
+def _compute_dtype(dtype: DType) -> DType:
+    return default_dtype() if dtype.kind != "float" else dtype.compute
+
+
+def _check_steps(name: str, steps: Any) -> None:
+    """Raise TypeError, as PyTorch does, unless the number of steps is an integer."""
+    if isinstance(steps, float) or (_is_tensor(steps) and steps.dtype.kind == "float"):
+        raise TypeError(
+            f"{name}(): argument 'steps' (position 3) must be int, not {type(steps).__name__}"
+        )
+
+
+@composite(family="creation", function_in=TORCH)
+def linspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """`steps` numbers at equal distances from start to end, both included."""
+    _check_steps("linspace", steps)
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    first, last, count = _number(start), _number(end), int(_number(steps))
+    if dtype is None and out is None and (isinstance(first, complex) or isinstance(last, complex)):
+        wanted = wanted.to_complex()
+    if wanted.is_complex:
+        result = _complex_steps(complex(first), complex(last), count, wanted, device)
+        return finish(result, requires_grad, out, "linspace")
+    if wanted.kind != "float" and count > 1:
+        # Rounding to the right integer needs the exact quotient, which float32 does not hold.
+        return finish(
+            _make(_integer_steps(int(first), int(last), count), wanted, device),
+            requires_grad,
+            out,
+            "linspace",
+        )
+    result = cast_to(_steps(first, last, count, _compute_dtype(wanted), device), wanted)
+    return finish(result, requires_grad, out, "linspace")
+
+
+def _integer_steps(start: int, end: int, steps: int) -> list[int]:
+    step = (end - start) / (steps - 1)
+    half = steps // 2
+    return [
+        int(start + step * i) if i < half else int(end - step * (steps - i - 1))
+        for i in range(steps)
+    ]
+
+
+def _wrapped(value: int, dtype: DType) -> int:
+    """Return an integer as a type of fewer bits holds it."""
+    low, high = integer_limits(dtype)
+    return (value - low) % (high - low + 1) + low
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        found = float(base) ** exponent
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+    # A root of a negative number is no real number.
+    return math.nan if isinstance(found, complex) else found
+
+
+@composite(family="creation", function_in=TORCH)
+def logspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    base: float = 10.0,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Base ** x for `steps` numbers x at equal distances from start to end, both included."""
+    _check_steps("logspace", steps)
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    first, last, count = _number(start), _number(end), int(_number(steps))
+    if dtype is None and out is None and any(isinstance(v, complex) for v in (first, last, base)):
+        wanted = wanted.to_complex()
+    if wanted.is_complex:
+        exponents = _complex_steps(complex(first), complex(last), count, wanted, device)
+        return finish(elementwise.pow(complex(base), exponents), requires_grad, out, "logspace")
+    if wanted.kind != "float":
+        low, high = integer_limits(wanted)
+        start, stop = (_wrapped(int(v), wanted) for v in (first, last))
+        step = (stop - start) / (count - 1) if count > 1 else 0
+        powers = [_power(base, start + step * i) for i in range(count)]
+        numbers = [
+            _wrapped(int(p), wanted) if -(2**31) < p < 2**31 or low < p < high else 0
+            for p in powers
+        ]
+        return finish(_make(numbers, wanted, device), requires_grad, out, "logspace")
+    if wanted.itemsize == 2:
+        # PyTorch takes the ends in the type of the result.
+        first, last = wanted.from_bytes(wanted.to_bytes([float(first), float(last)]))
+    result = elementwise.pow(
+        float(base), _steps(first, last, count, _compute_dtype(wanted), device)
+    )
+    return finish(cast_to(result, wanted), requires_grad, out, "logspace")
+
+
+@composite(family="creation", function_in=TORCH)
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """The n x m matrix (n x n without m) with ones on its diagonal."""
+    columns = n if m is None else m
+    for name, value in (("n", n), ("m", columns)):
+        if value < 0:
+            raise RuntimeError(f"{name} must be greater or equal to 0, got {value}")
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+    where = device if out is None else out.device
+    if not n or not columns:
+        result = fill((n, columns), fits(0, wanted), wanted, where)
+    else:
+        rows = movement.reshape(iota(n, 0, 1, int64, where), (n, 1))
+        result = cast_to(elementwise.eq(rows, iota(columns, 0, 1, int64, where)), wanted)
+    return finish(result, requires_grad, out, "eye")
+
+
+def _corner(row: int, col: int, offset: int, lower: bool, dtype: Any, device: Any) -> Any:
+    if row < 0 or col < 0:
+        raise RuntimeError(f"row and col must be non-negative, got {row} and {col}")
+    places = [
+        (i, j)
+        for i in range(row)
+        for j in range(col)
+        if (j - i <= offset if lower else j - i >= offset)
+    ]
+    wanted = chosen_dtype(dtype, int64)
+    if not places:
+        return fill((2, 0), 0, wanted, device)
+    return _make([[i for i, _ in places], [j for _, j in places]], wanted, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def tril_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Any:
+    """The positions (2, count) of the lower triangle of a row x col matrix, row by row."""
+    return _corner(row, col, offset, True, dtype, device)
+
+
+@composite(family="creation", function_in=TORCH)
+def triu_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Any:
+    """The positions (2, count) of the upper triangle of a row x col matrix, row by row."""
+    return _corner(row, col, offset, False, dtype, device)

@@ -1,0 +1,836 @@
+"""Orthogonal factors, eigenvalues, singular values, and what is made of them.
+
+As in linalg.py the factorisations are LAPACK's and the derivatives are written with other operations.
+Derivatives of eigenvectors and singular vectors are those of PyTorch: finite only where the values
+differ from each other, and meaningful only for results that do not depend on the vectors' signs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import creation, movement, random, reduce
+from webtorch.functions.linalg import (
+    EVERYWHERE,
+    LINALG,
+    _solve,
+    call,
+    check_float,
+    check_info,
+    check_matrix,
+    check_same_type,
+    expand_batch,
+    identity,
+    inv_ex,
+    solve_triangular,
+)
+from webtorch.functions.norm import EPSILON
+from webtorch.ir.dtype import DType, float32, float64, int32, int64
+from webtorch.ops.elementwise import where
+from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
+from webtorch.ops.purity import warn_once
+from webtorch.ops.record import Autocast, composite, return_type
+
+QR = return_type("linalg_qr", "Q", "R")
+OldQR = return_type("qr", "Q", "R")
+Geqrf = return_type("geqrf", "a", "tau")
+Eig = return_type("linalg_eig", "eigenvalues", "eigenvectors")
+Eigh = return_type("linalg_eigh", "eigenvalues", "eigenvectors")
+SVD = return_type("linalg_svd", "U", "S", "Vh")
+OldSVD = return_type("svd", "U", "S", "V")
+Lstsq = return_type("linalg_lstsq", "solution", "residuals", "rank", "singular_values")
+
+
+def _plus(a: Any, b: Any) -> Any:
+    """Return the sum of two cotangents, either of which may be missing."""
+    return b if a is None else a if b is None else a + b
+
+
+# -- QR -----------------------------------------------------------------------------------------------
+
+
+def _symmetrised(m: Any) -> Any:
+    """Return the symmetric matrix with the lower triangle of m."""
+    low = m.tril(-1)
+    if not m.dtype.is_complex:
+        return m.tril() + low.mH
+    return low + low.mH + cast_to(real_part(m.diagonal(0, -2, -1)).diag_embed(), m.dtype)
+
+
+def _qr_vjp(g: Any, out: Any, a: Any, mode: str) -> Any:
+    """Walter and Lehmann, "Walter, Lehmann: Algorithmic differentiation of the QR decomposition", 2018."""
+    gq, gr = g
+    q, r = out
+    m, n = a._shape[-2:]
+    if mode == "complete" and m > n:
+        raise RuntimeError(
+            "The QR decomposition is not differentiable when mode='complete' and nrows > ncols"
+        )
+    if m >= n:
+        core = None if gr is None else r @ gr.mH
+        core = _plus(core, None if gq is None else -(gq.mH @ q))
+        total = _plus(gq, q @ _symmetrised(core))
+        return (solve_triangular(r.mH, total, upper=False, left=False),)
+    # A wide matrix: the factor of its first columns fixes Q; the rest of R is Q^T times the rest.
+    y, u = a[..., m:], r[..., :m]
+    gu, gv = (None, None) if gr is None else (gr[..., :m], gr[..., m:])
+    gq = _plus(gq, None if gv is None else y @ gv.mH)
+    core = None if gu is None else u @ gu.mH
+    core = _plus(core, None if gq is None else -(gq.mH @ q))
+    total = _plus(gq, q @ _symmetrised(core))
+    left = solve_triangular(u.mH, total, upper=False, left=False)
+    right = q @ gv if gv is not None else creation.zeros_like(y)
+    return (movement.cat((left, right), -1),)
+
+
+@composite(
+    name="_qr",
+    function_in=(),
+    torch="",
+    vjp=_qr_vjp,
+    complex_rule=True,
+    outputs=2,
+    saves_values=True,
+)
+def _qr(a: Any, mode: str) -> Any:
+    m, n = a._shape[-2:]
+    k = m if mode == "complete" else min(m, n)
+    if not a.numel():
+        one = identity(m, a)[:, :k].expand((*a._shape[:-2], m, k)).contiguous()
+        return one, fill((*a._shape[:-2], k, n), 0, a.dtype, a.device)
+    return call("qr", (a,), (mode,), ((m, k), (k, n)))
+
+
+@composite(
+    name="linalg_qr",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.qr",
+    autocast=Autocast(cpu="fp32"),
+)
+def linalg_qr(A: Any, mode: str = "reduced") -> Any:
+    """(Q, R) with A = Q R; mode "reduced", "complete" or "r" (Q is empty)."""
+    check_matrix("linalg.qr", A, "A")
+    if mode not in ("reduced", "complete", "r"):
+        raise RuntimeError(
+            f"qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or "
+            "'complete'"
+        )
+    if mode == "r":
+        if differentiated(A):
+            a = A.detach()
+            return QR(
+                fill((0,), 0, A.dtype, A.device), _undifferentiable_r(A, _qr(a, "reduced")[1])
+            )
+        return QR(fill((0,), 0, A.dtype, A.device), _qr(A, "reduced")[1])
+    return QR(*_qr(A, mode))
+
+
+def _no_qr(g: Any, out: Any, a: Any, r: Any) -> Any:
+    raise RuntimeError(
+        "The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
+        "linalg.qr(A, mode='reduced') if you are going to require gradients through linalg.qr."
+    )
+
+
+@composite(name="_undifferentiable_r", function_in=(), torch="", vjp=_no_qr)
+def _undifferentiable_r(a: Any, r: Any) -> Any:
+    return r.clone()
+
+
+@composite(name="qr", family="index", autocast=Autocast(cpu="fp32"))
+def qr(input: Any, some: bool = True) -> Any:
+    """(Q, R) with input = Q R; not `some` gives a square Q."""
+    warn_once(
+        "torch.qr is deprecated in favor of torch.linalg.qr and will be removed in a future PyTorch release. "
+        "The boolean parameter 'some' has been replaced with a string parameter 'mode'. Q, R = torch.qr(A, "
+        "some) should be replaced with Q, R = torch.linalg.qr(A, 'reduced' if some else 'complete')"
+    )
+    check_matrix("linalg.qr", input, "A")
+    return OldQR(*_qr(input, "reduced" if some else "complete"))
+
+
+@composite(family="index", differentiable=False, autocast=Autocast(cpu="fp32"))
+def geqrf(input: Any) -> Any:
+    """(R above the Householder vectors in one matrix, tau)."""
+    check_matrix("geqrf", input, "input")
+    m, n = input._shape[-2:]
+    if not input.numel():
+        k = min(m, n)
+        return Geqrf(input.clone(), fill((*input._shape[:-2], k), 0, input.dtype, input.device))
+    return Geqrf(*call("geqrf", (input.detach(),), (), ((m, n), (min(m, n),))))
+
+
+def _reflectors(name: str, v: Any, tau: Any) -> Any:
+    """Return the Householder vectors, ones on the diagonal and zeros above."""
+    check_matrix(name, v, "input")
+    m, n = v._shape[-2:]
+    if m < n:
+        raise ShapeError(
+            f"{name}: input.shape[-2] must be greater than or equal to input.shape[-1]"
+        )
+    if n < tau._shape[-1]:
+        raise ShapeError(f"{name}: input.shape[-1] must be greater than or equal to tau.shape[-1]")
+    if v.ndim - tau.ndim != 1 or v._shape[:-2] != tau._shape[:-1]:
+        raise ShapeError(
+            f"{name}: Expected batch dimensions of tau to be equal to input.shape[:-2], but got "
+            f"{tuple(tau._shape[:-1])}"
+        )
+    check_same_type(name, v, tau)
+    return v.tril(-1) + identity(m, v)[:, :n]
+
+
+@composite(
+    name="linalg_householder_product",
+    family="index",
+    function_in=LINALG,
+    aliases=(),
+    torch="linalg.householder_product",
+    autocast=Autocast(cpu="fp32"),
+)
+def householder_product(A: Any, tau: Any) -> Any:
+    """The first columns of the product of the reflections I - tau v v^T."""
+    v = _reflectors("torch.linalg.householder_product", A, tau)
+    m, n = A._shape[-2:]
+    out = identity(m, A)[:, :n].expand((*A._shape[:-2], m, n))
+    for i in reversed(range(tau._shape[-1])):
+        column = v[..., i : i + 1]
+        out = out - tau[..., i, None, None] * (column @ (column.mH @ out))
+    return out
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def orgqr(input: Any, input2: Any) -> Any:
+    """The first columns of the product of the reflections I - tau v v^T, tau the second tensor."""
+    return householder_product(input, input2)
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
+    """The product of Q (of its transpose) and the third tensor; Q's reflections and their factors are the others."""
+    tau, other = input2, input3
+    check_matrix("torch.ormqr", input, "input")
+    check_matrix("torch.ormqr", other, "other")
+    side = -2 if left else -1
+    if other._shape[side] < tau._shape[-1]:
+        raise ShapeError(
+            f"torch.ormqr: other.shape[{side}] must be greater than or equal to tau.shape[-1]"
+        )
+    if other._shape[side] != input._shape[-2]:
+        raise ShapeError(f"torch.ormqr: other.shape[{side}] must be equal to input.shape[-2]")
+    if tau._shape[-1] > input._shape[-1]:
+        raise ShapeError("torch.ormqr: tau.shape[-1] must be less than or equal to input.shape[-1]")
+    if input.ndim - tau.ndim != 1 or input.ndim != other.ndim:
+        raise ShapeError(
+            "torch.ormqr: Expected tau to have one dimension less than input, and other as many as "
+            f"input, but got {tau.ndim}, {input.ndim} and {other.ndim}"
+        )
+    if input._shape[:-2] != tau._shape[:-1] or input._shape[:-2] != other._shape[:-2]:
+        raise ShapeError(
+            "torch.ormqr: Expected batch dimensions of tau and other to be equal to input.shape[:-2]"
+        )
+    check_same_type("torch.ormqr", input, tau)
+    check_same_type("torch.ormqr", input, other)
+    m = input._shape[-2]
+    v = input.tril(-1) + identity(max(m, input._shape[-1]), input)[:m, : input._shape[-1]]
+    order = range(tau._shape[-1])
+    # Q = H1 H2 .. Hk: from the left its last reflection comes first, unless Q is transposed.
+    out = other
+    for i in reversed(order) if left != transpose else order:
+        column = v[..., i : i + 1]
+        scale = tau[..., i, None, None]
+        if transpose:
+            scale = conjugate(scale)
+        if left:
+            out = out - scale * (column @ (column.mH @ out))
+        else:
+            out = out - scale * ((out @ column) @ column.mH)
+    return out
+
+
+# -- symmetric eigenvalues ----------------------------------------------------------------------------
+
+
+def _gaps(values: Any) -> Any:
+    """Return values[j] - values[i], 1 on the diagonal."""
+    return values.unsqueeze(-2) - values.unsqueeze(-1) + identity(values._shape[-1], values)
+
+
+def _eigh_vjp(g: Any, out: Any, a: Any, uplo: str) -> Any:
+    gw, gv = g[:2]
+    w, v = out[:2]
+    core = None
+    if gv is not None:
+        n = w._shape[-1]
+        core = (v.mH @ gv) * (1 - identity(n, w)) / _gaps(w)
+        core = 0.5 * (core + core.mH)
+    if gw is not None:
+        core = _plus(core, gw.diag_embed())
+    return (v @ cast_to(core, v.dtype) @ v.mH,)
+
+
+@composite(name="_eigh", function_in=(), torch="", vjp=_eigh_vjp, complex_rule=True, outputs=2)
+def _eigh(a: Any, uplo: str) -> Any:
+    n = a._shape[-1]
+    return call("eigh", (a,), (uplo,), ((n,), (n, n), ()))
+
+
+def _uplo(name: str, A: Any, UPLO: str) -> str:
+    check_matrix(name, A, "A", square=True)
+    if len(UPLO) != 1 or UPLO.upper() not in "UL":
+        raise RuntimeError(f"Expected UPLO argument to be 'L' or 'U', but got {UPLO}")
+    return UPLO.upper()
+
+
+_NOT_CONVERGED = (
+    "The algorithm failed to converge because the input matrix is ill-conditioned ({})."
+)
+
+
+@composite(
+    name="linalg_eigh",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.eigh",
+    autocast=Autocast(cpu="fp32"),
+)
+def eigh(A: Any, UPLO: str = "L") -> Any:
+    """(eigenvalues in ascending order, eigenvectors) of symmetric matrices, from one triangle."""
+    w, v, info = _eigh(A, _uplo("linalg.eigh", A, UPLO))
+    w, v = check_info("linalg.eigh", info, _NOT_CONVERGED, w, v)
+    return Eigh(w, v)
+
+
+@composite(
+    name="linalg_eigvalsh",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.eigvalsh",
+    autocast=Autocast(cpu="fp32"),
+)
+def eigvalsh(A: Any, UPLO: str = "L") -> Any:
+    """The eigenvalues of symmetric matrices in ascending order, from one triangle."""
+    uplo = _uplo("linalg.eigvalsh", A, UPLO)
+    if differentiated(A):
+        return eigh(A, UPLO).eigenvalues
+    w, info = call("eigvalsh", (A,), (uplo,), ((A._shape[-1],), ()))
+    (w,) = check_info("linalg.eigvalsh", info, _NOT_CONVERGED, w)
+    return w
+
+
+# -- eigenvalues of any matrix ------------------------------------------------------------------------
+
+
+def _eig_vjp(g: Any, out: Any, a: Any) -> Any:
+    """Boeddeker et al., "On the computation of complex-valued gradients", 2019, 4.60 and 4.77."""
+    gw, gv = g[:2]
+    w, v = out[:2]
+    if gv is None:
+        core = gw.diag_embed()
+    else:
+        turned = v.mH @ gv
+        core = turned - (v.mH @ v) * real_part(turned.diagonal(0, -2, -1)).unsqueeze(-2)
+        gaps = conjugate(w.unsqueeze(-2) - w.unsqueeze(-1)) + identity(w._shape[-1], w)
+        core = core / gaps * (1 - identity(w._shape[-1], w))
+        if gw is not None:
+            core = core + gw.diag_embed()
+    found = _solve(v.mH, core @ v.mH)[0]
+    return (found if a.dtype.is_complex else real_part(found),)
+
+
+@composite(name="_eig", function_in=(), torch="", vjp=_eig_vjp, complex_rule=True, outputs=2)
+def _eig(a: Any) -> Any:
+    n = a._shape[-1]
+    z = cast_to(a, a.dtype.to_complex())
+    return call("eig", (z,), (a.dtype.is_complex,), ((n,), (n, n), ()))
+
+
+@composite(name="linalg_eig", family="index", function_in=LINALG, torch="linalg.eig")
+def linalg_eig(A: Any) -> Any:
+    """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
+    check_matrix("linalg.eig", A, "A", square=True)
+    w, v, info = _eig(A)
+    w, v = check_info("linalg.eig", info, _NOT_CONVERGED, w, v)
+    return Eig(w, v)
+
+
+@composite(name="linalg_eigvals", family="index", function_in=LINALG, torch="linalg.eigvals")
+def linalg_eigvals(A: Any) -> Any:
+    """The eigenvalues of any square matrices, complex also where A is real."""
+    check_matrix("linalg.eigvals", A, "A", square=True)
+    w, _, info = _eig(A)
+    (w,) = check_info("linalg.eigvals", info, _NOT_CONVERGED, w)
+    return w
+
+
+# -- singular values ----------------------------------------------------------------------------------
+
+
+def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
+    gu, gs, gvh = g[:3]
+    u, s, vh = out[:3]
+    m, n = a._shape[-2:]
+    k = min(m, n)
+    if full:
+        u, vh = u[..., :k], vh[..., :k, :]
+        gu = None if gu is None else gu[..., :k]
+        gvh = None if gvh is None else gvh[..., :k, :]
+    if gu is None and gvh is None:
+        return (u @ (gs.unsqueeze(-1) * vh),)
+    one = identity(k, s)
+    square = s.unsqueeze(-2) ** 2 - s.unsqueeze(-1) ** 2
+    gaps = square + one
+    core = None if gs is None else gs.diag_embed()
+    if gu is not None:
+        skew = u.mH @ gu
+        core = _plus(core, ((skew - skew.mH) / gaps) * s.unsqueeze(-2))
+    if gvh is not None:
+        skew = vh @ gvh.mH
+        core = _plus(core, s.unsqueeze(-1) * ((skew - skew.mH) / gaps))
+    if gu is not None and gvh is not None and u.dtype.is_complex:
+        # What both turn by one phase.
+        phase = (u.mH @ gu).diagonal(0, -2, -1)
+        core = core + ((phase - conjugate(phase)) / (2.0 * s)).diag_embed()
+    result = u @ cast_to(core, u.dtype) @ vh
+    if gu is not None and m > k:
+        inner = gu / s.unsqueeze(-2)
+        result = result + (inner - u @ (u.mH @ inner)) @ vh
+    if gvh is not None and n > k:
+        inner = gvh / s.unsqueeze(-1)
+        result = result + u @ (inner - (inner @ vh.mH) @ vh)
+    return (result,)
+
+
+@composite(
+    name="_svd",
+    function_in=(),
+    torch="",
+    vjp=_svd_vjp,
+    complex_rule=True,
+    outputs=3,
+    saves_values=True,
+)
+def _svd(a: Any, full: bool) -> Any:
+    m, n = a._shape[-2:]
+    k = min(m, n)
+    rows, columns = (m, n) if full else (k, k)
+    if not a.numel():
+        batch = a._shape[:-2]
+        return (
+            identity(m, a)[:, :rows].expand((*batch, m, rows)).contiguous(),
+            fill((*batch, k), 0, a.dtype.to_real(), a.device),
+            identity(n, a)[:columns].expand((*batch, columns, n)).contiguous(),
+            fill(batch, 0, a.dtype.to_real(), a.device),
+        )
+    return call("svd", (a,), (full,), ((m, rows), (k,), (columns, n), ()))
+
+
+_NO_SVD = (
+    "The algorithm failed to converge because the input matrix contained non-finite values ({})."
+)
+
+
+def _check_driver(name: str, driver: Any) -> None:
+    if driver is not None:
+        raise RuntimeError(
+            f"{name}: keyword argument `driver=` is only supported on CUDA inputs with cuSOLVER "
+            "backend."
+        )
+
+
+@composite(
+    name="linalg_svd",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.svd",
+    autocast=Autocast(cpu="fp32"),
+)
+def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
+    """(U, singular values in descending order, V^T) with A = U diag(S) V^T."""
+    check_matrix("linalg.svd", A, "A")
+    _check_driver("torch.linalg.svd", driver)
+    u, s, vh, info = _svd(A, full_matrices)
+    u, s, vh = check_info("linalg.svd", info, _NO_SVD, u, s, vh)
+    return SVD(u, s, vh)
+
+
+@composite(
+    name="linalg_svdvals",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.svdvals",
+    autocast=Autocast(cpu="fp32"),
+)
+def svdvals(A: Any, *, driver: str | None = None) -> Any:
+    """The singular values in descending order."""
+    check_matrix("linalg.svdvals", A, "A")
+    _check_driver("torch.linalg.svdvals", driver)
+    if differentiated(A):
+        return linalg_svd(A, False).S
+    s, info = call("svdvals", (A,), (), ((min(A._shape[-2:]),), ()))
+    (s,) = check_info("linalg.svdvals", info, _NO_SVD, s)
+    return s
+
+
+@composite(name="svd", family="index", autocast=Autocast(cpu="fp32"))
+def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
+    """(U, S, V) with input = U diag(S) V^T."""
+    check_matrix("linalg.svd", input, "A")
+    if compute_uv:
+        u, s, vh = linalg_svd(input, not some)
+        return OldSVD(u, s, vh.mH)
+    m, n = input._shape[-2:]
+    batch = input._shape[:-2]
+    zeros = [fill((*batch, k, k), 0, input.dtype, input.device) for k in (m, n)]
+    return OldSVD(zeros[0], svdvals(input), zeros[1])
+
+
+# -- pseudo-inverse, least squares, rank, condition ---------------------------------------------------
+
+
+def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
+    """Return max(atol, rtol * largest), of the shape of the batch."""
+    if rtol is None:
+        rtol = EPSILON[a.dtype.to_real()] * max(a._shape[-2:])
+        if hasattr(atol, "_storage"):
+            rtol = where(atol > 0, 0.0, rtol)
+        elif atol is not None and atol > 0:
+            rtol = 0.0
+    bound = largest * rtol
+    if hasattr(atol, "_storage"):
+        return bound.maximum(cast_to(atol, bound.dtype))
+    return bound.clamp(min=0.0 if atol is None else float(atol))
+
+
+def _pinv_vjp(g: Any, out: Any, a: Any, bound: Any, hermitian: bool = False) -> Any:
+    """Golub and Pereyra, 1973."""
+    gh, ph = g.mH, out.mH
+    m, n = a._shape[-2:]
+    if m <= n:
+        k = gh @ out
+        kp = k @ ph
+        return (-((out @ k).mH) + kp - (a @ out) @ kp + (ph @ out) @ (gh - k @ a),)
+    k = out @ gh
+    pk = ph @ k
+    return (-((k @ out).mH) + (gh - a @ k) @ out @ ph + pk - (pk @ out) @ a,)
+
+
+@composite(name="_pinv", function_in=(), torch="", vjp=_pinv_vjp, complex_rule=True)
+def _pinv(a: Any, bound: Any, hermitian: bool = False) -> Any:
+    if hermitian:
+        s, u, _ = _eigh(a, "L")
+        vh = u.mH
+    else:
+        u, s, vh, _ = _svd(a, False)
+    keep = s.abs() > bound.unsqueeze(-1)
+    inverse = where(keep, 1 / where(keep, s, 1.0), 0.0)
+    return vh.mH @ (inverse.unsqueeze(-1) * u.mH)
+
+
+def _largest(a: Any, hermitian: bool) -> Any:
+    values = eigvalsh(a.detach()).abs() if hermitian else svdvals(a.detach())
+    return values.amax(-1) if values._shape[-1] else values.sum(-1)
+
+
+@composite(name="linalg_pinv", family="index", function_in=LINALG, torch="linalg.pinv")
+def pinv(
+    A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+) -> Any:
+    """The pseudo-inverse; singular values up to max(atol, rtol * the largest) count as zero."""
+    check_matrix("linalg.pinv", A, "A", square=hermitian)
+    if rcond is not None:
+        rtol = rcond
+    if not A.numel():
+        return (
+            fill((*A._shape[:-2], A._shape[-1], A._shape[-2]), 0, A.dtype, A.device) + 0 * A.sum()
+        )
+    bound = _tolerance(A, _largest(A, hermitian), atol, rtol)
+    return _pinv(A, bound, hermitian)
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def pinverse(input: Any, rcond: float = 1e-15) -> Any:
+    """The pseudo-inverse."""
+    return pinv(input, rtol=rcond)
+
+
+@composite(
+    name="linalg_matrix_rank",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.matrix_rank",
+    differentiable=False,
+    autocast=Autocast(cpu="fp32"),
+)
+def matrix_rank(
+    A: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+) -> Any:
+    """How many singular values are larger than max(atol, rtol * the largest), int64."""
+    check_matrix("linalg.matrix_rank", A, "A", square=hermitian)
+    if tol is not None:
+        atol, rtol = tol, 0.0
+    a = A.detach()
+    if not a.numel():
+        return fill(a._shape[:-2], 0, int64, a.device)
+    values = eigvalsh(a).abs() if hermitian else svdvals(a)
+    bound = _tolerance(a, values.amax(-1), atol, rtol)
+    return (values > bound.unsqueeze(-1)).sum(-1)
+
+
+def _lstsq_vjp(g: Any, out: Any, a: Any, b: Any, rcond: float) -> Any:
+    s = svdvals(a.detach())
+    bound = s.amax(-1) * rcond
+    p = _pinv(a, bound)
+    gp = g @ b.mH
+    return _pinv_vjp(gp, p, a, bound)[0], p.mH @ g
+
+
+@composite(name="_lstsq", function_in=(), torch="", vjp=_lstsq_vjp, complex_rule=True)
+def _lstsq(a: Any, b: Any, rcond: float) -> Any:
+    m, n = a._shape[-2:]
+    return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
+
+
+@composite(
+    name="linalg_lstsq",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lstsq",
+    autocast=Autocast(cpu="fp32"),
+)
+def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """(the X that makes A X - B smallest, residuals, ranks, singular values)."""
+    name = "torch.linalg.lstsq"
+    check_float(name, A, "input")
+    if A.ndim < 2:
+        raise ShapeError(f"{name}: input must have at least 2 dimensions.")
+    if B.ndim < 1:
+        raise ShapeError(f"{name}: other must have at least 1 dimension.")
+    if A.dtype is not B.dtype:
+        raise DTypeError(
+            f"{name}: Expected input and other to have the same dtype, but got {A.dtype} and {B.dtype}"
+        )
+    if not 0 <= A.ndim - B.ndim <= 1 and not A.ndim < B.ndim:
+        raise ShapeError(
+            f"{name}: input.dim() must be greater or equal to other.dim() and (input.dim() - "
+            "other.dim()) <= 1"
+        )
+    vector = (A.ndim - 1 == B.ndim and B._shape == A._shape[:-1]) or B.ndim == 1
+    b = B.unsqueeze(-1) if vector else B
+    if A._shape[-2] != b._shape[-2]:
+        raise ShapeError(f"{name}: input.size(-2) should match other.size({-1 if vector else -2})")
+    if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
+        raise RuntimeError(
+            f"{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss)"
+        )
+    chosen = driver or "gelsy"
+    m, n = A._shape[-2:]
+    cut = EPSILON[A.dtype.to_real()] * max(m, n) if rcond is None else float(rcond)
+    a, b = expand_batch(A, b)
+    x, rank, s = _lstsq(a, b, cut)
+    empty = fill((0,), 0, A.dtype.to_real(), A.device)
+    residuals = empty
+    if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):
+        difference = a @ x - b
+        residuals = (difference.abs() ** 2).sum(-2)
+    ranks = fill((0,), 0, int64, A.device) if chosen == "gels" else cast_to(rank.detach(), int64)
+    values = s.detach() if chosen in ("gelsd", "gelss") else empty
+    return Lstsq(x.squeeze(-1) if vector else x, residuals, ranks, values)
+
+
+def _all_full(rank: Any, n: int) -> bool:
+    return rank._storage.runtime.capturing or bool((rank == n).all().item())
+
+
+# -- norms --------------------------------------------------------------------------------------------
+
+
+@composite(
+    name="linalg_matrix_norm",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.matrix_norm",
+    autocast=Autocast(gpu="fp32_result"),
+)
+def matrix_norm(
+    A: Any,
+    ord: Any = "fro",
+    dim: Any = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: DType | None = None,
+) -> Any:
+    """The matrix norm over two dims: "fro", "nuc", +-1, +-2 or +-inf."""
+    name = "linalg.matrix_norm"
+    if A.ndim < 2:
+        raise ShapeError(
+            f"{name}: The input tensor A must have at least 2 dimensions, but got {A.ndim}."
+        )
+    dims = [reduce.wrap_dim(name, d, A.ndim) for d in dim]
+    if len(dims) != 2:
+        raise ShapeError(f"{name}: dim must be a 2-tuple. Got {tuple(dim)}")
+    if dims[0] == dims[1]:
+        raise ShapeError(f"{name}: dims must be different. Got ({dim[0]}, {dim[1]})")
+    if not A.dtype.has_gradient:
+        raise DTypeError(
+            f"{name}: Expected a floating point or complex tensor as input. Got {A.dtype}"
+        )
+    x = A
+    if dtype is not None:
+        if dtype.kind != A.dtype.kind or dtype.itemsize < A.dtype.itemsize:
+            raise DTypeError(
+                f"{name}: the dtype of the input ({A.dtype}) should be convertible without narrowing "
+                f"to the specified dtype ({dtype})"
+            )
+        x = cast_to(A, dtype)
+    if ord == "fro":
+        return reduce.vector_norm(x, 2, tuple(dims), keepdim)
+    if ord not in ("nuc", 1, -1, 2, -2, math.inf, -math.inf):
+        kind = "Order" if isinstance(ord, str) else "matrix_norm: Order"
+        raise RuntimeError(f"linalg.{kind} {ord} not supported.")
+    if ord == "nuc" or abs(ord) == 2:
+        if x.dtype.to_real() not in (float32, float64):
+            raise DTypeError(f"{name}: Low precision dtypes not supported. Got {x.dtype}")
+        s = svdvals(movement.movedim(x, tuple(dims), (-2, -1)))
+        if ord == "nuc" or (not s._shape[-1] and ord > 0):
+            result = s.sum(-1)
+        else:
+            result = s.amax(-1) if ord > 0 else s.amin(-1)
+    else:
+        rows, columns = dims if abs(ord) == 1 else reversed(dims)
+        sums = reduce.vector_norm(x, 1, rows, True)
+        if ord > 0:
+            result = sums.amax(columns, True) if sums._shape[columns] else sums.sum(columns, True)
+        else:
+            result = sums.amin(columns, True)
+        result = result.squeeze(tuple(dims))
+    if keepdim:
+        for d in sorted(dims):
+            result = result.unsqueeze(d)
+    return result
+
+
+@composite(name="linalg_norm", family="index", function_in=LINALG, torch="linalg.norm")
+def linalg_norm(
+    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """The vector norm, or the matrix norm where `ord` is given for two dims (or is a name)."""
+    if isinstance(dim, int):
+        dim = (dim,)
+    if not A.dtype.has_gradient:
+        raise DTypeError(
+            f"linalg.norm: Expected a floating point or complex tensor as input. Got {A.dtype}"
+        )
+    if dim is not None and len(dim) not in (1, 2):
+        raise ShapeError(
+            f"linalg.norm: If dim is specified, it must be of length 1 or 2. Got {list(dim)}"
+        )
+    if ord is not None and dim is None and A.ndim not in (1, 2):
+        raise ShapeError(
+            "linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got "
+            f"{A.ndim}D."
+        )
+    if ord is not None and (len(dim) == 2 if dim is not None else A.ndim == 2):
+        return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
+    if isinstance(ord, str):
+        raise RuntimeError(f"linalg.norm: Order {ord} not supported for vectors.")
+    return reduce.vector_norm(A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
+
+
+@composite(
+    name="linalg_cond",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.cond",
+    autocast=Autocast(cpu="fp32"),
+)
+def cond(A: Any, p: Any = None) -> Any:
+    """The condition number: the norm times the norm of the inverse."""
+    if p not in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf):
+        raise RuntimeError(f"linalg.cond got an invalid norm type: {p}")
+    if p is None or p in (2, -2):
+        check_matrix("linalg.cond", A, "A")
+        if not A.numel():
+            return fill(A._shape[:-2], 0, A.dtype.to_real(), A.device)
+        s = svdvals(A)
+        last = s.narrow(-1, s._shape[-1] - 1, 1).squeeze(-1)
+        first = s.narrow(-1, 0, 1).squeeze(-1)
+        return last / first if p == -2 else first / last
+    check_matrix("linalg.cond", A, "A", square=True)
+    if not A.numel():
+        return fill(A._shape[:-2], 0, A.dtype.to_real(), A.device)
+    inverse, info = inv_ex(A)
+    found = matrix_norm(A, p) * matrix_norm(inverse, p)
+    return where(cast_to(info, int32) != 0, math.inf, found)
+
+
+# -- functions of matrices ----------------------------------------------------------------------------
+
+
+def _matrix_exp_vjp(g: Any, out: Any, a: Any) -> Any:
+    """Al-Mohy and Higham, 2009: the derivative is a block of the exponential of a larger matrix."""
+    n = a._shape[-1]
+    t = a.mT
+    zero = creation.zeros_like(t)
+    top, bottom = movement.cat((t, g), -1), movement.cat((zero, t), -1)
+    return (_matrix_exp(movement.cat((top, bottom), -2))[..., :n, n:],)
+
+
+@composite(name="_matrix_exp", function_in=(), torch="", vjp=_matrix_exp_vjp)
+def _matrix_exp(a: Any) -> Any:
+    return call("matrix_exp", (a,), (), (a._shape[-2:],))[0]
+
+
+@composite(family="index", function_in=EVERYWHERE)
+def matrix_exp(input: Any) -> Any:
+    """The exponentials of matrices (*, N, N)."""
+    if not input.dtype.has_gradient:
+        raise DTypeError(
+            f"linalg.matrix_exp: Expected a floating point or complex tensor as input. Got {input.dtype}"
+        )
+    narrow = input.dtype.to_real() not in (float32, float64)
+    a = cast_to(input, float32) if narrow else input
+    check_matrix("linalg.matrix_exp", a, "A", square=True)
+    return cast_to(_matrix_exp(a), input.dtype)
+
+
+# -- random projections -------------------------------------------------------------------------------
+
+
+def _range_basis(a: Any, q: int, niter: int) -> Any:
+    """Halko, Martinsson and Tropp, 2009, algorithm 4.4: an orthonormal basis of about a's range."""
+    basis = linalg_qr(a @ random.randn(a._shape[-1], q, dtype=a.dtype, device=a.device)).Q
+    for _ in range(niter):
+        basis = linalg_qr(a.mH @ basis).Q
+        basis = linalg_qr(a @ basis).Q
+    return basis
+
+
+@composite(family="index", function_in=("torch",))
+def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any:
+    """(U, S, V) of about the q largest singular values of A (of A - M)."""
+    chosen = 6 if q is None else q
+    m, n = A._shape[-2:]
+    a = A if M is None else A - M
+    if m < n:
+        a = a.mH
+    basis = _range_basis(a, chosen, niter)
+    u, s, vh = linalg_svd(basis.mH @ a, False)
+    u, v = basis @ u, vh.mH
+    return (v, s, u) if m < n else (u, s, v)
+
+
+@composite(family="index", function_in=("torch",))
+def pca_lowrank(A: Any, q: int | None = None, center: bool = True, niter: int = 2) -> Any:
+    """(U, S, V) of about the q largest principal components of the rows of A."""
+    m, n = A._shape[-2:]
+    chosen = min(6, m, n) if q is None else q
+    if not 0 <= chosen <= min(m, n):
+        raise ValueError(
+            f"q(={chosen}) must be non-negative integer and not greater than min(m, n)={min(m, n)}"
+        )
+    if niter < 0:
+        raise ValueError(f"niter(={niter}) must be non-negative integer")
+    return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, chosen, niter)

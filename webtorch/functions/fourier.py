@@ -1,0 +1,281 @@
+"""Discrete Fourier transforms of any length.
+
+On the CPU a transform is one node of NumPy's pocketfft. Elsewhere it is made of products: a length n = a b is a
+transform of length a of all columns (a product with the a x a matrix of its roots), a turn of every number by
+w_n^(i j), and the transforms of length b of the rows (Cooley and Tukey, 1965; the columns-first order of Gentleman
+and Sande, 1966). A length with a large prime factor becomes a convolution of a power of two (Bluestein, 1970).
+
+Between these steps numbers are planar, (batch, 2, n): then the two parts of the a rows of n / a numbers are the 2 a
+rows of one matrix, and its product with the matrix of roots is one real product.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from webtorch.functions import creation, movement
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType
+from webtorch.ir.expr import Expr
+from webtorch.ir.view import numel
+from webtorch.ops.primitive import (
+    as_view,
+    cast_to,
+    complex_of,
+    conjugate,
+    fill,
+    formula,
+    host,
+    matmul3,
+    pad_with,
+    pairs,
+    real_part,
+)
+from webtorch.ops.record import Elementwise, composite
+
+# The longest transform that is one product, and the longest that may be where the length is a prime.
+_RADIX, _PRIME = 64, 128
+
+
+# -- the transforms, with gradients -------------------------------------------------------------------
+
+# A rule is that of a holomorphic function: what is given to it, and what it gives, is conjugated. The matrix of a
+# transform is symmetric.
+
+
+def _on_cpu(x: Any) -> bool:
+    return x._storage.runtime.kind == "cpu"
+
+
+def _complex_vjp(g: Any, out: Any, x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+    return (complex_transform(g, dims, inverse),)
+
+
+@composite(name="_fft_c2c", function_in=(), torch="", vjp=_complex_vjp)
+def complex_transform(x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+    """Return the sums over x * exp(-+ 2 pi i j k / n) along each of `dims`, unscaled; `inverse` has the +."""
+    if _on_cpu(x):
+        return complex_of(_hosted("fft_c2c", pairs(x), (dims, inverse), (*x._shape, 2)))
+    out = x
+    for d in dims:
+        out = _along(out, d, inverse)
+    return movement.clone(x) if out is x else out
+
+
+def _real_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+    low, high = [0] * g.ndim, [0] * g.ndim
+    high[dim] = n - g._shape[dim]
+    padded = pad_with(g, tuple(low), tuple(high), 0)
+    return (real_part(complex_transform(padded, (dim,), False)),)
+
+
+@composite(name="_fft_r2c", function_in=(), torch="", vjp=_real_vjp)
+def _real_transform(x: Any, dim: int, n: int) -> Any:
+    half = n // 2 + 1
+    shape = (*x._shape[:dim], half, *x._shape[dim + 1 :])
+    if _on_cpu(x):
+        return complex_of(_hosted("fft_r2c", x, (dim,), (*shape, 2)))
+    whole = complex_transform(cast_to(x, x.dtype.to_complex()), (dim,), False)
+    return movement.clone(whole.narrow(dim, 0, half))
+
+
+def real_transform(x: Any, dim: int) -> Any:
+    """Return the first n // 2 + 1 sums of the transform of real numbers along `dim`, unscaled."""
+    return _real_transform(x, dim, x._shape[dim])
+
+
+def _half_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+    terms = real_transform(g, dim)
+    twice = (n - 1) // 2
+    weights = [1.0] * terms._shape[dim]
+    weights[1 : 1 + twice] = [2.0] * twice
+    each = creation.tensor(weights, dtype=g.dtype, device=g.device)
+    return (conjugate(terms * each.reshape((-1,) + (1,) * (g.ndim - dim - 1))),)
+
+
+@composite(name="_fft_c2r", function_in=(), torch="", vjp=_half_vjp)
+def half_transform(x: Any, dim: int, n: int) -> Any:
+    """Return the n real sums of the inverse transform whose first n // 2 + 1 terms are x, unscaled.
+
+    The other terms are the conjugates of these; the imaginary parts of the first and, for even n, of the last
+    term do not count.
+    """
+    if _on_cpu(x):
+        shape = (*x._shape[:dim], n, *x._shape[dim + 1 :])
+        return _hosted("fft_c2r", pairs(x), (dim, n), shape)
+    twice = (n - 1) // 2
+    rest = conjugate(movement.flip(x.narrow(dim, 1, twice), dim))
+    whole = movement.cat((x, rest), dim) if twice else x
+    return movement.clone(real_part(complex_transform(whole, (dim,), True)))
+
+
+def _hosted(name: str, x: Any, params: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    if not x.numel() or not numel(shape):
+        return fill(shape, 0, x.dtype, x.device)
+    return host(name, (x.contiguous(),), params, (shape,))[0]
+
+
+# -- by products --------------------------------------------------------------------------------------
+
+
+def _along(x: Any, dim: int, inverse: bool) -> Any:
+    """Return the transform of a complex tensor along one dim, by products."""
+    last = movement.movedim(x, dim, -1)
+    n, count = last._shape[-1], numel(last._shape[:-1])
+    if not count or n == 1:
+        return x
+    rows = last.contiguous().reshape((count, n))
+    if _largest_factor(n) > _PRIME:
+        out = _convolved(rows, inverse)
+    else:
+        planar = pairs(rows).permute(0, 2, 1).contiguous()
+        out = complex_of(_planar(planar, inverse).permute(0, 2, 1).contiguous())
+    return movement.movedim(out.reshape(last._shape), -1, dim)
+
+
+def _planar(x: Any, inverse: bool) -> Any:
+    """Return the transform along the last dim of real (batch, 2, n)."""
+    batch, _, n = x._shape
+    first = _first_factor(n)
+    if first == n:
+        roots = _roots(n, inverse, x)
+        rows = as_view(x, (1, batch, 2 * n), (0, 2 * n, 1), 0)
+        # Each row times the transposed matrix.
+        out = matmul3(rows, as_view(roots, (1, 2 * n, 2 * n), (0, 1, 2 * n), 0))
+        return out.reshape((batch, 2, n))
+    rest = n // first
+    roots = as_view(_roots(first, inverse, x), (batch, 2 * first, 2 * first), (0, 2 * first, 1), 0)
+    columns = matmul3(roots, x.reshape((batch, 2 * first, rest)))
+    strides = (2 * n, rest, 0, 1)
+    shape = (batch, first, 2, rest)
+    parts = [as_view(columns, shape, strides, part * n) for part in (0, 1)]
+    turned = formula(_turn(first, rest, inverse), parts, shape, x.dtype)
+    found = _planar(turned.reshape((batch * first, 2, rest)), inverse)
+    # (batch, i, part, k): the result k * first + i.
+    found = found.reshape(shape).permute(0, 2, 3, 1).contiguous()
+    return found.reshape((batch, 2, n))
+
+
+@functools.lru_cache(maxsize=256)
+def _factors(n: int) -> tuple[int, ...]:
+    found, p = [], 2
+    while p * p <= n:
+        while n % p == 0:
+            found.append(p)
+            n //= p
+        p += 1
+    return (*found, n) if n > 1 else tuple(found)
+
+
+def _largest_factor(n: int) -> int:
+    return max(_factors(n), default=1)
+
+
+@functools.lru_cache(maxsize=256)
+def _first_factor(n: int) -> int:
+    """Return the length of the first transforms: n itself where one product will do."""
+    if n <= _RADIX:
+        return n
+    divisors = {1}
+    for p in _factors(n):
+        divisors |= {d * p for d in divisors if d * p <= _RADIX}
+    divisors.discard(1)
+    if not divisors:
+        return _factors(n)[0]
+    # Steps of about one length: as few of them as there must be.
+    wanted = n ** (1 / math.ceil(math.log(n, _RADIX) - 1e-9))
+    return min(divisors, key=lambda d: abs(math.log(d / wanted)))
+
+
+def _root(m: Expr, n: int, inverse: bool, dtype: DType) -> tuple[Expr, Expr]:
+    """Return the cosine and the sine of -+2 pi m / n, for integers 0 <= m < n, to the last bit but one.
+
+    The integer is brought to an eighth of the circle exactly; the functions of the device need not be exact.
+    """
+    eighths = m * 8
+    octant = ex.truncdiv(eighths, n)
+    rest = eighths - octant * n
+    odd = ex.eq(ex.truncmod(octant, 2), 1)
+    rest = ex.where(odd, n - rest, rest)
+    t = ex.cast(rest, dtype) * (math.pi / 4 / n)
+    square = t * t
+    sine = ex.const(1 / math.factorial(11), dtype)
+    cosine = ex.const(-1 / math.factorial(10), dtype)
+    for k in (9, 7, 5, 3, 1):
+        sine = 1 / math.factorial(k) - square * sine
+    for k in (8, 6, 4, 2, 0):
+        sign = 1.0 if k % 4 == 0 else -1.0
+        cosine = sign / math.factorial(k) + square * cosine
+    turn = ex.truncmod(octant + 1, 4)
+    swap = turn >= 2
+    c, s = ex.where(swap, sine * t, cosine), ex.where(swap, cosine, sine * t)
+    c = ex.where((octant >= 2) & (octant < 6), -c, c)
+    s = ex.where(octant >= 4, -s, s)
+    return c, s if inverse else -s
+
+
+def _entry(name: str, expr: Any) -> Elementwise:
+    return Elementwise(
+        name=name, family="elementwise", signature="", doc="Of a Fourier transform.", expr=expr,
+        tensors=(), function_in=(), torch="",
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _matrix_of_roots(n: int, inverse: bool, dtype: DType) -> Elementwise:
+    def expr(position: Expr) -> Expr:
+        # (part, k, part of the source, i)
+        i, source = ex.truncmod(position, n), ex.truncmod(ex.truncdiv(position, n), 2)
+        k = ex.truncmod(ex.truncdiv(position, 2 * n), n)
+        part = ex.truncdiv(position, 2 * n * n)
+        c, s = _root(ex.truncmod(i * k, n), n, inverse, dtype)
+        return ex.where(ex.eq(part, source), c, ex.where(ex.eq(part, 0), -s, s))
+
+    return _entry(f"_roots{n}", expr)
+
+
+def _roots(n: int, inverse: bool, like: Any) -> Any:
+    """Return the real 2n x 2n matrix that multiplies planar columns by the complex matrix of roots."""
+    entry = _matrix_of_roots(n, inverse, like.dtype)
+    return formula(entry, (), (2 * n, 2 * n), like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _turn(first: int, rest: int, inverse: bool) -> Elementwise:
+    def expr(position: Expr, re: Expr, im: Expr) -> Expr:
+        # (batch, i, part, j)
+        j, part = ex.truncmod(position, rest), ex.truncmod(ex.truncdiv(position, rest), 2)
+        i = ex.truncmod(ex.truncdiv(position, 2 * rest), first)
+        c, s = _root(i * j, first * rest, inverse, re.dtype)
+        return ex.where(ex.eq(part, 0), re * c - im * s, re * s + im * c)
+
+    return _entry(f"_turn{first}x{rest}", expr)
+
+
+# -- by a convolution ---------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def _chirp(n: int, inverse: bool) -> tuple[complex, ...]:
+    sign = 1.0 if inverse else -1.0
+    # k * k / 2 turns, of which only the part within one circle counts: exact as an integer.
+    angles = [sign * math.pi * (k * k % (2 * n)) / n for k in range(n)]
+    return tuple([complex(math.cos(a), math.sin(a)) for a in angles])
+
+
+def _convolved(x: Any, inverse: bool) -> Any:
+    """Return the transform of rows of any length n, as a convolution of 2 ** m >= 2 n - 1 numbers."""
+    n = x._shape[-1]
+    size = 1 << (2 * n - 2).bit_length()
+    chirp = _chirp(n, inverse)
+    table = creation.tensor(list(chirp), dtype=x.dtype, device=x.device)
+    filter_ = creation.tensor(
+        [z.conjugate() for z in (*chirp, *[0j] * (size - 2 * n + 1), *chirp[:0:-1])],
+        dtype=x.dtype,
+        device=x.device,
+    )
+    padded = pad_with(x * table, (0, 0), (0, size - n), 0)
+    product = _along(padded, 1, False) * _along(filter_.reshape((1, size)), 1, False)
+    return _along(product, 1, True).narrow(1, 0, n) * (table * (1.0 / size))

@@ -1,0 +1,55 @@
+"""The typed constructors of old PyTorch code: FloatTensor([1, 2]), LongTensor(2, 3), isinstance
+checks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.functions import creation
+from webtorch.ir import dtype as dt
+from webtorch.ir.dtype import DType
+from webtorch.tensors.tensor import Size, Tensor
+
+# PyTorch's name of each element type, as in torch.FloatTensor.
+TYPE_NAMES: dict[DType, str] = {
+    dt.float32: "Float", dt.float64: "Double", dt.float16: "Half", dt.bfloat16: "BFloat16",
+    dt.int64: "Long", dt.int32: "Int", dt.int16: "Short", dt.int8: "Char", dt.uint8: "Byte",
+    dt.bool_: "Bool",
+}  # fmt: skip
+
+
+class _Typed(type):
+    """A class whose calls make tensors of one dtype and whose instances are all such tensors."""
+
+    dtype: DType
+
+    def __call__(cls, *args: Any, device: Any = None) -> Tensor:
+        if len(args) == 1 and not isinstance(args[0], (int, Size)):
+            data = args[0]
+            if isinstance(data, Tensor) and data.dtype is not cls.dtype:
+                raise TypeError(
+                    f"expected {cls.dtype} (got {data.dtype}): use tensor.to({cls.dtype}), which "
+                    "converts"
+                )
+            return creation.tensor(data, dtype=cls.dtype, device=device)
+        return creation.empty(*(args or (0,)), dtype=cls.dtype, device=device)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor) and instance.dtype is cls.dtype
+
+
+CONSTRUCTORS: dict[str, Any] = {
+    f"{name}Tensor": _Typed(f"{name}Tensor", (), {"dtype": found, "__module__": "webtorch"})
+    for found, name in TYPE_NAMES.items()
+}
+
+
+def typename(obj: Any) -> str:
+    """Return PyTorch's name of an object's type: "torch.FloatTensor" for a tensor."""
+    if isinstance(obj, Tensor):
+        return str(obj.type())
+    kind = obj if isinstance(obj, type) else type(obj)
+    name = getattr(kind, "__qualname__", str(kind))
+    module = getattr(kind, "__module__", "")
+    return name if module in ("", "builtins") else f"{module}.{name}"

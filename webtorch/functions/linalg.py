@@ -1,0 +1,852 @@
+"""Systems of equations, inverses, determinants and triangular factors.
+
+The factorisations themselves are LAPACK's, one opaque node each (`primitive.host`), on the CPU; what is
+made of them, and every derivative, is written with other operations, so second derivatives follow.
+Numbers beside the matrices (pivots, info) come back as numbers of the matrices' type.
+
+In a compiled function nothing can be read, so a singular matrix raises nothing there: its results are
+NaN, as those of the `_ex` forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, LinAlgError, ShapeError
+from webtorch.functions import movement
+from webtorch.functions.check import demand
+from webtorch.functions.creation import eye
+from webtorch.ir.dtype import COMPLEX, DType, bool_, float32, float64, int32, int64
+from webtorch.ir.view import broadcast_shapes, numel
+from webtorch.ops.elementwise import eq, where
+from webtorch.ops.primitive import (
+    cast_to,
+    complex_of,
+    fill,
+    host,
+    iota,
+    pairs,
+    real_part,
+    reduce_dims,
+    shown,
+)
+from webtorch.ops.purity import warn_once
+from webtorch.ops.record import BOOL, Autocast, composite, return_type
+
+LINALG = ("linalg",)
+EVERYWHERE = ("torch", "Tensor", "linalg")
+DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, *COMPLEX)
+# Which results of a function of complex matrices are real.
+_REAL_RESULTS = {
+    "solve": (1,), "inv": (1,), "lu_factor": (1, 2), "cholesky": (1,), "eigh": (0, 2), "eigvalsh": (0, 1),
+    "svd": (1, 3), "svdvals": (0, 1), "lstsq": (1, 2), "eig": (2,), "eigvals": (1,), "ldl_factor": (1, 2),
+}  # fmt: skip
+
+SolveEx = return_type("linalg_solve_ex", "result", "info")
+InvEx = return_type("linalg_inv_ex", "inverse", "info")
+CholeskyEx = return_type("linalg_cholesky_ex", "L", "info")
+Slogdet = return_type("linalg_slogdet", "sign", "logabsdet")
+OldSlogdet = return_type("slogdet", "sign", "logabsdet")
+LUFactor = return_type("linalg_lu_factor", "LU", "pivots")
+LUFactorEx = return_type("linalg_lu_factor_ex", "LU", "pivots", "info")
+LU = return_type("linalg_lu", "P", "L", "U")
+LUUnpack = return_type("lu_unpack", "P", "L", "U")
+TriangularSolve = return_type("triangular_solve", "solution", "cloned_coefficient")
+LDLFactor = return_type("linalg_ldl_factor", "LD", "pivots")
+LDLFactorEx = return_type("linalg_ldl_factor_ex", "LD", "pivots", "info")
+
+
+# -- checks -------------------------------------------------------------------------------------------
+
+
+def check_float(name: str, x: Any, what: str = "") -> None:
+    """Raise PyTorch's error unless `x` has a type that LAPACK has."""
+    if not hasattr(x, "_storage"):
+        raise TypeError(
+            f"{name}(): argument '{what or 'A'}' (position 1) must be Tensor, not {type(x).__name__}"
+        )
+    if not x.dtype.has_gradient:
+        raise DTypeError(
+            f"{name}: Expected a floating point or complex tensor as input. Got {x.dtype}. "
+            "Convert it with .float()."
+        )
+    if x.dtype not in DOUBLE_OR_FLOAT:
+        raise DTypeError(
+            f"{name}: Low precision dtypes not supported. Got {x.dtype}. Convert it with .float()."
+        )
+
+
+def check_matrix(name: str, x: Any, what: str = "A", square: bool = False) -> None:
+    """Raise PyTorch's error unless `x` is a batch of (square) matrices of floats."""
+    check_float(name, x, what)
+    if x.ndim < 2:
+        raise ShapeError(
+            f"{name}: The input tensor {what} must have at least 2 dimensions, but got {x.ndim}."
+        )
+    if square and x._shape[-1] != x._shape[-2]:
+        raise ShapeError(
+            f"{name}: {what} must be batches of square matrices, but they are {x._shape[-2]} by "
+            f"{x._shape[-1]} matrices"
+        )
+
+
+def check_same_type(name: str, a: Any, b: Any) -> None:
+    """Raise PyTorch's error unless both have one type."""
+    if a.dtype is not b.dtype:
+        raise DTypeError(
+            f"{name}: Expected A and B to have the same dtype, but found A of type {a.dtype} and B of "
+            f"type {b.dtype} instead"
+        )
+
+
+def call(
+    name: str, inputs: Sequence[Any], params: tuple[Any, ...], shapes: Sequence[tuple[int, ...]]
+) -> tuple[Any, ...]:
+    """Run a host function on stacks of matrices with the same batch dims; `shapes` are those of the
+    results for one matrix. Where there are no elements the results are zeros.
+    """
+    batch = inputs[0]._shape[:-2]
+    count = numel(batch)
+    full = [(*batch, *s) for s in shapes]
+    first = inputs[0]
+    real = _REAL_RESULTS.get(name, ()) if first.dtype.is_complex else ()
+    types = [first.dtype.to_real() if i in real else first.dtype for i in range(len(full))]
+    if not all(x.numel() for x in inputs):
+        return tuple(fill(s, 0, t, first.device) for s, t in zip(full, types, strict=True))
+    flat = [x.contiguous().reshape((count, *x._shape[-2:])) for x in inputs]
+    if not first.dtype.is_complex:
+        found = host(name, flat, params, [(count, *s) for s in shapes])
+        return tuple(r.reshape(s) for r, s in zip(found, full, strict=True))
+    found = host(
+        f"complex {name}", [pairs(x) for x in flat], params, [(count, *s, 2) for s in shapes]
+    )
+    parts = [complex_of(r).reshape(s) for r, s in zip(found, full, strict=True)]
+    return tuple(real_part(r).contiguous() if i in real else r for i, r in enumerate(parts))
+
+
+def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Any, ...]:
+    """Return `results`, which are right where `info` is 0. Raises LinAlgError where it is not.
+
+    Waits for the device. In a capture nothing is read: the next read of a result raises
+    DeviceCheckError. On "meta" there is nothing to check.
+    """
+    if info.is_meta:
+        return results
+    if info._storage.runtime.capturing:
+        holds = reduce_dims(cast_to(eq(info, 0), int32), "min", tuple(range(info.ndim)))
+        message = f"{name}: {text.format('k')}"
+        return tuple(demand(r, cast_to(holds, bool_), message) for r in results)
+    # Of every example of a vmap.
+    batched = bool(info.ndim or info._levels)
+    for i, number in enumerate(shown(info).reshape(-1).tolist()):
+        if number:
+            where_ = f"(Batch element {i}): " if batched else ""
+            raise LinAlgError(f"{name}: {where_}{text.format(int(number))}")
+    return results
+
+
+def identity(n: int, like: Any) -> Any:
+    """Return the n x n identity in the type and on the device of `like`."""
+    return eye(n, dtype=like.dtype, device=like.device)
+
+
+def expand_batch(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return two stacks of matrices with their batch dims broadcast."""
+    batch = broadcast_shapes(a._shape[:-2], b._shape[:-2])
+    return a.expand((*batch, *a._shape[-2:])), b.expand((*batch, *b._shape[-2:]))
+
+
+# -- triangular systems -------------------------------------------------------------------------------
+
+
+def _solve_triangular_vjp(g: Any, out: Any, a: Any, b: Any, upper: bool, unit: bool) -> Any:
+    gb = _solve_triangular(a.mT, g, not upper, unit)
+    ga = -(gb @ out.mT)
+    shift = 1 if unit else 0
+    return (ga.triu(shift) if upper else ga.tril(-shift)), gb
+
+
+@composite(name="_solve_triangular", function_in=(), torch="", vjp=_solve_triangular_vjp)
+def _solve_triangular(a: Any, b: Any, upper: bool, unit: bool) -> Any:
+    (x,) = call("solve_triangular", (a, b), (upper, unit), (b._shape[-2:],))
+    return x
+
+
+@composite(
+    name="linalg_solve_triangular",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.solve_triangular",
+)
+def solve_triangular(
+    A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
+    """The solution of A X = B (of X A = B where not `left`) for triangular A; batches broadcast."""
+    name = "linalg.solve_triangular"
+    check_matrix(name, A, "A", square=True)
+    check_matrix(name, B, "B")
+    check_same_type(name, A, B)
+    if A._shape[-2] != B._shape[-2 if left else -1]:
+        raise ShapeError(
+            f"{name}: Incompatible shapes of A and B for the equation "
+            f"{'AX = B' if left else 'XA = B'} ({A._shape[-2]}x{A._shape[-1]} and "
+            f"{B._shape[-2]}x{B._shape[-1]})"
+        )
+    a, b = expand_batch(A, B)
+    if left:
+        return _solve_triangular(a, b, upper, unitriangular)
+    return _solve_triangular(a.mT, b.mT, not upper, unitriangular).mT
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def triangular_solve(
+    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    """(solution of A X = input, a copy of A) for triangular A."""
+    warn_once(
+        "torch.triangular_solve is deprecated in favor of torch.linalg.solve_triangular and will be removed in "
+        "a future PyTorch release. torch.linalg.solve_triangular has its arguments reversed and does not "
+        "return a copy of one of the inputs. X = torch.triangular_solve(B, A).solution should be replaced with "
+        "X = torch.linalg.solve_triangular(A, B)."
+    )
+    for x, what in ((input, "b"), (A, "A")):
+        check_float("triangular_solve", x, what)
+        if x.ndim < 2:
+            raise ShapeError(
+                f"torch.triangular_solve: Expected {what} to have at least 2 dimensions, but it has "
+                f"{x.ndim} dimensions instead"
+            )
+    b, a = input, A
+    if a._shape[-1] != a._shape[-2] or a._shape[-2] != b._shape[-2]:
+        raise ShapeError(
+            f"Incompatible matrix sizes for triangular_solve: each A matrix is {a._shape[-1]} by "
+            f"{a._shape[-2]} but each b matrix is {b._shape[-2]} by {b._shape[-1]}"
+        )
+    a, b = expand_batch(a, b)
+    if transpose:
+        x = solve_triangular(a.mT, b, upper=not upper, unitriangular=unitriangular)
+    else:
+        x = solve_triangular(a, b, upper=upper, unitriangular=unitriangular)
+    return TriangularSolve(x, a.clone())
+
+
+# -- general systems ----------------------------------------------------------------------------------
+
+
+def _solve_vjp(g: Any, out: Any, a: Any, b: Any) -> Any:
+    gb = _solve(a.mT, g)[0]
+    return -(gb @ out.mT), gb
+
+
+@composite(name="_solve", function_in=(), torch="", vjp=_solve_vjp)
+def _solve(a: Any, b: Any) -> Any:
+    return call("solve", (a, b), (), (b._shape[-2:], ()))
+
+
+def _system(name: str, A: Any, B: Any, left: bool) -> tuple[Any, Any, bool]:
+    """Return the checked operands of a system as stacks, and whether B was a stack of vectors."""
+    check_matrix(name, A, "A", square=True)
+    check_float(name, B, "B")
+    check_same_type(name, A, B)
+    if not B.ndim:
+        raise ShapeError(f"{name}: The input tensor B must have at least 1 dimension.")
+    vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B._shape == A._shape[:-1])
+    if vector and not left:
+        raise ShapeError(
+            f"{name}: Vector broadcasting of the left hand side is not supported for left=False. In "
+            f"this case linalg.solve is equivalent to B / A.squeeze(-1)"
+        )
+    b = B.unsqueeze(-1) if vector else B
+    if A._shape[-2] != b._shape[-2 if left else -1]:
+        raise ShapeError(
+            f"{name}: Incompatible shapes of A and B for the equation "
+            f"{'AX = B' if left else 'XA = B'} ({A._shape[-2]}x{A._shape[-1]} and "
+            f"{b._shape[-2]}x{b._shape[-1]})"
+        )
+    a, b = expand_batch(A, b)
+    return a, b, vector
+
+
+@composite(name="linalg_solve_ex", family="index", function_in=LINALG, torch="linalg.solve_ex")
+def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    """(the solution of A X = B, info); info is not 0 where A is singular."""
+    a, b, vector = _system("linalg.solve", A, B, left)
+    if left:
+        x, info = _solve(a, b)
+    else:
+        x, info = _solve(a.mT, b.mT)
+        x = x.mT
+    info = cast_to(info, int32)
+    if check_errors:
+        (x,) = check_info("torch.linalg.solve", info, _SINGULAR, x)
+    return SolveEx(x.squeeze(-1) if vector else x, info)
+
+
+_SINGULAR = "The solver failed because the input matrix is singular."
+
+
+@composite(
+    name="linalg_solve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.solve",
+    autocast=Autocast(cpu="fp32"),
+)
+def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+    """The solution of A X = B (of X A = B where not `left`). Raises LinAlgError for singular A."""
+    return solve_ex(A, B, left=left, check_errors=True).result
+
+
+@composite(name="_inv", function_in=(), torch="", vjp=lambda g, out, a: (-(out.mT @ (g @ out.mT)),))
+def _inv(a: Any) -> Any:
+    return call("inv", (a,), (), (a._shape[-2:], ()))
+
+
+@composite(
+    name="linalg_inv_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.inv_ex",
+    autocast=Autocast(cpu="fp32"),
+)
+def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
+    """(the inverses of matrices, info)."""
+    check_matrix("linalg.inv", A, "A", square=True)
+    x, info = _inv(A)
+    info = cast_to(info, int32)
+    if check_errors:
+        (x,) = check_info(
+            "linalg.inv", info, "The diagonal element {} is zero, the inversion could not be "
+            "completed because the input matrix is singular.", x,
+        )  # fmt: skip
+    return InvEx(x, info)
+
+
+@composite(
+    name="linalg_inv",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.inv",
+    autocast=Autocast(cpu="fp32"),
+)
+def inv(A: Any) -> Any:
+    """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
+    return inv_ex(A, check_errors=True).inverse
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def inverse(input: Any) -> Any:
+    """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
+    return inv(input)
+
+
+@composite(
+    name="linalg_tensorsolve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.tensorsolve",
+    autocast=Autocast(cpu="fp32"),
+)
+def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+    """The X with tensordot(A, X, X.ndim) = B."""
+    a = A
+    if dims is not None:
+        a = movement.movedim(A, tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
+    rest = a._shape[B.ndim :]
+    if numel(rest) != numel(a._shape[: B.ndim]):
+        raise ShapeError(
+            "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
+            f"prod(self.shape[:other.ndim]), but got {numel(rest)} != {numel(a._shape[: B.ndim])}"
+        )
+    x = solve(a.reshape((B.numel(), numel(rest))), B.reshape((-1,)))
+    return x.reshape(rest)
+
+
+@composite(
+    name="linalg_tensorinv",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.tensorinv",
+    autocast=Autocast(cpu="fp32"),
+)
+def tensorinv(A: Any, ind: int = 2) -> Any:
+    """The inverse of tensordot(A, ., ind)."""
+    if ind <= 0:
+        raise RuntimeError(f"Expected a strictly positive integer for 'ind', but got {ind}")
+    front, back = A._shape[:ind], A._shape[ind:]
+    if numel(front) != numel(back):
+        raise ShapeError(
+            "Expected self to satisfy the requirement prod(self.shape[ind:]) == "
+            f"prod(self.shape[:ind]), but got {numel(back)} != {numel(front)}"
+        )
+    return inv(A.reshape((numel(front), numel(back)))).reshape((*back, *front))
+
+
+# -- LU -----------------------------------------------------------------------------------------------
+
+
+def _lu_vjp(g: Any, out: Any, a: Any, pivot: bool) -> Any:
+    packed, pivots = out[0], out[1]
+    m, n = a._shape[-2:]
+    k = min(m, n)
+    perm = cast_to(_permutation_matrix(pivots, m), packed.dtype)
+    gl, gu = g[0].tril(-1)[..., :k], g[0].triu()[..., :k, :]
+    l1 = packed[..., :k, :k].tril(-1) + identity(k, packed)
+    u1 = packed[..., :k, :k].triu()
+    lower, upper = l1.mT @ gl[..., :k, :], gu[..., :k] @ u1.mT
+    if m < n:
+        u2, gu2 = packed[..., k:], gu[..., k:]
+        lower = lower - gu2 @ u2.mT
+    elif m > n:
+        l2, gl2 = packed[..., k:, :], gl[..., k:, :]
+        upper = upper - l2.mT @ gl2
+    core = lower.tril(-1) + upper.triu()
+    core = solve_triangular(u1.mT, core, upper=False, left=False)
+    core = solve_triangular(l1.mT, core, upper=True, unitriangular=True)
+    if m < n:
+        right = solve_triangular(l1.mT, gu2, upper=True, unitriangular=True)
+        core = movement.cat((core, right), -1)
+    elif m > n:
+        below = solve_triangular(u1.mT, gl2, upper=False, left=False)
+        core = movement.cat((core, below), -2)
+    return (perm @ core,)
+
+
+# The rule needs the pivots, so they count as a result; nothing differentiates through them.
+@composite(name="_lu", function_in=(), torch="", vjp=_lu_vjp, outputs=2, saves_values=True)
+def _lu(a: Any, pivot: bool) -> Any:
+    m, n = a._shape[-2:]
+    return call("lu_factor", (a,), (pivot,), ((m, n), (min(m, n),), ()))
+
+
+def _check_pivot(name: str, pivot: bool) -> None:
+    if not pivot:
+        raise RuntimeError(
+            f"{name}: LU without pivoting is not implemented on the CPU. Leave pivot=True."
+        )
+
+
+@composite(
+    name="linalg_lu_factor_ex", family="index", function_in=LINALG, torch="linalg.lu_factor_ex"
+)
+def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    """(L and U in one matrix, pivots counted from 1, info)."""
+    check_matrix("torch.linalg.lu_factor", A, "A")
+    _check_pivot("linalg.lu_factor", pivot)
+    packed, pivots, info = _lu(A, pivot)
+    info = cast_to(info, int32)
+    if check_errors:
+        packed, pivots = check_info(
+            "torch.linalg.lu_factor_ex", info, "U[{0},{0}] is zero and using it on lu_solve would "
+            "result in a division by zero.", packed, pivots,
+        )  # fmt: skip
+    return LUFactorEx(packed, cast_to(pivots, int32), info)
+
+
+@composite(name="linalg_lu_factor", family="index", function_in=LINALG, torch="linalg.lu_factor")
+def lu_factor(A: Any, *, pivot: bool = True) -> Any:
+    """(L and U in one matrix, pivots counted from 1). Raises LinAlgError where U is singular."""
+    found = lu_factor_ex(A, pivot=pivot, check_errors=True)
+    return LUFactor(found.LU, found.pivots)
+
+
+@composite(family="index")
+def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
+    """(L and U in one matrix, pivots), and info where `get_infos`."""
+    warn_once(
+        "torch.lu is deprecated in favor of torch.linalg.lu_factor / torch.linalg.lu_factor_ex and will be "
+        "removed in a future PyTorch release. LU, pivots = torch.lu(A, compute_pivots) should be replaced with "
+        "LU, pivots = torch.linalg.lu_factor(A, compute_pivots) and LU, pivots, info = torch.lu(A, "
+        "compute_pivots, get_infos=True) should be replaced with LU, pivots, info = "
+        "torch.linalg.lu_factor_ex(A, compute_pivots)"
+    )
+    found = lu_factor_ex(input, pivot=pivot)
+    if not get_infos:
+        message = "U[{0},{0}] is zero: the matrix is singular."
+        packed, pivots = check_info("lu", found.info, message, found.LU, found.pivots)
+        return packed, pivots
+    return found.LU, found.pivots, found.info
+
+
+def _permutation(pivots: Any, rows: int) -> Any:
+    """Return which row of the matrix each row of L U is, int64."""
+    batch, k = pivots._shape[:-1], pivots._shape[-1]
+    if not k:
+        return iota(rows, 0, 1, int64, pivots.device).expand((*batch, rows))
+    swaps = cast_to(pivots, float64 if pivots.is_cpu else float32)
+    (found,) = host("permutation", (swaps.reshape((-1, k)),), (rows,), [(numel(batch), rows)])
+    return cast_to(found, int64).reshape((*batch, rows))
+
+
+def _permutation_matrix(pivots: Any, rows: int) -> Any:
+    """Return P with A = P L U, in float32 unless pivots are wider."""
+    perm = _permutation(pivots, rows)
+    where_ = iota(rows, 0, 1, int64, perm.device).unsqueeze(-1)
+    dtype = pivots.dtype if pivots.dtype.is_floating_point else float32
+    return cast_to(perm.unsqueeze(-2) == where_, dtype)
+
+
+@composite(family="index")
+def lu_unpack(
+    LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
+) -> Any:
+    """(P, L, U) of what lu_factor returned; empty tensors where one is not wanted."""
+    if LU_pivots.dtype is not int32 and unpack_pivots:
+        raise DTypeError(
+            "torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype. "
+            "Note: this function is intended to be used with the output produced by "
+            "torch.linalg.lu_factor"
+        )
+    m, n = LU_data._shape[-2:]
+    k = min(m, n)
+    p = lower = upper = fill((0,), 0, LU_data.dtype, LU_data.device)
+    if unpack_pivots:
+        p = cast_to(_permutation_matrix(LU_pivots, m), LU_data.dtype)
+    if unpack_data:
+        lower = LU_data[..., :k].tril(-1) + identity(m, LU_data)[:, :k]
+        upper = LU_data[..., :k, :].triu()
+    return LUUnpack(p, lower, upper)
+
+
+@composite(name="linalg_lu", family="index", function_in=LINALG, torch="linalg.lu")
+def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
+    """(P, L, U) with A = P L U."""
+    check_matrix("linalg.lu", A, "A")
+    found = lu_factor_ex(A, pivot=pivot)
+    return LU(*lu_unpack(found.LU, found.pivots))
+
+
+@composite(
+    name="linalg_lu_solve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lu_solve",
+    autocast=Autocast(cpu="fp32"),
+)
+def linalg_lu_solve(
+    LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
+) -> Any:
+    """The solution of A X = B from A's factors; of X A = B where not `left`, with A^T if `adjoint`."""
+    name = "torch.linalg.lu_solve"
+    check_matrix(name, LU, "LU", square=True)
+    check_matrix(name, B, "B")
+    check_same_type(name, LU, B)
+    if pivots.dtype is not int32:
+        raise DTypeError(f"{name}: pivots should be a Tensor of scalar type torch.int32")
+    if pivots._shape != LU._shape[:-1]:
+        raise ShapeError(
+            f"{name}: Number of pivots per batch should be same as the dimension of the matrix"
+        )
+    if not left:
+        return linalg_lu_solve(LU, pivots, B.mH, adjoint=not adjoint).mH
+    if LU._shape[-1] != B._shape[-2]:
+        raise ShapeError(
+            f"{name}: Incompatible shapes of A and B for the equation AX = B "
+            f"({LU._shape[-2]}x{LU._shape[-1]} and {B._shape[-2]}x{B._shape[-1]})"
+        )
+    p = cast_to(_permutation_matrix(pivots, LU._shape[-1]), LU.dtype)
+    if adjoint:
+        x = solve_triangular(LU.mH, B, upper=False)
+        x = solve_triangular(LU.mH, x, upper=True, unitriangular=True)
+        return p @ x
+    x = solve_triangular(LU, p.mT @ B, upper=False, unitriangular=True)
+    return solve_triangular(LU, x, upper=True)
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def lu_solve(input: Any, LU_data: Any, LU_pivots: Any) -> Any:
+    """The solution of A X = input from A's factors."""
+    return linalg_lu_solve(LU_data, LU_pivots, input)
+
+
+# -- determinants -------------------------------------------------------------------------------------
+
+
+def _signed(packed: Any, pivots: Any) -> Any:
+    """Return the sign of the permutation."""
+    own = iota(pivots._shape[-1], 1, 1, int64, pivots.device)
+    odd = cast_to(cast_to(pivots, int64) != own, int64).sum(-1) % 2
+    return cast_to(1 - 2 * odd, packed.dtype)
+
+
+def _cofactors_vjp(g: Any, out: Any, a: Any) -> Any:
+    b = _inv(a)[0].mT
+    inner = (g * out).sum((-2, -1), keepdim=True)
+    return (inner * b - out @ g.mT @ b,)
+
+
+@composite(name="_cofactors", function_in=(), torch="", vjp=_cofactors_vjp)
+def _cofactors(a: Any) -> Any:
+    return call("cofactors", (a,), (), (a._shape[-2:],))[0]
+
+
+@composite(
+    name="_det",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, a: (g[..., None, None] * _cofactors(a),),
+)
+def _det(a: Any) -> Any:
+    packed, pivots, _ = _lu(a, True)
+    return packed.diagonal(0, -2, -1).prod(-1) * _signed(packed, pivots)
+
+
+@composite(family="index", function_in=EVERYWHERE)
+def det(input: Any) -> Any:
+    """The determinants of matrices (*, N, N)."""
+    check_matrix("linalg.det", input, "A", square=True)
+    return _det(input)
+
+
+@composite(
+    name="_slogdet",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, a: (g[..., None, None] * _inv(a)[0].mT,),
+)
+def _slogdet(a: Any) -> Any:
+    packed, pivots, _ = _lu(a, True)
+    d = packed.diagonal(0, -2, -1)
+    return d.abs().log().sum(-1), _signed(packed, pivots) * d.sign().prod(-1)
+
+
+def _complex_slogdet(a: Any) -> tuple[Any, Any]:
+    """Return the sign (of absolute value 1) and the log of the absolute value of det(a)."""
+    packed, pivots, _ = _lu(a, True)
+    d = packed.diagonal(0, -2, -1)
+    return d.sgn().prod(-1) * _signed(packed, pivots), d.abs().log().sum(-1)
+
+
+@composite(name="linalg_slogdet", family="index", function_in=LINALG, torch="linalg.slogdet")
+def linalg_slogdet(A: Any) -> Any:
+    """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""
+    check_matrix("linalg.slogdet", A, "A", square=True)
+    if A.dtype.is_complex:
+        sign, value = _complex_slogdet(A)
+        return Slogdet(sign, value)
+    value, sign = _slogdet(A)
+    return Slogdet(sign, value)
+
+
+@composite(family="index")
+def slogdet(input: Any) -> Any:
+    """(sign, log of the absolute value) of determinants."""
+    return OldSlogdet(*linalg_slogdet(input))
+
+
+@composite(family="index")
+def logdet(input: Any) -> Any:
+    """The logarithms of determinants; NaN of negative ones."""
+    check_matrix("logdet", input, "A", square=True)
+    if input.dtype.is_complex:
+        sign, value = _complex_slogdet(input)
+        return sign.log() + value
+    value, sign = _slogdet(input)
+    return where(sign < 0, sign.log(), value)
+
+
+# -- symmetric positive definite ----------------------------------------------------------------------
+
+
+def _cholesky_vjp(g: Any, out: Any, a: Any, upper: bool) -> Any:
+    """Murray, "Differentiation of the Cholesky decomposition", 2016."""
+    phi = (out.mH @ g).tril()
+    inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
+    return (0.5 * solve_triangular(out, inner, upper=False, left=False),)
+
+
+@composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
+def _cholesky(a: Any, upper: bool) -> Any:
+    """(L, info) from the lower or the `upper` triangle. The gradient is that of the lower one, as
+    PyTorch's is: they differ in what they say of matrices that are not Hermitian.
+    """
+    return call("cholesky", (a.mH if upper else a,), (), (a._shape[-2:], ()))
+
+
+@composite(
+    name="linalg_cholesky_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.cholesky_ex",
+    autocast=Autocast(cpu="fp32"),
+)
+def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
+    check_matrix("linalg.cholesky", A, "A", square=True)
+    x, info = _cholesky(A, upper)
+    info = cast_to(info, int32)
+    if check_errors:
+        (x,) = check_info("linalg.cholesky", info, _NOT_POSITIVE, x)
+    return CholeskyEx(x.mH if upper else x, info)
+
+
+_NOT_POSITIVE = (
+    "The factorization could not be completed because the input is not positive-definite (the "
+    "leading minor of order {} is not positive-definite)."
+)
+
+
+@composite(
+    name="linalg_cholesky",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.cholesky",
+    autocast=Autocast(cpu="fp32"),
+)
+def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
+    """L with A = L L^T. Raises LinAlgError where A is not positive definite."""
+    return cholesky_ex(A, upper=upper, check_errors=True).L
+
+
+@composite(name="cholesky", family="index", autocast=Autocast(cpu="fp32"))
+def cholesky(input: Any, upper: bool = False) -> Any:
+    """L with input = L L^T; `upper` gives L^T."""
+    warn_once(
+        "torch.cholesky is deprecated in favor of torch.linalg.cholesky and will be removed in a future PyTorch "
+        "release. L = torch.cholesky(A) should be replaced with L = torch.linalg.cholesky(A) and U = "
+        "torch.cholesky(A, upper=True) should be replaced with U = torch.linalg.cholesky(A).mH This transform "
+        "will produce equivalent results for all valid (symmetric positive definite) inputs."
+    )
+    check_matrix("cholesky", input, "A", square=True)
+    x, info = _cholesky(input, upper)
+    (x,) = check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE, x)
+    return x.mH if upper else x
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
+    """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
+    for x, what in ((input, "b"), (input2, "u")):
+        if x.ndim < 2:
+            raise ShapeError(
+                f"{what} should have at least 2 dimensions, but has {x.ndim} dimensions instead"
+            )
+        check_float("cholesky_solve", x, what)
+    if input2._shape[-1] != input2._shape[-2] or input2._shape[-2] != input._shape[-2]:
+        raise ShapeError(
+            f"Incompatible matrix sizes for cholesky_solve: each A matrix is {input2._shape[-1]} by "
+            f"{input2._shape[-2]} but each b matrix is {input._shape[-2]} by {input._shape[-1]}"
+        )
+    return _cholesky_solve(*expand_batch(input, input2), upper)
+
+
+def _cholesky_solve_vjp(g: Any, out: Any, b: Any, factor: Any, upper: bool) -> Any:
+    gb = _cholesky_solve(g, factor, upper)
+    common = gb @ out.mH
+    common = -(common + common.mH)
+    return gb, (factor @ common if upper else common @ factor)
+
+
+@composite(
+    name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp, complex_rule=True
+)
+def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
+    lower = factor.mH if upper else factor
+    return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
+
+
+@composite(family="index", autocast=Autocast(cpu="fp32"))
+def cholesky_inverse(input: Any, upper: bool = False) -> Any:
+    """The inverse of A = L L^T from L."""
+    check_matrix("cholesky_inverse", input, "A", square=True)
+    return _cholesky_inverse(input, upper)
+
+
+def _cholesky_inverse_vjp(g: Any, out: Any, factor: Any, upper: bool) -> Any:
+    common = -(out @ ((g + g.mH) @ out))
+    return (factor @ common if upper else common @ factor,)
+
+
+@composite(
+    name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp, complex_rule=True
+)
+def _cholesky_inverse(factor: Any, upper: bool) -> Any:
+    one = identity(factor._shape[-1], factor).expand(factor._shape)
+    return _cholesky_solve(one, factor, upper)
+
+
+@composite(
+    name="linalg_ldl_factor_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.ldl_factor_ex",
+    differentiable=False,
+)
+def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
+    """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
+    Bunch and Kaufman's method.
+    """
+    check_matrix("torch.linalg.ldl_factor_ex", A, "A", square=True)
+    n = A._shape[-1]
+    turned = hermitian and A.dtype.is_complex
+    packed, pivots, info = call("ldl_factor", (A.detach(),), (turned,), ((n, n), (n,), ()))
+    info = cast_to(info, int32)
+    if check_errors:
+        packed, pivots = check_info(
+            "torch.linalg.ldl_factor_ex", info, "D[{0},{0}] is zero.", packed, pivots
+        )
+    return LDLFactorEx(packed, cast_to(pivots, int32), info)
+
+
+@composite(
+    name="linalg_ldl_factor",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.ldl_factor",
+    differentiable=False,
+)
+def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
+    """(L and D in one matrix, pivots) of symmetric matrices."""
+    found = ldl_factor_ex(A, hermitian=hermitian, check_errors=True)
+    return LDLFactor(found.LD, found.pivots)
+
+
+@composite(
+    name="linalg_ldl_solve",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.ldl_solve",
+    differentiable=False,
+)
+def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
+    """The solution of A X = B from what ldl_factor returned."""
+    check_matrix("torch.linalg.ldl_solve", LD, "LD", square=True)
+    check_matrix("torch.linalg.ldl_solve", B, "B")
+    if pivots.dtype.kind != "int":
+        raise DTypeError(
+            f"torch.linalg.ldl_solve: Expected pivots to be integers. Got {pivots.dtype}"
+        )
+    check_same_type("torch.linalg.ldl_solve", LD, B)
+    batch = broadcast_shapes(LD._shape[:-2], B._shape[:-2])
+    n, k = B._shape[-2:]
+    swaps = cast_to(pivots, LD.dtype).expand((*batch, n)).unsqueeze(-1)
+    given = [LD.detach().expand((*batch, n, n)), swaps, B.detach().expand((*batch, n, k))]
+    turned = hermitian and LD.dtype.is_complex
+    return call("ldl_solve", given, (turned,), [(n, k)])[0]
+
+
+# -- structured matrices ------------------------------------------------------------------------------
+
+
+@composite(
+    name="linalg_vander", family="index", function_in=LINALG, torch="linalg.vander", refuses=BOOL
+)
+def linalg_vander(x: Any, *, N: int | None = None) -> Any:
+    """The matrix of powers 0 to N - 1 of the elements, one row for each."""
+    if N is not None and N <= 1:
+        raise RuntimeError(f"N must be greater than 1. Got {N}")
+    x = movement.atleast_1d(x)
+    count = x._shape[-1] if N is None else N
+    dtype = x.dtype if x.dtype.has_gradient else int64
+    value = cast_to(x, dtype).unsqueeze(-1)
+    ones = fill((*x._shape, 1), 1, dtype, x.device)
+    if count <= 1:
+        return ones[..., :count]
+    return movement.cat((ones, value.expand((*x._shape, count - 1)).cumprod(-1)), -1)
+
+
+@composite(name="linalg_diagonal", family="index", function_in=LINALG, torch="linalg.diagonal")
+def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    """The diagonals of matrices, as a view."""
+    return movement.diagonal(A, offset, dim1, dim2)

@@ -1,0 +1,762 @@
+"""Losses of nn.functional.
+
+Each is an elementwise formula, weights, and one of the reductions "none", "mean" and "sum". Classification losses
+pick the target's entry by a masked sum over the classes, not by a gather: it joins the row kernel of log_softmax,
+and its gradient needs no scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import indexing
+from webtorch.functions.composite import log_softmax, pairwise_distance
+from webtorch.functions.reduce import mean, positions, sum
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import FLOATS, int64
+from webtorch.ir.expr import Expr
+from webtorch.ir.view import broadcast_shapes
+from webtorch.ops.activation import FUNCTIONAL
+from webtorch.ops.elementwise import (
+    _where,
+    clamp_min,
+    eq,
+    exp,
+    is_tensor,
+    log,
+    log1pexp,
+    logistic,
+    ne,
+    sqrt,
+    xlogy,
+)
+from webtorch.ops.precision import computed_wide, to_type, widened
+from webtorch.ops.primitive import cast_to, fill, in_memory, take
+from webtorch.ops.purity import warn
+from webtorch.ops.record import (
+    BOOL,
+    FP32,
+    NOT_FLOATS,
+    Autocast,
+    Elementwise,
+    composite,
+    elementwise,
+)
+
+_REDUCTIONS: tuple[Any, ...] = (
+    ((), {}),
+    ((), {"reduction": "sum"}),
+    ((), {"reduction": "none"}),
+)
+
+
+def _rule(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """Return the reduction, given PyTorch's older arguments too. Raises ValueError."""
+    if size_average is not None or reduce is not None:
+        if reduce is False:
+            reduction = "none"
+        else:
+            reduction = "sum" if size_average is False else "mean"
+        warn(
+            f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.",
+        )
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    return reduction
+
+
+def _reduced(loss: Any, reduction: str) -> Any:
+    if reduction == "none":
+        return loss
+    return mean(loss) if reduction == "mean" else sum(loss)
+
+
+def _weighted(loss: Any, weight: Any, reduction: str) -> Any:
+    """Return the reduction of loss * weight; a weighted mean divides by the weights' sum."""
+    if weight is None:
+        return _reduced(loss, reduction)
+    loss = loss * weight
+    if reduction == "mean":
+        return sum(loss) / sum(weight.expand(loss.shape))
+    return _reduced(loss, reduction)
+
+
+def _check_pair(name: str, input: Any, target: Any) -> None:
+    """Check types, and warn as PyTorch does when shapes differ and will be broadcast."""
+    for x in (input, target):
+        if x.dtype.kind != "float":
+            raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
+    if tuple(input.shape) != tuple(target.shape):
+        warn(
+            f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
+            f"(torch.Size({list(input.shape)})). This will likely lead to incorrect results due to broadcasting. "
+            f"Please ensure they have the same size.",
+        )
+
+
+# -- regression -------------------------------------------------------------------------------------------------------
+
+
+def _pair_loss(
+    name: str, expr: Any, doc: str, numbers: tuple[str, ...] = (), **fields: Any
+) -> Elementwise:
+    return elementwise(
+        name,
+        expr,
+        tensors=("input", "target"),
+        numbers=numbers,
+        dtypes=FLOATS,
+        inplace=False,
+        torch="",
+        function_in=(),
+        doc=doc,
+        **fields,
+    )
+
+
+_squared_error = _pair_loss(
+    "_squared_error", lambda x, y: (x - y) * (x - y), "(input - target) ** 2."
+)
+_absolute_error = _pair_loss(
+    "_absolute_error", lambda x, y: ex.unary("abs", x - y), "|input - target|.", saves_values=True
+)
+
+
+def _smooth_l1(x: Expr, y: Expr, beta: Expr) -> Expr:
+    d = x - y
+    far = ex.unary("abs", d) >= beta
+    # In d itself near 0, not in |d|, so that the second derivative is right at 0. NaN counts as near: its
+    # gradient is NaN.
+    return ex.where(far, ex.unary("abs", d) - beta * 0.5, d * d * 0.5 / beta)
+
+
+def _huber(x: Expr, y: Expr, delta: Expr) -> Expr:
+    d = x - y
+    far = ex.unary("abs", d) >= delta
+    return ex.where(far, (ex.unary("abs", d) - delta * 0.5) * delta, d * d * 0.5)
+
+
+_smooth_error = _pair_loss("_smooth_error", _smooth_l1, "smooth_l1_loss of one element.", ("beta",))
+_huber_error = _pair_loss("_huber_error", _huber, "huber_loss of one element.", ("delta",))
+
+
+@composite(
+    torch="nn.functional.mse_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=_REDUCTIONS,
+    autocast=FP32,
+)
+def mse_loss(
+    input: Any,
+    target: Any,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Any = None,
+) -> Any:
+    """Return the mean (or sum, or each) of (input - target) ** 2."""
+    _check_pair("mse_loss", input, target)
+    reduction = _rule(size_average, reduce, reduction)
+    return _weighted(_squared_error(input, target), weight, reduction)
+
+
+@composite(
+    torch="nn.functional.l1_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=_REDUCTIONS,
+    autocast=FP32,
+)
+def l1_loss(
+    input: Any,
+    target: Any,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Any = None,
+) -> Any:
+    """Return the mean (or sum, or each) of |input - target|."""
+    if input.dtype.is_complex or target.dtype.is_complex:
+        return _weighted((input - target).abs(), weight, _rule(size_average, reduce, reduction))
+    _check_pair("l1_loss", input, target)
+    reduction = _rule(size_average, reduce, reduction)
+    return _weighted(_absolute_error(input, target), weight, reduction)
+
+
+@composite(
+    torch="nn.functional.smooth_l1_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
+    autocast=FP32,
+)
+def smooth_l1_loss(
+    input: Any,
+    target: Any,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Any:
+    """Return the mean of d ** 2 / (2 beta) where |d| = |input - target| < beta, and of |d| - beta / 2 elsewhere."""
+    _check_pair("smooth_l1_loss", input, target)
+    reduction = _rule(size_average, reduce, reduction)
+    if beta < 0:
+        raise RuntimeError(f"smooth_l1_loss does not support negative values for beta. Got {beta}.")
+    loss = _absolute_error(input, target) if beta == 0 else _smooth_error(input, target, beta)
+    return _reduced(loss, reduction)
+
+
+@composite(
+    torch="nn.functional.huber_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
+    autocast=FP32,
+)
+def huber_loss(
+    input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
+) -> Any:
+    """Return the mean of d ** 2 / 2 where |d| < delta, of delta * (|d| - delta / 2) elsewhere; d = input - target."""
+    _check_pair("huber_loss", input, target)
+    reduction = _rule(None, None, reduction)
+    if delta <= 0:
+        raise RuntimeError(
+            f"huber_loss does not support non-positive values for delta. Got {delta}."
+        )
+    return _weighted(_huber_error(input, target, delta), weight, reduction)
+
+
+# -- probabilities ----------------------------------------------------------------------------------------------------
+
+
+def _bce(x: Expr, y: Expr) -> Expr:
+    # PyTorch keeps the logarithms above -100, so that a wrong certainty costs a finite amount.
+    log_x, log_rest = ex.maximum(ex.log(x), -100.0), ex.maximum(ex.log1p(-x), -100.0)
+    return (y - 1) * log_rest - y * log_x
+
+
+_bce_error: Elementwise = elementwise(
+    "_bce_error",
+    _bce,
+    tensors=("input", "target"),
+    vjp=lambda g, out, x, y: (_bce_backward(g, x, y), _bce_target_backward(g, x)),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    domain=(0.02, 0.98),
+    doc="binary_cross_entropy of one element.",
+)
+_bce_backward: Elementwise = elementwise(
+    "_bce_backward",
+    lambda g, x, y: g * (x - y) / ex.maximum((1 - x) * x, 1e-12),
+    tensors=("grad_output", "input", "target"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of binary_cross_entropy in input.",
+)
+_bce_target_backward: Elementwise = elementwise(
+    "_bce_target_backward",
+    lambda g, x: g * (ex.log1p(-x) - ex.log(x)),
+    tensors=("grad_output", "input"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of binary_cross_entropy in target.",
+)
+
+
+@composite(
+    torch="nn.functional.binary_cross_entropy",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    domain=(0.02, 0.98),
+    samples=_REDUCTIONS,
+    autocast=Autocast("fp32", "refuse"),
+)
+def binary_cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return the mean of -(target * log(input) + (1 - target) * log(1 - input)); input and target in 0..1."""
+    reduction = _rule(size_average, reduce, reduction)
+    if tuple(target.shape) != tuple(input.shape):
+        raise ValueError(
+            f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
+            f"(torch.Size({list(input.shape)})) is deprecated. Please ensure they have the same size."
+        )
+    _check_pair("binary_cross_entropy", input, target)
+    loss = _bce_error(input, target)
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+_bce_logits_error: Elementwise = elementwise(
+    "_bce_logits_error",
+    lambda x, y: (1 - y) * x + log1pexp(-x),
+    tensors=("input", "target"),
+    vjp=lambda g, out, x, y: (_bce_logits_backward(g, x, y), -g * x),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="binary_cross_entropy_with_logits of one element.",
+)
+_bce_logits_backward: Elementwise = elementwise(
+    "_bce_logits_backward",
+    lambda g, x, y: g * (logistic(x) - y),
+    tensors=("grad_output", "input", "target"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of binary_cross_entropy_with_logits in input.",
+)
+_bce_logits_weighted_error = elementwise(
+    "_bce_logits_weighted_error",
+    lambda x, y, weight: (1 - y) * x + ((weight - 1) * y + 1) * log1pexp(-x),
+    tensors=("input", "target", "pos_weight"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="binary_cross_entropy_with_logits of one element, with a weight of positive examples.",
+)
+
+
+@composite(
+    torch="nn.functional.binary_cross_entropy_with_logits",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=_REDUCTIONS,
+    autocast=FP32,
+)
+def binary_cross_entropy_with_logits(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Any = None,
+) -> Any:
+    """Return binary_cross_entropy(sigmoid(input), target), computed so that nothing overflows."""
+    reduction = _rule(size_average, reduce, reduction)
+    if tuple(target.shape) != tuple(input.shape):
+        raise ValueError(
+            f"Target size (torch.Size({list(target.shape)})) must be the same as input size "
+            f"(torch.Size({list(input.shape)}))"
+        )
+    target = target if target.dtype.kind == "float" else to_type(target, input.dtype)
+    _check_pair("binary_cross_entropy_with_logits", input, target)
+    if pos_weight is None:
+        loss = _bce_logits_error(input, target)
+    else:
+        loss = _bce_logits_weighted_error(input, target, pos_weight)
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+@composite(
+    torch="nn.functional.kl_div",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+    refuses=NOT_FLOATS,
+)
+def kl_div(
+    input: Any,
+    target: Any,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Any:
+    """Return target * (log(target) - input), with log-probabilities as input; "batchmean" divides by the batch."""
+    if reduction == "mean" and size_average is None and reduce is None:
+        warn(
+            "reduction: 'mean' divides the total loss by both the batch size and the support size."
+            "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
+            "'mean' will be changed to behave the same as 'batchmean' in the next major release.",
+        )
+    if log_target:
+        loss = exp(target) * (target - input)
+    else:
+        loss = xlogy(target, target) - target * input
+    if reduction == "batchmean":
+        return sum(loss) / (input.shape[0] if input.ndim else 1)
+    return _reduced(loss, _rule(size_average, reduce, reduction))
+
+
+@composite(torch="nn.functional.gaussian_nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
+def gaussian_nll_loss(
+    input: Any,
+    target: Any,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-06,
+    reduction: str = "mean",
+) -> Any:
+    """Return (log(var) + (input - target) ** 2 / var) / 2, with var at least eps; full adds log(2 pi) / 2."""
+    if is_tensor(var):
+        if tuple(var.shape) != tuple(input.shape):
+            if tuple(input.shape[:-1]) == tuple(var.shape):
+                var = var.unsqueeze(-1)
+            # PyTorch's rule: the sizes that differ add up to 1, so there is one, and it is 1.
+            elif (
+                input.ndim != var.ndim
+                or math.fsum(b for a, b in zip(input.shape, var.shape, strict=True) if a != b) != 1
+            ):
+                raise ValueError(
+                    f"gaussian_nll_loss: var is of incorrect size: {tuple(var.shape)} with input {tuple(input.shape)}."
+                )
+        # The bound itself has no gradient: PyTorch clamps outside autograd.
+        var = var + (clamp_min(var.detach(), eps) - var.detach())
+        loss = (log(var) + _squared_error(input, target) / var) * 0.5
+    else:
+        if var < 0:
+            raise ValueError("gaussian_nll_loss: var has negative entry/entries")
+        bound = max(var, eps)
+        loss = (_squared_error(input, target) / bound + math.log(bound)) * 0.5
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return _reduced(loss, _rule(None, None, reduction))
+
+
+@composite(
+    torch="nn.functional.poisson_nll_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+    refuses=BOOL,
+)
+def poisson_nll_loss(
+    input: Any,
+    target: Any,
+    log_input: bool = True,
+    full: bool = False,
+    size_average: bool | None = None,
+    eps: float = 1e-08,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return exp(input) - target * input, or input - target * log(input + eps); full adds Stirling's term."""
+    reduction = _rule(size_average, reduce, reduction)
+    if log_input:
+        loss = exp(input) - target * input
+    else:
+        loss = input - target * log(input + eps)
+    if full:
+        stirling = xlogy(target, target) - target + log(target * (2 * math.pi)) * 0.5
+        loss = loss + _where(target > 1, stirling, 0.0)
+    return _reduced(loss, reduction)
+
+
+# -- classification ---------------------------------------------------------------------------------------------------
+
+
+def _check_classes(name: str, input: Any, target: Any, weight: Any) -> int:
+    """Return the class dim. Raises PyTorch's errors about shapes and types."""
+    if input.dtype.kind != "float":
+        raise DTypeError(f"{name}: not implemented for {input.dtype}. Convert it with .float().")
+    if not input.ndim:
+        raise ValueError(f"{name}: Expected 1 or more dimensions (got 0)")
+    dim = 0 if input.ndim == 1 else 1
+    if target.dtype.kind not in ("int", "uint"):
+        raise DTypeError(
+            f"{name}: expected target dtype to be Long or Byte, but got {target.dtype}. Convert it with .long()."
+        )
+    expected = tuple(s for d, s in enumerate(input.shape) if d != dim)
+    if tuple(target.shape) != expected:
+        if input.ndim > 1 and (not target.ndim or target.shape[0] != input.shape[0]):
+            raise ValueError(
+                f"{name}: Expected input batch_size ({input.shape[0]}) to match target batch_size "
+                f"({target.shape[0] if target.ndim else 1})."
+            )
+        raise ShapeError(
+            f"{name}: Expected target size {list(expected)}, got {list(target.shape)} with input {list(input.shape)}."
+        )
+    _check_class_weight(name, input.shape[dim], weight)
+    return dim
+
+
+def _check_class_weight(name: str, classes: int, weight: Any) -> None:
+    if weight is not None and tuple(weight.shape) != (classes,):
+        raise ShapeError(
+            f"{name}: weight tensor should be defined either for all {classes} classes or no classes but got weight "
+            f"tensor of shape: {list(weight.shape)}"
+        )
+
+
+def _along_classes(weight: Any, dim: int, rank: int) -> Any:
+    return weight.reshape((1,) * dim + (-1,) + (1,) * (rank - dim - 1))
+
+
+def _negative_log_likelihood(
+    name: str,
+    x: Any,
+    target: Any,
+    weight: Any,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    dim: int,
+    gathered: bool = False,
+) -> Any:
+    """Return the loss of log-probabilities x for class numbers, with label smoothing.
+
+    The comparison with every class fuses with what computes x; `gathered` reads one class of each row.
+    """
+    classes = x.shape[dim]
+    counted = ne(target, ignore_index)
+    if gathered and weight is None and 0 not in target.shape:
+        # All weights are 1: reading the class checks its number.
+        places = _where(counted, target, 0).unsqueeze(dim)
+        chosen = indexing._gather(x, dim, cast_to(places, int64), name).squeeze(dim)
+        loss = _where(counted, -chosen, 0.0)
+        if reduction == "none":
+            return loss
+        return sum(loss) / sum(counted) if reduction == "mean" else sum(loss)
+    # Also without weights the class number is looked up in them: that is where it is checked.
+    table = fill((classes,), 1, x.dtype, x.device) if weight is None else to_type(weight, x.dtype)
+    if 0 in target.shape:
+        weights = fill(target.shape, 0, x.dtype, x.device)
+    else:
+        found = take(table, (_where(counted, target, 0),), name, dims=(dim,))
+        weights = _where(counted, found, 0.0)
+    if gathered and 0 not in target.shape:
+        places = _where(counted, target, 0).unsqueeze(dim)
+        chosen = x.gather(dim, places.long()).squeeze(dim)
+    else:
+        chosen = sum(_where(eq(positions(x, dim), target.unsqueeze(dim)), x, 0.0), dim)
+    # Not times the weight 0, which makes NaN of an infinity.
+    loss = _where(counted, -(chosen * weights), 0.0)
+    if smoothing:
+        spread = x if weight is None else x * _along_classes(table, dim, x.ndim)
+        even = _where(counted, -sum(spread, dim), 0.0)
+        loss = loss * (1.0 - smoothing) + even * (smoothing / classes)
+    if reduction == "none":
+        return loss
+    total = sum(loss)
+    if reduction != "mean":
+        return total
+    # Where everything is ignored the mean is NaN, but, as in PyTorch, its gradient is zero.
+    count = sum(weights)
+    nothing = eq(count, 0)
+    return total / _where(nothing, 1.0, count) + _where(nothing, math.nan, 0.0)
+
+
+@composite(torch="nn.functional.nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32)
+def nll_loss(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return -weight[target] * input[target] of log-probabilities (C), (N, C) or (N, C, ...); a weighted mean."""
+    reduction = _rule(size_average, reduce, reduction)
+    dim = _check_classes("nll_loss", input, target, weight)
+    if weight is not None and weight.dtype is not input.dtype:
+        raise RuntimeError(
+            f"nll_loss: expected weight of type {input.dtype} but found {weight.dtype}. Convert it with .to()."
+        )
+    loss = _negative_log_likelihood(
+        "nll_loss", widened(input), target, weight, ignore_index, reduction, 0.0, dim,
+        gathered=in_memory(input),
+    )  # fmt: skip
+    return to_type(loss, input.dtype)
+
+
+@composite(
+    torch="nn.functional.cross_entropy", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32
+)
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Return the cross entropy of logits (C), (N, C) or (N, C, ...) and classes, as numbers or probabilities."""
+    reduction = _rule(size_average, reduce, reduction)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(
+            f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}"
+        )
+    if input.ndim and tuple(target.shape) == tuple(input.shape) and target.dtype.kind == "float":
+        loss = _soft_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+    else:
+        dim = _check_classes("cross_entropy", input, target, weight)
+        loss = _negative_log_likelihood(
+            "cross_entropy", log_softmax(widened(input), dim), target, weight, ignore_index,
+            reduction, label_smoothing, dim,
+        )  # fmt: skip
+    return to_type(loss, input.dtype)
+
+
+def _soft_cross_entropy(
+    input: Any, target: Any, weight: Any, ignore_index: int, reduction: str, smoothing: float
+) -> Any:
+    """Return the cross entropy with class probabilities as targets; its mean is over all but the class dim."""
+    if ignore_index >= 0:
+        raise RuntimeError(
+            f"cross_entropy: ignore_index is not supported for floating point target: got {ignore_index}. "
+            f"Use class numbers, or leave it out."
+        )
+    dim = 0 if input.ndim == 1 else 1
+    classes = input.shape[dim]
+    _check_class_weight("cross_entropy", classes, weight)
+    x = log_softmax(widened(input), dim)
+    if smoothing:
+        target = target * (1.0 - smoothing) + smoothing / classes
+    if weight is not None:
+        x = x * _along_classes(weight, dim, x.ndim)
+    loss = -sum(x * target, dim)
+    if reduction == "mean":
+        count = math.prod(s for d, s in enumerate(input.shape) if d != dim)
+        return sum(loss) / count
+    return _reduced(loss, reduction)
+
+
+# -- margins and embeddings -------------------------------------------------------------------------------------------
+
+
+@composite(
+    torch="nn.functional.hinge_embedding_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+    refuses=BOOL,
+)
+def hinge_embedding_loss(
+    input: Any,
+    target: Any,
+    margin: float = 1.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return input where target is 1, and max(0, margin - input) where it is -1."""
+    loss = _where(ne(target, 1), clamp_min(margin - input, 0), 0.0)
+    loss = loss + _where(ne(target, -1), input, 0.0)
+    return _reduced(loss, _rule(size_average, reduce, reduction))
+
+
+@composite(
+    torch="nn.functional.margin_ranking_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+)
+def margin_ranking_loss(
+    input1: Any,
+    input2: Any,
+    target: Any,
+    margin: float = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return max(0, -target * (input1 - input2) + margin)."""
+    loss = clamp_min(-target * (input1 - input2) + margin, 0)
+    return _reduced(loss, _rule(size_average, reduce, reduction))
+
+
+@composite(
+    torch="nn.functional.cosine_embedding_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+)
+@computed_wide
+def cosine_embedding_loss(
+    input1: Any,
+    input2: Any,
+    target: Any,
+    margin: float = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return 1 - cos(input1, input2) where target is 1, and max(0, cos - margin) where it is -1."""
+    if target.ndim > 1:
+        raise ShapeError(
+            "cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: "
+            f"got {list(target.shape)}"
+        )
+    # The small number belongs under the root: that makes gradients at zero vectors.
+    dim = target.ndim
+    lengths = [(x * x).sum(dim) + 1e-12 for x in (input1, input2)]
+    cosine = (input1 * input2).sum(dim) / sqrt(lengths[0] * lengths[1])
+    loss = _where(eq(target, 1), 1 - cosine, 0.0)
+    loss = loss + _where(eq(target, -1), clamp_min(cosine - margin, 0), 0.0)
+    return _reduced(loss, _rule(size_average, reduce, reduction))
+
+
+@composite(
+    torch="nn.functional.triplet_margin_loss",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=FP32,
+)
+@computed_wide
+def triplet_margin_loss(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-06,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return max(0, |anchor - positive| - |anchor - negative| + margin), in the p-norm (Balntas et al., 2016)."""
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    near = pairwise_distance(anchor, positive, p, eps)
+    far = pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = far.minimum(pairwise_distance(positive, negative, p, eps))
+    return _reduced(clamp_min(near - far + margin, 0), _rule(size_average, reduce, reduction))
+
+
+@composite(
+    torch="nn.functional.soft_margin_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32
+)
+def soft_margin_loss(
+    input: Any,
+    target: Any,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return log(1 + exp(-target * input))."""
+    if broadcast_shapes(tuple(input.shape), tuple(target.shape)) != tuple(input.shape):
+        raise ShapeError(
+            f"soft_margin_loss: output with shape {list(input.shape)} doesn't match the broadcast shape "
+            f"{list(broadcast_shapes(tuple(input.shape), tuple(target.shape)))}"
+        )
+    loss = _soft_margin(input, target)
+    return _reduced(loss, _rule(size_average, reduce, reduction))
+
+
+_soft_margin = _pair_loss(
+    "_soft_margin", lambda x, y: log1pexp(-(x * y)), "log(1 + exp(-target * input))."
+)

@@ -1,0 +1,326 @@
+"""torch.masked: reductions and normalisations that leave elements out.
+
+A mask is true where an element counts. What is left out is replaced by the value that changes nothing;
+a slice with nothing in it gives that value, or NaN where a mean is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.functions import composite as norms
+from webtorch.functions import creation, ordering, reduce
+from webtorch.functions.movement import integers_held
+from webtorch.ir.dtype import DType, bool_, int64
+from webtorch.ops import elementwise
+from webtorch.ops.elementwise import where
+from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
+from webtorch.ops.record import composite
+
+MASKED = ("masked",)
+
+
+def _extreme(x: Any, largest: bool) -> Any:
+    if x.dtype.has_gradient:
+        return math.inf if largest else -math.inf
+    low, high = integers_held(x)
+    return high if largest else low
+
+
+def _filled(x: Any, mask: Any, value: Any) -> Any:
+    if mask is None:
+        return x
+    return where(mask, x, value)
+
+
+def _floats(name: str, x: Any) -> Any:
+    """Return `x`. Raises DTypeError unless it is of floats or complex numbers."""
+    if not x.dtype.has_gradient:
+        raise DTypeError(f"masked.{name}: not implemented for {x.dtype}. Convert it with .float().")
+    return x
+
+
+def _numbers(name: str, x: Any, masked: bool = True) -> Any:
+    """Return `x`. Raises DTypeError for bools, where something is `masked`."""
+    if x.dtype is bool_ and masked:
+        raise DTypeError(f"masked.{name}: not implemented for {x.dtype}. Convert it with .int().")
+    return x
+
+
+def _typed(x: Any, dtype: Any, widen: bool = False) -> Any:
+    if dtype is None:
+        dtype = int64 if widen and not x.dtype.has_gradient else x.dtype
+    return cast_to(x, dtype)
+
+
+def _dims(dim: Any, rank: int) -> Any:
+    """Return what torch.masked means by dim: () are no dims."""
+    return None if dim is None else dim if isinstance(dim, int) else tuple(dim)
+
+
+def _masked(function: Callable[..., Any]) -> Any:
+    name = function.__name__.strip("_")
+    return composite(
+        name=f"masked_{name}", family="index", function_in=MASKED, torch=f"masked.{name}"
+    )(function)
+
+
+@_masked
+def sum_(
+    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The sum of the elements that count."""
+    x = _filled(_typed(input, dtype, True), mask, 0)
+    if isinstance(dim, (tuple, list)) and not dim:
+        return x.clone()
+    return reduce.sum(x, _dims(dim, x.ndim), keepdim, dtype=x.dtype)
+
+
+@_masked
+def prod_(
+    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The product of the elements that count."""
+    x = _filled(_typed(input, dtype, True), mask, 1)
+    dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    for d in sorted((d % max(x.ndim, 1) for d in dims), reverse=True):
+        x = reduce.prod(x, d, keepdim, dtype=x.dtype)
+    return x
+
+
+@_masked
+def amax_(
+    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The largest of the elements that count."""
+    x = _numbers("amax", _typed(input, dtype), mask is not None)
+    x = _filled(x, mask, _extreme(x, False))
+    if isinstance(dim, (tuple, list)) and not dim:
+        return x.clone()
+    return reduce.amax(x, () if dim is None else dim, keepdim)
+
+
+@_masked
+def amin_(
+    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The smallest of the elements that count."""
+    x = _numbers("amin", _typed(input, dtype), mask is not None)
+    x = _filled(x, mask, _extreme(x, True))
+    if isinstance(dim, (tuple, list)) and not dim:
+        return x.clone()
+    return reduce.amin(x, () if dim is None else dim, keepdim)
+
+
+@_masked
+def argmax_(
+    input: Any,
+    dim: int | None = None,
+    *,
+    keepdim: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Any:
+    """Where the largest of the elements that count is."""
+    x = _numbers("argmax", _typed(input, dtype))
+    return cast_to(reduce.argmax(_filled(x, mask, _extreme(x, False)), dim, keepdim), x.dtype)
+
+
+@_masked
+def argmin_(
+    input: Any,
+    dim: int | None = None,
+    *,
+    keepdim: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Any:
+    """Where the smallest of the elements that count is."""
+    x = _numbers("argmin", _typed(input, dtype))
+    return cast_to(reduce.argmin(_filled(x, mask, _extreme(x, True)), dim, keepdim), x.dtype)
+
+
+def _counted(x: Any, mask: Any, dim: Any, keepdim: bool, dtype: DType) -> Any:
+    """Return how many elements count."""
+    if mask is None:
+        ones = fill(x._shape, 1, dtype, x.device)
+    else:
+        ones = cast_to(mask.expand(x._shape) if mask._shape != x._shape else mask, dtype)
+    if isinstance(dim, (tuple, list)) and not dim:
+        return ones
+    return reduce.sum(ones, _dims(dim, x.ndim), keepdim, dtype=dtype)
+
+
+@_masked
+def mean_(
+    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The mean of the elements that count."""
+    x = _typed(input, dtype)
+    if not x.dtype.has_gradient:
+        raise ValueError(
+            f"masked.mean: Could not infer output dtype. Input dtype must be either a floating point or complex "
+            f"dtype. Got: {x.dtype}. Pass dtype=torch.float32."
+        )
+    total = masked_sum(x, dim, keepdim=keepdim, dtype=x.dtype, mask=mask)
+    return total / _counted(x, mask, dim, keepdim, x.dtype)
+
+
+@_masked
+def median_(
+    input: Any, dim: int = -1, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The median of the elements that count."""
+    x = _typed(input, dtype)
+    x = _filled(x, mask, math.nan)
+    found = ordering.nanmedian(x, dim, keepdim)
+    return found[0]
+
+
+@_masked
+def logsumexp_(
+    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    """log(sum(exp(elements that count)))."""
+    x = _typed(input, dtype)
+    if x.dtype is bool_ and mask is not None:
+        raise NotImplementedError(f"identity of logsumexp on {x.dtype} input")
+    x = _filled(x, mask, _extreme(x, False))
+    found = reduce.logsumexp(x, tuple(range(x.ndim)) if dim is None else dim, keepdim)
+    return cast_to(found, x.dtype)
+
+
+@_masked
+def logaddexp_(
+    input: Any, other: Any, *, dtype: Any = None, input_mask: Any = None, other_mask: Any = None
+) -> Any:
+    """log(exp(input) + exp(other)) of the elements that count."""
+    x = _filled(_floats("logaddexp", _typed(input, dtype)), input_mask, -math.inf)
+    y = _filled(_typed(other, dtype), other_mask, -math.inf)
+    return elementwise.logaddexp(x, y)
+
+
+@_masked
+def norm_(
+    input: Any,
+    ord: float = 2.0,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Any:
+    """The norm of the elements that count."""
+    x = _filled(_typed(input, dtype), mask, math.inf if ord == -math.inf else 0)
+    return reduce.vector_norm(x, ord, _dims(dim, x.ndim), keepdim)
+
+
+def _spread(
+    input: Any,
+    dim: Any,
+    unbiased: Any,
+    correction: Any,
+    keepdim: bool,
+    dtype: Any,
+    mask: Any,
+    root: bool,
+) -> Any:
+    if correction is None:
+        correction = 1 if unbiased is None or unbiased else 0
+    x = _numbers("std" if root else "var", _typed(input, dtype))
+    if not x.dtype.has_gradient:
+        x = cast_to(x, creation.default_dtype())
+    wide = reduce.widened(x)
+    real = wide.dtype.to_real()
+    count = _counted(wide, mask, dim, True, real)
+    mean = masked_sum(wide, dim, keepdim=True, mask=mask) / count
+    distance = wide - mean
+    square = (
+        real_part(distance * conjugate(distance)) if wide.dtype.is_complex else distance * distance
+    )
+    total = masked_sum(square, dim, keepdim=keepdim, mask=mask)
+    plain = count if keepdim else _counted(wide, mask, dim, False, real)
+    if correction:
+        plain = (plain - correction).clamp(min=0)
+    out = total / plain
+    return cast_to(out.sqrt() if root else out, x.dtype)
+
+
+@_masked
+def var_(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Any:
+    """The variance of the elements that count."""
+    return _spread(input, dim, unbiased, correction, keepdim, dtype, mask, False)
+
+
+@_masked
+def std_(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Any:
+    """The standard deviation of the elements that count."""
+    return _spread(input, dim, unbiased, correction, keepdim, dtype, mask, True)
+
+
+@_masked
+def cumsum_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    """The running sum of the elements that count."""
+    x = _filled(_numbers("cumsum", _typed(input, dtype)), mask, 0)
+    return reduce.cumsum(x, dim, dtype=x.dtype)
+
+
+@_masked
+def cumprod_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    """The running product of the elements that count."""
+    x = _filled(_numbers("cumprod", _typed(input, dtype)), mask, 1)
+    return reduce.cumprod(x, dim, dtype=x.dtype)
+
+
+@_masked
+def softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    """The softmax of the elements that count."""
+    return norms.softmax(_filled(_floats("softmax", _typed(input, dtype)), mask, -math.inf), dim)
+
+
+@_masked
+def log_softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    """The logarithm of the softmax of the elements that count."""
+    return norms.log_softmax(
+        _filled(_floats("log_softmax", _typed(input, dtype)), mask, -math.inf), dim
+    )
+
+
+@_masked
+def softmin_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    """The softmax of the negated elements that count."""
+    return norms.softmax(-_filled(_floats("softmin", _typed(input, dtype)), mask, math.inf), dim)
+
+
+@_masked
+def normalize_(
+    input: Any, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None
+) -> Any:
+    """The elements that count, divided by their norm."""
+    x = _typed(input, dtype)
+    size = masked_norm(x, ord, dim, keepdim=True, mask=mask)
+    return _filled(x, mask, 0) / size.clamp(min=eps)
+
+
+masked_sum, masked_norm = sum_, norm_

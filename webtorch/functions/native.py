@@ -1,0 +1,353 @@
+"""PyTorch's native names: normalisations with their statistics, grid samplers, the parts of floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.functions import creation, decomposition, indexing, movement, norm, resize
+from webtorch.functions.reduce import vector_norm
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    FLOATS,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+    promote_types,
+)
+from webtorch.ir.expr import Expr
+from webtorch.ops.elementwise import is_tensor, where
+from webtorch.ops.precision import to_type, widened
+from webtorch.ops.primitive import cast_to, empty, fill
+from webtorch.ops.record import Autocast, composite, elementwise, return_type
+
+FUNCTION = ("torch",)
+Frexp = return_type("frexp", "mantissa", "exponent")
+
+
+@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+def native_layer_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[Any, Any, Any]:
+    """(layer_norm, means, reciprocal standard deviations)."""
+    shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    out = norm.layer_norm(input, shape, weight, bias, eps)
+    dims = tuple(range(input.ndim - len(shape), input.ndim))
+    # As in PyTorch, the statistics have no gradient here.
+    x = widened(input.detach())
+    mean, scale = (
+        x.mean(dims, keepdim=True),
+        (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt(),
+    )
+    # On the CPU, PyTorch gives them in the input's type unless weights are wider; elsewhere in float32.
+    if input.device.type == "cpu" and (weight is None or weight.dtype is input.dtype):
+        mean, scale = to_type(mean, input.dtype), to_type(scale, input.dtype)
+    return out, mean, scale
+
+
+@composite(family="index", function_in=FUNCTION)
+def native_group_norm(
+    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Any, Any, Any]:
+    """(group_norm, means, reciprocal standard deviations), the statistics (N, group)."""
+    out = norm.group_norm(input.reshape((N, C, HxW)), group, weight, bias, eps).reshape(
+        input._shape
+    )
+    x = input.reshape((N, group, C // group * HxW))
+    return out, x.mean(-1), (x.var(-1, unbiased=False) + eps).rsqrt()
+
+
+@composite(family="index", function_in=FUNCTION)
+def native_batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, Any, Any]:
+    """(batch_norm, means, reciprocal standard deviations of this batch); the last two are empty outside training."""
+    x = input.detach()
+    dims = (0, *range(2, input.ndim))
+    out = norm.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not training:
+        none = creation.empty(0, dtype=input.dtype, device=input.device)
+        return out, none, movement.clone(none)
+    return out, x.mean(dims), (x.var(dims, unbiased=False) + eps).rsqrt()
+
+
+@composite(family="index", function_in=FUNCTION)
+def constant_pad_nd(input: Any, pad: Sequence[int], value: Any = 0) -> Any:
+    """The input inside a border of `value`, its widths counted from the last dim."""
+    return movement.pad(input, pad, "constant", value)
+
+
+def _sampler(name: str) -> None:
+    def function(
+        input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
+    ) -> Any:
+        mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
+        padding = ("zeros", "border", "reflection")[padding_mode]
+        return resize.grid_sample(input, grid, mode, padding, align_corners)
+
+    function.__doc__ = "nn.functional.grid_sample with modes as numbers."
+    composite(name=name, family="index", function_in=FUNCTION)(function)
+
+
+for _name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"):
+    _sampler(_name)
+
+
+@composite(family="creation", function_in=FUNCTION)
+def empty_permuted(
+    size: Sequence[int],
+    physical_layout: Sequence[int],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Uninitialised memory whose dims lie in the order `physical_layout`, the outermost first."""
+    if len(size) != len(physical_layout):
+        raise RuntimeError(
+            "Number of dimensions in size does not match the length of the physical_layout; i.e. "
+            f"len(size) = {len(size)} is not equal to len(physical_layout) = {len(physical_layout)}"
+        )
+    rank = len(size)
+    for k, d in enumerate(physical_layout):
+        if not 0 <= d < rank:
+            raise RuntimeError(
+                f"Dimension out of range (expected to be between 0 and {rank - 1}, but got {d} at index {k})."
+            )
+        if list(physical_layout).count(d) > 1:
+            raise RuntimeError(f"Duplicate dim not allowed: {d}")
+    wanted = creation.chosen_dtype(dtype)
+    made = empty(tuple(size[d] for d in physical_layout), wanted, device)
+    back = [list(physical_layout).index(d) for d in range(rank)]
+    return creation.finish(made.permute(back) if rank else made, requires_grad)
+
+
+# -- the parts of a float -----------------------------------------------------------------------------
+
+
+def _next_of_16_bits(
+    dropped: int, tiny: float, least: float, largest: float
+) -> Callable[[Expr, Expr], Expr]:
+    """Return the formula for a type of 16 bits, computed in float32: its numbers lie 2 ** dropped
+    patterns apart there, and `least` apart below `tiny`; infinity comes after `largest`.
+    """
+
+    def formula(x: Expr, y: Expr) -> Expr:
+        bits, step = ex.bitcast(x, int32), ex.const(1 << dropped, int32)
+        grows = (y > x) ^ (x < 0)
+        value = ex.bitcast(ex.where(grows, bits + step, bits - step), x.dtype)
+        size, one = ex.unary("abs", x), ex.const(least, x.dtype)
+        small = (size < tiny) | (ex.eq(size, tiny) & ~grows)
+        value = ex.where(small, ex.where(y > x, x + one, x - one), value)
+        end = ex.const(largest, x.dtype)
+        value = ex.where(size > end, ex.where(x > 0, end, -end), value)
+        value = ex.where(ex.eq(x, y), y, value)
+        return ex.where(ex.isnan(x) | ex.isnan(y), ex.const(math.nan, x.dtype), value)
+
+    return formula
+
+
+def _next(x: Expr, y: Expr) -> Expr:
+    """Step by one in the ordered sequence of bit patterns."""
+    whole = int64 if x.dtype is float64 else int32
+    bits = ex.bitcast(x, whole)
+    # Away from 0 the pattern grows, towards 0 it shrinks.
+    grows = (y > x) ^ (x < 0)
+    one = ex.const(1, whole)
+    stepped = ex.bitcast(ex.where(grows, bits + one, bits - one), x.dtype)
+    least = 5e-324 if x.dtype is float64 else 1.401298464324817e-45
+    from_zero = ex.where(y > 0, ex.const(least, x.dtype), ex.const(-least, x.dtype))
+    value = ex.where(ex.eq(x, 0), from_zero, stepped)
+    value = ex.where(ex.eq(x, y), y, value)
+    return ex.where(ex.isnan(x) | ex.isnan(y), ex.const(math.nan, x.dtype), value)
+
+
+_nextafter, _nextafter_half, _nextafter_bfloat16 = (
+    elementwise(
+        name,
+        formula,
+        # PyTorch's convention: as if the result were the input.
+        vjp=lambda g, out, x, y: (where(x == y, 0.0, g), fill(g._shape, 0, g.dtype, g.device)),
+        saves_values=True,
+        dtypes=dtypes,
+        function_in=(),
+        torch="",
+        inplace=False,
+        doc="The next number of the type after input, towards other.",
+    )
+    for name, formula, dtypes in (
+        ("_nextafter", _next, (float32, float64)),
+        ("_nextafter_half", _next_of_16_bits(13, 2.0**-14, 2.0**-24, 65504.0), (float16,)),
+        # Steps below the normal numbers are those above them, as patterns.
+        (
+            "_nextafter_bfloat16",
+            _next_of_16_bits(16, 2.0**-133, 2.0**-133, 3.3895313892515355e38),
+            (bfloat16,),
+        ),
+    )
+)
+
+
+@composite(inplace=True, dtypes=FLOATS)
+def nextafter(input: Any, other: Any) -> Any:
+    """The next number of the type after input, towards other."""
+    for number, x in enumerate((input, other)):
+        if not is_tensor(x):
+            raise TypeError(
+                f"nextafter(): argument '{('input', 'other')[number]}' (position {number + 1}) must be "
+                f"Tensor, not {type(x).__name__}"
+            )
+    dtype = promote_types(input.dtype, other.dtype)
+    entries = {float16: _nextafter_half, bfloat16: _nextafter_bfloat16}
+    return entries.get(dtype, _nextafter)(input, other)
+
+
+def _exponent(x: Expr) -> Expr:
+    """Return the e with 0.5 <= |x| / 2 ** e < 1, as a float; 0 for 0, infinities and NaN."""
+    a = ex.unary("abs", x)
+    ok = ~(ex.eq(a, 0) | ex.isinf(a) | ex.isnan(a))
+    a = ex.where(ok, a, 1.0)
+    # Numbers below the normal ones are brought among them first.
+    tiny = a < 1e-30
+    a = ex.where(tiny, a * 2.0**100, a)
+    e = ex.floor(ex.log2(a)) + 1
+    # The logarithm may round to the wrong side of a power of two.
+    scaled = a * ex.exp2(-e)
+    e = ex.where(scaled >= 1, e + 1, ex.where(scaled < 0.5, e - 1, e))
+    return ex.where(ok, ex.where(tiny, e - 100, e), 0.0)
+
+
+_frexp_exponent = elementwise(
+    "_frexp_exponent", _exponent, tensors=("input",), dtypes=FLOATS, torch="", function_in=(),
+    inplace=False, differentiable=False, doc="The binary exponent.",
+)  # fmt: skip
+
+
+@composite(family="index")
+def frexp(input: Any) -> Any:
+    """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
+    if input.dtype.kind != "float":
+        raise DTypeError("torch.frexp() only supports floating-point dtypes")
+    e = _frexp_exponent(input.detach())
+    wide = widened(input)
+    half = (cast_to(e, wide.dtype) / 2).floor()
+    # In two steps: 2 ** e itself may be out of range.
+    mantissa = wide * (-half).exp2() * (half - cast_to(e, wide.dtype)).exp2()
+    return Frexp(cast_to(mantissa, input.dtype), cast_to(e, int32))
+
+
+angle = elementwise(
+    "angle",
+    lambda x: ex.where(
+        ex.isnan(x),
+        ex.const(math.nan, x.dtype),
+        ex.where(x < 0, ex.const(math.pi, x.dtype), ex.const(0.0, x.dtype)),
+    ),
+    tensors=("input",),
+    promotion="float",
+    inplace=False,
+    doc="The angle of a real number as a complex one: pi of negative ones, else 0.",
+)
+
+
+# -- torch's forms of functions of nn.functional ------------------------------------------------------
+
+
+@composite(name="torch_batch_norm", family="index", function_in=FUNCTION, torch="batch_norm")
+def torch_batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """nn.functional.batch_norm with its arguments in another order."""
+    return norm.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@composite(name="torch_instance_norm", family="index", function_in=FUNCTION, torch="instance_norm")
+def torch_instance_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """nn.functional.instance_norm with its arguments in another order."""
+    return norm.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+@composite(name="torch_embedding", family="index", function_in=FUNCTION, torch="embedding")
+def torch_embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """nn.functional.embedding with the weight first; padding_idx -1 is none."""
+    chosen = None if padding_idx == -1 else padding_idx
+    return indexing.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
+
+
+@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """The root of the sum of squares over `dim`, over all dims by default."""
+    return vector_norm(input, 2, None if not isinstance(dim, int) and not dim else dim, keepdim)
+
+
+@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
+    """The sum of the singular values of matrices."""
+    return decomposition.matrix_norm(input, "nuc", dim, keepdim)
+
+
+@composite(family="index", function_in=FUNCTION)
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    """The matrix of powers of a vector's elements, falling from N - 1 to 0 unless `increasing`."""
+    if x.ndim != 1:
+        raise RuntimeError("x must be a one-dimensional tensor.")
+    count = x._shape[0] if N is None else N
+    if count < 0:
+        raise RuntimeError("N must be non-negative.")
+    kind = x.dtype if x.dtype.kind == "float" else int64
+    powers = [cast_to(x, kind) ** k for k in range(count)]
+    if not powers:
+        return creation.empty((x._shape[0], 0), dtype=kind, device=x.device)
+    return movement.stack(powers if increasing else powers[::-1], 1)
+
+
+@composite(family="index", function_in=FUNCTION)
+def is_neg(input: Any) -> bool:
+    """Return False: no tensor is a lazily negated view."""
+    return False
+
+
+@composite(family="index", function_in=FUNCTION)
+def is_conj(input: Any) -> bool:
+    """Return False: no tensor is a lazily conjugated view."""
+    return False

@@ -1,0 +1,309 @@
+"""Normalisations: layer, RMS, group, batch and instance norm.
+
+All stand on two rules: subtract the mean and divide by the standard deviation over some dims, or divide by the
+root mean square. Statistics are computed in float32 for 16-bit floats. The gradient rules compute them again from
+the input: within one program the compiler finds the forward pass's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.reduce import count_of, mean_of
+from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
+from webtorch.ops.activation import FUNCTIONAL
+from webtorch.ops.elementwise import rsqrt, square
+from webtorch.ops.precision import to_type, widened
+from webtorch.ops.record import WHOLE, Autocast, composite
+
+# The distance from 1 to the next number: rms_norm's default eps.
+EPSILON: dict[DType, float] = {
+    float64: 2.0**-52,
+    float32: 2.0**-23,
+    float16: 2.0**-10,
+    bfloat16: 2.0**-7,
+}
+
+
+def _statistics(x: Any, dims: tuple[int, ...], eps: Any) -> tuple[Any, Any]:
+    """Return x less its mean, and 1 / standard deviation, over `dims`."""
+    centred = x - mean_of(x, dims, True)
+    return centred, rsqrt(mean_of(square(centred), dims, True) + eps)
+
+
+def _normalized_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+    centred, scale = _statistics(x, dims, eps)
+    unit = centred * scale
+    return (g - mean_of(g, dims, True) - unit * mean_of(g * unit, dims, True)) * scale
+
+
+@composite(
+    name="_normalized",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, dims, eps: (_normalized_slope(g, x, dims, eps),),
+)
+def normalized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+    """Return (x - mean) / sqrt(variance + eps) over `dims`."""
+    centred, scale = _statistics(x, dims, eps)
+    return centred * scale
+
+
+def _rms_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+    scale = rsqrt(mean_of(square(x), dims, True) + eps)
+    unit = x * scale
+    return (g - unit * mean_of(g * unit, dims, True)) * scale
+
+
+@composite(
+    name="_rms_normalized",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, dims, eps: (_rms_slope(g, x, dims, eps),),
+)
+def rms_normalized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+    """Return x / sqrt(mean(x ** 2) + eps) over `dims`."""
+    return x * rsqrt(mean_of(square(x), dims, True) + eps)
+
+
+def _affine(x: Any, weight: Any, bias: Any, dtype: DType) -> Any:
+    """Return x * weight + bias as `dtype`; either may be None."""
+    if weight is not None:
+        x = x * weight
+    if bias is not None:
+        x = x + bias
+    return to_type(x, dtype)
+
+
+def _check_float(name: str, x: Any) -> None:
+    if x.dtype.kind != "float":
+        raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
+
+
+def last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
+    """Return the dims that `normalized_shape` names. Raises ShapeError as PyTorch does."""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    # Of complex numbers PyTorch has this one only: the root of the mean of the squares, not of their sizes.
+    if not (input.dtype.is_complex and name == "rms_norm"):
+        _check_float(name, input)
+    if not shape:
+        raise ShapeError(
+            f"{name}: Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
+            f"but got normalized_shape = ()"
+        )
+    for title, x in affine.items():
+        if x is not None and tuple(x.shape) != shape:
+            raise ShapeError(
+                f"{name}: Expected {title} to be of same shape as normalized_shape, but got {title} of shape "
+                f"{list(x.shape)} and normalized_shape = {list(shape)}"
+            )
+    if tuple(input.shape[-len(shape) :]) != shape:
+        raise ShapeError(
+            f"{name}: Given normalized_shape={list(shape)}, expected input with shape "
+            f"[*, {', '.join(map(str, shape))}], but got input of size{list(input.shape)}"
+        )
+    return tuple(range(input.ndim - len(shape), input.ndim))
+
+
+@composite(
+    torch="nn.functional.layer_norm",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
+)
+def layer_norm(
+    input: Any,
+    normalized_shape: int | Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+) -> Any:
+    """Return input with mean 0 and variance 1 over its last dims, times weight, plus bias (Ba et al., 2016)."""
+    dims = last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    if 0 in input.shape:
+        return _affine(input, weight, bias, input.dtype) if weight is not None else input.clone()
+    return _affine(normalized(widened(input), dims, eps), weight, bias, input.dtype)
+
+
+@composite(
+    torch="nn.functional.rms_norm",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
+)
+def rms_norm(
+    input: Any,
+    normalized_shape: int | Sequence[int],
+    weight: Any = None,
+    eps: float | None = None,
+) -> Any:
+    """Return input / root mean square over its last dims, times weight (Zhang and Sennrich, 2019)."""
+    dims = last_dims("rms_norm", input, normalized_shape, weight=weight)
+    if 0 in input.shape:
+        return _affine(input, weight, None, input.dtype) if weight is not None else input.clone()
+    # 16-bit inputs are computed in float32, and PyTorch's default eps is that of the type computed in.
+    wide = widened(input)
+    unit = rms_normalized(wide, dims, EPSILON[wide.dtype.to_real()] if eps is None else eps)
+    return _affine(unit, weight, None, input.dtype)
+
+
+def _per_channel(x: Any, rank: int) -> Any:
+    """Return a vector over channels with the shape that broadcasts against (N, C, ...)."""
+    return None if x is None else x.reshape((1, -1) + (1,) * (rank - 2))
+
+
+def _check_channels(name: str, channels: int, **vectors: Any) -> None:
+    for title, x in vectors.items():
+        if x is not None and x.numel() != channels:
+            raise ShapeError(
+                f"{name}: {title} should contain {channels} elements not {x.numel()}: one for each channel."
+            )
+
+
+@composite(
+    torch="nn.functional.group_norm",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    autocast=Autocast(gpu="fp32"),
+)
+def group_norm(
+    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05
+) -> Any:
+    """Return input (N, C, ...) with mean 0 and variance 1 in each group of channels (Wu and He, 2018)."""
+    _check_float("group_norm", input)
+    if input.ndim < 2:
+        raise ShapeError(
+            f"group_norm: Expected at least 2 dimensions for input tensor but received {input.ndim}"
+        )
+    if num_groups <= 0:
+        raise ShapeError(f"group_norm: Expected num groups to be greater than 0, got {num_groups}")
+    samples, channels = input.shape[:2]
+    if channels % num_groups:
+        raise ShapeError(
+            f"group_norm: Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(input.shape)} and num_groups={num_groups}"
+        )
+    _check_channels("group_norm", channels, weight=weight, bias=bias)
+    if 0 in input.shape:
+        return input.clone()
+    groups = widened(input).reshape((samples, num_groups, -1))
+    unit = normalized(groups, (2,), eps).reshape(input.shape)
+    return _affine(
+        unit, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype
+    )
+
+
+def _update_running(
+    running_mean: Any, running_var: Any, mean: Any, variance: Any, momentum: Any
+) -> None:
+    """Move the running statistics towards those of this batch, in place."""
+    for running, now in ((running_mean, mean), (running_var, variance)):
+        if running is not None:
+            if now._levels and not running._levels:
+                raise RuntimeError(
+                    "Batch norm got a batched tensor as input while the running_mean or running_var, which "
+                    "will be updated in place, were not batched.\nIf you are using a module and do not "
+                    "need eval mode, please set `track_running_stats` to be False.If you are using a "
+                    "prebuilt module and do not need eval mode, please see the functorch website for "
+                    "resources on how to patch your module to work with vmap"
+                )
+            running.lerp_(to_type(now.detach(), running.dtype).reshape(running.shape), momentum)
+
+
+def _batch_statistics(x: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the mean and the unbiased variance over `dims`, kept."""
+    mean = mean_of(x, dims, True)
+    count = count_of(x.shape, dims)
+    return mean, mean_of(square(x - mean), dims, True) * (count / (count - 1))
+
+
+@composite(torch="nn.functional.batch_norm", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=WHOLE)
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-05,
+) -> Any:
+    """Return input (N, C, ...) normalised per channel (Ioffe and Szegedy, 2015).
+
+    In training with the statistics of this batch, and running_mean and running_var (if given) move towards them by
+    `momentum` (a number or a 0-d tensor); otherwise with the running ones.
+    """
+    _check_float("batch_norm", input)
+    if input.ndim == 1 and not input.numel():
+        return input.clone()
+    if input.ndim < 2:
+        raise ShapeError(
+            f"batch_norm: expected at least 2D input (got {input.ndim}D input). Unsqueeze a batch dim first."
+        )
+    channels, rank = input.shape[1], input.ndim
+    _check_channels(
+        "batch_norm", channels,
+        running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
+    )  # fmt: skip
+    x = widened(input)
+    if training:
+        if eps <= 0:
+            raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+        dims = (0, *range(2, rank))
+        if count_of(input.shape, dims) == 1:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size torch.Size({list(input.shape)})"
+            )
+        if 0 in input.shape:
+            return input.clone()
+        unit = normalized(x, dims, eps)
+        if running_mean is not None or running_var is not None:
+            _update_running(
+                running_mean, running_var, *_batch_statistics(x.detach(), dims), momentum
+            )
+    else:
+        if running_mean is None or running_var is None:
+            raise RuntimeError(
+                "batch_norm: Expected running_mean and running_var to be defined when training=False"
+            )
+        mean, variance = _per_channel(running_mean, rank), _per_channel(running_var, rank)
+        unit = (x - mean) * rsqrt(variance + eps)
+    return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
+
+
+@composite(
+    torch="nn.functional.instance_norm", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=WHOLE
+)
+def instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: Any = 0.1,
+    eps: float = 1e-05,
+) -> Any:
+    """Return input (N, C, ...) with mean 0 and variance 1 in each channel of each sample (Ulyanov et al., 2016)."""
+    _check_float("instance_norm", input)
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    rank, dims = input.ndim, tuple(range(2, input.ndim))
+    if rank < 3 or count_of(input.shape, dims) == 1:
+        raise ValueError(
+            f"Expected more than 1 spatial element when training, got input size torch.Size({list(input.shape)})"
+        )
+    _check_channels(
+        "instance_norm", input.shape[1],
+        running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
+    )  # fmt: skip
+    if 0 in input.shape:
+        return input.clone()
+    x = widened(input)
+    unit = normalized(x, dims, eps)
+    if running_mean is not None or running_var is not None:
+        mean, variance = (mean_of(s, (0,), True) for s in _batch_statistics(x.detach(), dims))
+        _update_running(running_mean, running_var, mean, variance, momentum)
+    return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)

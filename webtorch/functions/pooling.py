@@ -1,0 +1,1020 @@
+"""Pooling, and windows of images as columns (unfold, fold).
+
+All of it is one view and one reduction: `windows` shows every window of the (padded) input without copying, and the
+reduction runs over the last dimensions. The transpose of `windows`, `spread`, gathers: each input position adds up the
+windows that hold it, so gradients need no atomic writes and are the same on every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import ShapeError
+from webtorch.functions.convolution import Sizes, crop, sizes_of
+from webtorch.functions.movement import integers_held, pick
+from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
+from webtorch.ir.view import numel
+from webtorch.ops.elementwise import where
+from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
+from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, composite
+from webtorch.tensors.tape import attach, needs_grad, no_grad
+
+FUNCTIONAL = ("nn.functional",)
+EVERYWHERE = ("torch", "nn.functional")
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+def windows(
+    x: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Any:
+    """Return the windows over the last dimensions of x, (*, S..), as a view (*, O.., K..). Differentiable."""
+    rank = len(kernel)
+    lead, sizes = tuple(x.shape[:-rank]), tuple(x.shape[-rank:])
+    steps = tuple(x.stride())
+    counts = tuple(
+        (s - d * (k - 1) - 1) // t + 1
+        for s, k, t, d in zip(sizes, kernel, stride, dilation, strict=True)
+    )
+    strides = (
+        *steps[:-rank],
+        *(st * t for st, t in zip(steps[-rank:], stride, strict=True)),
+        *(st * d for st, d in zip(steps[-rank:], dilation, strict=True)),
+    )
+    return as_view(
+        x,
+        (*lead, *counts, *kernel),
+        strides,
+        x.storage_offset(),
+        lambda g: spread(g, sizes, kernel, stride, dilation),
+        "Windows",
+    )
+
+
+def spread(
+    g: Any,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    low: tuple[int, ...] | None = None,
+    high: tuple[int, ...] | None = None,
+) -> Any:
+    """Return (*, sizes..), each position the sum of what (*, O.., K..) holds for it.
+
+    This is the transpose of `windows` over `sizes` inside a border of `low` and `high` positions, whose
+    sums are dropped. Differentiable.
+    """
+    rank = len(kernel)
+    low, high = low or (0,) * rank, high or (0,) * rank
+    lead = tuple(g.shape[: -2 * rank])
+    before, after = (*(0,) * len(lead), *low), (*(0,) * len(lead), *high)
+    with no_grad():
+        if not g.numel():
+            out = fill((*lead, *sizes), 0, g.dtype, g.device)
+        else:
+            whole = tuple(a + s + b for a, s, b in zip(low, sizes, high, strict=True))
+            if all(d == 1 for d in dilation):
+                out = _spread_dense(g, whole, kernel, stride)
+            else:
+                out = _spread_taps(g, whole, kernel, stride, dilation)
+            out = crop(out, before, (*lead, *sizes)).contiguous().detach()
+
+    def rule(h: Any) -> tuple[Any]:
+        if any(low) or any(high):
+            h = pad_with(h, before, after, 0)
+        return (windows(h, kernel, stride, dilation),)
+
+    return attach(out, "Spread", (g,), rule)
+
+
+def _spread_dense(
+    g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
+) -> Any:
+    """Return the same for a dilation of 1, in one sum.
+
+    Position i = s q + r is in windows q - j, at s j + r, for j < J = ceil(K / s): a view with dims
+    q, r and j, summed over j.
+    """
+    rank = len(kernel)
+    lead = tuple(g.shape[: -2 * rank])
+    counts = tuple(g.shape[-2 * rank : -rank])
+    held = tuple(-(-k // s) for k, s in zip(kernel, stride, strict=True))
+    # Zeros around the windows, and after the kernel up to a multiple of the stride.
+    edge = tuple(j - 1 for j in held)
+    tail = tuple(j * s - k for j, s, k in zip(held, stride, kernel, strict=True))
+    low = (*(0,) * len(lead), *edge, *(0,) * rank)
+    high = (*(0,) * len(lead), *edge, *tail)
+    g = pad_with(g, low, high, 0) if any(low) or any(high) else g.contiguous()
+    steps = tuple(g.stride())
+    over, inside = steps[-2 * rank : -rank], steps[-rank:]
+    blocks = tuple(c + e for c, e in zip(counts, edge, strict=True))
+    shape, strides, offset = list(lead), list(steps[: len(lead)]), g.storage_offset()
+    for d in range(rank):
+        shape += [blocks[d], stride[d]]
+        strides += [over[d], inside[d]]
+    for d in range(rank):
+        # Counted backwards, j' = J - 1 - j, so that no stride is negative.
+        shape.append(held[d])
+        strides.append(over[d] - stride[d] * inside[d])
+        offset += stride[d] * edge[d] * inside[d]
+    out = as_view(g, shape, strides, offset)
+    first = len(shape) - rank
+    if any(j > 1 for j in held):
+        out = out.sum(tuple(range(first, first + rank)))
+    covered = tuple(b * s for b, s in zip(blocks, stride, strict=True))
+    return _fit(out.reshape((*lead, *covered)), sizes)
+
+
+def _spread_taps(
+    g: Any,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> Any:
+    """The same for any dilation, one kernel position after the other."""
+    rank = len(kernel)
+    lead = tuple(g.shape[: -2 * rank])
+    counts = tuple(g.shape[-2 * rank : -rank])
+    spaced = tuple((c - 1) * s + 1 for c, s in zip(counts, stride, strict=True))
+    total: Any = None
+    for number in range(numel(kernel)):
+        at: list[int] = []
+        rest = number
+        for k in reversed(kernel):
+            at.insert(0, rest % k)
+            rest //= k
+        part = g
+        for i in reversed(at):
+            part = pick(part, part.ndim - 1, i)
+        # (*, O, 1, ..) -> (*, O, s, ..): zeros between the windows.
+        apart = tuple(n for c in counts for n in (c, 1))
+        part = pad_with(
+            part.reshape((*lead, *apart)),
+            (0,) * (len(lead) + 2 * rank),
+            (*(0,) * len(lead), *(n for s in stride for n in (0, s - 1))),
+            0,
+        )
+        part = part.reshape((*lead, *(c * s for c, s in zip(counts, stride, strict=True))))
+        part = crop(part, (0,) * part.ndim, (*lead, *spaced))
+        before = tuple(i * d for i, d in zip(at, dilation, strict=True))
+        after = tuple(s - b - n for s, b, n in zip(sizes, before, spaced, strict=True))
+        part = pad_with(part, (*(0,) * len(lead), *before), (*(0,) * len(lead), *after), 0)
+        total = part if total is None else total + part
+    return total
+
+
+def _fit(x: Any, sizes: tuple[int, ...]) -> Any:
+    """Return x with its last dimensions cut or filled up with zeros to `sizes`."""
+    lead = tuple(x.shape[: -len(sizes)])
+    now = tuple(x.shape[-len(sizes) :])
+    kept = tuple(min(a, b) for a, b in zip(now, sizes, strict=True))
+    x = crop(x, (0,) * x.ndim, (*lead, *kept))
+    if kept == sizes:
+        return x
+    missing = tuple(a - b for a, b in zip(sizes, kept, strict=True))
+    return pad_with(x, (0,) * x.ndim, (*(0,) * len(lead), *missing), 0)
+
+
+# ---- the geometry of pooling ---------------------------------------------------------------------
+
+
+class Pool:
+    """Sizes of one pooling: window counts and the border that all windows need."""
+
+    __slots__ = ("counts", "dilation", "high", "kernel", "low", "rank", "sizes", "stride")
+
+    def __init__(
+        self,
+        op: str,
+        rank: int,
+        x: Any,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+    ) -> None:
+        self.rank = rank
+        self.kernel = sizes_of(op, "kernel_size", kernel_size, rank)
+        unset = stride is None or (not isinstance(stride, int) and not len(stride))
+        self.stride = self.kernel if unset else sizes_of(op, "stride", stride, rank)
+        self.low = sizes_of(op, "padding", padding, rank)
+        self.dilation = sizes_of(op, "dilation", dilation, rank)
+        shape = tuple(x.shape)
+        if x.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank - 1 :]:
+            raise ShapeError(
+                f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
+                f"dim "
+                f"batch size for input, but got: {list(shape)}"
+            )
+        self.sizes = shape[-rank:]
+        if any(k <= 0 for k in self.kernel):
+            raise ShapeError(
+                f"{op}: kernel size should be greater than zero, but got {self.kernel}"
+            )
+        if any(s <= 0 for s in self.stride):
+            raise ShapeError(f"{op}: stride should not be zero or negative, but got {self.stride}")
+        if any(d <= 0 for d in self.dilation):
+            raise ShapeError(f"{op}: dilation should be greater than zero, but got {self.dilation}")
+        for p, k, d in zip(self.low, self.kernel, self.dilation, strict=True):
+            if p < 0:
+                raise ShapeError(f"{op}: pad must be non-negative, but got pad: {p}")
+            if p > (d * (k - 1) + 1) // 2:
+                raise ShapeError(
+                    f"{op}: pad should be at most half of effective kernel size, but got pad={p}, "
+                    f"kernel_size={k} and dilation={d}"
+                )
+        counts, high = [], []
+        for s, k, t, p, d in zip(
+            self.sizes, self.kernel, self.stride, self.low, self.dilation, strict=True
+        ):
+            room = s + 2 * p - d * (k - 1) - 1
+            count = room // t + 1
+            if ceil_mode and room % t and count * t < s + p:
+                # The last window starts inside the input or its left border.
+                count += 1
+            counts.append(count)
+            high.append(max((count - 1) * t + d * (k - 1) + 1 - s - p, 0))
+        self.counts, self.high = tuple(counts), tuple(high)
+        if any(c < 1 for c in counts):
+            given, made = (
+                "x".join(map(str, (shape[-rank - 1], *self.sizes))),
+                "x".join(map(str, (shape[-rank - 1], *counts))),
+            )
+            raise ShapeError(
+                f"{op}: Given input size: ({given}). Calculated output size: ({made}). Output "
+                f"size is "
+                "too small: use a smaller kernel or more padding."
+            )
+
+    def border(self, x: Any, value: Scalar) -> Any:
+        """Return x inside the border, cut to what windows touch."""
+        lead = (0,) * (x.ndim - self.rank)
+        if any(self.low) or any(self.high):
+            return pad_with(x, (*lead, *self.low), (*lead, *self.high), value)
+        return x
+
+    def windows(self, x: Any) -> Any:
+        """Return the windows over the bordered input."""
+        used = tuple(
+            (c - 1) * t + d * (k - 1) + 1
+            for c, t, d, k in zip(self.counts, self.stride, self.dilation, self.kernel, strict=True)
+        )
+        x = crop(x, (0,) * x.ndim, (*x.shape[: -self.rank], *used))
+        return windows(x, self.kernel, self.stride, self.dilation)
+
+    def spread(self, g: Any) -> Any:
+        """Return the cotangent of the input for the cotangent of the windows."""
+        return spread(g, self.sizes, self.kernel, self.stride, self.dilation, self.low, self.high)
+
+
+def along(values: Any, d: int, rank: int) -> Any:
+    """Return a vector as the d-th of `rank` last dimensions."""
+    return values.reshape((-1,) + (1,) * (rank - 1 - d))
+
+
+# ---- maximum -------------------------------------------------------------------------------------
+
+
+def lowest(x: Any) -> Scalar:
+    """Return the value that no maximum chooses."""
+    return -math.inf if x.dtype.is_floating_point else integers_held(x)[0]
+
+
+def _max_pool(
+    op: str,
+    rank: int,
+    input: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    return_indices: bool,
+) -> Any:
+    if input.dtype is bool_:
+        raise NotImplementedError(f"\"{op}\" not implemented for 'Bool': use input.float()")
+    pool = Pool(op, rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    lead = tuple(input.shape[:-rank])
+    shape = (*lead, *pool.counts)
+    if not input.numel():
+        out = attach(
+            fill(shape, 0, input.dtype, input.device),
+            op,
+            (input,),
+            lambda g: (fill(tuple(input.shape), 0, g.dtype, g.device),),
+        )
+        return (out, fill(shape, 0, int64, input.device)) if return_indices else out
+    dims = tuple(range(len(shape), len(shape) + rank))
+    chosen: Any = None
+    with no_grad():
+        seen = pool.windows(pool.border(input.detach(), lowest(input)))
+        out = reduce_dims(seen, "max", dims).reshape(shape).detach()
+    if return_indices or needs_grad((input,)):
+        with no_grad():
+            # Number of the maximum within its window: the first one, as in PyTorch.
+            chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
+
+    def rule(g: Any) -> tuple[Any]:
+        numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
+        ones = (*shape, *(1,) * rank)
+        return (pool.spread(where(chosen.reshape(ones) == numbers, g.reshape(ones), 0.0)),)
+
+    title = {1: "MaxPool2DWithIndices", 2: "MaxPool2DWithIndices", 3: "MaxPool3DWithIndices"}[rank]
+    out = attach(out, title, (input,), rule)
+    if not return_indices:
+        return out
+    with no_grad():
+        indices = _positions(pool, chosen)
+    return out, indices
+
+
+def max_pool_backward(
+    rank: int,
+    g: Any,
+    input: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Any,
+) -> Any:
+    """Return the cotangent of max pooling's input; `indices` say where the maxima were, and values of
+    `input` nothing.
+    """
+    if not g.numel():
+        return fill(tuple(input.shape), 0, g.dtype, g.device)
+    pool = Pool("max_pool_backward", rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    places = iota(numel(pool.sizes), 0, 1, int64, g.device).reshape(pool.sizes)
+    seen = pool.windows(pool.border(places, -1))
+    ones = (*g.shape, *(1,) * rank)
+    return pool.spread(where(indices.reshape(ones) == seen, g.reshape(ones), 0.0))
+
+
+def _positions(pool: Pool, chosen: Any) -> Any:
+    """Return positions in the input's planes for numbers within windows."""
+    total: Any = None
+    rest = chosen
+    parts: list[Any] = []
+    for k in reversed(pool.kernel):
+        parts.insert(0, rest % k)
+        rest = rest // k
+    for d in range(pool.rank):
+        starts = iota(pool.counts[d], -pool.low[d], pool.stride[d], int64, chosen.device)
+        at = parts[d] * pool.dilation[d] + along(starts, d, pool.rank)
+        if pool.low[d]:
+            # A window whose input is all -inf finds the border first; PyTorch names its first input position.
+            at = where(at < 0, at % pool.dilation[d], at)
+        total = at if total is None else total * pool.sizes[d] + at
+    return total.contiguous()
+
+
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool1d")
+def max_pool1d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Return the maximum of each window of (N, C, L) or (C, L); `return_indices` adds where it was."""
+    return _max_pool(
+        "max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
+
+
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool2d")
+def max_pool2d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Return the maximum of each window of (N, C, H, W) or (C, H, W).
+
+    `return_indices` adds where in its plane it was.
+    """
+    return _max_pool(
+        "max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.max_pool3d",
+    autocast=Autocast(cpu="fp32"),
+)
+def max_pool3d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Return the maximum of each window of (N, C, D, H, W) or (C, D, H, W); `return_indices` adds where it was."""
+    return _max_pool(
+        "max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
+
+
+def _with_indices(rank: int) -> None:
+    name = f"max_pool{rank}d"
+
+    def function(
+        input: Any,
+        kernel_size: Sizes,
+        stride: Any = None,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = True,
+    ) -> Any:
+        return _max_pool(name, rank, input, kernel_size, stride, padding, dilation, ceil_mode, True)
+
+    composite(
+        family="contract",
+        name=f"{name}_with_indices",
+        function_in=FUNCTIONAL,
+        torch=f"nn.functional.{name}_with_indices",
+        doc=f"Return the maxima of {name} and where they were.",
+    )(function)
+
+
+for _rank in (1, 2, 3):
+    _with_indices(_rank)
+
+
+def _max_unpool(
+    op: str,
+    rank: int,
+    input: Any,
+    indices: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    output_size: Any,
+) -> Any:
+    kernel = sizes_of(op, "kernel_size", kernel_size, rank)
+    stride = kernel if stride is None else sizes_of(op, "stride", stride, rank)
+    padding = sizes_of(op, "padding", padding, rank)
+    if tuple(input.shape) != tuple(indices.shape):
+        raise ShapeError(
+            f"{op}: Expected shape of indices to be same as that of the input tensor "
+            f"({list(input.shape)}) but got indices tensor with shape: {list(indices.shape)}"
+        )
+    if indices.dtype is not int64:
+        raise ShapeError(f"{op}: elements in indices should be type int64 but got: {indices.dtype}")
+    default = tuple(
+        (s - 1) * t - 2 * p + k
+        for s, t, p, k in zip(input.shape[-rank:], stride, padding, kernel, strict=True)
+    )
+    sizes = default
+    if output_size is not None:
+        sizes = tuple(output_size)[-rank:]
+        if len(tuple(output_size)) < rank:
+            raise ValueError(
+                f"{op}: output_size should be a sequence containing {rank} or {rank + 2} "
+                f"elements, but "
+                f"it has a length of '{len(tuple(output_size))}'"
+            )
+        for d in range(rank):
+            if not default[d] - stride[d] < sizes[d] < default[d] + stride[d]:
+                raise ValueError(
+                    f'{op}: invalid output_size "{sizes}" (dim {d} must be between '
+                    f"{default[d] - stride[d]} and {default[d] + stride[d]})"
+                )
+    lead = tuple(input.shape[:-rank])
+    planes, count = numel(lead), numel(tuple(input.shape[-rank:]))
+    flat = fill((planes, numel(sizes)), 0, input.dtype, input.device)
+    rows = iota(planes, 0, 1, int64, input.device).reshape(planes, 1).expand(planes, count)
+    out = scatter(
+        flat, [rows, indices.reshape(planes, count)], input.reshape(planes, count), "set", op
+    )
+    return out.reshape((*lead, *sizes))
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.max_unpool1d",
+    own_view=True,
+    refuses=NOT_FLOATS,
+)
+def max_unpool1d(
+    input: Any,
+    indices: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    output_size: Any = None,
+) -> Any:
+    """Put the values of max_pool1d back where they were, zeros elsewhere."""
+    return _max_unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size)
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.max_unpool2d",
+    autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
+)
+def max_unpool2d(
+    input: Any,
+    indices: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    output_size: Any = None,
+) -> Any:
+    """Put the values of max_pool2d back where they were, zeros elsewhere."""
+    return _max_unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size)
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.max_unpool3d",
+    autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
+)
+def max_unpool3d(
+    input: Any,
+    indices: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    output_size: Any = None,
+) -> Any:
+    """Put the values of max_pool3d back where they were, zeros elsewhere."""
+    return _max_unpool("max_unpool3d", 3, input, indices, kernel_size, stride, padding, output_size)
+
+
+# ---- mean, norm ----------------------------------------------------------------------------------
+
+
+def _avg_pool(
+    op: str,
+    rank: int,
+    input: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Any:
+    pool = Pool(op, rank, input, kernel_size, stride, padding, 1, ceil_mode)
+    if divisor_override == 0:
+        raise ShapeError(f"{op}: divisor must be not zero, but divisor_override is 0")
+    shape = (*input.shape[:-rank], *pool.counts)
+    if not input.numel():
+        return input.sum() + fill(shape, 0, input.dtype, input.device)
+    wide = input.to(input.dtype.compute)
+    seen = pool.windows(pool.border(wide, 0))
+    total = seen.sum(tuple(range(len(shape), len(shape) + rank)))
+    if divisor_override is not None:
+        return (total / divisor_override).to(input.dtype)
+    divisor: Any = 1
+    for d in range(rank):
+        count = _counted(pool, d, count_include_pad)
+        if len(set(count)) == 1:
+            divisor = divisor * count[0]
+            continue
+        # Windows that reach over an edge have fewer elements: min(end, limit) - max(start, first).
+        starts = iota(pool.counts[d], -pool.low[d], pool.stride[d], int64, input.device)
+        first, limit = (
+            (-pool.low[d], pool.sizes[d] + pool.low[d]) if count_include_pad else (0, pool.sizes[d])
+        )
+        within = (starts + pool.kernel[d]).clamp(max=limit) - starts.clamp(min=first)
+        divisor = along(within, d, rank) * divisor
+    if not isinstance(divisor, int):
+        divisor = divisor.to(wide.dtype)
+    return (total / divisor).to(input.dtype)
+
+
+def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
+    """Return how many elements each window has along dimension d."""
+    first, limit = (
+        (-pool.low[d], pool.sizes[d] + pool.low[d]) if count_include_pad else (0, pool.sizes[d])
+    )
+    starts = [i * pool.stride[d] - pool.low[d] for i in range(pool.counts[d])]
+    return [min(s + pool.kernel[d], limit) - max(s, first) for s in starts]
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.avg_pool1d",
+    refuses=NARROW_INTEGERS,
+)
+def avg_pool1d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Any:
+    """Return the mean of each window of (N, C, L) or (C, L)."""
+    return _avg_pool(
+        "avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None
+    )
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.avg_pool2d",
+    refuses=NARROW_INTEGERS,
+)
+def avg_pool2d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Return the mean of each window of (N, C, H, W) or (C, H, W); `divisor_override` replaces the element count."""
+    return _avg_pool(
+        "avg_pool2d",
+        2,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.avg_pool3d",
+    autocast=Autocast(cpu="fp32"),
+    refuses=NARROW_INTEGERS,
+)
+def avg_pool3d(
+    input: Any,
+    kernel_size: Sizes,
+    stride: Any = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Return the mean of each window of (N, C, D, H, W) or (C, D, H, W).
+
+    `divisor_override` replaces the element count.
+    """
+    return _avg_pool(
+        "avg_pool3d",
+        3,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+def _lp_pool(
+    op: str, rank: int, input: Any, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool
+) -> Any:
+    kernel = sizes_of(op, "kernel_size", kernel_size, rank)
+    mean = _avg_pool(op, rank, input**norm_type, kernel, stride, 0, ceil_mode, True, None)
+    # As in PyTorch: windows cut off by ceil_mode count as whole, and a sum that is not positive counts as 0.
+    return (mean.sign() * mean.abs().relu() * numel(kernel)) ** (1.0 / norm_type)
+
+
+@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool1d")
+def lp_pool1d(
+    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Any:
+    """Return the p-norm of each window of (N, C, L) or (C, L)."""
+    return _lp_pool("lp_pool1d", 1, input, norm_type, kernel_size, stride, ceil_mode)
+
+
+@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool2d")
+def lp_pool2d(
+    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Any:
+    """Return the p-norm of each window of (N, C, H, W) or (C, H, W)."""
+    return _lp_pool("lp_pool2d", 2, input, norm_type, kernel_size, stride, ceil_mode)
+
+
+@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool3d")
+def lp_pool3d(
+    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Any:
+    """Return the p-norm of each window of (N, C, D, H, W) or (C, D, H, W)."""
+    return _lp_pool("lp_pool3d", 3, input, norm_type, kernel_size, stride, ceil_mode)
+
+
+# ---- adaptive ------------------------------------------------------------------------------------
+
+
+def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int, ...]:
+    """Return the output sizes; None keeps a size."""
+    shape = tuple(input.shape)
+    if not isinstance(output_size, int | None) and len(tuple(output_size)) >= input.ndim:
+        raise ValueError(f"Input dimension should be at least {len(tuple(output_size)) + 1}")
+    if input.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank:]:
+        raise ShapeError(
+            f"{op}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "
+            f"dimensions, but got {list(shape)}"
+        )
+    given = (
+        (output_size,) * rank
+        if output_size is None or isinstance(output_size, int)
+        else tuple(output_size)
+    )
+    if len(given) == 1:
+        given = given * rank
+    if len(given) != rank:
+        raise ShapeError(f"{op}: output_size must be {rank} sizes, but got {list(given)}")
+    sizes = tuple(s if n is None else int(n) for s, n in zip(shape[-rank:], given, strict=True))
+    if any(n < 0 for n in sizes):
+        raise ShapeError(
+            f"{op}: elements of output_size must be greater than or equal to 0, but received "
+            f"{list(sizes)}"
+        )
+    return sizes
+
+
+def _in_bin(size: int, count: int, device: Any) -> Any:
+    """Return which of `size` positions each of `count` bins holds: bool (count, size). Bins may overlap."""
+    bins = iota(count, 0, 1, int64, device).reshape(count, 1)
+    positions = iota(size, 0, 1, int64, device)
+    # floor(i S / O) <= position < ceil((i + 1) S / O)
+    return (positions >= bins * size // count) & (
+        positions < ((bins + 1) * size + (count - 1)) // count
+    )
+
+
+def _adaptive_mean(x: Any, count: int) -> Any:
+    """Return the means of `count` bins over the last dimension."""
+    size = x.shape[-1]
+    if size == count:
+        return x
+    lead = tuple(x.shape[:-1])
+    if count and size % count == 0:
+        return x.reshape((*lead, count, size // count)).mean(-1)
+    held = _in_bin(size, count, x.device)
+    counts = held.to(x.dtype).sum(-1)
+    return where(held, x.unsqueeze(-2), 0.0).sum(-1) / counts
+
+
+def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
+    sizes = _output_sizes(op, input, output_size, rank)
+    lead = tuple(input.shape[:-rank])
+    if not input.numel() or 0 in sizes:
+        return input.sum() * 0 + fill((*lead, *sizes), 0, input.dtype, input.device)
+    if all(s % n == 0 for s, n in zip(input.shape[-rank:], sizes, strict=True)):
+        kernel = tuple(s // n for s, n in zip(input.shape[-rank:], sizes, strict=True))
+        # (*, n1 k1, n2 k2, ..) -> (*, n1, k1, n2, k2, ..): one mean over every k.
+        split = tuple(n for pair in zip(sizes, kernel, strict=True) for n in pair)
+        dims = tuple(len(lead) + 2 * d + 1 for d in range(rank))
+        return input.reshape((*lead, *split)).mean(dims)
+    x = input.to(input.dtype.compute)
+    for d in range(rank):
+        at = len(lead) + d
+        x = _adaptive_mean(x.transpose(at, -1), sizes[d]).transpose(at, -1)
+    return x.contiguous().to(input.dtype)
+
+
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.adaptive_avg_pool1d",
+    refuses=NOT_FLOATS,
+)
+def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any:
+    """Return the means of `output_size` bins of (N, C, L) or (C, L)."""
+    return _adaptive_avg("adaptive_avg_pool1d", 1, input, output_size)
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_avg_pool2d",
+    refuses=NOT_FLOATS,
+)
+def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
+    """Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
+    return _adaptive_avg("adaptive_avg_pool2d", 2, input, output_size)
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_avg_pool3d",
+    autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
+)
+def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
+    """Return the means of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
+    return _adaptive_avg("adaptive_avg_pool3d", 3, input, output_size)
+
+
+def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
+    """Return the maxima of `count` bins over the last dimension and where they were."""
+    size, lead = x.shape[-1], tuple(x.shape[:-1])
+    with no_grad():
+        held = _in_bin(size, count, x.device)
+        seen = where(held, x.detach().unsqueeze(-2), lowest(x))
+        last = (len(lead) + 1,)
+        out = reduce_dims(seen, "max", last).reshape((*lead, count)).detach()
+        chosen = reduce_dims(seen, "argmax", last).reshape((*lead, count))
+        # A bin of only -inf: its first position, not the first of the row.
+        starts = iota(count, 0, 1, int64, x.device) * size // count
+        chosen = where(chosen < starts, starts, chosen)
+
+    def rule(g: Any) -> tuple[Any]:
+        positions = iota(size, 0, 1, int64, g.device)
+        hit = chosen.unsqueeze(-1) == positions
+        return (where(hit, g.unsqueeze(-1), 0.0).sum(-2),)
+
+    return attach(out, "AdaptiveMaxPool", (x,), rule), chosen
+
+
+def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indices: bool) -> Any:
+    sizes = _output_sizes(op, input, output_size, rank)
+    full, lead = tuple(input.shape[-rank:]), tuple(input.shape[:-rank])
+    if not input.numel() or 0 in sizes:
+        out = input.sum() * 0 + fill((*lead, *sizes), 0, input.dtype, input.device)
+        return (out, fill((*lead, *sizes), 0, int64, input.device)) if return_indices else out
+    if all(s % n == 0 for s, n in zip(full, sizes, strict=True)):
+        kernel = tuple(s // n for s, n in zip(full, sizes, strict=True))
+        return _max_pool(op, rank, input, kernel, kernel, 0, 1, False, return_indices)
+    # One dimension after the other, the last first: so the first maximum in row-major order wins, as in PyTorch.
+    x = input
+    indices: Any = None
+    for d in reversed(range(rank)):
+        at = len(lead) + d
+        x, chosen = _adaptive_max_last(x.transpose(at, -1), sizes[d])
+        x, chosen = x.transpose(at, -1), chosen.transpose(at, -1)
+        step = numel(full[d + 1 :])
+        if indices is None:
+            indices = chosen * step
+        elif return_indices:
+            indices = indices.gather(at, chosen) + chosen * step
+    out = x.contiguous()
+    return (out, indices.contiguous()) if return_indices else out
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_max_pool1d",
+    refuses=NOT_FLOATS,
+)
+def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """Return the maxima of `output_size` bins of (N, C, L) or (C, L); `return_indices` adds where they were."""
+    return _adaptive_max("adaptive_max_pool1d", 1, input, output_size, return_indices)
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_max_pool2d",
+    refuses=NOT_FLOATS,
+)
+def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
+    return _adaptive_max("adaptive_max_pool2d", 2, input, output_size, return_indices)
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.adaptive_max_pool3d",
+    autocast=Autocast(cpu="fp32"),
+    refuses=NOT_FLOATS,
+)
+def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
+    return _adaptive_max("adaptive_max_pool3d", 3, input, output_size, return_indices)
+
+
+# ---- windows as columns --------------------------------------------------------------------------
+
+
+def _columns(
+    op: str, kernel_size: Any, dilation: Any, padding: Any, stride: Any, sizes: Sequence[int]
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return kernel, dilation, padding, stride and the numbers of windows."""
+    kernel, dilation = (
+        sizes_of(op, "kernel_size", kernel_size, 2),
+        sizes_of(op, "dilation", dilation, 2),
+    )
+    padding, stride = sizes_of(op, "padding", padding, 2), sizes_of(op, "stride", stride, 2)
+    for name, values, least in (
+        ("kernel_size", kernel, 1),
+        ("dilation", dilation, 1),
+        ("stride", stride, 1),
+        ("padding", padding, 0),
+    ):
+        if min(values) < least:
+            raise ShapeError(f"{op}: {name} should be at least {least}, but got {values}")
+    counts = tuple(
+        (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, p, d, k, t in zip(sizes, padding, dilation, kernel, stride, strict=True)
+    )
+    if min(counts) < 1:
+        raise ShapeError(
+            f"{op}: Given input with spatial size ({sizes[0]}, {sizes[1]}), kernel_size={kernel}, "
+            f"dilation={dilation}, padding={padding}, calculated shape of the array of sliding "
+            f"blocks "
+            f"as {counts}, but its components must be at least one."
+        )
+    return kernel, dilation, padding, stride, counts  # type: ignore[return-value]
+
+
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.unfold",
+    name="functional_unfold",
+    refuses=INTEGERS,
+)
+def im2col(
+    input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Any:
+    """Return the windows of (N, C, H, W) or (C, H, W) as columns, (N, C kh kw, count)."""
+    if input.ndim not in (3, 4):
+        raise ShapeError(
+            f"unfold: Expected 3D or 4D (batch mode) tensor for input, but got: {list(input.shape)}"
+        )
+    lead = tuple(input.shape[:-2])
+    kernel, dilation, padding, stride, counts = _columns(
+        "unfold", kernel_size, dilation, padding, stride, input.shape[-2:]
+    )
+    border = (*(0,) * len(lead), *padding)
+    x = pad_with(input, border, border, 0) if any(padding) else input
+    n = len(lead)
+    # (*, C, OH, OW, KH, KW) -> (*, C, KH, KW, OH, OW)
+    seen = windows(x, kernel, stride, dilation).permute((*range(n), n + 2, n + 3, n, n + 1))
+    return seen.reshape((*lead[:-1], lead[-1] * numel(kernel), numel(counts)))
+
+
+@composite(
+    family="contract", function_in=FUNCTIONAL, torch="nn.functional.fold", name="functional_fold"
+)
+def col2im(
+    input: Any,
+    output_size: Sizes,
+    kernel_size: Sizes,
+    dilation: Sizes = 1,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
+) -> Any:
+    """Add columns back into an image: (N, C kh kw, count) gives (N, C, *output_size)."""
+    sizes = sizes_of("fold", "output_size", output_size, 2)
+    if input.ndim not in (2, 3):
+        raise ShapeError(
+            f"fold: Expected 2D or 3D (batch mode) tensor for input, but got: {list(input.shape)}"
+        )
+    kernel, dilation, padding, stride, counts = _columns(
+        "fold", kernel_size, dilation, padding, stride, sizes
+    )
+    flat, blocks = input.shape[-2:]
+    if flat % numel(kernel):
+        raise ShapeError(
+            "fold: Expected size of input's dimension 1 to be divisible by the product of "
+            "kernel_size, "
+            f"but got input.size(1)={flat} and kernel_size={kernel}."
+        )
+    if blocks != numel(counts):
+        raise ShapeError(
+            f"fold: Given output_size={sizes}, kernel_size={kernel}, dilation={dilation}, "
+            f"padding={padding}, stride={stride}, expected size of input's dimension 2 to match "
+            f"the "
+            f"calculated number of sliding blocks {counts[0]} * {counts[1]} = {numel(counts)}, "
+            f"but got "
+            f"input.size(2)={blocks}."
+        )
+    lead = (*input.shape[:-2], flat // numel(kernel))
+    n = len(lead)
+    x = input.reshape((*lead, *kernel, *counts)).permute((*range(n), n + 2, n + 3, n, n + 1))
+    return spread(x, sizes, kernel, stride, dilation, padding, padding)

@@ -1,0 +1,201 @@
+"""Weights of few bits: packing, unpacking, and products that unpack as they read.
+
+A weight (out, in) is cut along `in` into groups, each with a scale and, for 4 bits, a zero point:
+w = (q - zero) * scale. The numbers lie in int32 words (out, in * bits / 32). A group of S numbers
+with L of them in a word has S / L words, and number l of word j is the group's number l * S / L + j:
+neighbouring words hold neighbouring numbers, so that a few words, and the inputs they meet, are read
+at once. Unpacking is made of elementwise operations: a matrix-vector product is one kernel that reads
+the packed words and no other weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.contract import check_tensor, rows_times
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float32, int32
+from webtorch.ops.primitive import cast_to
+from webtorch.ops.record import LOWER, TABLE, composite, elementwise
+
+# Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix
+# product is less work.
+_FEW_ROWS = 4
+_WORD = 32
+
+
+def groups_of(columns: int, bits: int, group_size: int) -> int:
+    """Return how many groups a row of `columns` has; -1 means one. Raises ValueError for a size that does not fit."""
+    if bits not in (4, 8):
+        raise ValueError(f"quantized weights have 4 or 8 bits, not {bits}")
+    size = columns if group_size == -1 else group_size
+    if size < 1 or columns % size:
+        raise ValueError(
+            f"group_size={group_size} does not divide the {columns} input features: choose a divisor "
+            "of them, or -1 for one group in each row"
+        )
+    if size * bits % _WORD:
+        raise ValueError(
+            f"groups of {size} do not fill 32-bit words with {bits}-bit numbers: their size must be a "
+            f"multiple of {_WORD // bits}"
+        )
+    return columns // size
+
+
+@composite(name="_quantize_weight", function_in=(), torch="", differentiable=False)
+def quantize_weight(weight: Any, bits: int, group_size: int) -> tuple[Any, Any, Any]:
+    """Return (packed, scales, zeros) of a weight (out, in): words, and float32 (out, groups) twice.
+
+    8 bits are symmetric, -127 to 127, and zeros is None; 4 bits span each group from its least to
+    its largest value.
+    """
+    if weight.ndim != 2 or weight.dtype.kind != "float":
+        raise ShapeError(
+            f"quantize_weight: a weight is a float matrix (out, in), not {weight.dtype} of shape "
+            f"{tuple(weight.shape)}"
+        )
+    rows, columns = weight.shape
+    count = groups_of(columns, bits, group_size)
+    w = cast_to(weight.detach(), float32).reshape(rows, count, columns // count)
+    if bits == 8:
+        scale = w.abs().amax(-1, keepdim=True) / 127.0
+        # A group of zeros: any scale will do.
+        scale = scale.masked_fill(scale == 0.0, 1.0)
+        q, zeros = (w / scale).round().clamp(-127, 127), None
+    else:
+        # Zero is always a number of its own: padding and pruned weights stay exact.
+        low = w.amin(-1, keepdim=True).clamp(max=0.0)
+        high = w.amax(-1, keepdim=True).clamp(min=0.0)
+        scale = (high - low) / 15.0
+        scale = scale.masked_fill(scale == 0.0, 1.0)
+        zero = (-low / scale).round().clamp(0, 15)
+        q, zeros = ((w / scale).round() + zero).clamp(0, 15), zero.squeeze(-1)
+    lanes = q.to(int32).reshape(rows, count, _WORD // bits, -1)
+    packed = None
+    for lane in range(_WORD // bits):
+        part = (lanes[:, :, lane] & ((1 << bits) - 1)) << (bits * lane)
+        packed = part if packed is None else packed | part
+    assert packed is not None
+    return packed.reshape(rows, -1), scale.squeeze(-1), zeros
+
+
+def _lane(bits: int, lane: int) -> Any:
+    """Declare the operation that takes number `lane` out of a word: signed for 8 bits, unsigned for 4."""
+    above, below = _WORD - bits * (lane + 1), bits * lane
+    if bits == 8:
+        expr = lambda word: ex.shr(ex.shl(word, above), _WORD - bits)  # noqa: E731
+    else:
+        expr = lambda word: ex.shr(word, below) & 15  # noqa: E731
+    return elementwise(
+        f"_lane{lane}_of_{bits}_bits",
+        expr,
+        tensors=("word",),
+        torch="",
+        function_in=(),
+        inplace=False,
+        differentiable=False,
+        dtypes=(int32,),
+        doc=f"Number {lane} of a word of {bits}-bit numbers.",
+    )
+
+
+_LANES = {bits: tuple(_lane(bits, lane) for lane in range(_WORD // bits)) for bits in (4, 8)}
+
+
+@composite(name="_dequantize_weight", function_in=(), torch="", differentiable=False)
+def dequantize_weight(packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
+    """Return the float32 weight (out, in) that packed numbers stand for."""
+    rows, count = scales.shape
+    words = packed.reshape(rows, count, -1)
+    w = TABLE["stack"]([take(words) for take in _LANES[bits]], 2).to(float32)
+    w = w.reshape(rows, count, -1)
+    if zeros is not None:
+        w = w - zeros.unsqueeze(-1)
+    return (w * scales.unsqueeze(-1)).reshape(rows, -1)
+
+
+# Windows of data in memory have offsets that are arguments, and a kernel reads them number by number;
+# those of a result, also of one that fuses, are known when the kernel is written.
+_itself = elementwise(
+    "_itself",
+    lambda x: x * 1.0,
+    torch="",
+    function_in=(),
+    inplace=False,
+    dtypes=(float32,),
+    doc="The input itself, as a result.",
+)
+
+
+def _few_rows(x: Any, packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
+    """Return x @ w.T in float32 for few rows x (M, in), as sums over the words."""
+    rows, count = scales.shape
+    words = packed.reshape(1, rows, count, -1)
+    x = _itself(cast_to(x, float32)).reshape(x.shape[0], 1, count, _WORD // bits, -1)
+    total = None
+    for lane, take in enumerate(_LANES[bits]):
+        q = take(words) if zeros is None else take(words) - zeros.unsqueeze(-1)
+        product = q * x[:, :, :, lane]
+        total = product if total is None else total + product
+    assert total is not None
+    return (total * scales.unsqueeze(-1)).sum((-2, -1))
+
+
+@composite(name="_lower_precision", function_in=(), torch="", autocast=LOWER)
+def _lowered(input: Any) -> Any:
+    """The input in the precision that products have under autocast."""
+    return input
+
+
+def _cotangents(
+    g: Any,
+    out: Any,
+    input: Any,
+    packed: Any,
+    scales: Any,
+    zeros: Any,
+    bias: Any,
+    bits: int,
+) -> tuple[Any, ...]:
+    weight = cast_to(dequantize_weight(packed, scales, zeros, bits), g.dtype)
+    rows = g.reshape((-1, g.shape[-1]))
+    return rows_times(g, weight), None, None, None, rows.sum(0)
+
+
+@composite(name="_quantized_product", function_in=(), torch="", vjp=_cotangents)
+def _quantized_product(
+    input: Any, packed: Any, scales: Any, zeros: Any, bias: Any, bits: int
+) -> Any:
+    lead, columns = tuple(input.shape[:-1]), input.shape[-1]
+    x = input.reshape((-1, columns))
+    if 0 < x.shape[0] <= _FEW_ROWS and columns:
+        out = _few_rows(x, packed, scales, zeros, bits)
+    else:
+        weight = dequantize_weight(packed, scales, zeros, bits)
+        out = rows_times(x, cast_to(weight, input.dtype), True)
+    if bias is not None:
+        out = out + bias
+    return cast_to(out, input.dtype).reshape((*lead, packed.shape[0]))
+
+
+@composite(name="_quantized_linear", function_in=(), torch="")
+def quantized_linear(
+    input: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, bits: int = 8
+) -> Any:
+    """Return input @ w.T + bias for input (*, in) and the weight that `packed` stands for.
+
+    The result has the input's type. Differentiable in input and bias.
+    """
+    check_tensor("quantized_linear", "packed", 2, packed)
+    columns = packed.shape[1] * _WORD // bits
+    if not input.ndim or input.shape[-1] != columns:
+        raise ShapeError(
+            f"quantized_linear: the input {tuple(input.shape)} needs {columns} features in its last "
+            f"dimension, the weight's in_features"
+        )
+    if input.dtype.kind != "float":
+        raise DTypeError(
+            f"quantized_linear: the input must be a float tensor, not {input.dtype}: use x.float()"
+        )
+    return _quantized_product(_lowered(input), packed, scales, zeros, bias, bits)

@@ -1,0 +1,784 @@
+"""Random numbers: generators, distributions, permutations.
+
+Numbers are counter-based (Philox4x32-10; Salmon, Moraes, Dror and Shaw, 2011): a call takes its counters from a
+generator, which only adds up how many were used. The same seed gives the same numbers on every device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Generator as Iterator
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.functions import creation, indexing, movement, ordering
+from webtorch.functions.check import demand
+from webtorch.functions.creation import TORCH, chosen_dtype, finish
+from webtorch.functions.movement import METHOD
+from webtorch.ir.dtype import FLOATS, DType, bool_, float64, int32, int64, integer_limits
+from webtorch.ir.view import Shape, numel
+from webtorch.ops import elementwise
+from webtorch.ops.primitive import (
+    cast_to,
+    complex_of,
+    pairs,
+    philox,
+    reduce_dims,
+    scan,
+    sort_places,
+    take,
+    write,
+)
+from webtorch.ops.purity import looks
+from webtorch.ops.record import BOOL, composite
+from webtorch.tensors.calls import check_stated
+from webtorch.tensors.device import device as device_type
+from webtorch.tensors.device import device_of, resolve
+from webtorch.tensors.host import tracing
+from webtorch.tensors.tape import mode
+
+_MASK = 0xFFFFFFFF
+
+
+# Pickled generators of before name their class by the file that it stood in.
+sys.modules.setdefault("webtorch.ops.random", sys.modules[__name__])
+
+
+# -- generators ------------------------------------------------------------------------------------
+
+
+class Generator:
+    """A source of random numbers for one device: a seed, and the number of counters used since it was set."""
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self.device = device_type(device)
+        self._seed = 67280421310721
+        self._offset = 0
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Start again with `seed` (64 bits; negative ones count from the end). Returns the generator."""
+        seed = int(seed)
+        if not -(2**63) <= seed < 2**64:
+            raise RuntimeError("Overflow when unpacking long long")
+        self._seed, self._offset = seed % 2**64, 0
+        return self
+
+    def seed(self) -> int:
+        """Start again with a seed from the system, and return it."""
+        self.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+        return self._seed
+
+    def initial_seed(self) -> int:
+        """Return the seed that was set last."""
+        return self._seed
+
+    def advance(self, count: int) -> tuple[int, int]:
+        """Use up `count` counters and return (seed, first counter)."""
+        for vmap in mode.vmaps:
+            if vmap.randomness == "error":
+                raise RuntimeError(
+                    "vmap: called random operation while in randomness error mode. Please either "
+                    "use the 'same' or 'different' randomness flags on vmap or perform the "
+                    "randomness operation out of vmap"
+                )
+            if vmap.randomness == "different":
+                count *= vmap.size
+        looks()
+        offset = self._offset
+        self._offset = (offset + count) % 2**64
+        if tracing.active:
+            return tracing.draw(self, self._seed, offset)
+        return self._seed, offset
+
+    def get_state(self) -> Any:
+        """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
+        contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        return creation.tensor(list(contents), dtype=creation.by_name("uint8"), device="cpu")
+
+    def set_state(self, new_state: Any) -> Generator:
+        """Go back to a state that get_state returned. Raises RuntimeError for anything else."""
+        if new_state.dtype.name != "uint8":
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        contents = bytes(new_state.tolist())
+        if len(contents) != 16:
+            raise RuntimeError(f"RNG state is wrong size: expected 16 bytes, got {len(contents)}")
+        self._seed = int.from_bytes(contents[:8], "little")
+        self._offset = int.from_bytes(contents[8:], "little")
+        return self
+
+    def clone_state(self) -> Generator:
+        """Return a new generator in the same state."""
+        out = Generator(self.device)
+        out._seed, out._offset = self._seed, self._offset
+        return out
+
+    def __repr__(self) -> str:
+        return f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._offset}>"
+
+
+_defaults: dict[str, Generator] = {}
+_seed_of_all: int | None = None
+
+
+def default_generator(device: Any = None) -> Generator:
+    """Return the generator that calls without generator= use on `device`."""
+    key = device_of(resolve(device))
+    found = _defaults.get(str(key))
+    if found is None:
+        found = _defaults[str(key)] = Generator(key)
+        if _seed_of_all is not None:
+            found.manual_seed(_seed_of_all)
+        else:
+            found.seed()
+    return found
+
+
+@composite(family="random", function_in=TORCH, torch="manual_seed")
+def manual_seed(seed: int) -> Generator:
+    """Seed the generators of all devices, which then give the same numbers. Returns the CPU's."""
+    global _seed_of_all
+    checked = Generator("cpu").manual_seed(seed)._seed
+    _seed_of_all = checked
+    for generator in _defaults.values():
+        generator.manual_seed(checked)
+    return default_generator("cpu")
+
+
+@composite(family="random", function_in=TORCH, torch="seed")
+def seed() -> int:
+    """Seed the generators of all devices from the system, and return the seed."""
+    value = Generator("cpu").seed()
+    manual_seed(value)
+    return value
+
+
+@composite(family="random", function_in=TORCH, torch="initial_seed")
+def initial_seed() -> int:
+    """Return the seed of the CPU's generator."""
+    return default_generator("cpu").initial_seed()
+
+
+@composite(family="random", function_in=TORCH, torch="get_rng_state")
+def get_rng_state() -> Any:
+    """Return the state of the CPU's generator."""
+    return default_generator("cpu").get_state()
+
+
+@composite(family="random", function_in=TORCH, torch="set_rng_state")
+def set_rng_state(new_state: Any) -> None:
+    """Set the state of the CPU's generator."""
+    default_generator("cpu").set_state(new_state)
+
+
+@contextlib.contextmanager
+def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[None]:
+    """Put the generators of all devices back to their states after the block."""
+    global _seed_of_all
+    if not enabled:
+        yield
+        return
+    default_generator("cpu")
+    before, seeded = {k: g.clone_state() for k, g in _defaults.items()}, _seed_of_all
+    try:
+        yield
+    finally:
+        _seed_of_all = seeded
+        for key in list(_defaults):
+            if key in before:
+                _defaults[key]._seed, _defaults[key]._offset = (
+                    before[key]._seed,
+                    before[key]._offset,
+                )
+            else:
+                del _defaults[key]
+
+
+def _draw(shape: Shape, dtype: DType, device: Any, generator: Any, kind: str = "uniform") -> Any:
+    """Return fresh random numbers from `generator`, or from the device's own."""
+    if dtype.is_complex:
+        both = _draw((*shape, 2), dtype.to_real(), device, generator, kind)
+        # Normal complex numbers have variance 1: each part has half of it.
+        return complex_of(both * math.sqrt(0.5) if kind == "normal" else both)
+    source = default_generator(device) if generator is None else generator
+    seed, offset = source.advance(numel(shape))
+    return philox(shape, seed, offset, dtype, device, kind)
+
+
+# -- permutations on the host ----------------------------------------------------------------------
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def host_words(seed: int, first: int, count: int) -> list[tuple[int, int]]:
+    """Return lanes 0 and 1 of Philox for counters first, first + 1, ...: the bits that the device would draw.
+
+    NumPy computes them all at once where it is installed; else plain Python does.
+    """
+    try:
+        return [divmod(int(w), 2**32) for w in _word_pairs(seed, first, count).tolist()]
+    except ImportError:
+        return [_philox_words(seed, (first + i) % 2**64) for i in range(count)]
+
+
+def _word_pairs(seed: int, first: int, count: int) -> Any:
+    """Return lane 0 in the upper and lane 1 in the lower half of 64 bits, as a NumPy array."""
+    import numpy as np
+
+    counter = (np.arange(count, dtype=np.uint64) + np.uint64(first)).astype(np.uint64)
+    mask = np.uint64(_MASK)
+    a, b = counter & mask, counter >> np.uint64(32)
+    c, d = np.zeros_like(a), np.zeros_like(a)
+    keys = [seed & _MASK, seed >> 32]
+    for _ in range(10):
+        left, right = a * np.uint64(_MULTIPLIERS[0]), c * np.uint64(_MULTIPLIERS[1])
+        a, b, c, d = (
+            (right >> np.uint64(32)) ^ b ^ np.uint64(keys[0]),
+            right & mask,
+            (left >> np.uint64(32)) ^ d ^ np.uint64(keys[1]),
+            left & mask,
+        )
+        keys = [(k + w) & _MASK for k, w in zip(keys, _WEYL, strict=True)]
+    return a << np.uint64(32) | b
+
+
+def _philox_words(seed: int, counter: int) -> tuple[int, int]:
+    a, b, c, d = counter & _MASK, counter >> 32, 0, 0
+    low, high = seed & _MASK, seed >> 32
+    for _ in range(10):
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = (right >> 32) ^ b ^ low, right & _MASK, (left >> 32) ^ d ^ high, left & _MASK
+        low, high = (low + _WEYL[0]) & _MASK, (high + _WEYL[1]) & _MASK
+    return a, b
+
+
+def permutation(n: int, generator: Generator) -> list[int]:
+    """Return a random order of 0..n-1: positions sorted by 64 random bits each. Reads nothing from a device."""
+    if tracing.active:
+        tracing.refuse(
+            "its random order is drawn on the host, from which a program cannot read: use randperm"
+        )
+    seed, first = generator.advance(n)
+    try:
+        order: list[int] = _word_pairs(seed, first, n).argsort(kind="stable").tolist()
+    except ImportError:
+        return sorted(range(n), key=host_words(seed, first, n).__getitem__)
+    return order
+
+
+@composite(family="random", function_in=TORCH)
+def randperm(
+    n: int,
+    *,
+    generator: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """The numbers 0..n-1 in random order (int64 unless dtype is given)."""
+    if n < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {n}: [{n}]")
+    where = device if out is None else out.device
+    wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
+    source = default_generator(where) if generator is None else generator
+    # The same order: many are faster sorted on the device.
+    if n > 1 and (tracing.active or n >= 1 << 12):
+        made = cast_to(_permutation_on_device(n, source, where), wanted)
+    else:
+        made = creation._make(permutation(n, source), wanted, where)
+    return finish(made, requires_grad, out, "randperm")
+
+
+def _permutation_on_device(n: int, generator: Generator, device: Any) -> Any:
+    """Return the order that `permutation` finds on the host: by both words, the second first."""
+    seed, first = generator.advance(n)
+    high, low = (philox((1, n), seed, first, int32, device, kind) for kind in ("word0", "word1"))
+    by_low = movement.reshape(sort_places(low, False, 0, n), (n,))
+    chosen = movement.reshape(take(movement.reshape(high, (n,)), [by_low], "randperm"), (1, n))
+    by_high = movement.reshape(sort_places(chosen, False, 0, n), (n,))
+    return take(by_low, [by_high], "randperm")
+
+
+# -- new tensors -----------------------------------------------------------------------------------
+
+
+_COMPLEX = ("rand", "randn", "rand_like", "randn_like", "normal_")
+
+
+def _floating(op: str, dtype: DType) -> DType:
+    if dtype not in FLOATS and not (dtype.is_complex and op in _COMPLEX):
+        raise NotImplementedError(
+            f'"{op}" not implemented for {dtype}: it makes floating-point numbers. Use randint for integers.'
+        )
+    return dtype
+
+
+@composite(family="random", function_in=TORCH)
+def rand(
+    *args: Any,
+    size: Any = None,
+    generator: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Uniform numbers in [0, 1)."""
+    shape = creation._size("rand", args, size)
+    wanted = _floating("rand", chosen_dtype(dtype, None if out is None else out.dtype))
+    where = device if out is None else out.device
+    where = generator.device if where is None and generator is not None else where
+    return finish(_draw(shape, wanted, where, generator), requires_grad, out, "rand")
+
+
+@composite(family="random", function_in=TORCH)
+def randn(
+    *args: Any,
+    size: Any = None,
+    generator: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Normal numbers of mean 0 and variance 1."""
+    shape = creation._size("randn", args, size)
+    wanted = _floating("randn", chosen_dtype(dtype, None if out is None else out.dtype))
+    where = device if out is None else out.device
+    where = generator.device if where is None and generator is not None else where
+    return finish(_draw(shape, wanted, where, generator, "normal"), requires_grad, out, "randn")
+
+
+def _integers(shape: Shape, low: int, high: int, dtype: DType, device: Any, generator: Any) -> Any:
+    """Return integers in [low, high) of any dtype."""
+    if low >= high:
+        raise RuntimeError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
+    if dtype.kind in ("int", "uint"):
+        least, most = integer_limits(dtype)
+        if low < least or high - 1 > most:
+            raise RuntimeError(f"from and to - 1 must fit {dtype}: got from={low} and to={high}")
+    span = high - low
+    bits = _draw(shape, int64, device, generator, "bits")
+    if span > 2**31:
+        # Two draws make 62 bits. Only the CPU holds such numbers.
+        bits = bits * 2**31 + _draw(shape, int64, device, generator, "bits")
+        if span > 2**62:
+            bits, span = elementwise.bitwise_xor(bits, bits * 2), 2**63
+    value = bits if span in (2**31, 2**62, 2**63) else elementwise.remainder(bits, span)
+    return cast_to(value + low if low else value, dtype)
+
+
+@composite(family="random", function_in=TORCH)
+def randint(
+    *args: Any,
+    low: int | None = None,
+    high: int | None = None,
+    size: Any = None,
+    generator: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """Integers in [low, high): randint(high, size) or randint(low, high, size). int64 unless dtype is given."""
+    values = list(args)
+    if values and size is None:
+        size = values.pop()
+    if values and high is None and len(values) == 1:
+        high = values.pop()
+    elif values:
+        low = values.pop(0)
+        high = values.pop(0) if values else high
+    if size is None or high is None or not isinstance(size, (tuple, list)):
+        raise TypeError(
+            "randint() received an invalid combination of arguments: expected (int high, tuple size) or "
+            "(int low, int high, tuple size)"
+        )
+    shape = creation._size("randint", (), tuple(size))
+    wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
+    where = device if out is None else out.device
+    where = generator.device if where is None and generator is not None else where
+    result = _integers(shape, int(low or 0), int(high), wanted, where, generator)
+    return finish(result, requires_grad, out, "randint")
+
+
+def _like(input: Any, dtype: Any, device: Any, memory_format: Any, make: Any) -> Any:
+    wanted = chosen_dtype(dtype, input.dtype)
+    where = input.device if device is None else device
+    return creation.like(lambda shape: make(shape, wanted, where), input, memory_format)
+
+
+@composite(family="random", function_in=TORCH)
+def rand_like(
+    input: Any,
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
+
+    def make(shape: Shape, dtype: DType, device: Any) -> Any:
+        return _draw(shape, _floating("rand_like", dtype), device, generator)
+
+    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+
+
+@composite(family="random", function_in=TORCH)
+def randn_like(
+    input: Any,
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
+
+    def make(shape: Shape, dtype: DType, device: Any) -> Any:
+        return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
+
+    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+
+
+@composite(family="random", function_in=TORCH, refuses=BOOL)
+def randint_like(
+    input: Any,
+    low: int,
+    high: int | None = None,
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""
+    low, high = (0, low) if high is None else (low, high)
+
+    def make(shape: Shape, dtype: DType, device: Any) -> Any:
+        return _integers(shape, low, high, dtype, device, generator)
+
+    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "_storage") and hasattr(value, "_strides")
+
+
+@composite(family="random", function_in=TORCH)
+def normal(
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    size: Any = None,
+    *,
+    generator: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are.
+
+    A tensor of standard deviations is checked on the device: the next read raises DeviceCheckError.
+    """
+    if not _is_tensor(std) and std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    if out is not None:
+        check_stated("normal", dtype, out)
+        _floating("normal", out.dtype)
+    like = mean if _is_tensor(mean) else std if _is_tensor(std) else None
+    if like is None:
+        if size is None:
+            raise TypeError("normal() needs a size when mean and std are numbers")
+        shape = creation._size("normal", (), tuple(size))
+        wanted = _floating("normal", chosen_dtype(dtype))
+        noise = _draw(shape, wanted, device, generator, "normal")
+    else:
+        shape = mean._shape if _is_tensor(mean) else std._shape
+        if _is_tensor(mean) and _is_tensor(std):
+            shape = movement.broadcast_shapes(mean._shape, std._shape)
+        elif _is_tensor(mean) and out is not None:
+            # PyTorch lets the shape of `out` count here.
+            shape = movement.broadcast_shapes(mean._shape, out._shape)
+        noise = _draw(shape, _floating("normal", like.dtype), like.device, generator, "normal")
+        mean = mean.detach() if _is_tensor(mean) else mean
+        if _is_tensor(std):
+            std = std.detach()
+            if numel(std._shape):
+                holds = elementwise.ge(std, 0)
+                std = demand(std, holds, "normal expects all elements of std >= 0.0")
+    return finish(noise * std + mean, requires_grad, out, "normal")
+
+
+def _below(op: str, shape: Shape, p: Any, dtype: DType, device: Any, generator: Any) -> Any:
+    """Return whether uniform numbers are below `p`: true with probability p. A tensor of probabilities is
+    checked on the device.
+    """
+    kind = dtype if dtype is float64 else creation.float32
+    drawn = elementwise.lt(_draw(shape, kind, device, generator), p)
+    if not _is_tensor(p) or not numel(p._shape):
+        return drawn
+    # NaN is in no range.
+    holds = elementwise.logical_and(elementwise.ge(p, 0), elementwise.le(p, 1))
+    return demand(drawn, holds, f"{op}: Expected all probabilities p to be in [0, 1]")
+
+
+@composite(family="random")
+def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out: Any = None) -> Any:
+    """1 with the probability that each element of `input` gives (or `p` for all), else 0.
+
+    Probabilities in a tensor are checked on the device: the next read raises DeviceCheckError.
+    """
+    if _is_tensor(p):
+        raise TypeError(
+            "bernoulli(): p must be a number. For a tensor of probabilities use bernoulli(p), or "
+            "input.bernoulli_(p) in place"
+        )
+    if p is not None:
+        _check_probability("bernoulli", p)
+    elif input.dtype not in FLOATS:
+        raise NotImplementedError(
+            f'"bernoulli" not implemented for {input.dtype}: use input.float()'
+        )
+    source = input.detach() if p is None else p
+    drawn = _below("bernoulli", input._shape, source, input.dtype, input.device, generator)
+    return finish(cast_to(drawn, input.dtype), False, out, "bernoulli")
+
+
+def _check_probability(op: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"{op} expects p to be in [0, 1], but got p={p}")
+
+
+@composite(family="random")
+def multinomial(
+    input: Any,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: Any = None,
+    out: Any = None,
+) -> Any:
+    """Indices of the last dimension of `input` (weights, one or two dims), drawn in proportion to the weights.
+
+    Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the largest u ** (1 / weight) win.
+    Reads one number from the device, to check the weights; in a captured program the device checks them.
+    """
+    if input.dtype not in FLOATS:
+        raise DTypeError(
+            f"multinomial only supports floating-point dtypes for input, got: {input.dtype}. Use input.float()."
+        )
+    if out is not None and out.dtype is not int64:
+        raise RuntimeError(f"multinomial expects Long tensor out, got: {out.dtype}")
+    if len(input._shape) not in (1, 2):
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    if num_samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    n = input._shape[-1]
+    if not replacement and num_samples > n:
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement: multinomial "
+            f"of {num_samples} out of {input._shape[-1]}; pass replacement=True"
+        )
+    weights = input.detach()
+    if weights.dtype not in (creation.float32, float64):
+        weights = cast_to(weights, creation.float32)
+    rows = movement.reshape(weights, (-1, n))
+    count = rows._shape[0]
+    captured = tracing.active
+    if count and not captured and not input.is_meta:
+        _check_weights(rows)
+    if replacement:
+        sums = scan(rows, "sum", 1)
+        total = movement.narrow(sums, 1, n - 1, 1)
+        u = _draw((count, num_samples), rows.dtype, rows.device, generator) * total
+        found = indexing._search(sums, u, True, int64)
+        # A product that rounds up to the total would fall past the last weight: take the first index that reaches it.
+        last = indexing._search(sums, total, False, int64)
+        result = elementwise.minimum(found, last)
+    else:
+        u = _draw((count, n), rows.dtype, rows.device, generator)
+        key = elementwise.log1p(-u) / rows
+        key = elementwise.where(elementwise.gt(rows, 0), key, -math.inf)
+        result = ordering.topk(key, num_samples, 1).indices
+    if count and captured:
+        for wrong, message in _wrong_weights(rows):
+            result = demand(result, elementwise.logical_not(wrong), message)
+    return finish(
+        movement.reshape(result, (*input._shape[:-1], num_samples)), False, out, "multinomial"
+    )
+
+
+def _wrong_weights(rows: Any) -> tuple[tuple[Any, str], ...]:
+    """Return, for each rule that weights must keep, which rows (count, 1) break it, and what to say."""
+    fits = elementwise.logical_and(elementwise.ge(rows, 0), elementwise.isfinite(rows))
+    return (
+        (
+            reduce_dims(elementwise.logical_not(fits), "any", (1,)),
+            "probability tensor contains either `inf`, `nan` or element < 0",
+        ),
+        (
+            elementwise.le(reduce_dims(rows, "sum", (1,)), 0),
+            "invalid multinomial distribution (sum of probabilities <= 0)",
+        ),
+    )
+
+
+def _check_weights(rows: Any) -> None:
+    """Raise RuntimeError for weights that are no distribution. Reads one number from the device, as PyTorch does."""
+    rules = _wrong_weights(rows)
+    bits = [cast_to(reduce_dims(w, "any", (0, 1)), int64) * 2**i for i, (w, _) in enumerate(rules)]
+    found = int(sum(bits[1:], bits[0]).item())
+    for i, (_, message) in enumerate(rules):
+        if found >> i & 1:
+            raise RuntimeError(message)
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+def _fill_in(x: Any, values: Any) -> Any:
+    return write(x, cast_to(values, x.dtype))
+
+
+def _uniform_of(op: str, x: Any, generator: Any) -> Any:
+    return _draw(x._shape, _floating(op, x.dtype), x.device, generator)
+
+
+@composite(family="random", name="uniform_", function_in=METHOD, torch="Tensor.uniform_")
+def uniform_(
+    input: Any, a: float = 0.0, b: float = 1.0, *, generator: Any = None, **bounds: float
+) -> Any:
+    """Overwrite with uniform numbers in [a, b) (PyTorch's names for them, from and to, are taken too)."""
+    if input.dtype.is_complex:
+        uniform_(pairs(input), a, b, generator=generator, **bounds)
+        return input
+    low, high = bounds.pop("from", a), bounds.pop("to", b)
+    if bounds:
+        raise TypeError(f"uniform_() got an unexpected keyword argument {next(iter(bounds))!r}")
+    if low > high:
+        raise RuntimeError(
+            f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
+        )
+    u = _uniform_of("uniform_", input, generator)
+    return _fill_in(input, u * (high - low) + low)
+
+
+@composite(family="random", name="normal_", function_in=METHOD, torch="Tensor.normal_")
+def normal_(input: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
+    """Overwrite with normal numbers."""
+    if std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    dtype = _floating("normal_", input.dtype)
+    return _fill_in(
+        input, _draw(input._shape, dtype, input.device, generator, "normal") * std + mean
+    )
+
+
+@composite(family="random", name="bernoulli_", function_in=METHOD, torch="Tensor.bernoulli_")
+def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
+    """Overwrite with 1 with probability p (a number, or a tensor of probabilities), else 0."""
+    if not _is_tensor(p):
+        _check_probability("bernoulli_", p)
+    else:
+        p = p.detach()
+    drawn = _below("bernoulli_", input._shape, p, input.dtype, input.device, generator)
+    return _fill_in(input, drawn)
+
+
+# Up to these numbers a type holds every integer.
+_MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+
+
+@composite(family="random", name="random_", function_in=METHOD, torch="Tensor.random_")
+def random_(input: Any, *args: int, generator: Any = None, **bounds: int) -> Any:
+    """Overwrite with integers in [from, to): random_(), random_(to), random_(from, to).
+
+    Without bounds, from 0 to the largest number of the type, or to 2 ** (mantissa bits) for floating-point types.
+    """
+    low = bounds.pop("from", args[0] if len(args) == 2 else 0)
+    high = bounds.pop("to", args[-1] if args else None)
+    if high is None:
+        if input.dtype.kind == "float":
+            high = 2 ** _MANTISSA[input.dtype.name] + 1
+        else:
+            high = integer_limits(input.dtype)[1] + 1
+            if input.dtype is int64 and not input.is_cpu:
+                high = 2**31
+    if input.dtype is bool_:
+        if low >= high:
+            raise RuntimeError(
+                f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+            )
+        if low < 0 or high > 2:
+            raise RuntimeError(f"from and to - 1 must fit {bool_}: got from={low} and to={high}")
+        return _fill_in(input, _integers(input._shape, low, high, int64, input.device, generator))
+    return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
+
+
+@composite(family="random", name="exponential_", function_in=METHOD, torch="Tensor.exponential_")
+def exponential_(input: Any, lambd: float = 1.0, *, generator: Any = None) -> Any:
+    """Overwrite with numbers of density lambd * exp(-lambd * x)."""
+    if lambd <= 0:
+        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
+    u = _uniform_of("exponential_", input, generator)
+    return _fill_in(input, elementwise.log1p(-u) * (-1.0 / lambd))
+
+
+@composite(family="random", name="log_normal_", function_in=METHOD, torch="Tensor.log_normal_")
+def log_normal_(input: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
+    """Overwrite with numbers whose logarithm is normal."""
+    if std <= 0:
+        raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
+    dtype = _floating("log_normal_", input.dtype)
+    noise = _draw(input._shape, dtype, input.device, generator, "normal")
+    return _fill_in(input, elementwise.exp(noise * std + mean))
+
+
+@composite(family="random", name="cauchy_", function_in=METHOD, torch="Tensor.cauchy_")
+def cauchy_(input: Any, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
+    """Overwrite with numbers of the Cauchy distribution."""
+    if sigma <= 0:
+        raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
+    u = _uniform_of("cauchy_", input, generator)
+    return _fill_in(input, elementwise.tan((u - 0.5) * math.pi) * sigma + median)
+
+
+@composite(
+    family="random", name="geometric_", function_in=METHOD, torch="Tensor.geometric_", refuses=BOOL
+)
+def geometric_(input: Any, p: float, *, generator: Any = None) -> Any:
+    """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""
+    if not 0 < p < 1:
+        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
+    kind = float64 if input.dtype is float64 else creation.float32
+    u = _draw(input._shape, kind, input.device, generator)
+    # u = 0 would give 0 trials.
+    trials = elementwise.clamp_min(elementwise.ceil(elementwise.log1p(-u) / math.log1p(-p)), 1)
+    return _fill_in(input, trials)

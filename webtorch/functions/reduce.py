@@ -1,0 +1,980 @@
+"""Reductions and running reductions over dims.
+
+The kernel of each is the primitive `reduce_dims` (or `scan`); what stands here is PyTorch's rules around
+it: which dims, which types, what an empty input gives, and gradients where the derived ones would be wrong
+(zeros in a product, a norm of zero) or wasteful. 16-bit floats are summed as float32.
+
+A composite's rule is called as vjp(g, out, *arguments), the arguments as they were passed, and returns
+cotangents for the first of them; those left out have none. Ops with a rule are called with positional
+arguments only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.creation import default_dtype
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import (
+    FLOATS,
+    DType,
+    Scalar,
+    bool_,
+    int64,
+    uint8,
+)
+from webtorch.ir.view import contiguous_strides, wrap_dim
+from webtorch.ops.elementwise import (
+    _div,
+    _round,
+    _where,
+    eq,
+    exp,
+    is_tensor,
+    isfinite,
+    isinf,
+    isnan,
+    log,
+    log1p,
+    logaddexp,
+    logical_and,
+    logical_or,
+    logistic,
+    maximum,
+    minimum,
+    ne,
+    square,
+)
+from webtorch.ops.elementwise import (
+    abs as absolute,
+)
+from webtorch.ops.precision import computed_wide, to_type, widened
+from webtorch.ops.primitive import (
+    as_view,
+    cast_to,
+    copy,
+    fill,
+    imag_part,
+    iota,
+    join,
+    pad_with,
+    pairs,
+    real_part,
+    reduce_dims,
+    scan,
+)
+from webtorch.ops.purity import warn
+from webtorch.ops.record import WHOLE, Autocast, Elementwise, composite, elementwise, return_type
+
+Dims = int | Sequence[int] | None
+
+
+# Names and fields are PyTorch's; `max` and `min` with a dim, and the running ones, return these.
+Max, Min, Cummax, Cummin = (return_type(n) for n in ("max", "min", "cummax", "cummin"))
+Aminmax = return_type("aminmax", "min", "max")
+
+
+# -- dims, types, empty inputs ----------------------------------------------------------------------------------------
+
+
+def wrap_dims(name: str, dim: Dims, rank: int) -> tuple[int, ...]:
+    """Return the sorted dims that `dim` names: all of them for None and (). Raises IndexError, ShapeError."""
+    if rank > 64:
+        raise ShapeError(f"{name}: only tensors with up to 64 dims are supported, got {rank}")
+    if dim is None:
+        return tuple(range(rank))
+    if isinstance(dim, int):
+        return (wrap_dim(name, dim, rank),)[:rank]
+    dims = [wrap_dim(name, d, rank) for d in dim]
+    for d in dims:
+        if dims.count(d) > 1:
+            raise ShapeError(
+                f"{name}: dim {d} appears multiple times in the list of dims {tuple(dim)}"
+            )
+    return tuple(sorted(dims)) if dims and rank else tuple(range(rank))
+
+
+def one_dim(name: str, dim: object, rank: int) -> int:
+    """Return `dim` counted from the front, where only one is allowed. Raises TypeError, IndexError."""
+    if not isinstance(dim, int):
+        raise TypeError(
+            f"{name}(): argument 'dim' must be int, not {type(dim).__name__}. Call it once for each dim."
+        )
+    return wrap_dim(name, dim, rank)
+
+
+def count_of(shape: Sequence[int], dims: tuple[int, ...]) -> int:
+    """Return how many elements are reduced to one."""
+    return math.prod(shape[d] for d in dims)
+
+
+def reduced_shape(
+    shape: Sequence[int], dims: tuple[int, ...], keepdim: bool = False
+) -> tuple[int, ...]:
+    """Return the shape without `dims`, or with size 1 there."""
+    if keepdim:
+        return tuple([1 if d in dims else s for d, s in enumerate(shape)])
+    return tuple([s for d, s in enumerate(shape) if d not in dims])
+
+
+def as_float(x: Any) -> Any:
+    """Return integers and bools as the default float type, floats as they are."""
+    return x if x.dtype.has_gradient else cast_to(x, default_dtype())
+
+
+def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+    """Remove `dims`, which have size 1, unless they are to be kept."""
+    if keepdim or not dims:
+        return x
+    old, shape = x._shape, reduced_shape(x._shape, dims)
+    if not x._whole:
+        return x.reshape(shape)
+    if x._grad_fn is None:
+        # A result that nobody has seen yet: it simply is of that shape.
+        x._shape, x._strides = shape, contiguous_strides(shape)
+        return x
+    # What lies in memory in order needs no more than a view.
+    return as_view(
+        x, shape, contiguous_strides(shape), x._offset, vjp=lambda g: g.reshape(old), name="View"
+    )
+
+
+@composite(
+    name="_of_nothing",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, shape, value, dtype: (fill(x.shape, 0, x.dtype, x.device),),
+)
+def _of_nothing(x: Any, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Any:
+    """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""
+    return fill(shape, value, dtype, x.device)
+
+
+def combine_dims(
+    x: Any, combine: str, dims: tuple[int, ...], keepdim: bool, identity: Scalar = 0
+) -> Any:
+    """Return the reduction over `dims` in x's type; `identity` where there is nothing to combine."""
+    if 0 in x._shape:
+        return _of_nothing(x, reduced_shape(x._shape, dims, keepdim), identity, x.dtype)
+    # Of nothing to combine the result is a tensor of its own all the same.
+    return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else copy(x)
+
+
+def _check_not_empty(name: str, x: Any, dim: Dims, dims: tuple[int, ...], error: type) -> None:
+    """Raise PyTorch's error when an extreme of nothing is asked for."""
+    if 0 not in x.shape:
+        return
+    if dim is None or (not isinstance(dim, int) and not dim):
+        raise error(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+            f"Specify the reduction dim with the 'dim' argument."
+        )
+    for d in dims:
+        if x.shape[d] == 0:
+            raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
+
+
+# -- sums, products, means --------------------------------------------------------------------------------------------
+
+
+def _accumulated(x: Any, dtype: DType | None) -> Any:
+    """Return x in the type of its sum: `dtype`, or int64 for integers and bools."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.has_gradient else int64
+    return to_type(x, dtype)
+
+
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=Autocast(gpu="fp32_result"),
+)
+def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+    """Return the sum over `dim` (all dims for None); integers and bools give int64."""
+    dims = wrap_dims("sum", dim, input.ndim)
+    return combine_dims(_accumulated(input, dtype), "sum", dims, keepdim)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {})), autocast=WHOLE)
+def nansum(
+    input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """Return the sum over `dim` of what is not NaN."""
+    if input.dtype.has_gradient:
+        input = _where(isnan(input), 0.0, input)
+    return sum(input, dim, keepdim, dtype=dtype)
+
+
+def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+    """Return the mean of floats over checked dims; NaN of nothing."""
+    wide = widened(x)
+    return to_type(_div(combine_dims(wide, "sum", dims, keepdim), count_of(x.shape, dims)), x.dtype)
+
+
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=WHOLE,
+)
+def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+    """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
+    if dtype is not None:
+        input = to_type(input, dtype)
+    if not input.dtype.has_gradient:
+        raise DTypeError(
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
+            f"Got: {input.dtype}. Convert it with .float(), or pass dtype=."
+        )
+    return mean_of(input, wrap_dims("mean", dim, input.ndim), keepdim)
+
+
+@composite(family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})), autocast=WHOLE)
+def nanmean(
+    input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """Return the mean over `dim` of what is not NaN."""
+    if not input.dtype.has_gradient:
+        raise DTypeError(
+            f"nanmean(): expected input to have floating point or complex dtype but got {input.dtype}. "
+            f"Convert it with .float()."
+        )
+    missing = isnan(input)
+    wide = widened(_where(missing, 0.0, input))
+    present = sum(cast_to(~missing, wide.dtype.to_real()), dim, keepdim)
+    return to_type(_div(sum(wide, dim, keepdim), present), dtype or input.dtype)
+
+
+def _others(x: Any, dim: int) -> Any:
+    """Return, for each element, the product of the others along `dim`.
+
+    A tree of products, up and down again: it divides by nothing, so zeros are exact, and it is made of
+    products, so its own derivatives are as well.
+    """
+    size = x.shape[dim]
+    if size == 1:
+        return fill(x.shape, 1, x.dtype, x.device)
+    half = (size + 1) // 2
+    first, second = x.narrow(dim, 0, half), x.narrow(dim, half, size - half)
+    none, missing = [0] * x.ndim, [0] * x.ndim
+    missing[dim] = 2 * half - size
+    # An odd size gets a 1 at its end.
+    second = pad_with(second, tuple(none), tuple(missing), 1) if missing[dim] else second
+    above = _others(first * second, dim)
+    side = list(none)
+    side[dim] = half
+    both = pad_with(above * second, tuple(none), tuple(side), 0) + pad_with(
+        above * first, tuple(side), tuple(none), 0
+    )
+    return both.narrow(dim, 0, size) if 2 * half > size else both
+
+
+@composite(
+    name="_prod",
+    function_in=(),
+    torch="",
+    # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
+    vjp=computed_wide(lambda g, out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
+)
+def _prod(x: Any, dim: int) -> Any:
+    return reduce_dims(x, "prod", (dim,))
+
+
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=Autocast("fp32", "fp32_result"),
+)
+def prod(
+    input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Any:
+    """Return the product over one dim or all; gradients are exact where elements are zero."""
+    x = _accumulated(input, dtype)
+    if dim is None:
+        shape = (1,) * x.ndim if keepdim else ()
+        x, dims = x.reshape((-1,) if 0 not in x.shape else (0,)), (0,)
+    else:
+        dims = (one_dim("prod", dim, x.ndim),)
+        shape = reduced_shape(x.shape, dims, keepdim)
+    if 0 in x.shape:
+        return _of_nothing(x, shape, 1, x.dtype)
+    return _prod(x, dims[0]).reshape(shape) if x.ndim else copy(x)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+def count_nonzero(input: Any, dim: Dims = None) -> Any:
+    """Return how many elements are not zero, as int64."""
+    dims = wrap_dims("count_nonzero", dim, input.ndim)
+    return combine_dims(cast_to(_truth(input), int64), "sum", dims, False)
+
+
+# -- logic ------------------------------------------------------------------------------------------------------------
+
+
+def _truth(x: Any) -> Any:
+    return x if x.dtype is bool_ else ne(x, 0)
+
+
+def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
+    if isinstance(dim, (tuple, list)) and not dim:
+        dims: tuple[int, ...] = ()
+    else:
+        dims = wrap_dims(name, dim, x.ndim)
+    result = combine_dims(_truth(x), name, dims, keepdim, identity=name == "all")
+    # PyTorch keeps uint8, from the days when it had no bool.
+    return to_type(result, uint8) if x.dtype is uint8 else result
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+    """Return whether one element is not zero; False of nothing."""
+    return _logical("any", input, dim, keepdim)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+    """Return whether no element is zero; True of nothing."""
+    return _logical("all", input, dim, keepdim)
+
+
+# -- extremes ---------------------------------------------------------------------------------------------------------
+
+
+def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: type) -> Any:
+    dims = wrap_dims(name, dim, x.ndim)
+    _check_not_empty(name, x, dim, dims, error)
+    if x.dtype is bool_:
+        combine = "any" if combine == "max" else "all"
+    return combine_dims(x, combine, dims, keepdim)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})))
+def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
+    """Return the largest element over `dim`; NaN wins. Ties share the gradient evenly."""
+    return _extreme("amax", input, "max", dim, keepdim, RuntimeError)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})))
+def amin(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
+    """Return the smallest element over `dim`; NaN wins. Ties share the gradient evenly."""
+    return _extreme("amin", input, "min", dim, keepdim, RuntimeError)
+
+
+@composite(family="reduce", samples=(((), {"dim": 0}), ((), {})))
+def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return (min, max) over one dim or all."""
+    return Aminmax(
+        *(_extreme("aminmax", input, c, dim, keepdim, RuntimeError) for c in ("min", "max"))
+    )
+
+
+def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
+    if x.dtype is bool_:
+        raise DTypeError(f"{name}(): does not support bool input. Convert it with .int().")
+    dims = tuple(range(x.ndim)) if dim is None else (one_dim(name, dim, x.ndim),)[: x.ndim]
+    _check_not_empty(name, x, dim, dims, IndexError)
+    if 0 in x.shape or not dims:
+        return fill(reduced_shape(x.shape, dims, keepdim), 0, int64, x.device)
+    return drop_dims(reduce_dims(x, name, dims), dims, keepdim)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return where the first largest element is (in the flattened input for None), as int64."""
+    return _arg("argmax", input, dim, keepdim)
+
+
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return where the first smallest element is (in the flattened input for None), as int64."""
+    return _arg("argmin", input, dim, keepdim)
+
+
+def positions(x: Any, dim: int, size: int | None = None) -> Any:
+    """Return 0, 1, 2, ... below `size` (that of x unless given) along `dim`, int64, with size 1 in
+    the other dims of x.
+    """
+    size = x.shape[dim] if size is None else size
+    shape = [1] * x.ndim
+    shape[dim] = size
+    return iota(size, 0, 1, int64, x.device).reshape(tuple(shape))
+
+
+@composite(
+    name="_selected",
+    function_in=(),
+    torch="",
+    # All of the gradient goes to the element whose index is returned, not shared among ties as in amax.
+    # Nothing of x is needed for it, so x may be overwritten before the backward pass.
+    vjp=lambda g, out, x, indices, combine, dim, size: (
+        _where(eq(positions(indices, dim, size), indices), g, 0.0),
+    ),
+)
+def _selected(x: Any, indices: Any, combine: str, dim: int, size: int) -> Any:
+    return reduce_dims(x, combine, (dim,))
+
+
+def _shared(g: Any, out: Any, x: Any) -> Any:
+    """Return the cotangent of x: all elements equal to `out`, or NaN as it is, have even parts of g."""
+    same = logical_or(eq(x, out), logical_and(isnan(x), isnan(out)))
+    count = combine_dims(cast_to(same, x.dtype), "sum", tuple(range(x.ndim)), False)
+    return _where(same, g / count, 0.0)
+
+
+@composite(
+    name="_one_of_all",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, find: (_shared(g, out, x),),
+)
+def one_of_all(x: Any, find: Callable[[Any], Any]) -> Any:
+    """Return `find(x)`, which is one of the elements of x. Ties share the gradient evenly."""
+    return find(x)
+
+
+def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
+    """Return what max and min do in their three forms."""
+    if other is not None or (is_tensor(dim) and dim is not None):
+        pair = maximum if name == "max" else minimum
+        return pair(input, dim if other is None else other)
+    if dim is None:
+        return one_of_all(input, lambda x: _extreme(name, x, name, None, False, RuntimeError))
+    result = Max if name == "max" else Min
+    dim = one_dim(name, dim, input.ndim)
+    dims = (dim,)[: input.ndim]
+    _check_not_empty(name, input, dim, dims, RuntimeError)
+    if not dims or 0 in input.shape:
+        shape = reduced_shape(input.shape, dims, keepdim)
+        values = copy(input) if not dims else _of_nothing(input, shape, 0, input.dtype)
+        return result(values, fill(shape, 0, int64, input.device))
+    if input.dtype is bool_:
+        # The engine orders numbers only.
+        indices = reduce_dims(cast_to(input, int64), "arg" + name, dims)
+        values = reduce_dims(input, "any" if name == "max" else "all", dims)
+    else:
+        indices = reduce_dims(input, "arg" + name, dims)
+        values = _selected(input, indices, name, dim, input.shape[dim])
+    return result(drop_dims(values, dims, keepdim), drop_dims(indices, dims, keepdim))
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def max(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """Return the largest element; with a dim (values, indices); with a second tensor, the elementwise maximum."""
+    return _select("max", input, dim, keepdim, other)
+
+
+@composite(family="reduce", samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """Return the smallest element; with a dim (values, indices); with a second tensor, the elementwise minimum."""
+    return _select("min", input, dim, keepdim, other)
+
+
+# -- variance ---------------------------------------------------------------------------------------------------------
+
+
+def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
+    freedom = count_of(x.shape, dims) - correction
+    return (x - mean_of(x, dims, True)) * (2.0 / freedom if freedom else math.inf)
+
+
+@composite(
+    name="_variance",
+    function_in=(),
+    torch="",
+    # The path through the mean cancels: it is left out.
+    vjp=lambda g, out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
+)
+def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
+    """Return the variance over `dims`, kept: in two passes, so that a large mean cancels nothing."""
+    squares = square(x - mean_of(x, dims, True))
+    freedom = builtins.max(count_of(x.shape, dims) - correction, 0)
+    return _div(combine_dims(squares, "sum", dims, True), freedom)
+
+
+_root: Elementwise = elementwise(
+    "_root",
+    lambda x: ex.sqrt(x),
+    vjp=lambda g, out, x: (_root_backward(g, out),),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    domain=(0.01, 9.0),
+    doc="The square root, with derivative 0 at 0.",
+)
+_root_backward: Elementwise = elementwise(
+    "_root_backward",
+    lambda g, out: ex.where(ex.eq(out, 0), ex.const(0.0, out.dtype), g / (out + out)),
+    tensors=("grad_output", "output"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of _root from its result.",
+)
+
+
+def _spread(
+    name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+) -> tuple[Any, tuple[int, ...]]:
+    """Return the variance (dims kept, float32 for 16-bit floats) and the dims."""
+    if isinstance(dim, bool):
+        # The form var(input, unbiased).
+        dim, unbiased = None, dim
+    if not input.dtype.has_gradient:
+        raise DTypeError(
+            f"{name}: std and var only support floating point and complex dtypes: got {input.dtype}. "
+            f"Convert it with .float()."
+        )
+    if unbiased is not None and correction is not None:
+        raise TypeError(f"{name}: pass unbiased= or correction=, not both.")
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    dims = wrap_dims(name, dim, input.ndim)
+    if name and count_of(input.shape, dims) <= correction:
+        warn(
+            f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction "
+            "factor (input numel divided by output numel)."
+        )
+    if input.dtype.is_complex:
+        # The variance of both parts.
+        parts = real_part(input), imag_part(input)
+        of_real, of_imag = (_spread("", x, dim, None, keepdim, correction)[0] for x in parts)
+        return of_real + of_imag, dims
+    wide = widened(input)
+    if 0 in input.shape:
+        shape = reduced_shape(input.shape, dims, True)
+        return _of_nothing(wide, shape, math.nan, wide.dtype), dims
+    return _variance(wide, dims, correction), dims
+
+
+def _var_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
+    return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
+
+
+def _std_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
+    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype.to_real())
+
+
+_SPREADS: tuple[Any, ...] = (
+    ((), {}),
+    ((0,), {}),
+    ((), {"dim": (0, -1), "correction": 0, "keepdim": True}),
+)
+
+
+@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
+def var(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """Return the variance over `dim`, divided by the count less `correction` (1 by default)."""
+    return _var_of("var", input, dim, unbiased, keepdim, correction)
+
+
+@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
+def std(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """Return the standard deviation over `dim`; its gradient is 0 where it is 0."""
+    return _std_of("std", input, dim, unbiased, keepdim, correction)
+
+
+@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
+def var_mean(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Any, Any]:
+    """Return (variance, mean) over `dim`."""
+    spread = _var_of("var_mean", input, dim, unbiased, keepdim, correction)
+    return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
+
+
+@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
+def std_mean(
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Any, Any]:
+    """Return (standard deviation, mean) over `dim`."""
+    spread = _std_of("std_mean", input, dim, unbiased, keepdim, correction)
+    return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------
+
+_is_nonzero = elementwise(
+    "_is_nonzero",
+    lambda x: ex.cast(ex.ne(x, 0), x.dtype),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="1 where input is not zero; its gradient is zero.",
+)
+_norm_slope = elementwise(
+    "_norm_slope",
+    # As a ratio, so that no power of a large element overflows.
+    lambda x, norm, p: ex.where(
+        ex.eq(x, 0) | ex.eq(norm, 0),
+        ex.const(0.0, x.dtype),
+        ex.sign(x) * ex.pow_(ex.where(x < 0, -x, x) / norm, p - 1),
+    ),
+    tensors=("input", "norm"),
+    numbers=("p",),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The derivative of a p-norm in one element.",
+)
+
+
+@composite(
+    name="_p_norm",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, p, dims: (g * _norm_slope(x, out, p),),
+)
+def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
+    return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
+
+
+@composite(
+    name="vector_norm",
+    torch="linalg.vector_norm",
+    family="reduce",
+    dtypes=FLOATS,
+    function_in=("linalg",),
+    samples=(
+        ((), {}), ((1,), {}), ((math.inf, 0), {}), ((-math.inf, 0), {}), ((0,), {}), ((3.0, -1, True), {}),
+        ((0.5,), {}),
+    ),
+    autocast=Autocast(gpu="fp32_result"),
+)  # fmt: skip
+def vector_norm(
+    x: Any,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: DType | None = None,
+) -> Any:
+    """Return the p-norm of order `ord` over `dim`; 0 counts, +-inf takes the extreme. Gradient 0 at norm 0."""
+    if not isinstance(ord, (int, float)):
+        raise TypeError(
+            f"linalg_vector_norm(): argument 'ord' must be Number, not {type(ord).__name__}"
+        )
+    if dtype is not None:
+        if dtype.is_complex is not x.dtype.is_complex:
+            kind = "complex" if x.dtype.is_complex else "real"
+            raise DTypeError(
+                f"linalg.vector_norm: dtype should be {kind} for {kind} inputs, but got {dtype}"
+            )
+        if dtype.has_gradient and dtype.itemsize < x.dtype.itemsize and x.dtype.has_gradient:
+            raise DTypeError(
+                f"linalg.vector_norm: the dtype of the input ({x.dtype}) should be convertible without narrowing "
+                f"to the specified dtype ({dtype}). Convert the result instead."
+            )
+        x = to_type(x, dtype)
+    if not x.dtype.has_gradient:
+        raise DTypeError(
+            f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {x.dtype}. "
+            f"Convert it with .float()."
+        )
+    dims = wrap_dims("linalg.vector_norm", dim, x.ndim)
+    if x.dtype.is_complex:
+        if ord == 2 and x.ndim:
+            # The root of the squares of all parts.
+            found = vector_norm(pairs(x), 2, (*dims, x.ndim), keepdim)
+            return found.squeeze(-1) if keepdim else found
+        x = absolute(x)
+    result_type, x = x.dtype, widened(x)
+    if (ord < 0 or ord == math.inf) and builtins.any(x.shape[d] == 0 for d in dims):
+        raise RuntimeError(
+            f"linalg.vector_norm cannot compute the {ord:g} norm on an empty tensor because the operation "
+            f"does not have an identity"
+        )
+    if 0 in x.shape:
+        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), 0.0, result_type)
+    if ord == 2:
+        result = _root(combine_dims(square(x), "sum", dims, True))
+    elif ord == 1:
+        result = combine_dims(absolute(x), "sum", dims, True)
+    elif ord == 0:
+        result = combine_dims(_is_nonzero(x), "sum", dims, True)
+    elif math.isinf(ord):
+        result = combine_dims(absolute(x), "max" if ord > 0 else "min", dims, True)
+    else:
+        result = _p_norm(x, float(ord), dims)
+    return to_type(drop_dims(result, dims, keepdim), result_type)
+
+
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),
+    autocast=Autocast(gpu="fp32_result"),
+)
+def norm(
+    input: Any,
+    p: float | str | None = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+) -> Any:
+    """Return the p-norm over `dim`, of the flattened input by default; "nuc" is the sum of singular values."""
+    if p == "nuc":
+        from webtorch.functions.decomposition import matrix_norm
+
+        pair = (0, 1) if dim is None else dim
+        return matrix_norm(input, "nuc", pair, keepdim, dtype=dtype)
+    order = 2 if p is None or p == "fro" else p
+    return vector_norm(input, order, dim, keepdim, dtype=dtype)
+
+
+# -- logsumexp --------------------------------------------------------------------------------------------------------
+
+
+@composite(
+    name="_logsumexp",
+    function_in=(),
+    torch="",
+    vjp=lambda g, out, x, dims: (g * exp(x - out),),
+)
+def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
+    largest = combine_dims(x, "max", dims, True)
+    # inf - inf is NaN: an infinite maximum is not subtracted.
+    largest = _where(isinf(largest), 0.0, largest)
+    return log(combine_dims(exp(x - largest), "sum", dims, True)) + largest
+
+
+@composite(
+    family="reduce",
+    samples=(((0,), {}), ((-1, True), {}), (((0, -1),), {})),
+    autocast=Autocast(gpu="fp32"),
+)
+def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
+    """Return log(sum(exp(input))) over `dim`; nothing overflows."""
+    dims = wrap_dims("logsumexp", dim, input.ndim)
+    x = as_float(input)
+    if x.dtype.is_complex and x.numel():
+        top = combine_dims(real_part(x).detach(), "max", dims, True)
+        top = _where(isinf(top), 0.0, top)
+        return log(sum(exp(x - top), dims, keepdim)) + (
+            top if keepdim else drop_dims(top, dims, False)
+        )
+    result_type, x = x.dtype, widened(x)
+    if 0 in x.shape:
+        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), -math.inf, result_type)
+    return to_type(drop_dims(_logsumexp(x, dims), dims, keepdim), result_type)
+
+
+# -- running reductions -----------------------------------------------------------------------------------------------
+
+
+def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
+    """Return x moved by `by` places along `dim` (towards the front for by < 0), `value` where nothing comes from."""
+    size = x.shape[dim]
+    low, high = [0] * x.ndim, [0] * x.ndim
+    if by > 0:
+        low[dim] = by
+        return pad_with(x.narrow(dim, 0, size - by), tuple(low), tuple(high), value)
+    high[dim] = -by
+    return pad_with(x.narrow(dim, -by, size + by), tuple(low), tuple(high), value)
+
+
+@composite(
+    family="scan",
+    samples=(((0,), {}), ((-1,), {})),
+    inplace=True,
+    autocast=Autocast(gpu="fp32_result"),
+)
+def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
+    """Return the running sum along `dim`; integers and bools give int64."""
+    dim = one_dim("cumsum", dim, input.ndim)
+    x = _accumulated(input, dtype)
+    return scan(x, "sum", dim) if x.ndim and 0 not in x.shape else x.clone()
+
+
+def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
+    """Return the cotangent of a running product: (product of those before) * s, with s[k] = g[k] + x[k+1] * s[k+1].
+
+    The recurrence is solved by doubling, in products and sums only, so zeros are exact, here and in its own derivative.
+    """
+    size = x.shape[dim]
+    before = (
+        _shifted(_cumprod(x, dim), dim, 1, 1) if size > 1 else fill(x.shape, 1, x.dtype, x.device)
+    )
+    if size == 1:
+        return g * before
+    total, factor = g, _shifted(x, dim, -1, 0)
+    step = 1
+    while step < size:
+        total = total + factor * _shifted(total, dim, -step, 0)
+        factor = factor * _shifted(factor, dim, -step, 0)
+        step *= 2
+    return before * total
+
+
+@composite(
+    name="_cumprod",
+    function_in=(),
+    torch="",
+    vjp=computed_wide(lambda g, out, x, dim: (_cumprod_slope(g, x, dim),)),
+)
+def _cumprod(x: Any, dim: int) -> Any:
+    return scan(x, "prod", dim)
+
+
+@composite(
+    family="scan",
+    samples=(((0,), {}), ((-1,), {})),
+    inplace=True,
+    autocast=Autocast(gpu="fp32_result"),
+)
+def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
+    """Return the running product along `dim`; gradients are exact where elements are zero."""
+    dim = one_dim("cumprod", dim, input.ndim)
+    x = _accumulated(input, dtype)
+    return _cumprod(x, dim) if x.ndim and 0 not in x.shape else x.clone()
+
+
+_log_add: Elementwise = elementwise(
+    "_log_add",
+    logaddexp.expr,
+    vjp=lambda g, out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
+    dtypes=FLOATS,
+    tensors=("input", "other"),
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="logaddexp with a finite gradient at two equal infinities.",
+)
+_log_add_backward: Elementwise = elementwise(
+    "_log_add_backward",
+    lambda g, x, y: (
+        g * logistic(ex.where(ex.isinf(x) & ex.eq(x, y), ex.const(0.0, x.dtype), x - y))
+    ),
+    tensors=("grad_output", "input", "other"),
+    dtypes=FLOATS,
+    inplace=False,
+    torch="",
+    function_in=(),
+    doc="The gradient of _log_add for its first operand.",
+)
+
+
+@composite(family="scan", dtypes=FLOATS, samples=(((0,), {}), ((-1,), {})), autocast=WHOLE)
+def logcumsumexp(input: Any, dim: int) -> Any:
+    """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
+    if not input.dtype.has_gradient:
+        raise NotImplementedError(
+            f"logcumsumexp: not implemented for {input.dtype}. Convert it with .float()."
+        )
+    dim = one_dim("logcumsumexp", dim, input.ndim)
+    if not input.ndim or 0 in input.shape:
+        return input.clone()
+    x = widened(input)
+    total = _complex_running(x, dim) if input.dtype.is_complex else _running_logsumexp(x, dim)
+    return to_type(total, input.dtype)
+
+
+def _running_logsumexp(x: Any, dim: int) -> Any:
+    """Return m + log1p(t) of real numbers: m the running maximum, t the sum of exp(x - m) less the maximum's own 1.
+
+    t[i] = exp(min(x[i], m[i-1]) - m[i]) + exp(m[i-1] - m[i]) * t[i-1], solved by doubling. t is added to m at the end
+    only: values are rounded once, and gradients do not depend on how large the numbers are.
+    """
+    values = x.detach()
+    highest = scan(values, "max", dim)
+
+    def weight(low: Any, high: Any) -> Any:
+        # Of two equal infinities too.
+        return exp(_where(eq(low, high), 0, low - high))
+
+    sums = weight(minimum(values, _shifted(highest, dim, 1, -math.inf)), highest)
+    # The sum changes with each of its terms, with the maximum's own too.
+    terms = exp(_where(isinf(highest), 0, x - highest))
+    sums = sums + (terms - terms.detach())
+    # After step k each element covers the 2 ** k before it.
+    step = 1
+    while step < x.shape[dim]:
+        before = _shifted(highest, dim, step, -math.inf)
+        sums = sums + weight(before, highest) * _shifted(sums, dim, step, 0)
+        step *= 2
+    return highest + log1p(sums)
+
+
+def _complex_running(x: Any, dim: int) -> Any:
+    total, step = x, 1
+    while step < x.shape[dim]:
+        total = _log_add(total, _shifted(total, dim, step, -math.inf))
+        step *= 2
+    return _on_branch(total, x, dim)
+
+
+def _on_branch(total: Any, x: Any, dim: int) -> Any:
+    """Add the multiples of 2 pi i that PyTorch's order of addition gives logcumsumexp: each sum is
+    within pi / 2 of the larger (in its real part) of the sum before and the new element.
+    """
+    phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
+
+    def turns(to: Any) -> Any:
+        found = _round((to - phase) / (2 * math.pi))
+        return _where(isfinite(found), found, 0)
+
+    after_new, after_sum = turns(imag_part(x.detach())), turns(imag_part(before))
+    # The last place where the new element was the larger one: from there on turns add up.
+    is_new = real_part(x.detach()) >= real_part(before)
+    last = scan(_where(is_new, positions(x, dim), 0), "max", dim)
+    running = scan(_where(is_new, 0, after_sum), "sum", dim)
+    whole = running + (after_new - running).gather(dim, last)
+    return total + join(fill(whole.shape, 0, whole.dtype, whole.device), whole * (2 * math.pi))
+
+
+def _running(name: str, input: Any, dim: int, combine: str, result: Any) -> Any:
+    dim = one_dim(name, dim, input.ndim)
+    if not input.ndim or 0 in input.shape:
+        return result(input.clone(), fill(input.shape, 0, int64, input.device))
+    x = cast_to(input, int64) if input.dtype is bool_ else input
+    best = scan(x.detach(), combine, dim)
+    here = eq(x, best)
+    if x.dtype.kind == "float":
+        here = here | isnan(x)
+    # PyTorch returns the last of equal elements.
+    indices = scan(_where(here, positions(x, dim), 0), "max", dim)
+    return result(input.gather(dim, indices), indices)
+
+
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})))
+def cummax(input: Any, dim: int) -> Any:
+    """Return (values, indices) of the running maximum along `dim`."""
+    return _running("cummax", input, dim, "max", Cummax)
+
+
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})))
+def cummin(input: Any, dim: int) -> Any:
+    """Return (values, indices) of the running minimum along `dim`."""
+    return _running("cummin", input, dim, "min", Cummin)

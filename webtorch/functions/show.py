@@ -1,0 +1,53 @@
+"""What repr(tensor) prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.functions.movement import cat
+from webtorch.tensors.batching import physical
+from webtorch.tensors.calls import get_default_dtype
+from webtorch.tensors.printing import format_tensor
+from webtorch.tensors.tape import mode, no_grad
+from webtorch.tensors.tensor import Tensor
+
+
+def show_tensor(x: Tensor) -> str:
+    """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed."""
+    if x._levels:
+        return _show_batched(x)
+
+    def fetch(edge: int | None) -> Any:
+        with no_grad():
+            part = x.detach()
+            if edge is not None:
+                for d, size in enumerate(x._shape):
+                    if size > 2 * edge:
+                        part = _ends(part, d, edge)
+            return part.tolist()
+
+    fn = x.grad_fn
+    name = None if fn is None else fn.title.removeprefix("torch::autograd::")
+    kind = type(x).__name__
+    text = format_tensor(
+        None if x.is_meta else fetch, x._shape, x.dtype.name, device=str(x.device),
+        requires_grad=x.requires_grad, grad_fn=name,
+        class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
+    )  # fmt: skip
+    # A parameter of a subclass, also one that Parameter(x) made of an x of a class of tensors.
+    below = kind != "Parameter" and any(c.__name__ == "Parameter" for c in type(x).__mro__)
+    return f"Parameter({text})" if below or x.__dict__.get("_is_param") else text
+
+
+def _show_batched(x: Tensor) -> str:
+    """Return what vmap maps over, level by level, with all examples inside."""
+    number, size, _ = x._levels[-1]
+    running = [v.number for v in mode.vmaps]
+    depth = running.index(number) + 1 if number in running else -1
+    inner = show_tensor(physical(x, ((number, size),)))
+    text = "\n".join("    " + line for line in inner.split("\n"))
+    return f"BatchedTensor(lvl={depth}, bdim=0, value=\n{text}\n)"
+
+
+def _ends(x: Tensor, dim: int, count: int) -> Tensor:
+    return cat([x.narrow(dim, 0, count), x.narrow(dim, x._shape[dim] - count, count)], dim)

@@ -1,0 +1,262 @@
+"""Window functions: torch.signal.windows, and the older torch.hann_window family.
+
+A window is a list of numbers that are computed here, in double precision, and uploaded once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from webtorch.functions import creation
+from webtorch.ops.record import composite
+
+WINDOWS = ("signal.windows",)
+
+
+def _made(
+    name: str, values: Sequence[float], dtype: Any, layout: Any, device: Any, requires_grad: bool
+) -> Any:
+    if layout is not None and str(layout) != "torch.strided":
+        raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
+    wanted = creation.chosen_dtype(dtype)
+    narrow = wanted.itemsize < 4 and not name.endswith("_window")
+    if not wanted.is_floating_point or narrow:
+        raise ValueError(f"{name} expects float32 or float64 dtypes, got: {wanted}")
+    made = creation.tensor(list(values), dtype=wanted, device=device)
+    return creation.finish(made, requires_grad)
+
+
+def _points(M: int, sym: bool) -> int:
+    """Return one less than how many points the whole window has: a periodic one is cut at its end."""
+    return max(M - 1 if sym else M, 1)
+
+
+def _cosines(M: int, weights: Sequence[float], sym: bool) -> list[float]:
+    last = _points(M, sym)
+    if M == 1:
+        return [1.0]
+    return [
+        math.fsum(
+            (-1) ** i * w * math.cos(2 * math.pi * i * k / last) for i, w in enumerate(weights)
+        )
+        for k in range(M)
+    ]
+
+
+def _bessel_i0(x: float) -> float:
+    total = term = 1.0
+    k = 0
+    while term > total * 1e-17:
+        k += 1
+        term *= (x / (2 * k)) ** 2
+        total += term
+    return total
+
+
+def _kaiser(M: int, beta: float, sym: bool) -> list[float]:
+    last = _points(M, sym)
+    if M == 1:
+        return [1.0]
+    return [
+        _bessel_i0(beta * math.sqrt(max(0.0, 1 - (2 * k / last - 1) ** 2))) / _bessel_i0(beta)
+        for k in range(M)
+    ]
+
+
+def _bartlett(M: int, sym: bool) -> list[float]:
+    last = _points(M, sym)
+    return [1.0] if M == 1 else [1 - abs(2 * k / last - 1) for k in range(M)]
+
+
+# -- torch.signal.windows ---------------------------------------------------------------------------
+
+
+def _window(values: Callable[..., Sequence[float]]) -> Any:
+    """Make the entry of a window from `values(M, sym, ...)`, which gives its numbers.
+
+    What `values` takes besides is the window's own; all windows take the rest.
+    """
+    name = values.__name__
+
+    def window(
+        M: int,
+        *,
+        sym: bool = True,
+        dtype: Any = None,
+        layout: Any = "torch.strided",
+        device: Any = None,
+        requires_grad: bool = False,
+        **own: Any,
+    ) -> Any:
+        if M < 0:
+            raise ValueError(f"{name} requires non-negative window length, got M={M}")
+        return _made(name, values(M, sym, **own), dtype, layout, device, requires_grad)
+
+    plain = inspect.signature(window)
+    length, *rest, _ = plain.parameters.values()
+    _, _, *own = inspect.signature(values).parameters.values()
+    window.__signature__ = plain.replace(parameters=[length, *own, *rest])  # type: ignore[attr-defined]
+    window.__name__ = window.__qualname__ = name
+    window.__doc__ = values.__doc__
+    return composite(
+        name=f"windows_{name}", family="creation", function_in=WINDOWS,
+        torch=f"signal.windows.{name}", differentiable=False,
+    )(window)  # fmt: skip
+
+
+@_window
+def hann(M: int, sym: bool) -> list[float]:
+    """The Hann window, of M numbers."""
+    return _cosines(M, (0.5, 0.5), sym)
+
+
+@_window
+def hamming(M: int, sym: bool) -> list[float]:
+    """The Hamming window, of M numbers."""
+    return _cosines(M, (0.54, 0.46), sym)
+
+
+@_window
+def blackman(M: int, sym: bool) -> list[float]:
+    """The Blackman window, of M numbers."""
+    return _cosines(M, (0.42, 0.5, 0.08), sym)
+
+
+@_window
+def nuttall(M: int, sym: bool) -> list[float]:
+    """The minimum 4-term Blackman-Harris window of Nuttall, of M numbers."""
+    return _cosines(M, (0.3635819, 0.4891775, 0.1365995, 0.0106411), sym)
+
+
+@_window
+def general_cosine(M: int, sym: bool, *, a: Iterable[float]) -> list[float]:
+    """The sum of cosines with the weights `a`, of alternating signs."""
+    if not isinstance(a, Iterable):
+        raise TypeError("Coefficients must be a list/tuple")
+    weights = list(a)
+    if not weights:
+        raise ValueError("Coefficients cannot be empty")
+    return _cosines(M, weights, sym)
+
+
+@_window
+def general_hamming(M: int, sym: bool, *, alpha: float = 0.54) -> list[float]:
+    """The window alpha - (1 - alpha) * cosine."""
+    return _cosines(M, (alpha, 1 - alpha), sym)
+
+
+@_window
+def bartlett(M: int, sym: bool) -> list[float]:
+    """The triangular window, 0 at its ends."""
+    return _bartlett(M, sym)
+
+
+@_window
+def cosine(M: int, sym: bool) -> list[float]:
+    """Half a wave of a sine, sampled in the middle of M steps."""
+    steps = M if sym or M == 1 else M + 1
+    return [math.sin(math.pi * (k + 0.5) / steps) for k in range(M)]
+
+
+@_window
+def gaussian(M: int, sym: bool, *, std: float = 1.0) -> list[float]:
+    """The bell curve of standard deviation `std`, in samples."""
+    if std <= 0:
+        raise ValueError(f"Standard deviation must be positive, got: {std} instead.")
+    middle = (M - 1 if sym or M == 1 else M) / 2
+    return [math.exp(-(((k - middle) / std) ** 2) / 2) for k in range(M)]
+
+
+@_window
+def exponential(M: int, sym: bool, *, center: float | None = None, tau: float = 1.0) -> list[float]:
+    """exp(-|k - center| / tau); the centre of a symmetric window is its middle."""
+    if tau <= 0:
+        raise ValueError(f"Tau must be positive, got: {tau} instead.")
+    if sym and center is not None:
+        raise ValueError("Center must be None for symmetric windows")
+    middle = (M - 1 if sym or M == 1 else M) / 2 if center is None else center
+    return [1.0] if M == 1 else [math.exp(-abs(k - middle) / tau) for k in range(M)]
+
+
+@_window
+def kaiser(M: int, sym: bool, *, beta: float = 12.0) -> list[float]:
+    """The Kaiser window of shape `beta`."""
+    if beta < 0:
+        raise ValueError(f"beta must be non-negative, got: {beta} instead.")
+    return _kaiser(M, beta, sym)
+
+
+# -- torch.hann_window and the like -------------------------------------------------------------------
+
+
+def _old(name: str, values: Callable[..., list[float]], doc: str) -> None:
+    def window(
+        window_length: int,
+        periodic: bool = True,
+        *,
+        dtype: Any = None,
+        layout: Any = "torch.strided",
+        device: Any = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+    ) -> Any:
+        _check_old(name, window_length, dtype)
+        found = values(window_length, not periodic)
+        return _made(name, found, dtype, layout, device, requires_grad)
+
+    window.__doc__ = doc
+    composite(name=name, family="creation", function_in=("torch",), differentiable=False)(window)
+
+
+def _check_old(name: str, length: int, dtype: Any) -> None:
+    if length < 0:
+        raise RuntimeError(
+            f"{name} requires non-negative window_length, got window_length={length}"
+        )
+    if dtype is not None and not creation.chosen_dtype(dtype).is_floating_point:
+        raise RuntimeError(f"{name} expects floating point dtypes, got: {dtype}")
+
+
+_old("hann_window", lambda m, s: _cosines(m, (0.5, 0.5), s), "The Hann window.")
+_old("blackman_window", lambda m, s: _cosines(m, (0.42, 0.5, 0.08), s), "The Blackman window.")
+_old("bartlett_window", _bartlett, "The triangular window, 0 at its ends.")
+
+
+@composite(family="creation", function_in=("torch",), differentiable=False)
+def hamming_window(
+    window_length: int,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    *,
+    dtype: Any = None,
+    layout: Any = "torch.strided",
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """The window alpha - beta * cosine."""
+    _check_old("hamming_window", window_length, dtype)
+    values = _cosines(window_length, (alpha, beta), not periodic)
+    return _made("hamming_window", values, dtype, layout, device, requires_grad)
+
+
+@composite(family="creation", function_in=("torch",), differentiable=False)
+def kaiser_window(
+    window_length: int,
+    periodic: bool = True,
+    beta: float = 12.0,
+    *,
+    dtype: Any = None,
+    layout: Any = "torch.strided",
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Any:
+    """The Kaiser window of shape `beta`."""
+    _check_old("kaiser_window", window_length, dtype)
+    values = _kaiser(window_length, beta, not periodic)
+    return _made("kaiser_window", values, dtype, layout, device, requires_grad)
