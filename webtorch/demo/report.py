@@ -218,6 +218,7 @@ def _matrix(confusion: Sequence[Sequence[int]]) -> str:
     )
 
     def cell(true: int, read: int, count: int) -> str:
+        """Return the table's cell of how often `true` was read as `read`."""
         if not count:
             return "<td>0</td>"
         # Mistakes have a scale of their own: on that of the right answers they would not show.

@@ -61,6 +61,7 @@ class MultiheadAttention(Module):
             raise AssertionError("embed_dim must be divisible by num_heads")
 
         def made(*shape: int) -> Parameter:
+            """Return a parameter without initial values."""
             return Parameter(webtorch.empty(shape, device=device, dtype=dtype))
 
         packed = self._qkv_same_embed_dim

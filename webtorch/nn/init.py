@@ -88,6 +88,7 @@ def trunc_normal_(
         )
 
     def cumulative(x: float) -> float:
+        """Return the standard normal distribution's probability of being at most x."""
         return (1.0 + math.erf(x / math.sqrt(2.0))) / 2.0
 
     # Uniform numbers between the cumulative values of the bounds, through the inverse.
@@ -285,6 +286,7 @@ def _deprecated(new: Callable[..., Tensor]) -> Callable[..., Tensor]:
     old = new.__name__[:-1]
 
     def renamed(*args: Any, **kwargs: Any) -> Tensor:
+        """Warn, and call the function of the new name."""
         warnings.warn(
             f"`nn.init.{old}` is now deprecated in favor of `nn.init.{new.__name__}`.",
             FutureWarning,

@@ -479,6 +479,7 @@ class Module:
             )
 
         def convert(t: Tensor) -> Tensor:
+            """Return a tensor on the device; integers keep their dtype."""
             wanted = dtype if dtype is not None and t.dtype.has_gradient else t.dtype
             return t.to(
                 device=t.device if device is None else device,
@@ -977,6 +978,7 @@ class Module:
             entries._metadata = metadata  # type: ignore[attr-defined]
 
         def load(module: Module, local: dict[str, Any], prefix: str) -> None:
+            """Load the entries of a module, then those of its children."""
             local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
             if assign:
                 local_metadata = {**local_metadata, "assign_to_params_buffers": True}

@@ -114,6 +114,7 @@ def quantize_(
     shared = _shared(model)
 
     def chosen(module: Module, name: str) -> bool:
+        """Return whether a layer is replaced: the filter's choice, else every Linear that shares no weight."""
         if type(module) is not Linear:
             return False
         return id(module.weight) not in shared if filter_fn is None else filter_fn(module, name)

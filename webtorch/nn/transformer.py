@@ -236,17 +236,20 @@ class TransformerDecoderLayer(Module):
         def attend(
             attention: Module, q: Tensor, kv: Tensor, mask: Any, padding: Any, causal: bool
         ) -> Tensor:
+            """Return the attention's output alone."""
             return attention(
                 q, kv, kv, attn_mask=mask, key_padding_mask=padding, is_causal=causal,
                 need_weights=False,
             )[0]  # fmt: skip
 
         def to_self(x: Tensor) -> Tensor:
+            """Return the self-attention block of x."""
             return self.dropout1(
                 attend(self.self_attn, x, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
             )
 
         def to_memory(x: Tensor) -> Tensor:
+            """Return the block that attends to the encoder's output."""
             return self.dropout2(
                 attend(
                     self.multihead_attn, x, memory, memory_mask, memory_key_padding_mask,
@@ -255,6 +258,7 @@ class TransformerDecoderLayer(Module):
             )  # fmt: skip
 
         def feed(x: Tensor) -> Tensor:
+            """Return the feedforward block of x."""
             return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
         x = tgt
@@ -336,6 +340,7 @@ class Transformer(Module):
         )  # fmt: skip
 
         def norm() -> LayerNorm:
+            """Return a layer norm at the end of a stack."""
             return LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
 
         self.encoder = custom_encoder

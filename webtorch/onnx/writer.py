@@ -40,6 +40,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """
 
     def declare(function: Rule) -> Rule:
+        """Put the function into RULES under each name."""
         for name in names:
             assert name not in RULES, name
             RULES[name] = function
@@ -646,6 +647,7 @@ def _mod(w: Writer, e: Expr, x: Name, y: Name) -> Name:
 
 def _logical(word: str) -> Callable[..., Name]:
     def write(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+        """Write the node: logical for bools, bitwise for integers (opset 18 and later)."""
         if e.args[0].dtype is bool_:
             return w.node(word, x, y)
         if w.opset < 18:

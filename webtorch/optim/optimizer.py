@@ -129,6 +129,7 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Call the hooks around the class's own step."""
         if "_optimizer_step_pre_hooks" not in self.__dict__:
             # A wrapper of another optimizer that never called __init__: the step inside has its hooks.
             return step(self, *args, **kwargs)

@@ -69,6 +69,7 @@ def foreach(name: str) -> Callable[..., Any]:
     plain = name.removesuffix("_")
 
     def one(x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation of one tensor."""
         if plain in ("maximum", "minimum", "clamp_max", "clamp_min"):
             low = plain in ("maximum", "clamp_min")
             if isinstance(args[0], Tensor):
@@ -83,6 +84,7 @@ def foreach(name: str) -> Callable[..., Any]:
         return getattr(x, name)(*args, **kwargs)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation of each tensor of the list; arguments may be lists as long."""
         args = (*args, *(kwargs.pop(n) for n in _POSITIONAL if n in kwargs))
         if plain in ("addcdiv", "addcmul") and len(args) == 3:
             value = args[2]
