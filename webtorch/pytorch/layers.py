@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ir.dtype import float32, int64
 from webtorch.nn import functional as F
-from webtorch.ops import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
 from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op
 from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
