@@ -249,6 +249,7 @@ def _reduce_large(x: Expr) -> tuple[Expr, Expr]:
     word, offset = ex.shr(start, 5), start & 31
 
     def table(shift: int) -> Expr:
+        """Return the word of 2/pi, from `shift` bits below the argument's exponent on."""
         out = ex.const(_TWO_OVER_PI[min(4 + shift, 7)], uint32)
         for i in range(3, -1, -1):
             out = ex.where(ex.eq(word, i), ex.const(_TWO_OVER_PI[i + shift], uint32), out)
@@ -595,6 +596,7 @@ def expand(root: Expr, ops: Collection[str]) -> Expr:
     """Return `root` with every float32 use of `ops` replaced by its expansion."""
 
     def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return the expansion of a float32 node, None for others."""
         if node.op in ops and node.op in EXPANSIONS and args[0].dtype is float32:
             return EXPANSIONS[node.op][0](*args)
         return None

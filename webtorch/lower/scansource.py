@@ -57,6 +57,7 @@ def scan_source(r: Scan) -> str:
         start = f"{wide.name}({_least(wide, r.op)})"
 
     def loaded(position: str) -> str:
+        """Return the text that reads an element in the type that is added in."""
         load = f"b0[{position}]"
         return load if source is wide else f"{wide.name}({load})"
 

@@ -244,6 +244,7 @@ WRAPPING = frozenset(
 
 
 def wrap(dtype: DType, text: str) -> str:
+    """Return the text of a 32-bit value wrapped to a narrower integer's range."""
     if dtype is int8:
         return f"(({text} << 24u) >> 24u)"
     if dtype is int16:

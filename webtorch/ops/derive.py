@@ -158,9 +158,11 @@ def _share(x: Expr, y: Expr) -> tuple[Slope, Slope]:
 
 def _pow(x: Expr, y: Expr, out: Expr) -> tuple[Slope, Slope]:
     def base() -> Expr:
+        """Return the derivative by the base, 0 for the exponent 0."""
         return ex.where(ex.eq(y, 0.0), ex.const(0.0, x.dtype), y * ex.pow_(x, y - 1.0))
 
     def exponent() -> Expr:
+        """Return the derivative by the exponent, 0 at 0 for exponents of at least 0."""
         # At x == 0 the slope is 0 for y >= 0 (PyTorch's convention), not 0 * log(0).
         return ex.where(ex.eq(x, 0.0) & (y >= 0.0), ex.const(0.0, x.dtype), out * ex.log(x))
 

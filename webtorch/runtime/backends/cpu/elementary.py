@@ -296,6 +296,7 @@ def _through64(function: Any) -> Any:
     """Compute a float32 function in float64, where cancellation does not show."""
 
     def apply(m: Machine, *args: Value) -> Value:
+        """Return the function of float32 values, rounded once."""
         return m.cast(function(m, *[m.cast(a, "float64") for a in args]), "float32")
 
     apply.__doc__ = function.__doc__
@@ -561,6 +562,7 @@ def _odd(function: Any) -> Any:
     """Compute an odd float32 function in float64 from the size of its argument; the sign of -0 is kept."""
 
     def apply(m: Machine, x: Value) -> Value:
+        """Return the function of |x|, with the sign of x."""
         size = m.cast(_absolute(m, x), "float64")
         return _with_sign_of(m, m.cast(function(m, size), "float32"), x)
 

@@ -24,6 +24,7 @@ def _typed(kind: str) -> Callable[[Any], Any]:
     target = np.dtype(kind).type
 
     def convert(x: Any) -> Any:
+        """Return a number of the type; integers wrap around."""
         if isinstance(x, (bool, int)):
             # A position or an integer constant: it wraps around like a typed integer.
             if np.dtype(kind).kind in "iu":
@@ -39,6 +40,7 @@ def _typed(kind: str) -> Callable[[Any], Any]:
 
 def _scalar(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
+        """Return the function's result as a NumPy scalar."""
         return np.asarray(function(*args))[()]
 
     call.__name__ = getattr(function, "__name__", "call")

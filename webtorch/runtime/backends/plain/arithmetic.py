@@ -55,6 +55,7 @@ def _wrapper(name: str) -> Callable[[int], int]:
     span = high - low + 1
 
     def wrap(x: int) -> int:
+        """Return x wrapped around into the type's range."""
         return x if low <= x <= high else (x - low) % span + low
 
     return wrap
@@ -111,6 +112,7 @@ def _guarded(
     """Return `function` with its results for what Python's raises on: NaN outside its domain."""
 
     def call(*args: float) -> float:
+        """Return the function's result, or what IEEE 754 has instead of an exception."""
         try:
             return function(*args)
         except OverflowError:
@@ -175,6 +177,7 @@ def f_sign(x: float) -> float:
 
 def _whole(function: Callable[[float], int]) -> Callable[[float], float]:
     def call(x: float) -> float:
+        """Return a whole number with the sign of x; infinities and NaN as they are."""
         return math.copysign(float(function(x)), x) if math.isfinite(x) else x
 
     return call
@@ -196,6 +199,7 @@ def f_rsqrt(x: float) -> float:
 
 def _log(function: Callable[[float], float], pole: float = 0.0) -> Callable[[float], float]:
     def call(x: float) -> float:
+        """Return the logarithm; minus infinity at its pole, NaN below."""
         if x > pole:
             return function(x)
         return -inf if x == pole else nan
