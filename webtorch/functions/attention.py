@@ -110,6 +110,7 @@ def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
     function_in=("nn.functional",),
     torch="nn.functional.scaled_dot_product_attention",
     autocast=LOWER,
+    gradient_name="ScaledDotProductAttentionBackward0",
 )
 def scaled_dot_product_attention(
     query: Any,

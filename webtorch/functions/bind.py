@@ -12,11 +12,10 @@ from typing import Any
 from webtorch.functions import subscript as indexing
 from webtorch.functions.assign import CONVERSIONS
 from webtorch.functions.movement import PROPERTIES
-from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.ops.record import TABLE, Elementwise, Op, public_name
 from webtorch.tensors import attention, calls, lapack, override, primitives
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
-from webtorch.tensors.gradient_names import GRADIENT_NAMES
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tape import composed
 from webtorch.tensors.tensor import Tensor
@@ -81,7 +80,7 @@ def _bind(op: Op) -> None:
     if op.refuses:
         op.function = calls.refuse_types(op)
     named = "dim" in op.signature and op.function_in and not isinstance(op, Elementwise)
-    title = GRADIENT_NAMES.get(op.name)
+    title = (None if isinstance(op, Elementwise) else op.gradient_name) or None
     names = calls.NUMPY_NAMES if named else None
     # What moves elements and has no title gives views of its input.
     makes = bool(op.function_in) and op.family != "movement" and not isinstance(op, Elementwise)
@@ -94,94 +93,31 @@ def _bind(op: Op) -> None:
 
 def _publish(op: Op) -> None:
     plain = without_autocast(op.function)
-    inplace = calls.bind_inplace(f"{op.name}_", plain) if op.inplace else None
     for name in (op.name, *op.aliases):
+        inplace = calls.bind_inplace(f"{name}_", plain) if op.inplace else None
         for place in op.function_in:
             if place == "Tensor":
                 method = _as_method(op.function)
                 setattr(Tensor, name, property(method) if name in PROPERTIES else method)
             else:
-                # An entry whose public name is taken carries its namespace: linalg_cross,
-                # functional_unfold.
-                public = name.removeprefix(f"{place.rpartition('.')[2]}_")
+                public = public_name(name, place)
                 function = op.function
                 if not isinstance(op, Elementwise):
                     with_out = calls.accept_out(op) if calls.takes_out(op, place) else function
                     function = calls.refuse_others(op, with_out)
-                if place == "nn.functional" and inplace and "inplace" not in op.signature:
+                if (
+                    place == "nn.functional"
+                    and inplace is not None
+                    and "inplace" not in op.signature
+                ):
                     function = calls.accept_inplace(op, inplace)
                 NAMESPACES.setdefault(place, {})[public] = function
         if inplace is not None:
             if "Tensor" in op.function_in:
                 setattr(Tensor, f"{name}_", inplace)
             for place in op.function_in:
-                there = ("torch",) if name in _NOT_FUNCTIONAL else ("torch", "nn.functional")
-                if place in there and name in _INPLACE_FUNCTIONS:
+                if f"{place}.{name}_" in op.inplace_functions:
                     NAMESPACES[place][f"{name}_"] = inplace
-
-
-# In place, PyTorch has these in torch only.
-_NOT_FUNCTIONAL = ("sigmoid", "tanh")
-# Comparisons give bool; in place, the answer is stored in the type of the tensor.
-_INPLACE_COMPARISONS = (
-    "eq", "ne", "lt", "le", "gt", "ge", "greater", "greater_equal", "less", "less_equal", "not_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not",
-)  # fmt: skip
-_FORMS = """acosh addmv alpha_dropout arccos arccosh arcsin arcsinh arctan arctanh asinh atanh clamp_max
-    clamp_min clip conj_physical feature_alpha_dropout fix gcd i0 index_put lcm ldexp negative rrelu"""
-# The in-place forms that PyTorch has as functions too.
-_INPLACE_FUNCTIONS = frozenset(
-    [
-        *_FORMS.split(),
-        "abs",
-        "acos",
-        "asin",
-        "atan",
-        "ceil",
-        "clamp",
-        "cos",
-        "cosh",
-        "elu",
-        "erf",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "fill",
-        "floor",
-        "frac",
-        "leaky_relu",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "logit",
-        "nan_to_num",
-        "neg",
-        "reciprocal",
-        "relu",
-        "round",
-        "rsqrt",
-        "selu",
-        "celu",
-        "hardtanh",
-        "threshold",
-        "rrelu",
-        "sigmoid",
-        "sin",
-        "sinc",
-        "sinh",
-        "sqrt",
-        "square",
-        "tan",
-        "tanh",
-        "trunc",
-        "deg2rad",
-        "rad2deg",
-        "xlogy",
-        "zero",
-    ]
-)
 
 
 def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,8 +187,6 @@ def _operators() -> None:
     Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         forward(f"__{name}__", name)
-    for name in _INPLACE_COMPARISONS:
-        setattr(Tensor, f"{name}_", calls.bind_inplace(f"{name}_", getattr(Tensor, name)))
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function

@@ -121,7 +121,7 @@ def conj(input: Any) -> Any:
     return conjugate(input)
 
 
-@composite(family="movement", inplace=True)
+@composite(family="movement", inplace=True, inplace_functions=("torch.conj_physical_",))
 def conj_physical(input: Any) -> Any:
     """The conjugate; a copy of real numbers."""
     return conjugate(input) if input.dtype.is_complex else movement.clone(input)

@@ -132,7 +132,12 @@ def _dropout(input: Any, p: float, training: bool, inplace: bool, features: bool
     return put_back(input, _where(_kept(input, p, features), input * scale, 0.0), inplace)
 
 
-@composite(torch="nn.functional.dropout", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.dropout",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    gradient_name="MulBackward0",
+)
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return input with elements zeroed with probability p, the rest divided by 1 - p; input itself if not training."""
     return _dropout(input, p, training, inplace)
@@ -227,7 +232,7 @@ def feature_alpha_dropout(
 # -- distances --------------------------------------------------------------------------------------------------------
 
 
-@composite(torch="nn.functional.normalize", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(torch="nn.functional.normalize", function_in=FUNCTIONAL, dtypes=FLOATS, out="cast")
 def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
     """Return input / max(norm, eps), with the p-norm along `dim`."""
     return input / clamp_min(vector_norm(input, p, dim, True), eps)

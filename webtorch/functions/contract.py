@@ -32,6 +32,7 @@ from webtorch.ops.record import (
     LOWER,
     NOT_FLOATS,
     Autocast,
+    OutRule,
     composite,
     with_factors_first,
 )
@@ -171,7 +172,7 @@ def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(family="contract", autocast=LOWER)
+@composite(family="contract", autocast=LOWER, gradient_name="MmBackward0")
 def mm(input: Any, mat2: Any) -> Any:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -187,7 +188,7 @@ def mm(input: Any, mat2: Any) -> Any:
     return rows_times(input, mat2)
 
 
-@composite(family="contract", autocast=LOWER)
+@composite(family="contract", autocast=LOWER, gradient_name="BmmBackward0")
 def bmm(input: Any, mat2: Any) -> Any:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -209,7 +210,9 @@ def bmm(input: Any, mat2: Any) -> Any:
     return product(input, mat2)
 
 
-@composite(family="contract", inplace=False, autocast=Autocast(gpu="lower"))
+@composite(
+    family="contract", inplace=False, autocast=Autocast(gpu="lower"), gradient_name="MvBackward0"
+)
 def mv(input: Any, vec: Any) -> Any:
     """Return the product of the matrix (M, K) and the vector (K)."""
     check_tensor("mv", "vec", 2, vec)
@@ -228,7 +231,7 @@ def mv(input: Any, vec: Any) -> Any:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"))
+@composite(family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0")
 def dot(input: Any, tensor: Any) -> Any:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -262,7 +265,11 @@ def vdot(input: Any, other: Any) -> Any:
     return dot(conjugate(input), other)
 
 
-@composite(family="contract", own_view=True)
+def _out_of_inner(input: Any, other: Any) -> OutRule:
+    return "exact" if input.ndim and other.ndim else "cast"
+
+
+@composite(family="contract", own_view=True, out=_out_of_inner)
 def inner(input: Any, other: Any) -> Any:
     """Return the sums of products over the last dimensions: (*A, K) and (*B, K) give (*A, *B)."""
     check_tensor("inner", "other", 2, other)
@@ -276,7 +283,7 @@ def inner(input: Any, other: Any) -> Any:
     return tensordot(input, other, ([-1], [-1]))
 
 
-@composite(family="contract", aliases=("ger",))
+@composite(family="contract", aliases=("ger",), out="cast")
 def outer(input: Any, vec2: Any) -> Any:
     """Return the products of every element of one vector with every element of another."""
     check_tensor("outer", "vec2", 2, vec2)
@@ -289,7 +296,26 @@ def outer(input: Any, vec2: Any) -> Any:
     return input.unsqueeze(1) * vec2
 
 
-@composite(family="contract", function_in=("torch", "Tensor", "linalg"), autocast=LOWER)
+def _matmul_name(input: Any, other: Any, **_: Any) -> str:
+    match (input.ndim, other.ndim):
+        case (1, 1):
+            return "DotBackward0"
+        case (2, 1):
+            return "MvBackward0"
+        case (1, 2):
+            return "SqueezeBackward4"
+        case (2, 2):
+            return "MmBackward0"
+        case _:
+            return "UnsafeViewBackward0"
+
+
+@composite(
+    family="contract",
+    function_in=("torch", "Tensor", "linalg"),
+    autocast=LOWER,
+    gradient_name=_matmul_name,
+)
 def matmul(input: Any, other: Any) -> Any:
     """Return the matrix product; leading dimensions are batches and broadcast.
 
@@ -371,8 +397,19 @@ def _batched(a: Any, b: Any) -> Any:
     return out.permute(order).contiguous()
 
 
+def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
+    if input.ndim == 2:
+        return "MmBackward0" if bias is None else "AddmmBackward0"
+    return "UnsafeViewBackward0" if bias is None or input.ndim == 1 else "ViewBackward0"
+
+
 @composite(
-    family="contract", function_in=("nn.functional",), torch="nn.functional.linear", autocast=LOWER
+    family="contract",
+    function_in=("nn.functional",),
+    torch="nn.functional.linear",
+    autocast=LOWER,
+    takes_out=True,
+    gradient_name=_linear_name,
 )
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
@@ -486,7 +523,9 @@ def _combine(
     return to_type((input if beta == 1 else input * beta) + result, dtype)
 
 
-@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+@composite(
+    factor="alpha", family="contract", inplace=True, autocast=LOWER, gradient_name="AddmmBackward0"
+)
 def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
     if old:
@@ -494,7 +533,14 @@ def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any
     return _combine("addmm", input, mm, mat1, mat2, beta, alpha)
 
 
-@composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
+@composite(
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=Autocast(gpu="lower"),
+    inplace_functions=("torch.addmv_",),
+    gradient_name="AddmvBackward0",
+)
 def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat @ vec)."""
     if old:
@@ -502,7 +548,13 @@ def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any =
     return _combine("addmv", input, mv, mat, vec, beta, alpha)
 
 
-@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+@composite(
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=LOWER,
+    gradient_name="BaddbmmBackward0",
+)
 def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
     if old:
@@ -512,7 +564,9 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alph
     return _combine("baddbmm", input, bmm, batch1, batch2, beta, alpha)
 
 
-@composite(factor="alpha", family="contract", inplace=True, autocast=LOWER)
+@composite(
+    factor="alpha", family="contract", inplace=True, autocast=LOWER, gradient_name="AddbmmBackward0"
+)
 def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
     if old:
@@ -537,7 +591,9 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
     return _combine("addbmm", input, multiply, batch1, batch2, beta, alpha)
 
 
-@composite(factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"))
+@composite(
+    factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"), out="cast"
+)
 def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (vec1 outer vec2)."""
     if old:
@@ -615,7 +671,13 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     return mm(left, right).reshape((*sizes_a, *sizes_b))
 
 
-@composite(family="contract", function_in=("torch",), autocast=LOWER, own_view=True)
+@composite(
+    family="contract",
+    function_in=("torch",),
+    autocast=LOWER,
+    own_view=True,
+    gradient_name="ViewBackward0",
+)
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
 
@@ -848,7 +910,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
     return out.reshape((*out.shape[:n], *sizes_a, *sizes_b)), [*batch, *free_a, *free_b]
 
 
-@composite(family="contract")
+@composite(family="contract", out="cast", gradient_name="UnsafeViewBackward0")
 def kron(input: Any, other: Any) -> Any:
     """Return the Kronecker product: every element of input times the whole of other, as blocks."""
     rank = max(input.ndim, other.ndim)
@@ -989,7 +1051,12 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     return (conjugate(x) * y).sum(dim, dtype=x.dtype)
 
 
-@composite(family="contract", autocast=Autocast("fp32", "whole"), refuses=BOOL)
+@composite(
+    family="contract",
+    autocast=Autocast("fp32", "whole"),
+    refuses=BOOL,
+    gradient_name="TraceBackward0",
+)
 def trace(input: Any) -> Any:
     """Return the sum of the diagonal of a matrix."""
     if input.ndim != 2:
@@ -997,7 +1064,7 @@ def trace(input: Any) -> Any:
     return input.diagonal().sum()
 
 
-@composite(family="contract", function_in=("torch", "Tensor", "linalg"))
+@composite(family="contract", function_in=("torch", "Tensor", "linalg"), out="cast")
 def matrix_power(input: Any, n: int) -> Any:
     """Return the n-th power of square matrices (*, N, N), of their inverses for n < 0."""
     shape = tuple(input.shape)

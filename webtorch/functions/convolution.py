@@ -285,7 +285,13 @@ def _convolve_3d(
     )
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv1d", autocast=LOWER)
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv1d",
+    autocast=LOWER,
+    gradient_name="ConvolutionBackward0",
+)
 def conv1d(
     input: Any,
     weight: Any,
@@ -299,7 +305,13 @@ def conv1d(
     return _biased("conv1d", 1, _convolve, input, weight, bias, stride, padding, dilation, groups)
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.conv2d", autocast=LOWER)
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.conv2d",
+    autocast=LOWER,
+    gradient_name="ConvolutionBackward0",
+)
 def conv2d(
     input: Any,
     weight: Any,
@@ -319,6 +331,7 @@ def conv2d(
     torch="nn.functional.conv3d",
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
+    gradient_name="ConvolutionBackward0",
 )
 def conv3d(
     input: Any,
@@ -464,6 +477,7 @@ def _transposed_3d(
     torch="nn.functional.conv_transpose1d",
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
+    gradient_name="ConvolutionBackward0",
 )
 def conv_transpose1d(
     input: Any,
@@ -497,6 +511,7 @@ def conv_transpose1d(
     torch="nn.functional.conv_transpose2d",
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
+    gradient_name="ConvolutionBackward0",
 )
 def conv_transpose2d(
     input: Any,
@@ -530,6 +545,7 @@ def conv_transpose2d(
     torch="nn.functional.conv_transpose3d",
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
+    gradient_name="ConvolutionBackward0",
 )
 def conv_transpose3d(
     input: Any,

@@ -375,7 +375,7 @@ _COPIED = (
 )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def tensor(
     data: Any,
     *,
@@ -403,7 +403,7 @@ def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
     return x if dtype is None else cast_to(x, dtype)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     wanted = None if dtype is None else chosen_dtype(dtype)
@@ -424,7 +424,7 @@ def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
     )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def asarray(
     obj: Any,
     *,
@@ -467,7 +467,7 @@ def from_numpy(ndarray: Any) -> Any:
     return _on_array(ndarray)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def frombuffer(
     buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Any:
@@ -510,7 +510,7 @@ def frombuffer(
     return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def scalar_tensor(
     s: Any,
     *,
@@ -528,7 +528,7 @@ def scalar_tensor(
 # -- of one value ----------------------------------------------------------------------------------
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def zeros(
     *args: Any,
     size: Any = None,
@@ -550,7 +550,7 @@ def zeros(
     )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def ones(
     *args: Any,
     size: Any = None,
@@ -569,7 +569,7 @@ def ones(
     )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def empty(
     *args: Any,
     size: Any = None,
@@ -604,7 +604,7 @@ def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -
     return fill(shape, fits(number, dtype), dtype, device)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def full(
     size: Any,
     fill_value: Any,
@@ -624,7 +624,7 @@ def full(
     return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def empty_strided(
     size: Sequence[int],
     stride: Sequence[int],
@@ -855,7 +855,7 @@ def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
     return -(-(end - start) // step)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def arange(
     *args: Any,
     start: Any = None,
@@ -950,7 +950,7 @@ def _check_steps(name: str, steps: Any) -> None:
         )
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def linspace(
     start: Any,
     end: Any,
@@ -1008,7 +1008,7 @@ def _power(base: float, exponent: float) -> float:
     return math.nan if isinstance(found, complex) else found
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def logspace(
     start: Any,
     end: Any,
@@ -1050,7 +1050,7 @@ def logspace(
     return finish(cast_to(result, wanted), requires_grad, out, "logspace")
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def eye(
     n: int,
     m: int | None = None,
@@ -1092,7 +1092,7 @@ def _corner(row: int, col: int, offset: int, lower: bool, dtype: Any, device: An
     return _make([[i for i, _ in places], [j for _, j in places]], wanted, device)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def tril_indices(
     row: int,
     col: int,
@@ -1107,7 +1107,7 @@ def tril_indices(
     return _corner(row, col, offset, True, dtype, device)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, factory=True)
 def triu_indices(
     row: int,
     col: int,

@@ -152,7 +152,7 @@ def qr(input: Any, some: bool = True) -> Any:
     return OldQR(*_qr(input, "reduced" if some else "complete"))
 
 
-@composite(family="index", differentiable=False, autocast=Autocast(cpu="fp32"))
+@composite(family="index", differentiable=False, autocast=Autocast(cpu="fp32"), out="cast")
 def geqrf(input: Any) -> Any:
     """(R above the Householder vectors in one matrix, tau)."""
     check_matrix("geqrf", input, "input")
@@ -189,6 +189,7 @@ def _reflectors(name: str, v: Any, tau: Any) -> Any:
     aliases=(),
     torch="linalg.householder_product",
     autocast=Autocast(cpu="fp32"),
+    out="cast",
 )
 def householder_product(A: Any, tau: Any) -> Any:
     """The first columns of the product of the reflections I - tau v v^T."""
@@ -534,7 +535,7 @@ def _largest(a: Any, hermitian: bool) -> Any:
     return values.amax(-1) if values._shape[-1] else values.sum(-1)
 
 
-@composite(name="linalg_pinv", family="index", function_in=LINALG, torch="linalg.pinv")
+@composite(name="linalg_pinv", family="index", function_in=LINALG, torch="linalg.pinv", out="cast")
 def pinv(
     A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
 ) -> Any:
@@ -563,6 +564,7 @@ def pinverse(input: Any, rcond: float = 1e-15) -> Any:
     torch="linalg.matrix_rank",
     differentiable=False,
     autocast=Autocast(cpu="fp32"),
+    out="cast",
 )
 def matrix_rank(
     A: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
@@ -599,6 +601,7 @@ def _lstsq(a: Any, b: Any, rcond: float) -> Any:
     function_in=LINALG,
     torch="linalg.lstsq",
     autocast=Autocast(cpu="fp32"),
+    out="cast",
 )
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """(the X that makes A X - B smallest, residuals, ranks, singular values)."""
@@ -745,6 +748,7 @@ def linalg_norm(
     function_in=LINALG,
     torch="linalg.cond",
     autocast=Autocast(cpu="fp32"),
+    out="cast",
 )
 def cond(A: Any, p: Any = None) -> Any:
     """The condition number: the norm times the norm of the inverse."""

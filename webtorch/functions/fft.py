@@ -14,7 +14,7 @@ from webtorch.functions import creation, movement
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.view import normalize_dim
 from webtorch.ops.primitive import cast_to, conjugate, pad_with
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import Autocast, OutRule, composite
 
 FFT = ("fft",)
 _NORMS = ("backward", "ortho", "forward")
@@ -131,13 +131,13 @@ def fft_rfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None =
     return _half("fft_rfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32)
+@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32, out="cast")
 def fft_irfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The inverse of rfft: n real numbers, 2 (terms - 1) by default."""
     return _from_half("fft_irfft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32)
+@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32, out="cast")
 def fft_hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
     """The real transform of numbers of which each is the conjugate of its opposite, from their first half."""
     return _from_half("fft_hfft", input, n, dim, norm, True)
@@ -260,7 +260,10 @@ def _declare(kind: str) -> None:
         function.__name__ = f"fft_{kind}{suffix}"
         function.__doc__ = f"{text} {where}, of sizes `s` (cut, or with zeros behind)."
         rule = None if "hfft" in kind else _IN_FLOAT32
-        composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule)(function)
+        # What gives real numbers casts.
+        out: OutRule = "cast" if kind in ("irfft", "hfft") else "exact"
+        declare = composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule, out=out)
+        declare(function)
 
 
 for _kind in _DIRECTIONS:
@@ -290,7 +293,7 @@ def _frequencies(
     )
 
 
-@composite(family="creation", function_in=FFT, torch="fft.fftfreq")
+@composite(family="creation", function_in=FFT, torch="fft.fftfreq", factory=True)
 def fft_fftfreq(
     n: int,
     d: float = 1.0,
@@ -306,7 +309,7 @@ def fft_fftfreq(
     return _frequencies("fftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
-@composite(family="creation", function_in=FFT, torch="fft.rfftfreq")
+@composite(family="creation", function_in=FFT, torch="fft.rfftfreq", factory=True)
 def fft_rfftfreq(
     n: int,
     d: float = 1.0,

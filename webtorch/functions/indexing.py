@@ -326,7 +326,7 @@ def _vector(op: str, index: Any) -> Any:
     return index if index._shape else movement.reshape(index, (1,))
 
 
-@composite(family="index")
+@composite(family="index", overlap="refused", gradient_name="IndexSelectBackward0")
 def index_select(input: Any, dim: int, index: Any) -> Any:
     """The slices of input at the positions of a 1-d index along `dim`."""
     index = _vector("index_select", index)
@@ -384,7 +384,7 @@ def _with_none_of(base: Any, source: Any) -> Any:
     return copy(base)
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, gradient_name="IndexAddBackward0")
 def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 1) -> Any:
     """A copy of input with alpha times the slices of `source` added at the positions of `index`."""
     _same_type("index_add_", input, source)
@@ -397,7 +397,12 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
-@composite(family="index", inplace=True, autocast=Autocast(cpu="promote"))
+@composite(
+    family="index",
+    inplace=True,
+    autocast=Autocast(cpu="promote"),
+    gradient_name="IndexCopyBackward0",
+)
 def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     """A copy of input with the slices of `source` at the positions of `index`."""
     if input.dtype is not source.dtype:
@@ -472,7 +477,7 @@ def _as_value(op: str, value: Any, like: Any) -> Any:
     return cast_to(value.to(like.device), like.dtype)
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, gradient_name="IndexFillBackward0")
 def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     """A copy of input with `value` in the slices at the positions of `index`."""
     if len(index._shape) > 1:
@@ -554,7 +559,7 @@ def _gather(x: Any, dim: int, index: Any, op: str = "gather") -> Any:
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(family="index")
+@composite(family="index", overlap="refused", gradient_name="GatherBackward0")
 def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
     return _gather(input, dim, index)
@@ -597,7 +602,7 @@ def _scatter_along(op: str, x: Any, dim: int, index: Any, src: Any, combine: str
 _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, gradient_name="ScatterBackward0")
 def scatter(
     input: Any,
     dim: int,
@@ -624,7 +629,12 @@ def scatter(
     return _scatter_along("scatter", input, dim, index, src, combine)
 
 
-@composite(family="index", inplace=True, autocast=Autocast(gpu="promote"))
+@composite(
+    family="index",
+    inplace=True,
+    autocast=Autocast(gpu="promote"),
+    gradient_name="ScatterAddBackward0",
+)
 def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Any:
     """A copy of input with `src` added at input[index[i][j]][j] for dim 0, and so on."""
     return _scatter_along("scatter_add", input, dim, index, src, "add")
@@ -789,7 +799,7 @@ def _product_rule(
     return g * others(x, product, zeros), _gather(g, dim, index, op) * others(src, here, meets)
 
 
-@composite(family="index")
+@composite(family="index", overlap="refused", gradient_name="TakeBackward0")
 def take(input: Any, index: Any) -> Any:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
     if index.dtype is not int64:
@@ -801,7 +811,7 @@ def take(input: Any, index: Any) -> Any:
     return _take(_flat(input), [index], "take", wrap=True)
 
 
-@composite(family="index")
+@composite(family="index", gradient_name="GatherBackward0")
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     _check_index("take_along_dim", indices)
@@ -834,7 +844,7 @@ def _check_mask(op: str, mask: Any) -> None:
         )
 
 
-@composite(family="index")
+@composite(family="index", overlap="refused", gradient_name="MaskedSelectBackward0")
 def masked_select(input: Any, mask: Any) -> Any:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
     _check_mask("masked_select", mask)
@@ -846,7 +856,7 @@ def masked_select(input: Any, mask: Any) -> Any:
     )
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, gradient_name="MaskedScatterBackward0")
 def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""
     _check_mask("masked_scatter", mask)
@@ -958,7 +968,12 @@ def _renormalize(weight: Any, flat: Any, max_norm: float, norm_type: float) -> N
     _write(weight, _scatter(weight, [flat], rows * factor, "set", "embedding"))
 
 
-@composite(family="index", function_in=FUNCTIONAL, torch="nn.functional.embedding")
+@composite(
+    family="index",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.embedding",
+    gradient_name="EmbeddingBackward0",
+)
 def embedding(
     input: Any,
     weight: Any,

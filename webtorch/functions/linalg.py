@@ -335,7 +335,7 @@ def inv(A: Any) -> Any:
     return inv_ex(A, check_errors=True).inverse
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
 def inverse(input: Any) -> Any:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv(input)
@@ -347,6 +347,7 @@ def inverse(input: Any) -> Any:
     function_in=LINALG,
     torch="linalg.tensorsolve",
     autocast=Autocast(cpu="fp32"),
+    out="cast",
 )
 def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     """The X with tensordot(A, X, X.ndim) = B."""
@@ -369,6 +370,7 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     function_in=LINALG,
     torch="linalg.tensorinv",
     autocast=Autocast(cpu="fp32"),
+    out="cast",
 )
 def tensorinv(A: Any, ind: int = 2) -> Any:
     """The inverse of tensordot(A, ., ind)."""
@@ -451,7 +453,7 @@ def lu_factor(A: Any, *, pivot: bool = True) -> Any:
     return LUFactor(found.LU, found.pivots)
 
 
-@composite(family="index")
+@composite(family="index", out="truncate")
 def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
     """(L and U in one matrix, pivots), and info where `get_infos`."""
     warn_once(
@@ -699,7 +701,7 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
     return cholesky_ex(A, upper=upper, check_errors=True).L
 
 
-@composite(name="cholesky", family="index", autocast=Autocast(cpu="fp32"))
+@composite(name="cholesky", family="index", autocast=Autocast(cpu="fp32"), out="cast")
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
     warn_once(
@@ -714,7 +716,7 @@ def cholesky(input: Any, upper: bool = False) -> Any:
     return x.mH if upper else x
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
 def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
     for x, what in ((input, "b"), (input2, "u")):
@@ -746,7 +748,7 @@ def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
 def cholesky_inverse(input: Any, upper: bool = False) -> Any:
     """The inverse of A = L L^T from L."""
     check_matrix("cholesky_inverse", input, "A", square=True)

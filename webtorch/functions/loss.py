@@ -148,6 +148,7 @@ _huber_error = _pair_loss("_huber_error", _huber, "huber_loss of one element.", 
     dtypes=FLOATS,
     samples=_REDUCTIONS,
     autocast=FP32,
+    gradient_name="MseLossBackward0",
 )
 def mse_loss(
     input: Any,
@@ -192,6 +193,7 @@ def l1_loss(
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
     autocast=FP32,
+    gradient_name="SmoothL1LossBackward0",
 )
 def smooth_l1_loss(
     input: Any,
@@ -216,6 +218,7 @@ def smooth_l1_loss(
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
     autocast=FP32,
+    gradient_name="HuberLossBackward0",
 )
 def huber_loss(
     input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
@@ -280,6 +283,7 @@ _bce_target_backward: Elementwise = elementwise(
     domain=(0.02, 0.98),
     samples=_REDUCTIONS,
     autocast=Autocast("fp32", "refuse"),
+    gradient_name="BinaryCrossEntropyBackward0",
 )
 def binary_cross_entropy(
     input: Any,
@@ -340,6 +344,7 @@ _bce_logits_weighted_error = elementwise(
     dtypes=FLOATS,
     samples=_REDUCTIONS,
     autocast=FP32,
+    gradient_name="BinaryCrossEntropyWithLogitsBackward0",
 )
 def binary_cross_entropy_with_logits(
     input: Any,
@@ -555,7 +560,19 @@ def _negative_log_likelihood(
     return total / _where(nothing, 1.0, count) + _where(nothing, math.nan, 0.0)
 
 
-@composite(torch="nn.functional.nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32)
+def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
+    if target is not None and target.dtype.is_floating_point:
+        return "DivBackward1"
+    return "NllLoss2DBackward0" if input.ndim > 2 else "NllLossBackward0"
+
+
+@composite(
+    torch="nn.functional.nll_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    autocast=FP32,
+    gradient_name=_nll_name,
+)
 def nll_loss(
     input: Any,
     target: Any,
@@ -580,7 +597,11 @@ def nll_loss(
 
 
 @composite(
-    torch="nn.functional.cross_entropy", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32
+    torch="nn.functional.cross_entropy",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    autocast=FP32,
+    gradient_name=_nll_name,
 )
 def cross_entropy(
     input: Any,
@@ -738,7 +759,11 @@ def triplet_margin_loss(
 
 
 @composite(
-    torch="nn.functional.soft_margin_loss", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=FP32
+    torch="nn.functional.soft_margin_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    autocast=FP32,
+    gradient_name="SoftMarginLossBackward0",
 )
 def soft_margin_loss(
     input: Any,

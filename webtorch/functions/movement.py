@@ -626,7 +626,7 @@ def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
     return window(input, dim, start, length)
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="UnbindBackward0")
 def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     """The views at each position of `dim`."""
     if not input._shape:
@@ -672,7 +672,7 @@ def _splittable(op: str, x: Any, dim: int) -> int:
     return normalize_dim(dim, len(x._shape))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="SplitBackward0")
 def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     """Views of parts along `dim`: of one size (the last may be smaller), or of the sizes listed."""
     dim = _splittable("split", input, dim)
@@ -696,7 +696,7 @@ def split_with_sizes(input: Any, split_sizes: Sequence[int], dim: int = 0) -> tu
     return _split_with_sizes(input, list(split_sizes), _splittable("split", input, dim))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="SplitBackward0")
 def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """Views of at most `chunks` parts of one size along `dim`; the last may be smaller."""
     dim = _splittable("chunk", input, dim)
@@ -1197,25 +1197,31 @@ def join(tensors: Sequence[Any], dim: int) -> Any:
     return tape.attach(out, "Cat", tensors, rule)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors one after another along `dim`; types are promoted."""
     return join(tensors, dim)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def concat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Another name of cat."""
     return join(tensors, dim)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Any:
     """Another name of cat."""
     return join(tensors, dim if axis is None else axis)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(
+    family="movement",
+    function_in=("torch",),
+    autocast=Autocast(cpu="promote"),
+    out="cast",
+    gradient_name="StackBackward0",
+)
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors, all of one shape, along a new dimension `dim`."""
     tensors = _listed("stack", tensors)
@@ -1268,7 +1274,7 @@ def atleast_3d(*tensors: Any) -> Any:
     return _promoted(tensors, _at_least_3d)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def hstack(tensors: Sequence[Any]) -> Any:
     """The tensors side by side: along dimension 1, or 0 for 1-d tensors."""
     parts = [_at_least_1d(x) for x in tensors]
@@ -1282,6 +1288,7 @@ def hstack(tensors: Sequence[Any]) -> Any:
     function_in=("torch",),
     aliases=("row_stack",),
     autocast=Autocast(cpu="promote"),
+    out="cast",
 )
 def vstack(tensors: Sequence[Any]) -> Any:
     """The tensors below each other, as matrices."""
@@ -1291,7 +1298,7 @@ def vstack(tensors: Sequence[Any]) -> Any:
     return join(parts, 0)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def dstack(tensors: Sequence[Any]) -> Any:
     """The tensors along dimension 2."""
     parts = [_at_least_3d(x) for x in tensors]
@@ -1300,7 +1307,7 @@ def dstack(tensors: Sequence[Any]) -> Any:
     return join(parts, 2)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"))
+@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def column_stack(tensors: Sequence[Any]) -> Any:
     """1-d tensors as the columns of a matrix; matrices side by side."""
     parts = [reshape(x, (x.numel(), 1)) if len(x._shape) <= 1 else x for x in tensors]
@@ -1389,7 +1396,9 @@ def _repeat(x: Any, counts: Shape) -> Any:
     return reshape(out, tuple(r * n for r, n in zip(counts, shape, strict=True)))
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.repeat")
+@composite(
+    family="movement", function_in=METHOD, torch="Tensor.repeat", gradient_name="RepeatBackward0"
+)
 def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""
     counts = sizes_of("repeat", args, repeats, "repeats")
@@ -1400,7 +1409,7 @@ def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
     return _repeat(input, counts)
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="RepeatBackward0")
 def tile(input: Any, *args: Any, dims: Any = None) -> Any:
     """The tensor repeated `dims` times; missing leading counts are 1."""
     counts = sizes_of("tile", args, dims, "dims") if args != ((),) else ()
@@ -1484,7 +1493,7 @@ def _flip(x: Any, dims: tuple[int, ...]) -> Any:
     return copy(as_view(x, shape, turned, offset, vjp=lambda g: _flip(g, dims), name="Flip"))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="FlipBackward0")
 def flip(input: Any, *args: Any, dims: Any = None) -> Any:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()
@@ -1509,7 +1518,7 @@ def flipud(input: Any) -> Any:
     return _flip(input, (0,))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="RollBackward0")
 def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
     """A copy with elements shifted along `dims`, the last ones coming in at the front; no dims: over all elements."""
     shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
@@ -1541,7 +1550,7 @@ def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
     return copy(input) if out is input else out
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="Rot90Backward0")
 def rot90(input: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
     """A copy turned by k quarter turns in the plane of `dims`, from the first towards the second."""
     rank = len(input._shape)
@@ -1580,14 +1589,14 @@ def _triangle(name: str, x: Any) -> None:
         raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
 
 
-@composite(family="movement", inplace=True)
+@composite(family="movement", inplace=True, gradient_name="TrilBackward0")
 def tril(input: Any, diagonal: int = 0) -> Any:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
     _triangle("tril", input)
     return elementwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
 
 
-@composite(family="movement", inplace=True)
+@composite(family="movement", inplace=True, gradient_name="TriuBackward0")
 def triu(input: Any, diagonal: int = 0) -> Any:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""
     _triangle("triu", input)

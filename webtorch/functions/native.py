@@ -105,7 +105,7 @@ for _name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"):
     _sampler(_name)
 
 
-@composite(family="creation", function_in=FUNCTION)
+@composite(family="creation", function_in=FUNCTION, factory=True)
 def empty_permuted(
     size: Sequence[int],
     physical_layout: Sequence[int],
@@ -203,7 +203,7 @@ _nextafter, _nextafter_half, _nextafter_bfloat16 = (
 )
 
 
-@composite(inplace=True, dtypes=FLOATS)
+@composite(inplace=True, dtypes=FLOATS, out="cast")
 def nextafter(input: Any, other: Any) -> Any:
     """The next number of the type after input, towards other."""
     for number, x in enumerate((input, other)):

@@ -112,6 +112,7 @@ def last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tu
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
+    gradient_name="NativeLayerNormBackward0",
 )
 def layer_norm(
     input: Any,
@@ -132,6 +133,7 @@ def layer_norm(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
+    gradient_name="FusedRmsNormBackward0",
 )
 def rms_norm(
     input: Any,
@@ -167,6 +169,7 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
+    gradient_name="NativeGroupNormBackward0",
 )
 def group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05
@@ -219,7 +222,13 @@ def _batch_statistics(x: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
     return mean, mean_of(square(x - mean), dims, True) * (count / (count - 1))
 
 
-@composite(torch="nn.functional.batch_norm", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=WHOLE)
+@composite(
+    torch="nn.functional.batch_norm",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    autocast=WHOLE,
+    gradient_name="NativeBatchNormBackward0",
+)
 def batch_norm(
     input: Any,
     running_mean: Any,
@@ -274,7 +283,11 @@ def batch_norm(
 
 
 @composite(
-    torch="nn.functional.instance_norm", function_in=FUNCTIONAL, dtypes=FLOATS, autocast=WHOLE
+    torch="nn.functional.instance_norm",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    autocast=WHOLE,
+    gradient_name="ViewBackward0",
 )
 def instance_norm(
     input: Any,

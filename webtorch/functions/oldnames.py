@@ -121,7 +121,7 @@ def dim_order(self: Any, *, ambiguity_check: Any = False) -> Any:
 range_ = range  # the builtin: PyTorch's function of this name stands below
 
 
-@declare(name="range", family="creation", function_in=TORCH)
+@declare(name="range", family="creation", function_in=TORCH, factory=True)
 def _range(
     start: Any = 0,
     end: Any = None,

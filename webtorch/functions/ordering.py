@@ -18,7 +18,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
-from webtorch.ops.record import BOOL, Autocast, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
 
 Sort = return_type("sort")
 Topk = return_type("topk")
@@ -51,7 +51,7 @@ def _sorted(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
     return indexing._gather(x, dim, order, "sort"), order
 
 
-@composite(family="index")
+@composite(family="index", gradient_name="SortBackward0")
 def sort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))
@@ -69,7 +69,7 @@ def msort(input: Any) -> Any:
     return _sorted(input, 0, False)[0]
 
 
-@composite(family="index", refuses=BOOL)
+@composite(family="index", refuses=BOOL, gradient_name="TopkBackward0")
 def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """(values, indices): the k largest (or smallest) elements along `dim`, in order."""
     if not input._shape:
@@ -95,7 +95,7 @@ def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
     return movement.squeeze(values, dim), movement.squeeze(index, dim)
 
 
-@composite(family="index", refuses=BOOL)
+@composite(family="index", refuses=BOOL, overlap="refused", gradient_name="KthvalueBackward0")
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """(values, indices): the k-th smallest element along `dim`, counted from 1."""
     rank = len(input._shape)
@@ -136,7 +136,7 @@ def _median_of_all(x: Any, skip_nan: bool) -> Any:
     return one_of_all.function(x, find)
 
 
-@composite(family="index", refuses=BOOL)
+@composite(family="index", refuses=BOOL, gradient_name=over_dims("Median"))
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element, the lower of two; NaN if one is. With dim: (values, indices)."""
     if dim is None:
@@ -144,7 +144,7 @@ def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _median(input, dim, keepdim, False, Median)
 
 
-@composite(family="index", refuses=BOOL)
+@composite(family="index", refuses=BOOL, gradient_name=over_dims("Nanmedian"))
 def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element of those that are not NaN, the lower of two. With dim: (values, indices)."""
     if dim is None:

@@ -55,6 +55,7 @@ def _polynomial(name: str, doc: str, first: Callable[[Any], Any], step: Step) ->
         function_in=SPECIAL,
         torch=f"special.{full}",
         differentiable=False,
+        out="cast",
     )(function)
 
 

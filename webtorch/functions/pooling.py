@@ -393,7 +393,12 @@ def max_pool1d(
     )
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool2d")
+@composite(
+    family="contract",
+    function_in=EVERYWHERE,
+    torch="nn.functional.max_pool2d",
+    gradient_name="MaxPool2DWithIndicesBackward0",
+)
 def max_pool2d(
     input: Any,
     kernel_size: Sizes,
@@ -417,6 +422,7 @@ def max_pool2d(
     function_in=EVERYWHERE,
     torch="nn.functional.max_pool3d",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="MaxPool3DWithIndicesBackward0",
 )
 def max_pool3d(
     input: Any,
@@ -624,6 +630,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     function_in=EVERYWHERE,
     torch="nn.functional.avg_pool1d",
     refuses=NARROW_INTEGERS,
+    gradient_name="SqueezeBackward1",
 )
 def avg_pool1d(
     input: Any,
@@ -644,6 +651,8 @@ def avg_pool1d(
     function_in=FUNCTIONAL,
     torch="nn.functional.avg_pool2d",
     refuses=NARROW_INTEGERS,
+    takes_out=True,
+    gradient_name="AvgPool2DBackward0",
 )
 def avg_pool2d(
     input: Any,
@@ -674,6 +683,8 @@ def avg_pool2d(
     torch="nn.functional.avg_pool3d",
     autocast=Autocast(cpu="fp32"),
     refuses=NARROW_INTEGERS,
+    takes_out=True,
+    gradient_name="AvgPool3DBackward0",
 )
 def avg_pool3d(
     input: Any,
@@ -817,11 +828,17 @@ def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any:
     return _adaptive_avg("adaptive_avg_pool1d", 1, input, output_size)
 
 
+def _adaptive_name(input: Any, output_size: Any) -> str:
+    alone = output_size in (1, (1, 1), [1, 1])
+    return "MeanBackward1" if alone else "AdaptiveAvgPool2DBackward0"
+
+
 @composite(
     family="contract",
     function_in=FUNCTIONAL,
     torch="nn.functional.adaptive_avg_pool2d",
     refuses=NOT_FLOATS,
+    gradient_name=_adaptive_name,
 )
 def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     """Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""

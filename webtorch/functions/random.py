@@ -269,7 +269,7 @@ def permutation(n: int, generator: Generator) -> list[int]:
     return order
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, factory=True)
 def randperm(
     n: int,
     *,
@@ -319,7 +319,7 @@ def _floating(op: str, dtype: DType) -> DType:
     return dtype
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, factory=True)
 def rand(
     *args: Any,
     size: Any = None,
@@ -339,7 +339,7 @@ def rand(
     return finish(_draw(shape, wanted, where, generator), requires_grad, out, "rand")
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, factory=True)
 def randn(
     *args: Any,
     size: Any = None,
@@ -380,7 +380,7 @@ def _integers(shape: Shape, low: int, high: int, dtype: DType, device: Any, gene
     return cast_to(value + low if low else value, dtype)
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, factory=True)
 def randint(
     *args: Any,
     low: int | None = None,
@@ -492,7 +492,7 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "_storage") and hasattr(value, "_strides")
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, out="cast")
 def normal(
     mean: Any = 0.0,
     std: Any = 1.0,
@@ -552,7 +552,7 @@ def _below(op: str, shape: Shape, p: Any, dtype: DType, device: Any, generator: 
     return demand(drawn, holds, f"{op}: Expected all probabilities p to be in [0, 1]")
 
 
-@composite(family="random")
+@composite(family="random", out="cast")
 def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out: Any = None) -> Any:
     """1 with the probability that each element of `input` gives (or `p` for all), else 0.
 

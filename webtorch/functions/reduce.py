@@ -68,7 +68,16 @@ from webtorch.ops.primitive import (
     scan,
 )
 from webtorch.ops.purity import warn
-from webtorch.ops.record import WHOLE, Autocast, Elementwise, composite, elementwise, return_type
+from webtorch.ops.record import (
+    WHOLE,
+    Autocast,
+    Elementwise,
+    OutRule,
+    composite,
+    elementwise,
+    over_dims,
+    return_type,
+)
 
 Dims = int | Sequence[int] | None
 
@@ -192,6 +201,8 @@ def _accumulated(x: Any, dtype: DType | None) -> Any:
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=Autocast(gpu="fp32_result"),
+    out="into",
+    gradient_name=over_dims("Sum"),
 )
 def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the sum over `dim` (all dims for None); integers and bools give int64."""
@@ -199,7 +210,13 @@ def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | N
     return combine_dims(_accumulated(input, dtype), "sum", dims, keepdim)
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {})), autocast=WHOLE)
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {})),
+    autocast=WHOLE,
+    out="into",
+    gradient_name="NansumBackward0",
+)
 def nansum(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
@@ -220,6 +237,8 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     dtypes=FLOATS,
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=WHOLE,
+    out="stated",
+    gradient_name=over_dims("Mean"),
 )
 def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
@@ -233,7 +252,9 @@ def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     return mean_of(input, wrap_dims("mean", dim, input.ndim), keepdim)
 
 
-@composite(family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})), autocast=WHOLE)
+@composite(
+    family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})), autocast=WHOLE, out="into"
+)
 def nanmean(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Any:
@@ -288,6 +309,8 @@ def _prod(x: Any, dim: int) -> Any:
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=Autocast("fp32", "fp32_result"),
+    out="into",
+    gradient_name=over_dims("Prod"),
 )
 def prod(
     input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
@@ -329,13 +352,13 @@ def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
     return to_type(result, uint8) if x.dtype is uint8 else result
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask")
 def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """Return whether one element is not zero; False of nothing."""
     return _logical("any", input, dim, keepdim)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask")
 def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """Return whether no element is zero; True of nothing."""
     return _logical("all", input, dim, keepdim)
@@ -352,19 +375,27 @@ def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: t
     return combine_dims(x, combine, dims, keepdim)
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})))
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
+    gradient_name="AmaxBackward0",
+)
 def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     """Return the largest element over `dim`; NaN wins. Ties share the gradient evenly."""
     return _extreme("amax", input, "max", dim, keepdim, RuntimeError)
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})))
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
+    gradient_name="AminBackward0",
+)
 def amin(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     """Return the smallest element over `dim`; NaN wins. Ties share the gradient evenly."""
     return _extreme("amin", input, "min", dim, keepdim, RuntimeError)
 
 
-@composite(family="reduce", samples=(((), {"dim": 0}), ((), {})))
+@composite(family="reduce", samples=(((), {"dim": 0}), ((), {})), gradient_name="AminmaxBackward0")
 def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return (min, max) over one dim or all."""
     return Aminmax(
@@ -461,13 +492,41 @@ def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
     return result(drop_dims(values, dims, keepdim), drop_dims(indices, dims, keepdim))
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {}), ((-1, True), {})))
+def _extreme_name(name: str) -> Callable[..., str]:
+    """Return the `gradient_name` of max and min: PyTorch's overload over a dim comes first there."""
+
+    def title(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> str:
+        other = dim if other is None else other
+        if hasattr(other, "_storage"):
+            return f"{name}imumBackward0"
+        return f"{name}Backward{1 if other is None else 0}"
+
+    return title
+
+
+def _out_of_extreme(
+    input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None
+) -> OutRule:
+    return "exact" if isinstance(dim, int) else "cast"
+
+
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), ((-1, True), {})),
+    out=_out_of_extreme,
+    gradient_name=_extreme_name("Max"),
+)
 def max(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
     """Return the largest element; with a dim (values, indices); with a second tensor, the elementwise maximum."""
     return _select("max", input, dim, keepdim, other)
 
 
-@composite(family="reduce", samples=(((), {}), ((0,), {}), ((-1, True), {})))
+@composite(
+    family="reduce",
+    samples=(((), {}), ((0,), {}), ((-1, True), {})),
+    out=_out_of_extreme,
+    gradient_name=_extreme_name("Min"),
+)
 def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
     """Return the smallest element; with a dim (values, indices); with a second tensor, the elementwise minimum."""
     return _select("min", input, dim, keepdim, other)
@@ -568,7 +627,14 @@ _SPREADS: tuple[Any, ...] = (
 )
 
 
-@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    samples=_SPREADS,
+    autocast=WHOLE,
+    out="cast",
+    gradient_name="VarBackward0",
+)
 def var(
     input: Any,
     dim: Any = None,
@@ -581,7 +647,14 @@ def var(
     return _var_of("var", input, dim, unbiased, keepdim, correction)
 
 
-@composite(family="reduce", dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE)
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    samples=_SPREADS,
+    autocast=WHOLE,
+    out="cast",
+    gradient_name="StdBackward0",
+)
 def std(
     input: Any,
     dim: Any = None,
@@ -594,7 +667,14 @@ def std(
     return _std_of("std", input, dim, unbiased, keepdim, correction)
 
 
-@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    function_in=("torch",),
+    samples=_SPREADS,
+    autocast=WHOLE,
+    gradient_name="VarMeanBackward0",
+)
 def var_mean(
     input: Any,
     dim: Any = None,
@@ -608,7 +688,14 @@ def var_mean(
     return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
 
 
-@composite(family="reduce", dtypes=FLOATS, function_in=("torch",), samples=_SPREADS, autocast=WHOLE)
+@composite(
+    family="reduce",
+    dtypes=FLOATS,
+    function_in=("torch",),
+    samples=_SPREADS,
+    autocast=WHOLE,
+    gradient_name="StdMeanBackward0",
+)
 def std_mean(
     input: Any,
     dim: Any = None,
@@ -671,8 +758,7 @@ def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
         ((), {}), ((1,), {}), ((math.inf, 0), {}), ((-math.inf, 0), {}), ((0,), {}), ((3.0, -1, True), {}),
         ((0.5,), {}),
     ),
-    autocast=Autocast(gpu="fp32_result"),
-)  # fmt: skip
+    autocast=Autocast(gpu="fp32_result"),gradient_name="LinalgVectorNormBackward0")  # fmt: skip
 def vector_norm(
     x: Any,
     ord: float = 2,
@@ -736,6 +822,7 @@ def vector_norm(
     dtypes=FLOATS,
     samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),
     autocast=Autocast(gpu="fp32_result"),
+    gradient_name="LinalgVectorNormBackward0",
 )
 def norm(
     input: Any,
@@ -774,6 +861,8 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     family="reduce",
     samples=(((0,), {}), ((-1, True), {}), (((0, -1),), {})),
     autocast=Autocast(gpu="fp32"),
+    out="cast",
+    gradient_name="LogsumexpBackward0",
 )
 def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
@@ -810,6 +899,7 @@ def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
     samples=(((0,), {}), ((-1,), {})),
     inplace=True,
     autocast=Autocast(gpu="fp32_result"),
+    out="into",
 )
 def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running sum along `dim`; integers and bools give int64."""
@@ -853,6 +943,8 @@ def _cumprod(x: Any, dim: int) -> Any:
     samples=(((0,), {}), ((-1,), {})),
     inplace=True,
     autocast=Autocast(gpu="fp32_result"),
+    out="into",
+    gradient_name="CumprodBackward0",
 )
 def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running product along `dim`; gradients are exact where elements are zero."""
@@ -886,7 +978,13 @@ _log_add_backward: Elementwise = elementwise(
 )
 
 
-@composite(family="scan", dtypes=FLOATS, samples=(((0,), {}), ((-1,), {})), autocast=WHOLE)
+@composite(
+    family="scan",
+    dtypes=FLOATS,
+    samples=(((0,), {}), ((-1,), {})),
+    autocast=WHOLE,
+    gradient_name="LogcumsumexpBackward0",
+)
 def logcumsumexp(input: Any, dim: int) -> Any:
     """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
     if not input.dtype.has_gradient:
@@ -970,13 +1068,13 @@ def _running(name: str, input: Any, dim: int, combine: str, result: Any) -> Any:
     return result(input.gather(dim, indices), indices)
 
 
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})))
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0")
 def cummax(input: Any, dim: int) -> Any:
     """Return (values, indices) of the running maximum along `dim`."""
     return _running("cummax", input, dim, "max", Cummax)
 
 
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})))
+@composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0")
 def cummin(input: Any, dim: int) -> Any:
     """Return (values, indices) of the running minimum along `dim`."""
     return _running("cummin", input, dim, "min", Cummin)

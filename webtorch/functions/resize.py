@@ -268,11 +268,26 @@ def _wanted(
     return wanted, None if recompute else tuple(float(f) for f in factors)
 
 
+def _interpolate_name(
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    *_: Any,
+    **__: Any,
+) -> str:
+    if mode == "area":
+        return f"AdaptiveAvgPool{input.ndim - 2}DBackward0"
+    kind = "".join([part.capitalize() for part in mode.split("-")])
+    return f"Upsample{kind}{input.ndim - 2}DBackward0"
+
+
 @composite(
     family="composite",
     function_in=FUNCTIONAL,
     torch="nn.functional.interpolate",
     autocast=Autocast(gpu="fp32"),
+    gradient_name=_interpolate_name,
 )
 def interpolate(
     input: Any,
@@ -437,7 +452,12 @@ def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) ->
 # ---- rearranging ---------------------------------------------------------------------------------
 
 
-@composite(family="movement", function_in=EVERYWHERE, torch="nn.functional.pixel_shuffle")
+@composite(
+    family="movement",
+    function_in=EVERYWHERE,
+    torch="nn.functional.pixel_shuffle",
+    gradient_name="PixelShuffleBackward0",
+)
 def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
     """Return (*, C r r, H, W) as (*, C, H r, W r) (Shi et al., 2016)."""
     r = upscale_factor
@@ -462,7 +482,12 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
     return out.reshape((*lead, c, height * r, width * r))
 
 
-@composite(family="movement", function_in=EVERYWHERE, torch="nn.functional.pixel_unshuffle")
+@composite(
+    family="movement",
+    function_in=EVERYWHERE,
+    torch="nn.functional.pixel_unshuffle",
+    gradient_name="PixelUnshuffleBackward0",
+)
 def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
     """Return (*, C, H r, W r) as (*, C r r, H, W): the inverse of pixel_shuffle."""
     r = downscale_factor

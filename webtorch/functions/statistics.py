@@ -17,14 +17,18 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import elementwise
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
-from webtorch.ops.record import BOOL, Autocast, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, OutRule, composite, return_type
 
 Mode = return_type("mode")
 Histogram = return_type("histogram", "hist", "bin_edges")
 HistogramDD = return_type("histogramdd", "hist", "bin_edges")
 
 
-@composite(family="index")
+def _out_of_diff(input: Any, n: int = 1, *_: Any, **__: Any) -> OutRule:
+    return "cast" if n else "exact"
+
+
+@composite(family="index", out=_out_of_diff)
 def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """The n-th difference of neighbours along a dim. Raises RuntimeError for a 0-d tensor."""
     if not input.ndim:
@@ -407,7 +411,9 @@ def _histogram(
     return found, edges
 
 
-@composite(family="index", inplace=True, autocast=Autocast(gpu="fp32"))
+@composite(
+    family="index", inplace=True, autocast=Autocast(gpu="fp32"), gradient_name="RenormBackward0"
+)
 @computed_wide
 def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     """A copy whose slices along `dim` with a p-norm above maxnorm are scaled down to it."""

@@ -208,7 +208,10 @@ def _old(name: str, values: Callable[..., list[float]], doc: str) -> None:
         return _made(name, found, dtype, layout, device, requires_grad)
 
     window.__doc__ = doc
-    composite(name=name, family="creation", function_in=("torch",), differentiable=False)(window)
+    declare = composite(
+        name=name, family="creation", function_in=("torch",), differentiable=False, factory=True
+    )
+    declare(window)
 
 
 def _check_old(name: str, length: int, dtype: Any) -> None:
@@ -225,7 +228,7 @@ _old("blackman_window", lambda m, s: _cosines(m, (0.42, 0.5, 0.08), s), "The Bla
 _old("bartlett_window", _bartlett, "The triangular window, 0 at its ends.")
 
 
-@composite(family="creation", function_in=("torch",), differentiable=False)
+@composite(family="creation", function_in=("torch",), differentiable=False, factory=True)
 def hamming_window(
     window_length: int,
     periodic: bool = True,
@@ -244,7 +247,7 @@ def hamming_window(
     return _made("hamming_window", values, dtype, layout, device, requires_grad)
 
 
-@composite(family="creation", function_in=("torch",), differentiable=False)
+@composite(family="creation", function_in=("torch",), differentiable=False, factory=True)
 def kaiser_window(
     window_length: int,
     periodic: bool = True,

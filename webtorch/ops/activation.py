@@ -47,6 +47,7 @@ relu: Elementwise = elementwise(
     vjp=lambda g, out, x: (threshold_backward(g, out, 0),),
     dtypes=NUMERIC,
     function_in=EVERYWHERE,
+    inplace_functions=("torch.relu_", "nn.functional.relu_"),
     doc="input, or 0 where it is negative.",
 )
 threshold_backward: Elementwise = elementwise(
@@ -68,6 +69,7 @@ threshold = elementwise(
     torch="nn.functional.threshold",
     function_in=("torch", "nn.functional"),
     samples=(((0.5, -1.0), {}),),
+    inplace_functions=("torch.threshold_", "nn.functional.threshold_"),
     doc="input, or value where input <= threshold.",
 )
 leaky_relu = elementwise(
@@ -79,6 +81,7 @@ leaky_relu = elementwise(
     torch="nn.functional.leaky_relu",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((0.3,), {})),
+    inplace_functions=("nn.functional.leaky_relu_",),
     doc="input, times negative_slope where it is not positive.",
 )
 
@@ -97,6 +100,7 @@ hardtanh = elementwise(
     torch="nn.functional.hardtanh",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((-2.0, 0.5), {})),
+    inplace_functions=("nn.functional.hardtanh_",),
     doc="input kept in min_val..max_val; gradient 0 at the bounds.",
 )
 relu6 = elementwise(
@@ -196,6 +200,7 @@ elu = elementwise(
     torch="nn.functional.elu",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((0.5,), {})),
+    inplace_functions=("nn.functional.elu_",),
     doc="input, or alpha * (exp(input) - 1) where it is not positive.",
 )
 selu = elementwise(
@@ -207,6 +212,7 @@ selu = elementwise(
     dtypes=FLOATS,
     torch="nn.functional.selu",
     function_in=("torch", "nn.functional"),
+    inplace_functions=("torch.selu_", "nn.functional.selu_"),
     doc="The scaled elu whose fixed point is mean 0 and variance 1 (Klambauer et al., 2017).",
 )
 celu = elementwise(
@@ -219,6 +225,7 @@ celu = elementwise(
     torch="nn.functional.celu",
     function_in=("torch", "nn.functional"),
     samples=(((), {}), ((0.5,), {})),
+    inplace_functions=("torch.celu_", "nn.functional.celu_"),
     doc="input, or alpha * (exp(input / alpha) - 1) where it is not positive.",
 )
 
@@ -239,6 +246,7 @@ softplus = elementwise(
     function_in=FUNCTIONAL,
     domain=(-30.0, 30.0),
     samples=(((), {}), ((2.0, 5.0), {})),
+    out="exact",
     doc="log(1 + exp(beta * input)) / beta, never overflowing; input itself above threshold.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -251,6 +259,8 @@ logsigmoid = elementwise(
     function_in=FUNCTIONAL,
     inplace=False,
     domain=(-100.0, 100.0),
+    out="exact",
+    gradient_name="LogSigmoidBackward0",
     doc="log(sigmoid(input)), never overflowing.",
     saves_values=True,
 )
@@ -319,6 +329,8 @@ _gelu_tanh = elementwise(
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(((), {}), ((), {"approximate": "tanh"})),
+    takes_out=True,
+    gradient_name="GeluBackward0",
 )
 def gelu(input: Any, approximate: str = "none") -> Any:
     """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
@@ -395,6 +407,7 @@ hardshrink = elementwise(
     function_in=EVERYWHERE,
     inplace=False,
     samples=(((), {}), ((1.0,), {})),
+    out="exact",
     doc="input, or 0 where |input| <= lambd.",
 )
 _softshrink = elementwise(
@@ -418,6 +431,7 @@ _softshrink = elementwise(
     torch="nn.functional.softshrink",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((1.0,), {})),
+    takes_out=True,
 )
 def softshrink(input: Any, lambd: float = 0.5) -> Any:
     """Return input moved towards 0 by lambd (>= 0), 0 where it is nearer."""
@@ -453,7 +467,13 @@ style_affine = elementwise(
 )
 
 
-@composite(torch="nn.functional.glu", function_in=FUNCTIONAL, dtypes=FLOATS, samples=(((-1,), {}),))
+@composite(
+    torch="nn.functional.glu",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=(((-1,), {}),),
+    gradient_name="GluBackward0",
+)
 def glu(input: Any, dim: int = -1) -> Any:
     """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
     if not input.ndim:

@@ -37,6 +37,7 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Elementwise,
+    OutRule,
     composite,
     elementwise,
     in_old_order,
@@ -178,7 +179,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
         )
 
 
-@composite(inplace=True, factor="alpha")
+@composite(inplace=True, factor="alpha", out="cast")
 def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input + alpha * other; of bools, or."""
     if old:
@@ -203,7 +204,7 @@ def check_subtraction(name: str, *operands: Any) -> None:
         )
 
 
-@composite(inplace=True, factor="alpha", dtypes=NUMERIC)
+@composite(inplace=True, factor="alpha", dtypes=NUMERIC, out="cast")
 def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
     if old:
@@ -240,6 +241,7 @@ mul = elementwise(
     "mul",
     lambda x, y: x & y if x.dtype is bool_ else x * y,
     aliases=("multiply",),
+    numbers_for="both",
     doc="input * other; of bools, and.",
 )
 _div = elementwise(
@@ -291,6 +293,8 @@ floor_divide = elementwise(
     vjp=_no_derivative("floor_divide"),
     dtypes=NUMERIC,
     domain=(0.5, 9.0),
+    divides=True,
+    numbers_for="both",
     doc="The quotient rounded down, as Python's //. No backward, as in PyTorch.",
 )
 _div_floor = elementwise(
@@ -300,6 +304,7 @@ _div_floor = elementwise(
     torch="",
     function_in=(),
     domain=(0.5, 9.0),
+    divides=True,
     doc="The quotient rounded down; its gradient is zero.",
 )
 _div_trunc = elementwise(
@@ -309,11 +314,12 @@ _div_trunc = elementwise(
     torch="",
     function_in=(),
     domain=(0.5, 9.0),
+    divides=True,
     doc="The quotient rounded to zero; its gradient is zero.",
 )
 
 
-@composite(inplace=True, aliases=("divide",), domain=(0.5, 3.0))
+@composite(inplace=True, aliases=("divide",), domain=(0.5, 3.0), out="cast")
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
     if rounding_mode is None:
@@ -327,7 +333,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     )
 
 
-@composite(inplace=True, domain=(0.5, 3.0))
+@composite(inplace=True, domain=(0.5, 3.0), out="cast")
 def true_divide(input: Any, other: Any) -> Any:
     """Return input / other, as floats."""
     return _div(input, other)
@@ -338,6 +344,8 @@ remainder = elementwise(
     lambda x, y: ex.mod(x, y),
     dtypes=NUMERIC,
     domain=(0.5, 9.0),
+    divides=True,
+    numbers_for="both",
     doc="What is left of input by other, with the sign of other (Python's %).",
 )
 fmod = elementwise(
@@ -345,6 +353,7 @@ fmod = elementwise(
     lambda x, y: ex.truncmod(x, y),
     dtypes=NUMERIC,
     domain=(0.5, 9.0),
+    divides=True,
     doc="What is left of input by other, with the sign of input (C's fmod).",
 )
 _pow = elementwise(
@@ -354,6 +363,7 @@ _pow = elementwise(
     torch="pow",
     function_in=(),
     domain=(0.1, 3.0),
+    numbers_fit=True,
     doc="input to the power other.",
 )
 _cube = elementwise(
@@ -371,7 +381,20 @@ def _check_one_tensor(name: str, input: Any, exponent: Any) -> None:
         raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
 
 
-@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), autocast=Autocast(gpu="fp32"))
+def _power_name(input: Any, exponent: Any) -> str:
+    if not is_tensor(input):
+        return "PowBackward2"
+    return "PowBackward1" if is_tensor(exponent) else "PowBackward0"
+
+
+@composite(
+    inplace=True,
+    dtypes=NUMERIC,
+    domain=(0.1, 3.0),
+    autocast=Autocast(gpu="fp32"),
+    out="cast",
+    gradient_name=_power_name,
+)
 def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
     _check_one_tensor("pow", input, exponent)
@@ -415,6 +438,8 @@ neg = elementwise(
     lambda x: -x,
     aliases=("negative",),
     dtypes=NUMERIC,
+    out="exact",
+    inplace_functions=("torch.neg_", "torch.negative_"),
     doc="-input.",
 )
 
@@ -438,11 +463,14 @@ abs = elementwise(
     lambda x: x if x.dtype.kind == "uint" else ex.unary("abs", x),
     aliases=("absolute",),
     dtypes=NUMERIC,
+    out="exact",
+    inplace_functions=("torch.abs_",),
     doc="The absolute value; its derivative at 0 is 0.",
 )
 sign = elementwise(
     "sign",
     lambda x: x if x.dtype is bool_ else ex.sign(x),
+    out="exact",
     doc="-1, 0 or 1.",
 )
 signbit = elementwise(
@@ -455,6 +483,7 @@ signbit = elementwise(
         else ex.const(False, bool_)
     ),
     promotion="bool",
+    out="exact",
     doc="Whether the sign bit is set; true of -0.0.",
 )
 _square = elementwise(
@@ -468,7 +497,7 @@ _square = elementwise(
 )
 
 
-@composite(inplace=True, dtypes=NUMERIC)
+@composite(inplace=True, dtypes=NUMERIC, out="cast", inplace_functions=("torch.square_",))
 def square(input: Any) -> Any:
     """Return input * input; of bools, as int64."""
     return _pow(input, 2) if input.dtype is bool_ else _square(input)
@@ -479,10 +508,17 @@ reciprocal = elementwise(
     lambda x: 1 / x,
     promotion="float",
     domain=(0.3, 3.0),
+    inplace_functions=("torch.reciprocal_",),
     doc="1 / input.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
 )
+
+
+def _out_of_lerp(input: Any, end: Any, weight: Any) -> OutRule:
+    return "exact" if is_tensor(weight) else "cast"
+
+
 lerp = elementwise(
     "lerp",
     # Both forms are exact at the end that they are near.
@@ -492,6 +528,7 @@ lerp = elementwise(
     tensors=("input", "end", "weight"),
     dtypes=FLOATS,
     refuses=NOT_FLOATS,
+    out=_out_of_lerp,
     doc="input + weight * (end - input).",
 )
 
@@ -504,6 +541,7 @@ addcmul = elementwise(
     signature="(input, tensor1, tensor2, *, value=1)",
     factor="value",
     dtypes=NUMERIC,
+    defaults={"value": 1},
     doc="input + value * tensor1 * tensor2.",
     autocast=Autocast(gpu="promote"),
 )
@@ -516,6 +554,7 @@ addcdiv = elementwise(
     factor="value",
     dtypes=FLOATS,
     domain=(0.5, 3.0),
+    defaults={"value": 1},
     doc="input + value * tensor1 / tensor2; of floats only.",
     autocast=Autocast(gpu="promote"),
 )
@@ -523,6 +562,8 @@ ldexp = elementwise(
     "ldexp",
     lambda x, y: x * ex.exp2(y),
     promotion="float",
+    numbers_for="none",
+    inplace_functions=("torch.ldexp_",),
     doc="input * 2 ** other.",
     saves_values=True,
 )
@@ -535,6 +576,7 @@ sqrt = elementwise(
     vjp=lambda g, out, x: (g / (out * 2),),
     promotion="float",
     domain=(0.01, 9.0),
+    inplace_functions=("torch.sqrt_",),
     doc="The square root.",
 )
 rsqrt = elementwise(
@@ -542,6 +584,7 @@ rsqrt = elementwise(
     lambda x: ex.rsqrt(x),
     promotion="float",
     domain=(0.1, 9.0),
+    inplace_functions=("torch.rsqrt_",),
     doc="1 / sqrt(input).",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -551,6 +594,7 @@ exp = elementwise(
     lambda x: ex.exp(x),
     vjp=lambda g, out, x: (g * out,),
     promotion="float",
+    inplace_functions=("torch.exp_",),
     doc="e to the power input.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -558,6 +602,7 @@ exp2 = elementwise(
     "exp2",
     lambda x: ex.exp2(x),
     promotion="float",
+    inplace_functions=("torch.exp2_",),
     doc="2 to the power input.",
     saves_values=True,
 )
@@ -567,6 +612,7 @@ expm1 = elementwise(
     # Not g * (out + 1), which loses all digits where out is near -1.
     vjp=lambda g, out, x: (g * exp(x),),
     promotion="float",
+    inplace_functions=("torch.expm1_",),
     doc="exp(input) - 1, exact near 0.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -576,6 +622,7 @@ log = elementwise(
     lambda x: ex.log(x),
     promotion="float",
     domain=(0.01, 9.0),
+    inplace_functions=("torch.log_",),
     doc="The natural logarithm.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -584,6 +631,7 @@ log2 = elementwise(
     lambda x: ex.log2(x),
     promotion="float",
     domain=(0.01, 9.0),
+    inplace_functions=("torch.log2_",),
     doc="The logarithm to base 2.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -592,6 +640,7 @@ log10 = elementwise(
     lambda x: ex.log10(x),
     promotion="float",
     domain=(0.01, 9.0),
+    inplace_functions=("torch.log10_",),
     doc="The logarithm to base 10.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -600,6 +649,7 @@ log1p = elementwise(
     lambda x: ex.log1p(x),
     promotion="float",
     domain=(-0.9, 9.0),
+    inplace_functions=("torch.log1p_",),
     doc="log(1 + input), exact near 0.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -618,6 +668,7 @@ logaddexp = elementwise(
     vjp=lambda g, out, x, y: (g * sigmoid(x - y), g * sigmoid(y - x)),
     dtypes=FLOATS,
     inplace=False,
+    numbers_for="none",
     doc="log(exp(input) + exp(other)); never overflows.",
 )
 logaddexp2 = elementwise(
@@ -629,6 +680,7 @@ logaddexp2 = elementwise(
     ),
     dtypes=FLOATS,
     inplace=False,
+    numbers_for="none",
     doc="log2(2 ** input + 2 ** other); never overflows.",
 )
 xlogy: Elementwise = elementwise(
@@ -637,6 +689,8 @@ xlogy: Elementwise = elementwise(
     vjp=lambda g, out, x, y: (_xlogy_backward(g, x, y), g * (x / y)),
     promotion="float",
     domain=(0.1, 3.0),
+    numbers_for="both",
+    inplace_functions=("torch.xlogy_",),
     doc="input * log(other), 0 where input is 0.",
 )
 
@@ -655,13 +709,26 @@ _xlogy_backward: Elementwise = elementwise(
 
 # -- trigonometry ----------------------------------------------------------------------------------
 
-sin = elementwise("sin", lambda x: ex.sin(x), promotion="float", doc="The sine.")
-cos = elementwise("cos", lambda x: ex.cos(x), promotion="float", doc="The cosine.")
+sin = elementwise(
+    "sin",
+    lambda x: ex.sin(x),
+    promotion="float",
+    inplace_functions=("torch.sin_",),
+    doc="The sine.",
+)
+cos = elementwise(
+    "cos",
+    lambda x: ex.cos(x),
+    promotion="float",
+    inplace_functions=("torch.cos_",),
+    doc="The cosine.",
+)
 tan = elementwise(
     "tan",
     lambda x: ex.tan(x),
     promotion="float",
     domain=(-1.4, 1.4),
+    inplace_functions=("torch.tan_",),
     doc="The tangent.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -672,6 +739,7 @@ asin = elementwise(
     aliases=("arcsin",),
     promotion="float",
     domain=(-0.95, 0.95),
+    inplace_functions=("torch.asin_", "torch.arcsin_"),
     doc="The inverse sine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -681,6 +749,7 @@ acos = elementwise(
     aliases=("arccos",),
     promotion="float",
     domain=(-0.95, 0.95),
+    inplace_functions=("torch.acos_", "torch.arccos_"),
     doc="The inverse cosine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -689,6 +758,7 @@ atan = elementwise(
     lambda x: ex.atan(x),
     aliases=("arctan",),
     promotion="float",
+    inplace_functions=("torch.atan_", "torch.arctan_"),
     doc="The inverse tangent.",
 )
 atan2 = elementwise(
@@ -696,6 +766,7 @@ atan2 = elementwise(
     lambda x, y: ex.atan2(x, y),
     aliases=("arctan2",),
     promotion="float",
+    numbers_for="none",
     doc="The angle of the point (other, input), in -pi..pi.",
     autocast=Autocast(gpu="promote"),
 )
@@ -703,6 +774,7 @@ sinh = elementwise(
     "sinh",
     lambda x: ex.sinh(x),
     promotion="float",
+    inplace_functions=("torch.sinh_",),
     doc="The hyperbolic sine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -710,6 +782,7 @@ cosh = elementwise(
     "cosh",
     lambda x: ex.cosh(x),
     promotion="float",
+    inplace_functions=("torch.cosh_",),
     doc="The hyperbolic cosine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -719,6 +792,7 @@ tanh = elementwise(
     vjp=lambda g, out, x: (tanh_backward(g, out),),
     promotion="float",
     function_in=EVERYWHERE,
+    inplace_functions=("torch.tanh_",),
     doc="The hyperbolic tangent.",
 )
 tanh_backward: Elementwise = elementwise(
@@ -736,6 +810,7 @@ asinh = elementwise(
     lambda x: ex.asinh(x),
     aliases=("arcsinh",),
     promotion="float",
+    inplace_functions=("torch.asinh_", "torch.arcsinh_"),
     doc="The inverse hyperbolic sine.",
 )
 
@@ -756,6 +831,7 @@ acosh = elementwise(
     aliases=("arccosh",),
     promotion="float",
     domain=(1.1, 9.0),
+    inplace_functions=("torch.acosh_", "torch.arccosh_"),
     doc="The inverse hyperbolic cosine.",
 )
 atanh = elementwise(
@@ -764,12 +840,14 @@ atanh = elementwise(
     aliases=("arctanh",),
     promotion="float",
     domain=(-0.95, 0.95),
+    inplace_functions=("torch.atanh_", "torch.arctanh_"),
     doc="The inverse hyperbolic tangent.",
 )
 hypot = elementwise(
     "hypot",
     lambda x, y: ex.hypot(x, y),
     dtypes=FLOATS,
+    numbers_for="none",
     doc="sqrt(input ** 2 + other ** 2) without overflow.",
     saves_values=True,
 )
@@ -777,12 +855,14 @@ deg2rad = elementwise(
     "deg2rad",
     lambda x: x * (math.pi / 180),
     promotion="float",
+    inplace_functions=("torch.deg2rad_",),
     doc="Degrees to radians.",
 )
 rad2deg = elementwise(
     "rad2deg",
     lambda x: x * (180 / math.pi),
     promotion="float",
+    inplace_functions=("torch.rad2deg_",),
     doc="Radians to degrees.",
 )
 
@@ -802,6 +882,7 @@ sinc = elementwise(
     _sinc,
     tensors=("input",),
     promotion="float",
+    inplace_functions=("torch.sinc_",),
     doc="sin(pi input) / (pi input), 1 at 0.",
 )
 
@@ -812,12 +893,39 @@ def _integral(op: Any) -> Any:
     return lambda x: op(x) if x.dtype.kind == "float" else x
 
 
-ceil = elementwise("ceil", _integral(ex.ceil), dtypes=NUMERIC, doc="Rounded up.")
-floor = elementwise("floor", _integral(ex.floor), dtypes=NUMERIC, doc="Rounded down.")
-trunc = elementwise(
-    "trunc", _integral(ex.trunc), aliases=("fix",), dtypes=NUMERIC, doc="Rounded to zero."
+ceil = elementwise(
+    "ceil",
+    _integral(ex.ceil),
+    dtypes=NUMERIC,
+    out="exact",
+    inplace_functions=("torch.ceil_",),
+    doc="Rounded up.",
 )
-frac = elementwise("frac", lambda x: x - ex.trunc(x), dtypes=FLOATS, doc="input - trunc(input).")
+floor = elementwise(
+    "floor",
+    _integral(ex.floor),
+    dtypes=NUMERIC,
+    out="exact",
+    inplace_functions=("torch.floor_",),
+    doc="Rounded down.",
+)
+trunc = elementwise(
+    "trunc",
+    _integral(ex.trunc),
+    aliases=("fix",),
+    dtypes=NUMERIC,
+    out="exact",
+    inplace_functions=("torch.trunc_", "torch.fix_"),
+    doc="Rounded to zero.",
+)
+frac = elementwise(
+    "frac",
+    lambda x: x - ex.trunc(x),
+    dtypes=FLOATS,
+    out="exact",
+    inplace_functions=("torch.frac_",),
+    doc="input - trunc(input).",
+)
 _round = elementwise(
     "_round",
     _integral(ex.round_),
@@ -846,7 +954,7 @@ _round_multiple = elementwise(
 )
 
 
-@composite(inplace=True, dtypes=NUMERIC)
+@composite(inplace=True, dtypes=NUMERIC, inplace_functions=("torch.round_",))
 def round(input: Any, *, decimals: int | None = None) -> Any:
     """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
     where no `decimals` are given.
@@ -864,12 +972,15 @@ def round(input: Any, *, decimals: int | None = None) -> Any:
 
 # -- comparisons and predicates --------------------------------------------------------------------
 
-eq = elementwise("eq", lambda x, y: ex.eq(x, y), promotion="bool", doc="input == other.")
+eq = elementwise(
+    "eq", lambda x, y: ex.eq(x, y), promotion="bool", inplace=True, doc="input == other."
+)
 ne: Elementwise = elementwise(
     "ne",
     lambda x, y: ex.ne(x, y),
     aliases=("not_equal",),
     promotion="bool",
+    inplace=True,
     doc="input != other.",
 )
 lt = elementwise(
@@ -878,6 +989,7 @@ lt = elementwise(
     aliases=("less",),
     tensors=("input", "other"),
     promotion="bool",
+    inplace=True,
     doc="input < other.",
 )
 le = elementwise(
@@ -885,16 +997,23 @@ le = elementwise(
     less_equal,
     aliases=("less_equal",),
     promotion="bool",
+    inplace=True,
     doc="input <= other.",
 )
 gt = elementwise(
-    "gt", lambda x, y: less(y, x), aliases=("greater",), promotion="bool", doc="input > other."
+    "gt",
+    lambda x, y: less(y, x),
+    aliases=("greater",),
+    promotion="bool",
+    inplace=True,
+    doc="input > other.",
 )
 ge = elementwise(
     "ge",
     lambda x, y: less_equal(y, x),
     aliases=("greater_equal",),
     promotion="bool",
+    inplace=True,
     doc="input >= other.",
 )
 isnan = elementwise("isnan", is_nan, promotion="bool", doc="Whether input is NaN.")
@@ -904,11 +1023,11 @@ isfinite = elementwise(
 )
 isposinf = elementwise(
     "isposinf", lambda x: is_inf(x) & less(ex.const(0, x.dtype), x), promotion="bool",
-    doc="Whether input is +infinity.",
+    out="exact", doc="Whether input is +infinity.",
 )  # fmt: skip
 isneginf = elementwise(
     "isneginf", lambda x: is_inf(x) & less(x, ex.const(0, x.dtype)), promotion="bool",
-    doc="Whether input is -infinity.",
+    out="exact", doc="Whether input is -infinity.",
 )  # fmt: skip
 isreal = elementwise(
     "isreal",
@@ -947,34 +1066,48 @@ logical_and = elementwise(
     "logical_and",
     lambda x, y: truth(x) & truth(y),
     promotion="bool",
+    numbers_for="none",
+    inplace=True,
     doc="Whether neither is zero.",
 )
 logical_or = elementwise(
     "logical_or",
     lambda x, y: truth(x) | truth(y),
     promotion="bool",
+    numbers_for="none",
+    inplace=True,
     doc="Whether one is not zero.",
 )
 logical_xor = elementwise(
     "logical_xor",
     lambda x, y: truth(x) ^ truth(y),
     promotion="bool",
+    numbers_for="none",
+    inplace=True,
     doc="Whether exactly one is not zero.",
 )
 logical_not = elementwise(
-    "logical_not", lambda x: ~truth(x), promotion="bool", doc="Whether input is zero."
+    "logical_not", lambda x: ~truth(x), promotion="bool", inplace=True, doc="Whether input is zero."
 )
 
 # -- bits ------------------------------------------------------------------------------------------
 
 bitwise_and = elementwise(
-    "bitwise_and", lambda x, y: x & y, dtypes=BITS, doc="The bits set in both."
+    "bitwise_and", lambda x, y: x & y, dtypes=BITS, numbers_for="both", doc="The bits set in both."
 )
-bitwise_or = elementwise("bitwise_or", lambda x, y: x | y, dtypes=BITS, doc="The bits set in one.")
+bitwise_or = elementwise(
+    "bitwise_or", lambda x, y: x | y, dtypes=BITS, numbers_for="both", doc="The bits set in one."
+)
 bitwise_xor = elementwise(
-    "bitwise_xor", lambda x, y: x ^ y, dtypes=BITS, doc="The bits set in exactly one."
+    "bitwise_xor",
+    lambda x, y: x ^ y,
+    dtypes=BITS,
+    numbers_for="both",
+    doc="The bits set in exactly one.",
 )
-bitwise_not = elementwise("bitwise_not", lambda x: ~x, dtypes=BITS, doc="All bits inverted.")
+bitwise_not = elementwise(
+    "bitwise_not", lambda x: ~x, dtypes=BITS, out="exact", doc="All bits inverted."
+)
 
 
 def _shift_out_of_range(x: Expr, count: Expr) -> Expr:
@@ -988,6 +1121,7 @@ bitwise_left_shift = elementwise(
     lambda x, y: ex.where(_shift_out_of_range(x, y), ex.const(0, x.dtype), ex.shl(x, y)),
     dtypes=INTEGERS,
     domain=(0, 7),
+    numbers_for="both",
     doc="input * 2 ** other, on bits; 0 when all are shifted out.",
 )
 bitwise_right_shift = elementwise(
@@ -1001,6 +1135,7 @@ bitwise_right_shift = elementwise(
     ),
     dtypes=INTEGERS,
     domain=(0, 7),
+    numbers_for="both",
     doc="input shifted right; the sign is kept.",
 )
 
@@ -1018,6 +1153,7 @@ _where: Elementwise = elementwise(
     inplace=False,
     torch="where",
     function_in=(),
+    numbers_fit=True,
     doc="input where condition, else other.",
 )
 
@@ -1050,7 +1186,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     return _where(condition, input, other)
 
 
-@composite(inplace=True)
+@composite(inplace=True, gradient_name="MaskedFillBackward0")
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
     check_mask("masked_fill", mask)
@@ -1086,24 +1222,28 @@ maximum = elementwise(
     "maximum",
     lambda x, y: x | y if x.dtype is bool_ else ex.maximum(x, y),
     inplace=False,
+    numbers_for="none",
     doc="The larger one; NaN if one is NaN. Ties share the gradient.",
 )
 minimum = elementwise(
     "minimum",
     lambda x, y: x & y if x.dtype is bool_ else ex.minimum(x, y),
     inplace=False,
+    numbers_for="none",
     doc="The smaller one; NaN if one is NaN. Ties share the gradient.",
 )
 fmax = elementwise(
     "fmax",
     lambda x, y: x | y if x.dtype is bool_ else ex.where((x >= y) | is_nan(y), x, y),
     inplace=False,
+    numbers_for="none",
     doc="The larger one; a NaN loses against a number.",
 )
 fmin = elementwise(
     "fmin",
     lambda x, y: x & y if x.dtype is bool_ else ex.where((x <= y) | is_nan(y), x, y),
     inplace=False,
+    numbers_for="none",
     doc="The smaller one; a NaN loses against a number.",
 )
 
@@ -1136,6 +1276,8 @@ clamp_min = elementwise(
     _at_least,
     derived_from=lambda x, low: ex.where(x >= low, x, ex.where(x < low, low, ex.const(0, x.dtype))),
     tensors=("input", "min"),
+    numbers_fit=True,
+    inplace_functions=("torch.clamp_min_",),
     doc="input, or min where it is less. At the bound the gradient goes to input.",
 )
 clamp_max = elementwise(
@@ -1145,6 +1287,8 @@ clamp_max = elementwise(
         x <= high, x, ex.where(x > high, high, ex.const(0, x.dtype))
     ),
     tensors=("input", "max"),
+    numbers_fit=True,
+    inplace_functions=("torch.clamp_max_",),
     doc="input, or max where it is more. At the bound the gradient goes to input.",
 )
 _clamp = elementwise(
@@ -1155,6 +1299,7 @@ _clamp = elementwise(
     dtypes=NUMERIC,
     torch="",
     function_in=(),
+    numbers_fit=True,
     doc="input kept in min..max; max where min > max.",
 )
 
@@ -1164,6 +1309,8 @@ _clamp = elementwise(
     aliases=("clip",),
     dtypes=NUMERIC,
     samples=(((-1.0, 1.0), {}), ((), {"min": 0.5}), ((), {"max": 0.5}), ((1.0, -1.0), {})),
+    out="cast",
+    inplace_functions=("torch.clamp_", "torch.clip_"),
 )
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
@@ -1190,7 +1337,7 @@ _nan_to_num = elementwise(
 )
 
 
-@composite(inplace=True)
+@composite(inplace=True, inplace_functions=("torch.nan_to_num_",))
 def nan_to_num(
     input: Any,
     nan: float | None = None,
@@ -1227,6 +1374,8 @@ heaviside = elementwise(
     ),
     tensors=("input", "values"),
     vjp=_no_derivative("heaviside"),
+    out="exact",
+    numbers_for="none",
     doc="0 for negative input, 1 for positive, values at 0. No backward, as in PyTorch.",
 )
 
@@ -1239,6 +1388,7 @@ sigmoid: Elementwise = elementwise(
     promotion="float",
     function_in=EVERYWHERE,
     domain=(-100.0, 100.0),
+    inplace_functions=("torch.sigmoid_",),
     doc="1 / (1 + exp(-input)).",
 )
 sigmoid_backward: Elementwise = elementwise(
@@ -1295,11 +1445,29 @@ _logit_clamped = elementwise(
 )
 
 
-@composite(inplace=True, domain=(0.02, 0.98), samples=(((), {}), ((1e-3,), {})))
+@composite(
+    inplace=True,
+    domain=(0.02, 0.98),
+    samples=(((), {}), ((1e-3,), {})),
+    out="cast",
+    inplace_functions=("torch.logit_",),
+)
 def logit(input: Any, eps: float | None = None) -> Any:
     """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
     return _logit(input) if eps is None else _logit_clamped(input, eps)
 
 
-erf = elementwise("erf", lambda x: ex.erf(x), promotion="float", doc="The error function.")
-erfc = elementwise("erfc", lambda x: ex.erfc(x), promotion="float", doc="1 - erf(input).")
+erf = elementwise(
+    "erf",
+    lambda x: ex.erf(x),
+    promotion="float",
+    inplace_functions=("torch.erf_",),
+    doc="The error function.",
+)
+erfc = elementwise(
+    "erfc",
+    lambda x: ex.erfc(x),
+    promotion="float",
+    inplace_functions=("torch.erfc_",),
+    doc="1 - erf(input).",
+)

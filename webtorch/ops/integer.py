@@ -17,6 +17,8 @@ gcd = elementwise(
     ex.gcd,
     dtypes=INTEGERS,
     differentiable=False,
+    numbers_for="none",
+    inplace_functions=("torch.gcd_",),
     doc="The greatest common divisor; gcd(0, 0) is 0.",
 )
 
@@ -36,5 +38,7 @@ lcm = elementwise(
     _lcm,
     dtypes=INTEGERS,
     differentiable=False,
+    numbers_for="none",
+    inplace_functions=("torch.lcm_",),
     doc="The least common multiple; 0 where one operand is 0.",
 )

@@ -62,6 +62,15 @@ FP32 = Autocast("fp32", "fp32")
 WHOLE = Autocast("whole", "whole")
 
 
+# What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
+# cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
+# type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
+# and bool or uint8.
+OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
+# Whether an `out=` may share memory with the operands: "allowed"; "refused".
+Overlap = Literal["allowed", "refused"]
+
+
 @dataclass(slots=True, eq=False)
 class Op:
     """One operation: its names, rules, derivative, oracle and documentation."""
@@ -105,6 +114,18 @@ class Op:
     # Whether operands and result may be written before the backward pass: PyTorch's rule has no need of them.
     # What the rule here takes of them then keeps its values.
     saves_values: bool = False
+    # What `out=` may be, or a function of the call's arguments that tells it.
+    out: OutRule | Callable[..., OutRule] = "exact"
+    # Whether the function in nn.functional takes `out=` too, as those in torch and its libraries do.
+    takes_out: bool = False
+    overlap: Overlap = "allowed"
+    # The in-place forms that PyTorch has as functions too: "torch.relu_".
+    inplace_functions: tuple[str, ...] = ()
+    # Whether tensors are made of what is none: a mode of functions is asked, no class.
+    factory: bool = False
+    # The name that PyTorch shows for the gradient function, or a function of the call's arguments that gives it.
+    # "": the entry's own name for what is one function here too, that of its last part for what is made of others.
+    gradient_name: str | Callable[..., str] = ""
     # How many results have a gradient. With more than one, the rule gets tuples for g (with None
     # where a result was not used) and for out.
     outputs: int = 1
@@ -135,12 +156,24 @@ class Elementwise(Op):
     expr: Callable[..., Expr] = field(default=None)  # type: ignore[assignment]
     tensors: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
+    defaults: dict[str, Scalar] = field(default_factory=dict)
     promotion: Promotion = "same"
+    out: OutRule | Callable[..., OutRule] = "cast"
+    gradient_name: str = ""
+    # Which operands of a function of two may be numbers; of operators both may.
+    numbers_for: Literal["none", "other", "both"] = "other"
+    # Whether a number beside an integer tensor must fit its type; else it is wrapped, as in PyTorch.
+    numbers_fit: bool = False
+    # Whether integers are divided by the second operand, which then may not be the number 0.
+    divides: bool = False
     # The same function written so that its derivative at NaN is PyTorch's; the formula itself if None.
     derived_from: Callable[..., Expr] | None = None
     _gradients: dict[int, Elementwise | None] = field(default_factory=dict)
     _order: dict[tuple[DType, ...], tuple[Expr, ...]] = field(default_factory=dict)
     _used: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.gradient_name = self.gradient_name or gradient_title(self.name)
 
     def build(self, inputs: tuple[Expr, ...]) -> Expr:
         """Return the formula applied to `inputs` (tensors first, then numbers), all of one compute
@@ -214,6 +247,27 @@ class Reduction(Op):
 TABLE: dict[str, Op] = {}
 
 
+def public_name(name: str, place: str) -> str:
+    """Return what an entry is called in `place`: one whose public name is taken carries its namespace, as
+    linalg_cross and functional_unfold do.
+    """
+    return name.removeprefix(f"{place.rpartition('.')[2]}_")
+
+
+def gradient_title(name: str) -> str:
+    """Return PyTorch's name for the gradient function of an operation: "index_select" -> IndexSelectBackward0."""
+    return "".join([p[:1].upper() + p[1:] for p in name.strip("_").split("_")]) + "Backward0"
+
+
+def over_dims(name: str) -> Callable[..., str]:
+    """Return the `gradient_name` of a reduction whose form over dims is PyTorch's second overload."""
+
+    def title(input: Any, dim: Any = None, *_: Any, **__: Any) -> str:
+        return f"{name}Backward{0 if dim is None else 1}"
+
+    return title
+
+
 def _lookup(name: str) -> Op:
     return TABLE[name]
 
@@ -236,7 +290,7 @@ def elementwise(
     defaults: dict[str, Scalar] | None = None,
     signature: str | None = None,
     torch: str | None = None,
-    inplace: bool = True,
+    inplace: bool | None = None,
     **fields: Any,
 ) -> Elementwise:
     """Declare an elementwise op. Parameter names of the lambda are the op's, unless `tensors` and
@@ -246,15 +300,16 @@ def elementwise(
         code = expr.__code__
         arity = code.co_argcount - len(numbers)
         tensors = {1: ("input",), 2: ("input", "other")}.get(arity) or code.co_varnames[:arity]
+    defaults = defaults or {}
     if signature is None:
-        defaults = defaults or {}
         parts = [*tensors, *(f"{n}={defaults[n]!r}" if n in defaults else n for n in numbers)]
         signature = f"({', '.join(parts)})"
     op = Elementwise(
         name=name, family="elementwise", signature=signature, doc=doc, expr=expr,
-        tensors=tuple(tensors), numbers=numbers,
-        torch=name if torch is None else torch, inplace=inplace and fields.get("promotion",
-        "same") != "bool", **fields,
+        tensors=tuple(tensors), numbers=numbers, defaults=defaults,
+        torch=name if torch is None else torch,
+        # Answers in bool are no values of the tensor's own type.
+        inplace=fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
     )  # fmt: skip
     register(op)
     return op

@@ -309,6 +309,7 @@ i0 = elementwise(
     _i0,
     tensors=("input",),
     promotion="float",
+    inplace_functions=("torch.i0_",),
     doc="The modified Bessel function of the first kind, of order 0.",
 )
 
@@ -339,6 +340,7 @@ xlog1py = elementwise(
     function_in=SPECIAL,
     inplace=False,
     domain=(0.1, 3.0),
+    numbers_for="both",
     doc="input * log1p(other), 0 where input is 0.",
 )
 entr = elementwise(

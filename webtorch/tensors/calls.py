@@ -30,7 +30,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
 from webtorch.ops.purity import warn
-from webtorch.ops.record import Elementwise, Op, in_old_order, slope, used_arguments
+from webtorch.ops.record import Elementwise, Op, gradient_title, in_old_order, slope, used_arguments
 from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
@@ -259,7 +259,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             srcs.append(_operand_node(o, full, order))
         else:
             pattern += "s"
-            scalars.append(_scalar(op, o, compute, op.name.strip("_") not in _REFUSING))
+            scalars.append(_scalar(op, o, compute, not op.numbers_fit))
             if type(o) is bool:
                 _check_operands(op, operands)
             if compute is int64:
@@ -267,7 +267,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
             if (
                 not scalars[-1]
                 and compute.kind != "float"
-                and op.name in _DIVIDING
+                and op.divides
                 and len(pattern) == 2
                 and 0 not in full
             ):
@@ -429,14 +429,6 @@ def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
         ) from None
 
 
-# Where a number beside an integer tensor must fit its type; arithmetic and comparisons wrap it, as in PyTorch.
-_REFUSING = frozenset(("pow", "where", "clamp", "clamp_min", "clamp_max"))
-
-
-# Integers divided by a number.
-_DIVIDING = frozenset(("floor_divide", "remainder", "fmod", "_div_floor", "_div_trunc"))
-
-
 def _scalar(op: Op, value: Any, compute: DType, wraps: bool = False) -> Scalar:
     if isinstance(value, Tensor):
         value = value.item()
@@ -495,11 +487,6 @@ def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     )
 
 
-@functools.cache
-def _title(name: str) -> str:
-    return "".join(part[:1].upper() + part[1:] for part in name.strip("_").split("_"))
-
-
 def _attach(
     op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
 ) -> None:
@@ -515,7 +502,7 @@ def _attach(
         rule = _given_rule(op, out, operands, numbers, shapes)
     else:
         rule = _derived_rule(op, operands, numbers, edges, shapes)
-    fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
+    fn = GradFn(op.gradient_name, edges, rule)
     if op.vjp is not None and "out" in op.used_by_vjp():
         rule.__defaults__[0].append(weakref.ref(fn))
     set_history(out, fn)
@@ -599,9 +586,9 @@ def _derived_rule(
 # -------------------------------------------------------------------------------------------
 
 
-def store_in(out: Tensor, result: Tensor, name: str) -> Tensor:
-    """Write `result` to the `out=` argument, resizing it if its shape differs."""
-    if not (can_cast(result.dtype, out.dtype) or name in _TRUNCATING):
+def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:
+    """Write `result` to the `out=` argument, resizing it if its shape differs; floats are `cut` off for integers."""
+    if not (can_cast(result.dtype, out.dtype) or cut):
         raise RuntimeError(
             f"result type {legacy_name(result.dtype)} can't be cast to the desired output type "
             f"{legacy_name(out.dtype)}"
@@ -650,9 +637,9 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
     names = (*op.tensors, *op.numbers)
     count = len(op.tensors)
-    defaults = _defaults(op)
-    takes = _NUMBERS.get(op.name.strip("_"), "other")
+    defaults = op.defaults
     given_by_place = len(op.positional())
+    exact = op.out == "exact"
 
     if count == 1 and not op.numbers:
 
@@ -667,7 +654,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             result = apply(op, (input,))
             if out is None:
                 return result
-            if op.name in _EXACT:
+            if exact:
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
 
@@ -675,7 +662,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
             if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
-                _check_numbers(op, takes, input, other)
+                _check_numbers(op, input, other)
             try:
                 result = apply(op, (_operand(op, input), _operand(op, other, 1)))
             except override.Foreign:
@@ -683,7 +670,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                 return override.meet(function, (input, other), given)
             if out is None:
                 return result
-            if op.name in _EXACT:
+            if exact:
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
 
@@ -694,7 +681,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                 args, kwargs = _in_old_order(op, args, kwargs)
             values = _arguments(op, names, defaults, args, kwargs)
             if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
-                _check_numbers(op, takes, values[0], values[1])
+                _check_numbers(op, values[0], values[1])
             try:
                 tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
             except override.Foreign:
@@ -703,7 +690,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             result = apply(op, tensors, values[count:])
             if out is None:
                 return result
-            if op.name in _EXACT or (op.name == "lerp" and isinstance(values[2], Tensor)):
+            if (op.out(*values) if callable(op.out) else op.out) == "exact":
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
 
@@ -712,22 +699,17 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     return function
 
 
-# Which operand of a binary function may be a number, as PyTorch's signatures have it; elsewhere the
-# second may. Operators take numbers on both sides.
-_NONE = """ldexp logaddexp logaddexp2 atan2 hypot logical_and logical_or logical_xor maximum minimum
-    fmax fmin heaviside nextafter igamma igammac gcd lcm"""
-_BOTH = """add sub mul div floor_divide div_floor div_trunc remainder pow xlogy xlog1py zeta
-    bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"""
-_NUMBERS = dict.fromkeys(_NONE.split(), "none") | dict.fromkeys(_BOTH.split(), "both")
-
-
-def _check_numbers(op: Elementwise, takes: str, input: Any, other: Any) -> None:
+def _check_numbers(op: Elementwise, input: Any, other: Any) -> None:
     """Raise TypeError where PyTorch's function of this name takes no number."""
     # Internal entries are called with what their public ones have checked.
     if not op.function_in:
         return
     given = [isinstance(x, (bool, int, float, complex)) for x in (input, other)]
-    if all(given) or (given[0] and takes != "both") or (given[1] and takes == "none"):
+    if (
+        all(given)
+        or (given[0] and op.numbers_for != "both")
+        or (given[1] and op.numbers_for == "none")
+    ):
         number = 0 if given[0] else 1
         raise TypeError(
             f"{op.name}(): argument '{op.tensors[number]}' (position {number + 1}) must be Tensor, "
@@ -747,18 +729,6 @@ def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:
         f"{op.name.strip('_')}(): argument '{op.tensors[number]}' (position {number + 1}) must be "
         f"Tensor, not {type(value).__name__}"
     )
-
-
-def _defaults(op: Op) -> dict[str, Any]:
-    if not op.signature:
-        return {}
-    scope: dict[str, Any] = {}
-    exec(f"def f{op.signature}: pass", {"Tensor": Tensor}, scope)
-    return {
-        n: p.default
-        for n, p in inspect.signature(scope["f"]).parameters.items()
-        if p.default is not inspect.Parameter.empty
-    }
 
 
 def _in_old_order(
@@ -848,7 +818,7 @@ def refuse_others(op: Op, with_out: Callable[..., Any]) -> Callable[..., Any]:
     """
     function = op.function
     signature = inspect.signature(function)
-    looks = op.name not in override.FACTORIES
+    looks = not op.factory
 
     @functools.wraps(function)
     def public(*args: Any, **kwargs: Any) -> Any:
@@ -882,55 +852,9 @@ def refuse_others(op: Op, with_out: Callable[..., Any]) -> Callable[..., Any]:
     return public
 
 
-# Operations that PyTorch does not let write over what they read.
-_APART = frozenset(["gather", "index_select", "kthvalue", "masked_select", "take"])
-# An `out=` must have the type of the result, except with these: they compute as elementwise ones do
-# and cast, as PyTorch's do.
-_CASTING = """add sub square div true_divide pow clamp logit cat concat concatenate stack hstack vstack dstack
-    column_stack any all nansum mean nanmean var std logsumexp sum prod cumsum cumprod normal bernoulli outer
-    addr kron linalg_tensorsolve linalg_tensorinv lu cholesky cholesky_solve cholesky_inverse geqrf
-    linalg_householder_product linalg_pinv linalg_matrix_rank linalg_lstsq linalg_cond zeta polygamma mvlgamma
-    igamma igammac nextafter matrix_power inverse normalize fft_hfft fft_hfft2 fft_hfftn fft_irfft fft_irfft2
-    fft_irfftn"""
-_CASTS = frozenset(_CASTING.split())
-# Elementwise ones that do not cast.
-_EXACT = frozenset(
-    [
-        "neg",
-        "abs",
-        "sign",
-        "signbit",
-        "ceil",
-        "floor",
-        "trunc",
-        "frac",
-        "isposinf",
-        "isneginf",
-        "bitwise_not",
-        "heaviside",
-        "logsigmoid",
-        "hardshrink",
-        "softplus",
-    ]
-)
-# Which casts for some of its arguments only: name -> whether it does for these.
-_CASTS_FOR: dict[str, Callable[..., bool]] = {
-    "diff": lambda input, n=1, *_, **__: n != 0,
-    "inner": lambda input, other: not (input.ndim and other.ndim),
-}
-# Floats are cut off where `out=` is of integers.
-_TRUNCATING = frozenset(["lu"])
-# Operations that compute in the type of `out=`.
-_INTO = frozenset(["sum", "prod", "cumsum", "cumprod", "nansum", "nanmean"])
-# A `dtype=` beside `out=` must be its type.
-_STATING = _INTO | {"mean"}
-# Functions of nn.functional that take `out=`.
-_TAKE_OUT = frozenset(["avg_pool2d", "avg_pool3d", "linear", "softshrink", "gelu"])
-
-
 def takes_out(op: Op, place: str) -> bool:
     """Whether the function of an entry takes `out=` there."""
-    return place in ("torch", "linalg", "special", "fft") or op.name in _TAKE_OUT
+    return place in ("torch", "linalg", "special", "fft") or op.takes_out
 
 
 def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> None:
@@ -978,9 +902,7 @@ def accept_out(op: Op) -> Callable[..., Any]:
     if "out" in inspect.signature(function).parameters:
         return function
     plain = without_autocast(function)
-    polynomial = "_polynomial_" in op.name
-    apart, exact = op.name in _APART, not (op.name in _CASTS or polynomial)
-    into, stating, casts_for = op.name in _INTO, op.name in _STATING, _CASTS_FOR.get(op.name)
+    apart = op.overlap == "refused"
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -991,29 +913,28 @@ def accept_out(op: Op) -> Callable[..., Any]:
             check_places(place)
         if apart:
             _check_apart(op.name, places, (*args, *kwargs.values()))
-        if stating:
+        rule = op.out(*args, **kwargs) if callable(op.out) else op.out
+        if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)
-        if into and kwargs.get("dtype") is None:
+        if rule == "into" and kwargs.get("dtype") is None:
             if op.name.startswith("nan") and not out.dtype.has_gradient:
                 raise DTypeError(
                     f"\"{op.name}\" not implemented for '{legacy_name(out.dtype)}': give an out= of floats"
                 )
             kwargs["dtype"] = out.dtype
         found = plain(*args, **kwargs)
-        if op.name in ("any", "all") and out.dtype not in (bool_, uint8):
+        if rule == "mask" and out.dtype not in (bool_, uint8):
             raise RuntimeError(
                 f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
             )
-        if (
-            exact
-            and (isinstance(found, tuple) or op.name not in ("max", "min"))
-            and not (casts_for is not None and casts_for(*args, **kwargs))
-        ):
+        if rule == "exact":
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))
         if isinstance(found, tuple):
-            stored = [store_in(o, f, op.name) for o, f in zip(out, found, strict=True)]
+            stored = [
+                store_in(o, f, op.name, rule == "truncate") for o, f in zip(out, found, strict=True)
+            ]
             return type(found)(*stored) if hasattr(found, "_fields") else tuple(stored)
-        return store_in(out, found, op.name)
+        return store_in(out, found, op.name, rule == "truncate")
 
     return public
 
@@ -1077,6 +998,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     names = tuple(signature.parameters)
     used = used_arguments(vjp, ("g", "out", *names))
     many = op.outputs > 1
+    title = gradient_title(op.name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -1147,7 +1069,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             found = (_turned(vjp) if has_complex else vjp)(g, out, *values)
             return [found[i] if i < len(found) else None for i in positions]
 
-        fn = GradFn(f"{_title(op.name)}Backward0", edges, rule)
+        fn = GradFn(title, edges, rule)
         owner.append(weakref.ref(fn))
         for number, result in enumerate(results):
             set_history(result, fn, number)

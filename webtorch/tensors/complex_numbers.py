@@ -68,7 +68,7 @@ def apply_form(
     simple = _simple(op, tensors, numbers, dtype)
     if simple is not None:
         if simple._grad_fn is not None:
-            simple._grad_fn.title = f"{calls._title(op.name)}Backward0"
+            simple._grad_fn.title = op.gradient_name
         return simple
     return record(op, [*tensors, *numbers], len(operands), shape, dtype)
 
@@ -139,8 +139,7 @@ def record(
     if any(t.requires_grad for t in tensors):
         edges = tuple([gradient_edge(t) if t.requires_grad else None for t in tensors])
         rule = _rule(op, operands, count, out, edges)
-        title = calls._title(op.name)
-        set_history(out, GradFn(f"{title}Backward0", edges, rule))
+        set_history(out, GradFn(op.gradient_name, edges, rule))
     return out
 
 

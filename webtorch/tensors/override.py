@@ -16,6 +16,8 @@ from functools import cache, lru_cache
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+from webtorch.ops.record import TABLE, public_name
+
 
 class _State(threading.local):
     # Whether classes are asked, and whether modes are.
@@ -306,11 +308,6 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     __init__ __new__ __init_subclass__ __getattr__ __hash__ __iter__ __await__ __copy__
     __torch_function__"""
 _IGNORED = frozenset(_NOT_ASKING.split())
-# Functions that make tensors of what is none: a mode is asked, no class.
-_MAKING = """arange as_tensor asarray bartlett_window blackman_window empty empty_permuted
-    empty_strided eye frombuffer full hamming_window hann_window kaiser_window linspace logspace ones rand
-    randint randn randperm range scalar_tensor tensor tril_indices triu_indices zeros fftfreq rfftfreq"""
-FACTORIES = frozenset(_MAKING.split())
 _INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
 _ARITHMETIC = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
 # Operators that arrive as the method of another name.
@@ -349,13 +346,16 @@ def public_functions() -> Iterator[Public]:
     """The functions that ask."""
     from webtorch.tensors.tensor import Tensor
 
+    factories = {
+        public_name(op.name, p) for op in TABLE.values() if op.factory for p in op.function_in
+    }
     for place in MODULES:
         module = importlib.import_module(f"webtorch.{place}".rstrip("."))
         for name, value in vars(module).items():
             hidden = name.startswith("_") or name in _IGNORED
             if isinstance(value, FunctionType) and not hidden:
                 title = ".".join(filter(None, ("torch", place, name)))
-                yield Public(value, value, title, name in FACTORIES)
+                yield Public(value, value, title, name in factories)
     for name, value in list(vars(Tensor).items()):
         hidden = name.startswith("_") and not name.startswith("__")
         if hidden or name in _IGNORED:
