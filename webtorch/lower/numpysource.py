@@ -10,66 +10,9 @@ from __future__ import annotations
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import Check, Kernel, Store
 from webtorch.lower.affine import Affine, affine, index_of
-
-# Ops that one NumPy ufunc does, PyTorch's rules for NaN and infinity included.
-UFUNC: dict[str, str] = {
-    "neg": "negative",
-    "abs": "absolute",
-    "exp": "exp",
-    "exp2": "exp2",
-    "expm1": "expm1",
-    "log": "log",
-    "log2": "log2",
-    "log10": "log10",
-    "log1p": "log1p",
-    "sqrt": "sqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "arcsinh",
-    "acosh": "arccosh",
-    "atanh": "arctanh",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "rint",
-    "not": "logical_not",
-    "bitnot": "invert",
-    "isnan": "isnan",
-    "isinf": "isinf",
-    "add": "add",
-    "sub": "subtract",
-    "mul": "multiply",
-    "div": "divide",
-    "floordiv": "floor_divide",
-    "truncmod": "fmod",
-    "mod": "remainder",
-    "atan2": "arctan2",
-    "hypot": "hypot",
-    "gcd": "gcd",
-    "copysign": "copysign",
-    "min": "minimum",
-    "max": "maximum",
-    "lt": "less",
-    "le": "less_equal",
-    "eq": "equal",
-    "ne": "not_equal",
-    "shl": "left_shift",
-    "shr": "right_shift",
-}
-_LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
-_BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
-# Ops that numpy_math.py has under their own name.
-HELPERS = frozenset({"sign", "rsqrt", "erf", "erfc", "pow", "truncdiv", "where"})
 
 
 def array_type(dtype: DType) -> str:
@@ -89,16 +32,13 @@ class _Writer:
         self.count = 0
 
     def fresh(self, prefix: str) -> str:
-        """Return a new name."""
         self.count += 1
         return f"{prefix}{self.count}"
 
     def emit(self, text: str) -> None:
-        """Write a line of the function."""
         self.lines.append("    " + text)
 
     def assign(self, prefix: str, text: str) -> str:
-        """Write the assignment of a new name; return the name."""
         name = self.fresh(prefix)
         self.emit(f"{name} = {text}")
         return name
@@ -125,7 +65,6 @@ class _Writer:
         return f"view(b{buffer}, {start}, ({shape},), ({', '.join(map(str, strides))},))"
 
     def load(self, node: Expr) -> str:
-        """Return the text that reads a buffer: a strided view where the position is affine."""
         slot = node.value
         assert isinstance(slot, int)
         if len(node.args) == 1:
@@ -139,19 +78,16 @@ class _Writer:
     # -- expressions ---------------------------
 
     def value(self, root: Expr) -> str:
-        """Return the name of an expression's value, and write what it needs before."""
         for node in ex.walk(root):
             if node not in self.names and self.needed(node, root):
                 self.names[node] = self.node(node)
         return self.names[root]
 
     def needed(self, node: Expr, root: Expr) -> bool:
-        """Return whether a node gets a name in this order of writing."""
         # Positions of strided loads are never computed: walk() meets them first, `load` asks for them if it must.
         return node is root or node in self.wanted
 
     def node(self, node: Expr) -> str:
-        """Return the name or text of a node whose operands are written."""
         match node.op:
             case "const":
                 return self.constant(node)
@@ -187,20 +123,9 @@ class _Writer:
         return f"{name}({args}, out={out})" if out else f"{name}({args})"
 
     def function(self, node: Expr) -> str:
-        """Return the name of the NumPy function of a node, by its operand's type."""
-        kind = node.args[0].dtype.kind
-        if node.op in _LOGICAL:
-            return (_LOGICAL if node.dtype is bool_ else _BITWISE)[node.op]
-        if node.op in ("isnan", "isinf") and kind != "float":
-            return "never"
-        if node.op in ("floor", "ceil", "trunc", "round") and kind != "float":
-            return "positive"
-        if node.op in HELPERS:
-            return node.op
-        return UFUNC[node.op]
+        return FUNCTIONS[node.op].numpy or node.op
 
     def constant(self, node: Expr) -> str:
-        """Return the text of a constant, typed as its dtype."""
         value = node.value
         if node.dtype is bfloat16:
             return f"uint16({int.from_bytes(node.dtype.to_bytes([value]), 'little')})"
@@ -212,7 +137,6 @@ class _Writer:
         return f"{array_type(node.dtype)}({text})"
 
     def cast(self, node: Expr) -> str:
-        """Return the text of a conversion; bfloat16 lies in memory as uint16."""
         source, target = node.args[0].dtype, node.dtype
         x = self.value(node.args[0])
         if source is bfloat16:
@@ -227,7 +151,6 @@ class _Writer:
     # -- the kernel -----------------------------------------------------------------------------------------------
 
     def render(self) -> str:
-        """Return the source of the function (begin, end, buffers, arguments, status)."""
         kernel = self.kernel
         params = ["begin", "end"]
         params += [f"b{i}" for i in range(len(kernel.buffers))]
@@ -264,7 +187,6 @@ class _Writer:
         return "\n".join([head, *self.lines]) + "\n"
 
     def checks(self, checks: list[Check]) -> None:
-        """Write the tests of indices."""
         for c in checks:
             self.emit(f"check(status, {c.site}, {self.value(c.value)}, {c.low}, {c.high})")
 
@@ -281,7 +203,6 @@ class _Writer:
             stack.extend(node.args)
 
     def stores(self, stores: tuple[Store, ...]) -> None:
-        """Write the stores of one level; several are computed before the first one writes."""
         # Every value is computed before the first store, for an output may be an input too.
         direct = len(stores) == 1 and stores[0].combine == "set" and stores[0].valid is None
         if direct and self.store_into(stores[0]):
@@ -334,7 +255,8 @@ class _Writer:
             where is None
             or self.kernel.inner
             or self.rank == 0
-            or (node.op not in UFUNC and node.op not in _LOGICAL)
+            or node.op not in FUNCTIONS
+            or not FUNCTIONS[node.op].numpy
         ):
             return False
         # NumPy 2.4's negative is wrong in place at a distance of 16 bytes: only neighbours are
@@ -342,10 +264,9 @@ class _Writer:
         in_place = where.stride(self.rank - 1) == 1 and self.one_to_one(s, where)
         if s.buffer in reads and not in_place:
             return False
-        if (
-            self.function(node) in ("never", "positive")
-            or self.kernel.buffers[s.buffer].dtype is not node.dtype
-            or node.dtype in (bfloat16, float16)
+        if self.kernel.buffers[s.buffer].dtype is not node.dtype or node.dtype in (
+            bfloat16,
+            float16,
         ):
             return False
         self.emit(self.call(node, self.view(s.buffer, where)))
