@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -42,7 +43,7 @@ class Bernoulli(BinaryParameter, ExponentialFamily):
         """`probs * (1 - probs)`."""
         return self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return zeros and ones of the parameter's dtype, without gradient."""
         with webtorch.no_grad():
             return webtorch.bernoulli(self.probs.expand(self._extended_shape(sample_shape)))

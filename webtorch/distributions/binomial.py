@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -55,7 +56,7 @@ class Binomial(BinaryParameter, Distribution):
         """`total_count * probs * (1 - probs)`."""
         return self.total_count * self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return counts of the parameter's dtype, without gradient."""
         shape = self._extended_shape(sample_shape)
         with webtorch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -76,7 +77,7 @@ class Categorical(Distribution):
         """NaN: the numbers of events have no order."""
         return self._full(self.probs, math.nan)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return numbers of events as int64, of shape sample_shape + batch_shape."""
         sample_shape = Size(sample_shape)
         rows = self.probs.detach().reshape(-1, self._num_events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch import Size, Tensor
@@ -36,7 +37,7 @@ class Cauchy(Distribution):
         """Infinity."""
         return self._full(self.loc, math.inf)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: loc + scale * (standard Cauchy numbers)."""
         noise = self.loc.new_empty(self._extended_shape(sample_shape)).cauchy_()
         return self.loc + noise * self.scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -92,11 +93,11 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
         series = 1.0 / 12.0 - (1.0 / 15.0 - 128.0 / 945.0 * x) * x
         return webtorch.where(self._regular(), exact, series)
 
-    def _uniform(self, sample_shape: Any) -> Tensor:
+    def _uniform(self, sample_shape: Sequence[int]) -> Tensor:
         shape = self._extended_shape(sample_shape)
         return webtorch.rand(shape, dtype=self.probs.dtype, device=self.probs.device)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients, by the inverse of the distribution function."""
         return self.icdf(self._uniform(sample_shape))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -28,7 +29,7 @@ class Dirichlet(ExponentialFamily):
         shape = concentration.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return samples with gradients: gamma numbers divided by their sum."""
         shape = self._extended_shape(sample_shape)
         return _sample_dirichlet(self.concentration.expand(shape))

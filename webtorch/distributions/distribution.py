@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -84,7 +85,7 @@ class Distribution:
                     f"but found invalid values:\n{value}"
                 )
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """Return the distribution with its parameters expanded to a batch shape. No memory is used for it.
 
         A subclass with an `__init__` of its own overrides this, and hands the instance that it made on as `_instance`.
@@ -146,12 +147,12 @@ class Distribution:
         """The standard deviation."""
         return self.variance.sqrt()
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples of shape sample_shape + batch_shape + event_shape, without gradient."""
         with webtorch.no_grad():
             return self.rsample(sample_shape)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples through which gradients reach the parameters."""
         raise NotImplementedError
 
@@ -201,7 +202,7 @@ class Distribution:
         """Return exp(entropy)."""
         return self.entropy().exp()
 
-    def _extended_shape(self, sample_shape: Any = Size()) -> Size:
+    def _extended_shape(self, sample_shape: Sequence[int] = Size()) -> Size:
         return Size(sample_shape) + self._batch_shape + self._event_shape
 
     def _enumerated(self, values: Tensor, expand: bool) -> Tensor:

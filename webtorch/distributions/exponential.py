@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -46,7 +47,7 @@ class Exponential(ExponentialFamily):
         """1 / rate ** 2."""
         return self.rate.pow(-2)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: standard exponential numbers / rate."""
         return self.rate.new_empty(self._extended_shape(sample_shape)).exponential_() / self.rate
 

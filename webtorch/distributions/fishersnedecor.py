@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -47,7 +48,7 @@ class FisherSnedecor(Distribution):
         variance = 2 * d2.square() * (d1 + d2 - 2) / (d1 * (d2 - 2).square() * (d2 - 4))
         return webtorch.where(d2 <= 4, math.nan, variance)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: ratios of gamma numbers, kept above 0."""
         above, below = self._gamma1.rsample(sample_shape), self._gamma2.rsample(sample_shape)
         tiny = webtorch.finfo(below.dtype).tiny

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -42,7 +43,7 @@ class Gamma(ExponentialFamily):
         """`concentration / rate ** 2`."""
         return self.concentration / self.rate.square()
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients by both parameters, at least the dtype's smallest normal number."""
         shape = self._extended_shape(sample_shape)
         value = _standard_gamma(self.concentration.expand(shape)) / self.rate.expand(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -37,7 +38,7 @@ class GeneralizedPareto(Distribution):
         zero = webtorch.isclose(self.concentration, webtorch.zeros_like(self.concentration))
         return zero, webtorch.where(zero, 1.0, self.concentration)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients, by the inverse of the distribution function."""
         shape = self._extended_shape(sample_shape)
         return self.icdf(webtorch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))

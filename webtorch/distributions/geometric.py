@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -51,7 +52,7 @@ class Geometric(BinaryParameter, Distribution):
         """`(1 / probs - 1) / probs`."""
         return (1.0 / self.probs - 1.0) / self.probs
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return counts of the parameter's dtype, without gradient, by the inverse of the distribution function."""
         shape = self._extended_shape(sample_shape)
         tiny = webtorch.finfo(self.probs.dtype).tiny

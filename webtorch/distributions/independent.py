@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from webtorch import Size, Tensor
@@ -61,11 +62,11 @@ class Independent(Distribution, Generic[D]):
             result = constraints.independent(result, self.reinterpreted_batch_ndims)
         return result
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples of the base, without gradient."""
         return self.base_dist.sample(sample_shape)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples of the base, with gradients if it has them."""
         return self.base_dist.rsample(sample_shape)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -37,7 +38,7 @@ class Laplace(Distribution):
         """`sqrt(2) * scale`."""
         return math.sqrt(2) * self.scale
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients, by the inverse of the distribution function."""
         shape = self._extended_shape(sample_shape)
         eps = webtorch.finfo(self.loc.dtype).eps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -44,7 +45,7 @@ class LKJCholesky(Distribution):
         self._beta = Beta(0.5 * offset + 0.5, marginal.unsqueeze(-1) - 0.5 * offset)
         super().__init__(c.shape, Size((dim, dim)), validate_args)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return Cholesky factors (dim, dim), without gradient, row by row by the onion method."""
         with webtorch.no_grad():
             y = self._beta.sample(sample_shape).unsqueeze(-1)

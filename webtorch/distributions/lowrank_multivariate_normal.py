@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -109,7 +110,7 @@ class LowRankMultivariateNormal(Distribution):
         a = webtorch.linalg.solve_triangular(self._capacitance_tril, scaled, upper=False)
         return self._matrix(diagonal.reciprocal().diag_embed() - a.mT @ a)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: loc + cov_factor @ e + sqrt(cov_diag) * f, e and f standard normal."""
         shape = self._extended_shape(sample_shape)
         kind = {"dtype": self.loc.dtype, "device": self.loc.device}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -103,7 +104,7 @@ class MixtureSameFamily(Distribution):
         parts = self._component_distribution.log_prob(self._pad(x))
         return (parts + self._mixture_distribution.logits.log_softmax(-1)).logsumexp(-1)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples without gradient: one of all components, of which the chosen one is taken."""
         with webtorch.no_grad():
             dim = len(sample_shape) + len(self.batch_shape)

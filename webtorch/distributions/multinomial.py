@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -53,7 +54,7 @@ class Multinomial(OfCategorical):
         """Variances of the single counts: total_count * probs * (1 - probs)."""
         return self.total_count * self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return counts of the parameter's dtype, without gradient: total_count draws are counted."""
         with webtorch.no_grad():
             drawn = self._categorical.sample(Size((self.total_count,)) + Size(sample_shape))

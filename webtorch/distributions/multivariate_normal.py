@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -105,7 +106,7 @@ class MultivariateNormal(Distribution):
         squares = self._unbroadcasted_scale_tril.square().sum(-1)
         return squares.expand(self._batch_shape + self._event_shape)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: loc + scale_tril @ (standard normal vectors)."""
         shape = self._extended_shape(sample_shape)
         eps = _standard_normal(shape, dtype=self.loc.dtype, device=self.loc.device)

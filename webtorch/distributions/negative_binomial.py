@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -57,7 +58,7 @@ class NegativeBinomial(BinaryParameter, Distribution):
         # A rate of exp(-logits): the mixture of Poisson numbers over it.
         return Gamma(concentration=self.total_count, rate=(-self.logits).exp(), validate_args=False)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return counts of the parameter's dtype, without gradient: Poisson numbers of gamma rates."""
         with webtorch.no_grad():
             return webtorch.poisson(self._gamma.sample(sample_shape=sample_shape))

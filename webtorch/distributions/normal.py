@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -34,13 +35,13 @@ class Normal(ExponentialFamily):
         """`scale ** 2`."""
         return self.stddev.square()
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples without gradient."""
         shape = self._extended_shape(sample_shape)
         with webtorch.no_grad():
             return webtorch.normal(self.loc.expand(shape), self.scale.expand(shape))
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: loc + scale * (standard normal numbers)."""
         shape = self._extended_shape(sample_shape)
         eps = _standard_normal(shape, dtype=self.loc.dtype, device=self.loc.device)

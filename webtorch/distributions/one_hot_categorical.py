@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -41,7 +42,7 @@ class OneHotCategorical(OfCategorical):
         """Variances of the single numbers: probs * (1 - probs)."""
         return self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return one-hot vectors of the parameter's dtype, without gradient."""
         index = self._categorical.sample(Size(sample_shape))
         return one_hot(index, self._categorical._num_events).to(self.probs)
@@ -66,6 +67,6 @@ class OneHotCategoricalStraightThrough(OneHotCategorical):
 
     has_rsample = True
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return one-hot vectors whose gradient is that of probs."""
         return self.sample(sample_shape) + (self.probs - self.probs.detach())

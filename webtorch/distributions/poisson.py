@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -30,7 +31,7 @@ class Poisson(ExponentialFamily):
         """`floor(rate)`."""
         return self.rate.floor()
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return counts of the rate's dtype, without gradient."""
         with webtorch.no_grad():
             return webtorch.poisson(self.rate.expand(self._extended_shape(sample_shape)))

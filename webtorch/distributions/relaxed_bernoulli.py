@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -34,7 +35,7 @@ class LogitRelaxedBernoulli(BinaryParameter, Distribution):
         self._set_probs_or_logits(probs, logits)
         super().__init__(self._param.shape, validate_args=validate_args)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: (logits + logistic noise) / temperature."""
         shape = self._extended_shape(sample_shape)
         probs = clamp_probs(self.probs.expand(shape))

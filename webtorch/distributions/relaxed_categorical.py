@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -36,7 +37,7 @@ class ExpRelaxedCategorical(OfCategorical):
         shape = self._categorical.param_shape
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: log_softmax((logits + Gumbel noise) / temperature)."""
         shape = self._extended_shape(sample_shape)
         logits = self.logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -48,7 +49,7 @@ class StudentT(Distribution):
         infinite = webtorch.where(self.df > 1, math.inf, math.nan)
         return webtorch.where(self.df > 2, finite, infinite.to(finite.dtype))
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: normal numbers over roots of chi-square numbers."""
         shape = self._extended_shape(sample_shape)
         normal = _standard_normal(shape, dtype=self.df.dtype, device=self.df.device)

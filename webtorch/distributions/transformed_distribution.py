@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -58,7 +59,7 @@ class TransformedDistribution(Distribution):
         cut = len(forward_shape) - event_dim
         super().__init__(forward_shape[:cut], forward_shape[cut:], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """Return the distribution with its parameters, and those of its base, expanded to a batch shape."""
         new = super().expand(batch_shape, _instance)
         shape = new._batch_shape + self._event_shape
@@ -87,12 +88,12 @@ class TransformedDistribution(Distribution):
             x = transform(x)
         return x
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return transforms of the base's samples, without gradient."""
         with webtorch.no_grad():
             return self._forward(self.base_dist.sample(sample_shape))
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return transforms of the base's samples, with gradients if the base has them."""
         return self._forward(self.base_dist.rsample(sample_shape))
 

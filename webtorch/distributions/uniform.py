@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -57,7 +58,7 @@ class Uniform(Distribution):
         """`(high - low) ** 2 / 12`."""
         return (self.high - self.low).square() / 12
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: low + u * (high - low), u in [0, 1)."""
         shape = self._extended_shape(sample_shape)
         u = webtorch.rand(shape, dtype=self.low.dtype, device=self.low.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import webtorch
@@ -34,7 +35,7 @@ class VonMises(Distribution):
         bessel = webtorch.special.i0e(k).log() + k
         return k * (value - self.loc).cos() - math.log(2 * math.pi) - bessel
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return angles in [-pi, pi), without gradient, by rejection (Best and Fisher, 1979)."""
         with webtorch.no_grad():
             k = self.concentration.expand(self._extended_shape(sample_shape))

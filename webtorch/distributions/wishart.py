@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
@@ -138,7 +139,7 @@ class Wishart(ExponentialFamily):
         outer = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
         return self.df[..., None, None] * (matrix.square() + outer)
 
-    def _bartlett_sampling(self, sample_shape: Any = Size()) -> Tensor:
+    def _bartlett_sampling(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         eps = webtorch.finfo(self._unbroadcasted_scale_tril.dtype).eps
         diagonal = self._dist_chi2.rsample(sample_shape).sqrt().clamp(min=eps)
         below = webtorch.randn(
@@ -147,7 +148,9 @@ class Wishart(ExponentialFamily):
         factor = self._unbroadcasted_scale_tril @ (diagonal.diag_embed() + below.tril(-1))
         return factor @ factor.mT
 
-    def rsample(self, sample_shape: Any = Size(), max_try_correction: int | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Sequence[int] = Size(), max_try_correction: int | None = None
+    ) -> Tensor:
         """Return positive definite matrices (p, p) with gradients.
 
         Singular ones are drawn again, at most `max_try_correction` (10) times, which waits for the device; not where a

@@ -7,11 +7,13 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.nn.size import repeat
+from webtorch.tensors.device import DeviceLike
 
 __all__ = [
     "Conv1d",
@@ -41,8 +43,8 @@ class _ConvNd(Module):
         groups: int,
         bias: bool,
         padding_mode: str,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Check the sizes and make weight and bias."""
         super().__init__()
@@ -159,8 +161,8 @@ class _Conv(_ConvNd):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make weight (out, in / groups, *kernel_size) and, if `bias`, bias (out,)."""
         rank = self._rank
@@ -224,8 +226,8 @@ class _ConvTransposeNd(_ConvNd):
         bias: bool = True,
         dilation: int | tuple[int, ...] = 1,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make weight (in, out / groups, *kernel_size) and, if `bias`, bias (out,)."""
         if padding_mode != "zeros":

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.dtype import DType
 from webtorch.nn.conv import (
     Conv1d,
     Conv2d,
@@ -26,6 +27,7 @@ from webtorch.nn.norm import (
     InstanceNorm3d,
 )
 from webtorch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from webtorch.tensors.device import DeviceLike
 
 __all__ = [
     "LazyBatchNorm1d",
@@ -149,7 +151,11 @@ class LazyLinear(LazyModuleMixin, Linear):
     cls_to_become = Linear
 
     def __init__(
-        self, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        out_features: int,
+        bias: bool = True,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Take the number of outputs."""
         # Nothing is made for 0 inputs; the parameters that will be there take their place.
@@ -236,8 +242,8 @@ class _LazyForward(_LazyConvXdMixin):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Take the number of outputs, and the options of the convolution."""
         super().__init__(
@@ -277,8 +283,8 @@ class _LazyTransposed(_LazyConvXdMixin):
         bias: bool = True,
         dilation: int = 1,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Take the number of outputs, and the options of the convolution."""
         super().__init__(
@@ -322,7 +328,7 @@ def _wait_for_features(
     layer: Any, affine: bool, track: bool, bias: bool, device: Any, dtype: Any
 ) -> None:
     """Put parameters and buffers without a shape into a norm."""
-    made = {"device": device, "dtype": dtype}
+    made: dict[str, Any] = {"device": device, "dtype": dtype}
     layer.affine, layer.track_running_stats = affine, track
     if affine:
         layer.weight = UninitializedParameter(**made)
@@ -357,8 +363,8 @@ class _LazyBatchNorm(_LazyNormBase):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:

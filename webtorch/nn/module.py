@@ -18,6 +18,7 @@ from webtorch.errors import DeviceError
 from webtorch.ir.lines import user_depth
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
 
 __all__ = [
@@ -504,7 +505,7 @@ class Module:
             target = f"webgpu:{device}"
         return self._apply(lambda t: t.to(target))
 
-    def cuda(self: _Self, device: Any = None) -> _Self:
+    def cuda(self: _Self, device: DeviceLike = None) -> _Self:
         """Raise: there is no CUDA here."""
         raise DeviceError("Module.cuda: webtorch has no CUDA device; use .to('webgpu')")
 

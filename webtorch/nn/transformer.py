@@ -8,6 +8,7 @@ from typing import Any
 
 import webtorch
 from webtorch import Tensor
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.attention import MultiheadAttention
@@ -17,6 +18,7 @@ from webtorch.nn.functional.attention import canonical_mask
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import LayerNorm
+from webtorch.tensors.device import DeviceLike
 
 __all__ = [
     "Transformer",
@@ -40,7 +42,7 @@ def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
     raise RuntimeError(f"activation should be relu/gelu, not {given}")
 
 
-def _causal_mask(size: int, device: Any = None, dtype: Any = None) -> Tensor:
+def _causal_mask(size: int, device: DeviceLike = None, dtype: DType | None = None) -> Tensor:
     """Return (size, size) with -inf above the diagonal and 0 elsewhere."""
     full = webtorch.full((size, size), float("-inf"), device=device, dtype=dtype)
     return webtorch.triu(full, diagonal=1)
@@ -83,12 +85,12 @@ class TransformerEncoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the sublayers; `norm_first` norms the inputs of the sublayers, not their sums."""
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
         )
@@ -196,12 +198,12 @@ class TransformerDecoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the sublayers; `norm_first` norms the inputs of the sublayers, not their sums."""
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
         )
@@ -329,8 +331,8 @@ class Transformer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make both stacks, or take the given ones; matrices start Xavier-uniform."""
         super().__init__()
@@ -402,6 +404,8 @@ class Transformer(Module):
         )
 
     @staticmethod
-    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
+    def generate_square_subsequent_mask(
+        sz: int, device: DeviceLike = None, dtype: DType | None = None
+    ) -> Tensor:
         """Return the causal mask: (sz, sz), -inf above the diagonal and 0 elsewhere."""
         return _causal_mask(sz, device, dtype)
