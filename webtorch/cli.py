@@ -353,6 +353,7 @@ def _testpage(options: argparse.Namespace, console: Console) -> int:
         with console.status(browser) as status:
 
             def tell(progress: Json, name: str = browser, where: Status = status) -> None:
+                """Show how far a browser's tests are."""
                 if "done" in progress:
                     where.update(f"{name}: {progress['done']} of {progress['of']}")
 
@@ -451,6 +452,7 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
     from webtorch.runtime.disk import SHELVES, enabled
 
     def say(text: str) -> None:
+        """Print a line as it is."""
         console.print(text, highlight=False, soft_wrap=True)
 
     if not enabled():
@@ -541,6 +543,7 @@ def _gpt(
     from webtorch.demo.progress import Meter
 
     def show(sample: gpt.Sample) -> None:
+        """Print a sample under its step and loss."""
         console.rule(f"step {sample.step}, held-out loss {sample.loss:.3f}", style="dim")
         console.print(Text(sample.text))
 

@@ -276,6 +276,7 @@ def _formula_check(op: Elementwise) -> Check:
     arguments, options = op.samples[0]
 
     def run(device: str, wide: bool = False) -> Any:
+        """Return the entry's result on a device; `wide` computes in float64."""
         inputs = [torch.tensor(array.tolist(), dtype=dtype, device=device) for array in arrays]
         if wide and is_float:
             # The rounded values, so that both compute from the same numbers.
@@ -312,6 +313,7 @@ def _reduction_checks() -> Iterator[Check]:
         for dim in dims:
 
             def run(device: str, name: str = name, dim: int | tuple[int, ...] = dim) -> Any:
+                """Return the reduction on a device."""
                 x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
                 return getattr(torch, name)(x, dim)
 
@@ -319,6 +321,7 @@ def _reduction_checks() -> Iterator[Check]:
     for name, truth in (("any", np.any), ("all", np.all)):
 
         def test(device: str, name: str = name) -> Any:
+            """Return any or all on a device."""
             x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
             return getattr(torch, name)(x > 0.52, 1)
 
@@ -341,54 +344,65 @@ def _kernel_checks() -> list[Check]:
     labels = random.integers(0, 10, 7)
 
     def put(array: Any, device: str) -> Any:
+        """Return an array as a tensor on a device."""
         dtype = torch.int64 if array.dtype.kind == "i" else torch.float32
         return torch.tensor(array.tolist(), dtype=dtype, device=device)
 
     def single(array: Any) -> Any:
+        """Return the float64 array of what float32 can hold."""
         # What float32 makes of the input is not the kernel's error.
         return array.astype(np.float32).astype(np.float64)
 
     a, b, image, kernel, rows, logits = map(single, (a, b, image, kernel, rows, logits))
 
     def convolved() -> Any:
+        """Return NumPy's convolution of stride 2, padding 1."""
         padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         return np.einsum("nchwij,ocij->nohw", windows[:, :, ::2, ::2], kernel)
 
     def convolution_gradient(device: str) -> Any:
+        """Return the gradient of a convolution's weight on a device."""
         weight = put(kernel, device).requires_grad_()
         F.conv2d(put(image, device), weight, stride=2, padding=1).sum().backward()
         return weight.grad
 
     def expected_gradient() -> Any:
+        """Return NumPy's gradient of the weight."""
         padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         one = windows[:, :, ::2, ::2].sum(axis=(0, 2, 3))
         return np.broadcast_to(one, kernel.shape)
 
     def log_softmax(x: Any) -> Any:
+        """Return NumPy's log_softmax of the last dim."""
         shifted = x - x.max(-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
     def scattered() -> Any:
+        """Return NumPy's sum of rows at indices."""
         out = np.zeros_like(rows)
         np.add.at(out, (np.arange(6)[:, None], index), single(rows[:, :11]))
         return out
 
     def normalised() -> Any:
+        """Return NumPy's layer norm of the last dim."""
         centred = rows - rows.mean(-1, keepdims=True)
         return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
     def attended() -> Any:
+        """Return NumPy's attention."""
         q = rows[:, :64].reshape(1, 2, 3, 64)
         scores = np.einsum("bhid,bhjd->bhij", q, q) / 8.0
         return np.einsum("bhij,bhjd->bhid", np.exp(log_softmax(scores)), q)
 
     def attention(device: str) -> Any:
+        """Return the attention on a device."""
         q = put(rows[:, :64].reshape(1, 2, 3, 64), device)
         return F.scaled_dot_product_attention(q, q, q)
 
     def drawn(device: str) -> Any:
+        """Return random numbers of a fixed seed on a device."""
         torch.manual_seed(11)
         return torch.rand(1000, device=device)
 

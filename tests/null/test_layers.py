@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # Part of the package -> floor. Names of the package itself (`from webtorch import Tensor`) are on the tensors' floor.
 FLOORS = {
-    "errors": 0, "ir": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "functions": 5, "autograd": 6,
+    "errors": 0, "ir": 0, "theme": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "functions": 5, "autograd": 6,
     "func": 6, "amp": 6, "cuda": 6, "nn": 6, "optim": 6, "data": 6, "capture": 6, "profiler": 6, "distributed": 6,
     "linalg": 6, "special": 6, "masked": 6, "signal": 6, "random": 6, "fft": 6, "webgpu": 6, "utils": 6, "debug": 6,
     "accelerator": 6, "backends": 6, "compiler": 6, "jit": 6, "overrides": 6, "testing": 6, "types": 6, "version": 6,

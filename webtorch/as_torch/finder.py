@@ -51,6 +51,7 @@ class Finder(DistributionFinder, Loader):
 
 class _Torch(Distribution):
     def read_text(self, filename: str) -> str | None:
+        """Return the metadata of a distribution called torch, of our version; None for other files."""
         from webtorch.version import __version__
 
         if filename in ("METADATA", "PKG-INFO"):
@@ -58,6 +59,7 @@ class _Torch(Distribution):
         return None
 
     def locate_file(self, path: str | PathLike[str]) -> Any:
+        """Return the path as it is: there are no files."""
         return PackagePath(path)
 
 

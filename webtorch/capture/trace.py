@@ -844,10 +844,12 @@ def _effects(
     reason = None
 
     def computed(t: Tensor) -> bool:
+        """Return whether a tensor's value is one of the call's."""
         node = t._storage.node
         return node.kind != "buffer" or t._storage in runtime.overwritten
 
     def fresh(t: Tensor) -> bool:
+        """Return whether a tensor was made in the call."""
         return t._storage.node.kind != "buffer" and t._storage not in runtime.overwritten
 
     for place in (*survey.quick, *survey.slow):

@@ -143,6 +143,7 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     turned = transposed or (rows == 1 and columns != 1)
 
     def rule(g: Any) -> tuple[Any, Any]:
+        """Return the cotangents of both operands."""
         grad_a = saved_b and rows_times(g, conjugate(saved_b.unpack()), not transposed)
         if saved_a is None:
             return grad_a, None
@@ -587,6 +588,7 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
         )
 
     def multiply(x: Any, y: Any) -> Any:
+        """Return the sum of the products."""
         return tensordot(x, y, ([0, 2], [0, 1]))
 
     return _combine("addbmm", input, multiply, batch1, batch2, beta, alpha)
@@ -615,6 +617,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
         beta, alpha = bool(beta), bool(alpha)
 
     def multiply(x: Any, y: Any) -> Any:
+        """Return the outer product."""
         return outer(widened(x), widened(y))
 
     return _combine("addr", input.to(dtype), multiply, vec1.to(dtype), vec2.to(dtype), beta, alpha)
@@ -873,6 +876,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
     both = [n for n in labels_a if n in labels_b]
 
     def size(x: Any, labels: list[Any], n: Any) -> int:
+        """Return the size of a subscript."""
         return int(x.shape[labels.index(n)])
 
     # Where one operand has size 1 it broadcasts: a sum over the subscript is then the other's own sum.
@@ -893,6 +897,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
     check_types("einsum", a, b)
 
     def arranged(x: Any, labels: list[Any], order: list[Any]) -> Any:
+        """Return the operand with its subscripts in another order."""
         return x.permute([labels.index(n) for n in order])
 
     if not summed:
@@ -976,6 +981,7 @@ def _chain(given: list[Any]) -> Any:
             )
 
     def multiply(i: int, j: int) -> Any:
+        """Return the product of matrices i to j."""
         if i == j:
             return given[i]
         return mm(multiply(i, split[i][j]), multiply(split[i][j] + 1, j))

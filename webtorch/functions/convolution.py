@@ -142,6 +142,7 @@ def _raw(
     out = fill(out_shape, 0, a.dtype, a.device)
 
     def rule(g: Any) -> tuple[Any, Any]:
+        """Return zeros: nothing was added."""
         return tuple(fill(tuple(x.shape), 0, g.dtype, g.device) for x in (a, b))
 
     return attach(out, "Convolution", (a, b), rule)

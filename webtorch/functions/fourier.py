@@ -226,6 +226,7 @@ def _entry(name: str, expr: Any) -> Elementwise:
 @functools.lru_cache(maxsize=1024)
 def _matrix_of_roots(n: int, inverse: bool, dtype: DType) -> Elementwise:
     def expr(position: Expr) -> Expr:
+        """Return one part of the root of unity at a position of the matrix."""
         # (part, k, part of the source, i)
         i, source = ex.truncmod(position, n), ex.truncmod(ex.truncdiv(position, n), 2)
         k = ex.truncmod(ex.truncdiv(position, 2 * n), n)
@@ -245,6 +246,7 @@ def _roots(n: int, inverse: bool, like: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _turn(first: int, rest: int, inverse: bool) -> Elementwise:
     def expr(position: Expr, re: Expr, im: Expr) -> Expr:
+        """Return one part of a number turned by its root of unity."""
         # (batch, i, part, j)
         j, part = ex.truncmod(position, rest), ex.truncmod(ex.truncdiv(position, rest), 2)
         i = ex.truncmod(ex.truncdiv(position, 2 * rest), first)

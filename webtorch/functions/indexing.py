@@ -721,6 +721,7 @@ def scatter_reduce(
     shape, src_shape = input._shape, src._shape
 
     def rule(g: Any) -> tuple[Any, Any]:
+        """Return the cotangents of input and src."""
         x, values, where = (s.unpack() for s in saved)
         to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
         if not include_self:
@@ -776,9 +777,11 @@ def _product_rule(
     op = "scatter_reduce"
 
     def zero(t: Any) -> Any:
+        """Return where a tensor is 0."""
         return elementwise.eq(t, 0)
 
     def without_zeros(t: Any) -> Any:
+        """Return a tensor with 1 in the place of 0."""
         return elementwise.where(zero(t), 1, t)
 
     start = (
@@ -792,6 +795,7 @@ def _product_rule(
     zeros = _scatter_along(op, zeros, dim, index, cast_to(zero(src), g.dtype), "add")
 
     def others(t: Any, product: Any, zeros: Any) -> Any:
+        """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
         none_left = elementwise.eq(zeros - cast_to(zero(t), g.dtype), 0)
         return elementwise.where(none_left, rest, 0.0)
@@ -1025,6 +1029,7 @@ def embedding(
     saved = tape.SavedTensor(input)
 
     def rule(g: Any) -> tuple[Any]:
+        """Return the cotangent of the weight: rows added where they were read."""
         flat = _flat(saved.unpack())
         n = flat.numel()
         rows = movement.reshape(g, (n, width))

@@ -827,6 +827,7 @@ def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     kept = [d for d in range(rank) if d not in (first, second)]
 
     def vjp(g: Any) -> Any:
+        """Return zeros with the cotangent on the diagonal."""
         if not n:
             return fill(shape, 0, g.dtype, g.device)
         return _place_diagonal(_square(g), rows, columns, offset, first, second)
@@ -1220,6 +1221,7 @@ def join(tensors: Sequence[Any], dim: int) -> Any:
     shapes = [p._shape for p in tensors]
 
     def rule(g: Any) -> tuple[Any, ...]:
+        """Return each operand's window of the cotangent."""
         return tuple(
             fill(shape, 0, g.dtype, g.device) if at is None else window(g, dim, at, shape[dim])
             for at, shape in zip(starts, shapes, strict=True)
@@ -1657,6 +1659,7 @@ def _replicate(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
         )
 
     def edge(at: int, count: int) -> Any:
+        """Return one place of the dim, `count` times; None for 0 times."""
         shape = (*x._shape[:dim], count, *x._shape[dim + 1 :])
         return _expand(name, window(x, dim, at, 1), shape) if count > 0 else None
 

@@ -148,6 +148,7 @@ def _next_of_16_bits(
     """
 
     def formula(x: Expr, y: Expr) -> Expr:
+        """Return the number after x towards y."""
         bits, step = ex.bitcast(x, int32), ex.const(1 << dropped, int32)
         grows = (y > x) ^ (x < 0)
         value = ex.bitcast(ex.where(grows, bits + step, bits - step), x.dtype)

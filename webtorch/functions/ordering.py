@@ -132,6 +132,7 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
 
 def _median_of_all(x: Any, skip_nan: bool) -> Any:
     def find(x: Any) -> Any:
+        """Return the median of all elements."""
         return _median(movement.reshape(x, (-1,)), 0, False, skip_nan, Median).values
 
     return one_of_all.function(x, find)

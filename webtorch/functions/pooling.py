@@ -84,6 +84,7 @@ def spread(
             out = crop(out, before, (*lead, *sizes)).contiguous().detach()
 
     def rule(h: Any) -> tuple[Any]:
+        """Return the windows of the cotangent."""
         if any(low) or any(high):
             h = pad_with(h, before, after, 0)
         return (windows(h, kernel, stride, dilation),)
@@ -321,6 +322,7 @@ def _max_pool(
             chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
 
     def rule(g: Any) -> tuple[Any]:
+        """Return the cotangents sent to the maxima."""
         numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
         ones = (*shape, *(1,) * rank)
         return (pool.spread(where(chosen.reshape(ones) == numbers, g.reshape(ones), 0.0)),)
@@ -449,6 +451,7 @@ def _with_indices(rank: int, example: Example) -> None:
         ceil_mode: bool = False,
         return_indices: bool = True,
     ) -> Any:
+        """Return the maxima and their positions."""
         return _max_pool(name, rank, input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
     composite(
@@ -887,6 +890,7 @@ def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
         chosen = where(chosen < starts, starts, chosen)
 
     def rule(g: Any) -> tuple[Any]:
+        """Return the cotangents sent to the maxima."""
         positions = iota(size, 0, 1, int64, g.device)
         hit = chosen.unsqueeze(-1) == positions
         return (where(hit, g.unsqueeze(-1), 0.0).sum(-2),)

@@ -1021,6 +1021,7 @@ def _running_logsumexp(x: Any, dim: int) -> Any:
     highest = scan(values, "max", dim)
 
     def weight(low: Any, high: Any) -> Any:
+        """Return exp(low - high), 1 where both are equal, as infinities may be."""
         # Of two equal infinities too.
         return exp(_where(eq(low, high), 0, low - high))
 
@@ -1052,6 +1053,7 @@ def _on_branch(total: Any, x: Any, dim: int) -> Any:
     phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
 
     def turns(to: Any) -> Any:
+        """Return how many turns a phase is away from another, 0 for NaN and infinities."""
         found = _round((to - phase) / (2 * math.pi))
         return _where(isfinite(found), found, 0)
 

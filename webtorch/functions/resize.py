@@ -785,6 +785,7 @@ def _four_corners(rank: int, first: int) -> Elementwise:
     """
 
     def formula(*given: Expr) -> Expr:
+        """Return the weighted sum of the corners that lie inside."""
         values, places, last = given[:4], given[4 : 4 + rank], given[4 + rank :]
         total: Expr | None = None
         for number, value in enumerate(values, first):
@@ -843,9 +844,11 @@ def _cubic_weights(t: Any) -> list[Any]:
     a = -0.75
 
     def near(x: Any) -> Any:
+        """Return the weight of a neighbour within distance 1."""
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
     def far(x: Any) -> Any:
+        """Return the weight of a neighbour between distance 1 and 2."""
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]

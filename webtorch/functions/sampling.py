@@ -64,6 +64,7 @@ def _sampler(name: str, count: int, rule: Callable[..., Expr], doc: str) -> Elem
     """Return the formula of a sampler: `rule(words, *parameters)`."""
 
     def formula(*inputs: Expr) -> Expr:
+        """Return the sample for parameters and random words."""
         parameters = inputs[:count]
         return rule(_Words(parameters[0].dtype, *inputs[count:]), *parameters)
 
@@ -157,6 +158,7 @@ def _of_inputs(rule: Callable[..., Expr]) -> Callable[..., Expr]:
     """Return a formula whose rule takes derivatives: it is written for plain inputs, in whose place others are put."""
 
     def formula(*values: Expr) -> Expr:
+        """Return the rule for these values."""
         symbols = tuple(ex.input_(i, v.dtype) for i, v in enumerate(values))
         return ex.substitute(rule(*symbols), values)
 
@@ -392,6 +394,7 @@ def _poisson_rule(words: _Words, rate: Expr) -> Expr:
     scale = b * 0.02483 - 0.059
 
     def log_mass(k: Expr) -> Expr:
+        """Return the logarithm of the probability of k (Loader, 2000)."""
         some = ex.where(k > 0, k, 1.0)
         many = -_deviance(k, mean) - ex.log(some * (2.0 * math.pi)) * 0.5 - _tail(some)
         return ex.where(k > 0, many, -mean)
@@ -437,6 +440,7 @@ def _binomial_rule(words: _Words, count: Expr, prob: Expr) -> Expr:
     odds = low_p / (1.0 - low_p)
 
     def ratio(j: int) -> Expr:
+        """Return the probability of j + 1 over that of j."""
         left = low_n - j
         return ex.where(left > 0, left, 0.0) * odds * (1.0 / (j + 1))
 
@@ -452,6 +456,7 @@ def _binomial_rule(words: _Words, count: Expr, prob: Expr) -> Expr:
     scale = b * 0.0248 - 0.0873 + p_ * 0.01
 
     def log_mass(k: Expr) -> Expr:
+        """Return the logarithm of the probability of k (Loader, 2000)."""
         rest = n_ - k
         inside = (k > 0) & (rest > 0)
         i, j = ex.where(inside, k, 1.0), ex.where(inside, rest, 1.0)

@@ -18,6 +18,7 @@ def show_tensor(x: Tensor) -> str:
         return _show_batched(x)
 
     def fetch(edge: int | None) -> Any:
+        """Return the elements as nested lists, of long dims the ends alone."""
         with no_grad():
             part = x.detach()
             if edge is not None:

@@ -75,6 +75,7 @@ def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
         first = second = last = previous = spacing
 
     def at(k: int) -> Any:
+        """Return place k along the dim, from the end for negative k."""
         return movement.narrow(x, d, k % size, 1)
 
     if edge_order == 1:

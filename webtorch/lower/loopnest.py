@@ -63,6 +63,7 @@ def tile(kernel: Kernel) -> Kernel:
     memo: dict[Expr, Expr] = {}
 
     def moved(x: Expr) -> Expr:
+        """Return an expression over the new loops."""
         return _renumbered(x, new, memo)
 
     stores = tuple(
@@ -148,6 +149,7 @@ class _Splitter:
         self.finished: dict[int, int] = {}
 
     def split(self) -> tuple[list[Kernel], list[tuple[DType, int]], list[tuple[int, ...]]]:
+        """Split all stages, each after those that it reads."""
         done: set[int] = set()
         while len(done) < len(self.kernel.reduces):
             ready = [
@@ -161,6 +163,7 @@ class _Splitter:
         return self.kernels, self.scratch, self.bindings
 
     def new_scratch(self, dtype: DType, elements: int) -> int:
+        """Return the number of a new scratch buffer."""
         self.scratch.append((dtype, elements))
         return self.own + len(self.scratch) - 1
 
@@ -172,10 +175,12 @@ class _Splitter:
         return number
 
     def add(self, kernel: Kernel, extra: list[int]) -> None:
+        """Add a kernel; its bindings are the own buffers, then `extra`."""
         self.kernels.append(kernel)
         self.bindings.append((*range(self.own), *extra))
 
     def slots(self, extra: list[tuple[int, Access]]) -> tuple[BufferSlot, ...]:
+        """Return the bindings of a kernel that reads the own buffers and uses scratch ones."""
         own = tuple(replace(b, access="read") for b in self.kernel.buffers)
         scratch = [(*self.scratch[number - self.own], access) for number, access in extra]
         return own + tuple(
@@ -205,6 +210,7 @@ class _Splitter:
         number = self.outer_number(1)
 
         def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Return what a node of the stage is in the kernel of the parts."""
             if node.op == "index":
                 return new[node.value[0]]
             if node.op == "reduced":
@@ -282,6 +288,7 @@ class _Splitter:
         memo: dict[Expr, Expr] = {}
 
         def moved(x: Expr) -> Expr:
+            """Return an expression with the finished reductions read from scratch memory."""
             return ex.rewrite(
                 x,
                 lambda n, _: (

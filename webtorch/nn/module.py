@@ -18,6 +18,7 @@ from webtorch.errors import DeviceError
 from webtorch.ir.lines import user_depth
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
 
 __all__ = [
@@ -479,6 +480,7 @@ class Module:
             )
 
         def convert(t: Tensor) -> Tensor:
+            """Return a tensor on the device; integers keep their dtype."""
             wanted = dtype if dtype is not None and t.dtype.has_gradient else t.dtype
             return t.to(
                 device=t.device if device is None else device,
@@ -503,7 +505,7 @@ class Module:
             target = f"webgpu:{device}"
         return self._apply(lambda t: t.to(target))
 
-    def cuda(self: _Self, device: Any = None) -> _Self:
+    def cuda(self: _Self, device: DeviceLike = None) -> _Self:
         """Raise: there is no CUDA here."""
         raise DeviceError("Module.cuda: webtorch has no CUDA device; use .to('webgpu')")
 
@@ -977,6 +979,7 @@ class Module:
             entries._metadata = metadata  # type: ignore[attr-defined]
 
         def load(module: Module, local: dict[str, Any], prefix: str) -> None:
+            """Load the entries of a module, then those of its children."""
             local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
             if assign:
                 local_metadata = {**local_metadata, "assign_to_params_buffers": True}

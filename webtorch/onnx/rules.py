@@ -728,6 +728,7 @@ def _attention(
     if heads != shared:
         # Each head of keys serves several of queries in a row.
         def repeated(x: Name, shape: tuple[int, ...]) -> Name:
+            """Return keys or values with each head as often as queries use it."""
             wide = (batch, shared, heads // shared, *shape[2:])
             x = w.expand(w.unsqueeze(x, [2]), (batch, shared, 1, *shape[2:]), wide)
             return w.node("Reshape", x, w.ints((0, heads, -1, shape[3])))
@@ -1059,6 +1060,7 @@ def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any
         rows = [params[(place + d) * count : (place + d + 1) * count] for d in range(directions)]
 
         def joined(which: int, rows: Any = rows) -> Any:
+            """Return one parameter of all directions, gates in ONNX's order."""
             return webtorch.stack([_reordered(r[which], op) for r in rows])
 
         weight = w.constant(joined(0), f"{scope}.weight_ih_l{layer}.onnx", weight=True)

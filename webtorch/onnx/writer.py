@@ -39,6 +39,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """
 
     def declare(function: Rule) -> Rule:
+        """Put the function into RULES under each name."""
         for name in names:
             assert name not in RULES, name
             RULES[name] = function
@@ -589,6 +590,7 @@ def _written(w: Writer, e: Expr, args: list[Name], title: str) -> Name:
 
 def _logical(word: str) -> Callable[..., Name]:
     def write(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+        """Write the node: logical for bools, bitwise for integers (opset 18 and later)."""
         if e.args[0].dtype is bool_:
             return w.node(word, x, y)
         return _of_bits(w, word, x, y)

@@ -298,6 +298,7 @@ def _no_derivative(name: str) -> Callable[..., Any]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
     def refuse(g: Any, out: Any, *inputs: Any) -> Any:
+        """Raise NotImplementedError."""
         raise NotImplementedError(
             f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "
             "Detach its inputs."

@@ -206,6 +206,7 @@ def _temme(a: Expr, x: Expr, upper: bool) -> Expr:
 
 def _incomplete(upper: bool) -> Any:
     def formula(a: Expr, x: Expr) -> Expr:
+        """Return the regularised incomplete gamma function: a series, a continued fraction, or Temme's expansion."""
         nan = ex.const(math.nan, a.dtype)
         log_gamma = _log_gamma_positive(ex.where(a > 0, a, 1.0))
         lower, below, above = _igamma_parts(a, x, log_gamma)

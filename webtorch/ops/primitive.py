@@ -259,6 +259,7 @@ def _bits(position: Expr, seed: tuple[Expr, Expr], offset: tuple[Expr, Expr], la
 
 def _uniform(bits: int, compute: DType) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        """Return a uniform number in [0, 1) for a position."""
         random = _bits(position, (seed0, seed1), (low, high), 0)
         return ex.cast(ex.shr(random, 32 - bits), compute) * 2.0**-bits
 
@@ -267,6 +268,7 @@ def _uniform(bits: int, compute: DType) -> Callable[..., Expr]:
 
 def _normal(compute: DType) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        """Return a normal number for a position, by the method of Box and Muller."""
         # Box and Muller, 1958. The first number is in (0, 1], so that its logarithm is finite.
         first, second = (
             ex.shr(_bits(position, (seed0, seed1), (low, high), lane), 8) for lane in (0, 1)
@@ -283,6 +285,7 @@ def _integer_bits(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Exp
 
 def _word(lane: int) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        """Return 32 random bits for a position."""
         bits = _bits(position, (seed0, seed1), (low, high), lane)
         return ex.bitcast(bits ^ ex.const(1 << 31, uint32), int32)
 

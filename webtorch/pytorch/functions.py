@@ -36,6 +36,7 @@ def aten(*names: str) -> Callable[[Function], Function]:
     """Declare the meaning of the operators `names`."""
 
     def declare(function: Function) -> Function:
+        """Put the function into FUNCTIONS under each name."""
         for name in names:
             assert name not in FUNCTIONS, f"{name} is declared twice"
             FUNCTIONS[name] = function
@@ -197,6 +198,7 @@ def _spread(name: str) -> Function:
     def run(
         x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
     ) -> Any:
+        """Compute it, and warn as PyTorch does."""
         correction = 1 if correction is None else correction
         found = getattr(op, name)(x, dims_of(dim), correction=correction, keepdim=keepdim)
         results = found[0].numel() if isinstance(found, tuple) else found.numel()
@@ -563,6 +565,7 @@ def convolution(
     rank = weight.ndim - 2
 
     def sizes(values: Any) -> tuple[int, ...]:
+        """Return one size for each dim."""
         return tuple(values) * rank if len(values) == 1 else tuple(values)
 
     if transposed:
@@ -595,6 +598,7 @@ def max_pool(rank: int) -> Function:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
+        """Return the maxima and their positions."""
         pool = op.max_pool2d if rank == 2 else op.max_pool3d
         return tuple(
             pool(
@@ -623,6 +627,7 @@ def avg_pool(rank: int) -> Function:
         count_include_pad: bool = True,
         divisor: Any = None,
     ) -> Any:
+        """Return the means."""
         pool = op.avg_pool2d if rank == 2 else op.avg_pool3d
         return pool(
             x,
@@ -742,6 +747,7 @@ def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
 
     def run(x: Any, output_size: Any, *rest: Any) -> Any:
+        """Return the resized images."""
         corners, scales = (rest[0], rest[1:]) if has_corners else (False, rest)
         wanted = tuple(output_size)
         # PyTorch leaves out the last arguments where they are None.
@@ -965,6 +971,7 @@ def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: in
 
 def _pair(name: str) -> Function:
     def run(x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+        """Return the loss of two tensors; `reduction` is PyTorch's number."""
         return TABLE[name].function(x, y, **_extra(name, numbers), reduction=REDUCTIONS[reduction])
 
     return run

@@ -173,6 +173,7 @@ def _sums(
     """Return the cotangents of weight and bias."""
 
     def total(x: Any) -> Any:
+        """Return a sum over the normalised dims, in the parameter's dtype and shape."""
         return cast_to((op.sum(x, dims, True) if dims else x).reshape(shape), like.dtype)
 
     return total(g * unit) if mask[1] else None, total(g) if mask[2] else None
@@ -303,6 +304,7 @@ def _convolution(
     mask: Sequence[bool],
 ) -> Any:
     def run(a: Any, b: Any) -> Any:
+        """Return the convolution of two operands."""
         return f.convolution(
             a, b, None, stride, padding, dilation, transposed, output_padding, groups
         )
@@ -341,6 +343,7 @@ def _max_pool(rank: int) -> Function:
         ceil_mode: bool,
         indices: Any,
     ) -> Any:
+        """Return the cotangent of the pooled input."""
         # Forward mode passes a tangent for `x`: only `indices` say where the maxima were.
         return max_pool_backward(
             rank, g, x, kernel, stride or None, padding, dilation, ceil_mode, indices
@@ -353,6 +356,7 @@ def to_maxima(rank: int) -> Function:
     """Return what sends cotangents of a pooling's maxima to where `indices` say that they were."""
 
     def run(g: Any, x: Any, indices: Any) -> Any:
+        """Return zeros with the cotangents added where the maxima were."""
         if not g.numel():
             return fill(x._shape, 0, g.dtype, g.device)
         lead = x._shape[:-rank]
@@ -399,6 +403,7 @@ def _resize(name: str) -> Function:
     forward = FUNCTIONS[name]
 
     def run(g: Any, output_size: Any, input_size: Any, *rest: Any) -> Any:
+        """Return the cotangent of the resized input."""
         # Resizing is linear: its gradient does not depend on where it is taken.
         x = fill(tuple(input_size), 0, g.dtype, g.device)
         return pullback(lambda y: forward(y, output_size, *rest), (x,), g)[0]
@@ -473,6 +478,7 @@ def _pair(name: str) -> Function:
     forward = FUNCTIONS[name]
 
     def run(g: Any, x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+        """Return the cotangent of the first operand."""
         # The second derivative asks for this with one g for each element, whatever the reduction.
         each = g / numel(x._shape) if reduction == 1 and x.numel() else g
         return pullback(lambda z: forward(z, y, 0, *numbers), (x,), op.expand(each, x._shape))[0]

@@ -31,6 +31,7 @@ def graph(*names: str) -> Callable[[Function], Function]:
     """Declare the meaning of operators that only graphs contain: views and creation."""
 
     def declare(function: Function) -> Function:
+        """Put the function into GRAPH under each name."""
         GRAPH.update(dict.fromkeys(names, function))
         return function
 
@@ -380,6 +381,7 @@ def _foreach(name: str) -> Function | None:
         return None
 
     def run(*args: Any, **kwargs: Any) -> list[Any]:
+        """Return the results of all elements, as a list."""
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]
         if name in _FACTORED and len(rows) == 4:

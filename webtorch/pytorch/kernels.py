@@ -227,6 +227,7 @@ def _results(
     """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
 
     def made(x: Tensor, seen: list[Any]) -> torch.Tensor:
+        """Return one result as a new tensor."""
         strides = None if rule is None or forms is None else rule(forms, x._shape)
         return new_tensor(x, _is_fresh(x, seen), strides)
 
@@ -261,6 +262,7 @@ def _functional(name: str, function: Kernel) -> Kernel:
     if rule is elementwise:
 
         def of_elements(*args: Any, **kwargs: Any) -> Any:
+            """Run an elementwise operator: where all operands are row-major, so is the result."""
             if flag.pressed:
                 check()
             values = []
@@ -289,6 +291,7 @@ def _functional(name: str, function: Kernel) -> Kernel:
         return of_elements
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
         if flag.pressed:
             check()
         values = [operand(a, name) for a in args]
@@ -304,6 +307,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     plain = _inplace(name, function)
 
     def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Write the number to each element of the memory once."""
         strides = self.stride()
         if 0 in strides:
             size = [1 if n and not s else n for n, s in zip(self.shape, strides, strict=True)]
@@ -317,6 +321,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
 
 def _inplace(name: str, function: Kernel) -> Kernel:
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()
         values = [wrap(self), *[operand(a, name) for a in args]]
@@ -373,6 +378,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         apart = anywhere or base in _APART.split() or isinstance(entry, Elementwise)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
+            """Run the operator, and write its result to `out`, resized if need be."""
             if flag.pressed:
                 check()
             out = kwargs.pop(target)
@@ -397,6 +403,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         return kernel
 
     def many(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator, and write its results to the tensors given."""
         if flag.pressed:
             check()
         targets = [kwargs.pop(n) for n in outs]
@@ -421,6 +428,7 @@ def _index(direct: Kernel) -> Kernel:
     by_out = torch.ops.aten.index.Tensor
 
     def kernel(x: torch.Tensor, indices: Any) -> Any:
+        """Return the indexed elements."""
         given = [i for i in indices if i is not None]
         masked = any(i.dtype in (torch.bool, torch.uint8) for i in given)
         if masked or all(t.is_contiguous() for t in (x, *given)):
@@ -542,6 +550,7 @@ def _triangle_indices(name: str) -> Kernel:
         device: Any = None,
         pin_memory: Any = None,
     ) -> Any:
+        """Return the positions (2, N). Raises NotImplementedError for a dtype that is no integer's."""
         check_device(device)
         kind = webtorch_dtype(dtype or torch.int64)
         if not kind.is_integral:
@@ -554,6 +563,7 @@ def _triangle_indices(name: str) -> Kernel:
 
 def _cumulative(name: str) -> Kernel:
     def kernel(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
+        """Write the running extremes and their positions."""
         found = getattr(op, name)(wrap(x), dim)
         store(values, found[0], fresh=True)
         store(indices, found[1], fresh=True)
@@ -673,6 +683,7 @@ def _encoder_layer(
     f = torch.nn.functional
 
     def attend(y: Any) -> Any:
+        """Return the self-attention of y."""
         given = (
             width,
             heads,
@@ -688,13 +699,16 @@ def _encoder_layer(
         return _native_attention(y, y, y, *given)[0]
 
     def inner(y: Any) -> Any:
+        """Return the feedforward part of y."""
         y = f.linear(y, weight_1, bias_1)
         return f.linear(f.gelu(y) if use_gelu else f.relu(y), weight_2, bias_2)
 
     def norm_1(y: Any) -> Any:
+        """Return the first layer norm of y."""
         return f.layer_norm(y, (width,), norm_weight_1, norm_bias_1, eps)
 
     def norm_2(y: Any) -> Any:
+        """Return the second layer norm of y."""
         return f.layer_norm(y, (width,), norm_weight_2, norm_bias_2, eps)
 
     if norm_first:
@@ -720,12 +734,14 @@ def _cell(kind: str) -> Kernel:
     linear, sigmoid, tanh = torch.nn.functional.linear, torch.sigmoid, torch.tanh
 
     def lstm(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        """Return the next hidden and cell state."""
         h, c = hx
         i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         return sigmoid(o) * tanh(c), c
 
     def gru(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        """Return the next hidden state."""
         xr, xz, xn = linear(x, w_ih, b_ih).chunk(3, 1)
         hr, hz, hn = linear(hx, w_hh, b_hh).chunk(3, 1)
         z = sigmoid(xz + hz)
@@ -739,6 +755,7 @@ def _recurrent(name: str) -> Kernel:
     """Return PyTorch's own decomposition of a recurrent layer."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the decomposition."""
         from torch._decomp import decompositions
 
         return getattr(decompositions, name)(*args, **kwargs)
@@ -793,6 +810,7 @@ def _pinv_of(x: Any, atol: Any, rtol: Any, hermitian: bool) -> Any:
     """Return the pseudoinverse by the operator that has PyTorch's derivative; `_pinv` is its kernel."""
 
     def number(value: Any) -> Any:
+        """Return a tolerance as a tensor."""
         if value is None or isinstance(value, torch.Tensor):
             return value
         return torch.full((), value, dtype=x.real.dtype, device=x.device)
@@ -805,6 +823,7 @@ def _into(function: Kernel) -> Kernel:
     """Return the out= form of a composed operator."""
 
     def run(*args: Any, out: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Run the operator, and copy its result to `out`."""
         result = function(*args, **options)
         resize_to(out, result.shape)
         return out.copy_(result)
@@ -879,6 +898,7 @@ def _flexible() -> None:
     original = module._validate_device
 
     def validate(query: Any, key: Any, value: Any) -> None:
+        """Check operands of other devices as PyTorch does."""
         if query.device.type != "webgpu":
             original(query, key, value)
 
@@ -891,6 +911,7 @@ def _traced_convolutions() -> None:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        """Return the memory format of a convolution's result."""
         found: torch.memory_format = original(x, weight, backend)
         if x.device.type != "webgpu":
             return found
@@ -907,9 +928,11 @@ def _checked_traces() -> None:
     widened: Any = torch.Tensor.double
 
     def double(x: torch.Tensor, **options: Any) -> Any:
+        """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
     def check_trace(*args: Any, **kwargs: Any) -> Any:
+        """Compare the trace, with `double` as above meanwhile."""
         # Not by a mode of functions: traces name the lines that called.
         tensor: Any = torch.Tensor
         tensor.double = double
@@ -929,12 +952,15 @@ class _Reciprocal:
         self.device = scale.device
 
     def double(self) -> _Reciprocal:
+        """Return this."""
         return self
 
     def reciprocal(self) -> _Reciprocal:
+        """Return this."""
         return self
 
     def float(self) -> torch.Tensor:
+        """Return 1 / scale."""
         return self.scale.reciprocal()
 
 
@@ -944,6 +970,7 @@ def _scaling() -> None:
     original = scaler.unscale_
 
     def unscale_(self: Any, optimizer: Any) -> None:
+        """Unscale the gradients with a float32 scale."""
         # One that is not enabled has no scale at all.
         scale = getattr(self, "_scale", None)
         if scale is None or scale.device.type != "webgpu":
@@ -1010,6 +1037,7 @@ def _register_own(library: Any) -> None:
     """Register what is about memory, geometry, creation and devices rather than arithmetic."""
 
     def metadata(name: str) -> None:
+        """Let the CPU's kernel of an operator, which reads no data, serve the device."""
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         # No frame of Python runs for a view.
@@ -1122,6 +1150,7 @@ def _autocast() -> None:
     autoload._libraries.extend((library, everything))
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
+        """Return a value with its float tensors in `dtype`, containers too."""
         if isinstance(value, torch.Tensor):
             return (
                 value.to(dtype)
@@ -1135,6 +1164,7 @@ def _autocast() -> None:
         )
 
     def widest_of(values: Any, found: torch.dtype) -> torch.dtype:
+        """Return float32 if a tensor among the values is, else `found`."""
         for v in values:
             if isinstance(v, (list, tuple)):
                 found = widest_of(v, found)
@@ -1143,7 +1173,10 @@ def _autocast() -> None:
         return found
 
     def kernel(operator: Any, kind: str) -> Kernel:
+        """Return the operator's kernel under autocast; `kind` is its rule."""
+
         def run(*args: Any, **kwargs: Any) -> Any:
+            """Cast the operands, and run the operator without autocast."""
             dtype = torch.float32
             if kind != "full":
                 dtype = torch.get_autocast_dtype("webgpu")

@@ -37,6 +37,7 @@ def _overwritten(name: str) -> Any:
     """Return a random operator that overwrites its operand: the table's own, with its checks, on new memory."""
 
     def run(x: Any, *numbers: Any, generator: Any = None) -> Any:
+        """Return new random numbers of the operand's shape and dtype."""
         new = empty(x._shape, x.dtype, x.device)
         return TABLE[name].function(new, *numbers, generator=source(generator, x.device))
 

@@ -138,6 +138,7 @@ def suggested(*numbers: int) -> Rule:
     """Return the rule that channels lie innermost where they do in one of these operands."""
 
     def rule(forms: Forms, shape: Sizes) -> Sizes:
+        """Return the strides of a result of this shape, None for row-major."""
         wanted = any(suggests_channels_last(forms[n]) for n in numbers if n < len(forms))
         return _channels_last_if(wanted, shape)
 

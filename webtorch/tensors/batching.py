@@ -196,6 +196,7 @@ def _shifted(move: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> Callabl
     def rule(
         inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType, /
     ) -> Tensor:
+        """Record the node with the hidden dims in front."""
         k = len(levels)
         given = [physical(t, levels) for t in inputs]
         lead = sizes_of(levels)
@@ -230,6 +231,7 @@ def _one_by_one(kind: str) -> Callable[..., Tensor]:
     def rule(
         inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
     ) -> Tensor:
+        """Record a node for each example, and stack their results."""
         lead = sizes_of(levels)
         flat = [physical(t, levels).reshape((numel(lead), *t._shape)) for t in inputs]
         parts = [

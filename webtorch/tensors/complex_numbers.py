@@ -159,6 +159,7 @@ def _rule(
     ]
 
     def rule(gs: Any) -> list[Tensor | None]:
+        """Return the cotangents; those of real operands are real."""
         values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
         found: list[Tensor | None] = []
         for place, shape, edge, is_real in zip(places, shapes, edges, real, strict=True):

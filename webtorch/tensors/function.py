@@ -269,6 +269,7 @@ def _move(
         places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
 
         def rule(gs: tuple[Tensor, ...]) -> list[Any]:
+            """Return the cotangents that the class's `backward` gives."""
             found = cls.backward(ctx, *gs)
             found = found if isinstance(found, tuple) else (found,)
             return [found[i] for i in places]
@@ -329,6 +330,7 @@ def _record(
     shapes = [(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]
 
     def rule(gs: Any) -> list[Tensor | None]:
+        """Return the cotangents that the class's `backward` gives; None for missing ones becomes zeros if it asks."""
         cotangents = list(gs) + [None] * (len(shapes) - len(gs))
         if ctx._materialize:
             from webtorch.tensors.primitives import fill

@@ -71,6 +71,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, or record a node for what it is known to record."""
         nonlocal failures
         if failures >= _MOST_FAILURES or look.watching:
             return function(*args, **kwargs)
