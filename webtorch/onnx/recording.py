@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from webtorch import ops
+from webtorch import functions, ops
 from webtorch.errors import CaptureError
 from webtorch.functions import subscript as indexing
 from webtorch.ir.dtype import DType
@@ -164,7 +164,8 @@ def _values(x: Any) -> Any:
     return x
 
 
-_TABLE_FILES = os.path.dirname(ops.__file__)
+# Where entries are written.
+_TABLE_FILES = tuple([path for room in (ops, functions) for path in room.__path__])
 
 
 def _raw(function: Any) -> types.FunctionType | None:
@@ -177,7 +178,7 @@ def _raw(function: Any) -> types.FunctionType | None:
             continue
         seen.add(id(f))
         # A wrapper has the name and the module of what it wraps; the code says where it is from.
-        if os.path.dirname(f.__code__.co_filename) == _TABLE_FILES and f.__name__ != "<lambda>":
+        if os.path.dirname(f.__code__.co_filename) in _TABLE_FILES and f.__name__ != "<lambda>":
             return f
         waiting += [c.cell_contents for c in f.__closure__ or () if c.cell_contents is not None]
     return None
