@@ -189,22 +189,23 @@ class _Splitter:
 
     def stage(self, group: list[int]) -> None:
         """Reduce each part, then the parts."""
+        results = numel(self.outer)
+        types = [self.kernel.reduces[k].value.dtype for k in group]
+        partials = [self.new_scratch(dtype, self.parts * results) for dtype in types]
+        wholes = [self.new_scratch(dtype, results) for dtype in types]
+        self.reduce_parts(group, partials)
+        self.join_parts(group, partials, wholes)
+
+    def reduce_parts(self, group: list[int], partials: list[int]) -> None:
+        """Reduce each part into its place in `partials`."""
         kernel, outer = self.kernel, self.outer
-        results = numel(outer)
-        partials = [
-            self.new_scratch(kernel.reduces[k].value.dtype, self.parts * results) for k in group
-        ]
-        wholes = [self.new_scratch(kernel.reduces[k].value.dtype, results) for k in group]
         known = sorted(self.finished.values())
         local = {n: self.own + i for i, n in enumerate(known)}
         part = ex.index(0, self.parts)
         dims = len(outer)
         at = part * self.chunk + ex.index(dims + 1 + self.first, self.chunk)
-        valid = (
-            None
-            if self.chunk * self.parts == self.length
-            else ex.lt(at, ex.const(self.length, int32))
-        )
+        whole = self.chunk * self.parts == self.length
+        valid = None if whole else ex.lt(at, ex.const(self.length, int32))
         new = {d: ex.index(d + 1, size) for d, size in enumerate(outer + kernel.inner)}
         new[dims + self.first] = at
         number = self.outer_number(1)
@@ -231,48 +232,35 @@ class _Splitter:
             if valid is not None:
                 value = ex.where(valid, value, r.identity)
             reduces.append(Reduce(r.op, value, value.dtype))
-            stores.append(
-                Store(
-                    self.own + len(known) + i, part * results + number, ex.reduced(i, value.dtype)
-                )
-            )
+            place = part * numel(outer) + number
+            stores.append(Store(self.own + len(known) + i, place, ex.reduced(i, value.dtype)))
         inner = tuple(
             self.chunk if d == self.first else size for d, size in enumerate(kernel.inner)
         )
         slots = self.slots([(n, "read") for n in known] + [(n, "write") for n in partials])
+        loops = (self.parts, *outer), inner
+        name = f"{kernel.name}_parts"
         self.add(
-            Kernel(
-                f"{kernel.name}_parts",
-                (self.parts, *outer),
-                inner,
-                slots,
-                kernel.args,
-                tuple(reduces),
-                tuple(stores),
-            ),
+            Kernel(name, *loops, slots, kernel.args, tuple(reduces), tuple(stores)),
             known + partials,
         )
 
+    def join_parts(self, group: list[int], partials: list[int], wholes: list[int]) -> None:
+        """Reduce the parts into `wholes`."""
+        kernel, outer = self.kernel, self.outer
         number = self.outer_number(0)
+        place = ex.index(len(outer), self.parts) * numel(outer) + number
         reduces, stores = [], []
         for i, k in enumerate(group):
             r = kernel.reduces[k]
             dtype = r.value.dtype
-            value = ex.load(self.own + i, dtype, ex.index(dims, self.parts) * results + number)
-            reduces.append(Reduce(r.op, value, dtype))
+            reduces.append(Reduce(r.op, ex.load(self.own + i, dtype, place), dtype))
             stores.append(Store(self.own + len(group) + i, number, ex.reduced(i, dtype)))
             self.finished[k] = wholes[i]
         slots = self.slots([(n, "read") for n in partials] + [(n, "write") for n in wholes])
+        name = f"{kernel.name}_join"
         self.add(
-            Kernel(
-                f"{kernel.name}_join",
-                outer,
-                (self.parts,),
-                slots,
-                kernel.args,
-                tuple(reduces),
-                tuple(stores),
-            ),
+            Kernel(name, outer, (self.parts,), slots, kernel.args, tuple(reduces), tuple(stores)),
             partials + wholes,
         )
 
