@@ -218,7 +218,7 @@ def set_(self: Any, source: Any = None) -> Any:
 # -------------------------------------------------------------------------------------------
 
 
-@composite(differentiable=False, example="works on the host")
+@composite(differentiable=False, example="works on the host", aten=("equal",))
 def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same shape and the same elements. Waits for the device."""
     if input._shape != other._shape:

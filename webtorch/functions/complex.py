@@ -139,7 +139,7 @@ def resolve_neg(input: Any) -> Any:
     return input
 
 
-@composite(inplace=True, gradient_name="SgnBackward0")
+@composite(inplace=True, gradient_name="SgnBackward0", aten=("sgn",))
 def sgn(input: Any) -> Any:
     """The number of absolute value 1 and the same angle, 0 for 0; the sign of real numbers."""
     if not input.dtype.is_complex:

@@ -310,6 +310,7 @@ def conv1d(
     torch="nn.functional.conv2d",
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
+    operators=("convolution", "_convolution"),
 )
 def conv2d(
     input: Any,

@@ -32,6 +32,7 @@ from webtorch.ops.elementwise import (
     sqrt,
     xlogy,
 )
+from webtorch.ops.layout import of_operands
 from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.purity import warn
@@ -149,6 +150,7 @@ _huber_error = _pair_loss("_huber_error", _huber, "huber_loss of one element.", 
     samples=_REDUCTIONS,
     autocast=FP32,
     gradient_name="MseLossBackward0",
+    out="cast",
 )
 def mse_loss(
     input: Any,
@@ -194,6 +196,7 @@ def l1_loss(
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
     autocast=FP32,
     gradient_name="SmoothL1LossBackward0",
+    out="cast",
 )
 def smooth_l1_loss(
     input: Any,
@@ -219,6 +222,8 @@ def smooth_l1_loss(
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
     autocast=FP32,
     gradient_name="HuberLossBackward0",
+    layout=of_operands,
+    out="cast",
 )
 def huber_loss(
     input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
@@ -572,6 +577,7 @@ def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
     input: Any,
@@ -602,6 +608,7 @@ def nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    operators=("cross_entropy_loss",),
 )
 def cross_entropy(
     input: Any,

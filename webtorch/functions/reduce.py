@@ -418,6 +418,7 @@ def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     differentiable=False,
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     ties=True,
+    aten=("argmax",),
 )
 def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first largest element is (in the flattened input for None), as int64."""
@@ -429,6 +430,7 @@ def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     differentiable=False,
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     ties=True,
+    aten=("argmin",),
 )
 def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first smallest element is (in the flattened input for None), as int64."""
@@ -874,6 +876,7 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     out="cast",
     gradient_name="LogsumexpBackward0",
     also=("special.logsumexp",),
+    traced=True,
 )
 def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
@@ -912,6 +915,8 @@ def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name="CumsumBackward0",
+    aten=("cumsum",),
+    overlap="whole",
 )
 def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running sum along `dim`; integers and bools give int64."""
@@ -957,6 +962,8 @@ def _cumprod(x: Any, dim: int) -> Any:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name="CumprodBackward0",
+    aten=("cumprod",),
+    overlap="whole",
 )
 def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running product along `dim`; gradients are exact where elements are zero."""
@@ -996,6 +1003,7 @@ _log_add_backward: Elementwise = elementwise(
     samples=(((0,), {}), ((-1,), {})),
     autocast=WHOLE,
     gradient_name="LogcumsumexpBackward0",
+    overlap="whole",
 )
 def logcumsumexp(input: Any, dim: int) -> Any:
     """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""

@@ -24,6 +24,7 @@ from webtorch.ops.elementwise import (
     sigmoid,
     tanh,
 )
+from webtorch.ops.layout import of_operands
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
 
@@ -183,6 +184,7 @@ _prelu = elementwise(
     torch="nn.functional.prelu",
     autocast=LOWER,
     gradient_name="PreluKernelBackward0",
+    layout=of_operands,
 )
 def prelu(input: Any, weight: Any) -> Any:
     """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
@@ -285,6 +287,7 @@ silu = elementwise(
     torch="nn.functional.silu",
     function_in=FUNCTIONAL,
     domain=(-100.0, 100.0),
+    direct=("silu",),
     doc="input * sigmoid(input), also called swish.",
 )
 swiglu = elementwise(
@@ -345,6 +348,10 @@ _gelu_tanh = elementwise(
     samples=(((), {}), ((), {"approximate": "tanh"})),
     takes_out=True,
     gradient_name="GeluBackward0",
+    layout=of_operands,
+    direct=("gelu",),
+    aten=("gelu",),
+    overlap="whole",
 )
 def gelu(input: Any, approximate: str = "none") -> Any:
     """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
@@ -489,6 +496,8 @@ style_affine = elementwise(
     dtypes=FLOATS,
     samples=(((-1,), {}),),
     gradient_name="GluBackward0",
+    aten=("glu",),
+    out="cast",
 )
 def glu(input: Any, dim: int = -1) -> Any:
     """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""

@@ -31,6 +31,7 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.expr import Expr
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
@@ -185,7 +186,15 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
 
 
 @composite(
-    inplace=True, factor="alpha", out="cast", foreach=True, asks=("__add__", "__radd__", "__iadd__")
+    inplace=True,
+    factor="alpha",
+    out="cast",
+    foreach=True,
+    asks=("__add__", "__radd__", "__iadd__"),
+    layout=of_operands,
+    direct=("add.Tensor",),
+    aten=("add",),
+    overlap="whole",
 )
 def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input + alpha * other; of bools, or."""
@@ -218,6 +227,10 @@ def check_subtraction(name: str, *operands: Any) -> None:
     out="cast",
     foreach=True,
     asks=("__sub__", "__isub__"),
+    layout=of_operands,
+    direct=("sub.Tensor",),
+    aten=("sub",),
+    overlap="whole",
 )
 def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
@@ -236,7 +249,9 @@ def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     return sub(input, other, alpha=alpha)
 
 
-@composite(function_in=("torch",), factor="alpha", dtypes=NUMERIC)
+@composite(
+    function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
+)
 def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return other - alpha * input."""
     if old:
@@ -260,6 +275,7 @@ mul = elementwise(
     operator="mul",
     asks=("__mul__", "__rmul__", "__imul__"),
     on_parts="scaled",
+    direct=("mul.Tensor",),
     doc="input * other; of bools, and.",
 )
 _div = elementwise(
@@ -347,6 +363,10 @@ _div_trunc = elementwise(
     out="cast",
     foreach=True,
     asks=("__truediv__", "__itruediv__"),
+    layout=of_operands,
+    direct=("div.Tensor",),
+    aten=("div",),
+    overlap="whole",
 )
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
@@ -427,6 +447,10 @@ def _power_name(input: Any, exponent: Any) -> str:
     foreach=True,
     operator="pow",
     asks=("__pow__",),
+    layout=of_operands,
+    direct=("pow.Tensor_Scalar",),
+    aten=("pow",),
+    overlap="whole",
 )
 def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
@@ -454,7 +478,7 @@ def pow(input: Any, exponent: Any) -> Any:
     return _pow(input, exponent)
 
 
-@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0))
+@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
 def float_power(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent, computed in float64."""
     _check_one_tensor("float_power", input, exponent)
@@ -477,6 +501,7 @@ neg = elementwise(
     operator="neg",
     asks=("__neg__",),
     on_parts="alike",
+    direct=("neg",),
     doc="-input.",
 )
 
@@ -505,6 +530,7 @@ abs = elementwise(
     foreach=True,
     operator="abs",
     asks=("__abs__",),
+    direct=("abs",),
     doc="The absolute value; its derivative at 0 is 0.",
 )
 sign = elementwise(
@@ -557,6 +583,7 @@ reciprocal = elementwise(
     domain=(0.3, 3.0),
     inplace_functions=("torch.reciprocal_",),
     foreach=True,
+    direct=("reciprocal",),
     doc="1 / input.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -629,6 +656,7 @@ sqrt = elementwise(
     domain=(0.01, 9.0),
     inplace_functions=("torch.sqrt_",),
     foreach=True,
+    direct=("sqrt",),
     doc="The square root.",
 )
 rsqrt = elementwise(
@@ -638,6 +666,7 @@ rsqrt = elementwise(
     domain=(0.1, 9.0),
     inplace_functions=("torch.rsqrt_",),
     foreach=True,
+    direct=("rsqrt",),
     doc="1 / sqrt(input).",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -649,6 +678,7 @@ exp = elementwise(
     promotion="float",
     inplace_functions=("torch.exp_",),
     foreach=True,
+    direct=("exp",),
     doc="e to the power input.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -681,6 +711,7 @@ log = elementwise(
     domain=(0.01, 9.0),
     inplace_functions=("torch.log_",),
     foreach=True,
+    direct=("log",),
     doc="The natural logarithm.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -778,6 +809,7 @@ sin = elementwise(
     promotion="float",
     inplace_functions=("torch.sin_",),
     foreach=True,
+    direct=("sin",),
     doc="The sine.",
 )
 cos = elementwise(
@@ -786,6 +818,7 @@ cos = elementwise(
     promotion="float",
     inplace_functions=("torch.cos_",),
     foreach=True,
+    direct=("cos",),
     doc="The cosine.",
 )
 tan = elementwise(
@@ -865,6 +898,7 @@ tanh = elementwise(
     function_in=EVERYWHERE,
     inplace_functions=("torch.tanh_",),
     foreach=True,
+    direct=("tanh",),
     doc="The hyperbolic tangent.",
 )
 tanh_backward: Elementwise = elementwise(
@@ -1037,6 +1071,8 @@ _round_multiple = elementwise(
     inplace_functions=("torch.round_",),
     foreach=True,
     also=("special.round",),
+    aten=("round",),
+    overlap="whole",
 )
 def round(input: Any, *, decimals: int | None = None) -> Any:
     """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
@@ -1061,6 +1097,7 @@ eq = elementwise(
     promotion="bool",
     inplace=True,
     operator="eq",
+    direct=("eq.Scalar", "eq.Tensor"),
     doc="input == other.",
 )
 ne: Elementwise = elementwise(
@@ -1071,6 +1108,7 @@ ne: Elementwise = elementwise(
     inplace=True,
     operator="ne",
     asks=("__ne__",),
+    direct=("ne.Scalar", "ne.Tensor"),
     doc="input != other.",
 )
 lt = elementwise(
@@ -1082,6 +1120,7 @@ lt = elementwise(
     inplace=True,
     operator="lt",
     asks=("__lt__",),
+    direct=("lt.Scalar", "lt.Tensor"),
     doc="input < other.",
 )
 le = elementwise(
@@ -1092,6 +1131,7 @@ le = elementwise(
     inplace=True,
     operator="le",
     asks=("__le__",),
+    direct=("le.Scalar", "le.Tensor"),
     doc="input <= other.",
 )
 gt = elementwise(
@@ -1102,6 +1142,7 @@ gt = elementwise(
     inplace=True,
     operator="gt",
     asks=("__gt__",),
+    direct=("gt.Scalar", "gt.Tensor"),
     doc="input > other.",
 )
 ge = elementwise(
@@ -1112,6 +1153,7 @@ ge = elementwise(
     inplace=True,
     operator="ge",
     asks=("__ge__",),
+    direct=("ge.Scalar", "ge.Tensor"),
     doc="input >= other.",
 )
 isnan = elementwise("isnan", is_nan, promotion="bool", doc="Whether input is NaN.")
@@ -1135,7 +1177,7 @@ isreal = elementwise(
 )
 
 
-@composite(differentiable=False)
+@composite(differentiable=False, aten=("isclose",))
 def isclose(
     input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
@@ -1197,6 +1239,7 @@ bitwise_and = elementwise(
     numbers_for="both",
     operator="and",
     asks=("__rand__",),
+    direct=("bitwise_and.Tensor",),
     doc="The bits set in both.",
 )
 bitwise_or = elementwise(
@@ -1206,6 +1249,7 @@ bitwise_or = elementwise(
     numbers_for="both",
     operator="or",
     asks=("__ror__",),
+    direct=("bitwise_or.Tensor",),
     doc="The bits set in one.",
 )
 bitwise_xor = elementwise(
@@ -1223,6 +1267,7 @@ bitwise_not = elementwise(
     dtypes=BITS,
     out="exact",
     operator="invert",
+    direct=("bitwise_not",),
     doc="All bits inverted.",
 )
 
@@ -1291,6 +1336,8 @@ def check_mask(name: str, mask: Any) -> None:
     # As a method, input comes first: Tensor.where(condition, other).
     function_in=("torch",),
     example=Example(("b", (3, 5), (5,))),
+    aten=("where",),
+    overlap="whole",
 )
 def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
@@ -1306,7 +1353,12 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     return _where(condition, input, other)
 
 
-@composite(inplace=True, gradient_name="MaskedFillBackward0")
+@composite(
+    inplace=True,
+    gradient_name="MaskedFillBackward0",
+    direct=("masked_fill.Scalar", "masked_fill.Tensor"),
+    aten=("masked_fill",),
+)
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
     check_mask("masked_fill", mask)
@@ -1344,6 +1396,7 @@ maximum = elementwise(
     inplace=False,
     numbers_for="none",
     foreach=True,
+    direct=("maximum",),
     doc="The larger one; NaN if one is NaN. Ties share the gradient.",
 )
 minimum = elementwise(
@@ -1352,6 +1405,7 @@ minimum = elementwise(
     inplace=False,
     numbers_for="none",
     foreach=True,
+    direct=("minimum",),
     doc="The smaller one; NaN if one is NaN. Ties share the gradient.",
 )
 fmax = elementwise(
@@ -1435,6 +1489,8 @@ _clamp = elementwise(
     samples=(((-1.0, 1.0), {}), ((), {"min": 0.5}), ((), {"max": 0.5}), ((1.0, -1.0), {})),
     out="cast",
     inplace_functions=("torch.clamp_", "torch.clip_"),
+    aten=("clamp",),
+    overlap="whole",
 )
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
@@ -1461,7 +1517,9 @@ _nan_to_num = elementwise(
 )
 
 
-@composite(inplace=True, inplace_functions=("torch.nan_to_num_",))
+@composite(
+    inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
+)
 def nan_to_num(
     input: Any,
     nan: float | None = None,
@@ -1515,6 +1573,7 @@ sigmoid: Elementwise = elementwise(
     inplace_functions=("torch.sigmoid_",),
     foreach=True,
     also=("special.expit",),
+    direct=("sigmoid",),
     doc="1 / (1 + exp(-input)).",
 )
 sigmoid_backward: Elementwise = elementwise(
@@ -1578,6 +1637,9 @@ _logit_clamped = elementwise(
     out="cast",
     inplace_functions=("torch.logit_",),
     also=("special.logit",),
+    layout=of_operands,
+    aten=("logit",),
+    overlap="whole",
 )
 def logit(input: Any, eps: float | None = None) -> Any:
     """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
@@ -1591,6 +1653,7 @@ erf = elementwise(
     inplace_functions=("torch.erf_",),
     foreach=True,
     also=("special.erf",),
+    direct=("erf",),
     doc="The error function.",
 )
 erfc = elementwise(

@@ -91,6 +91,7 @@ def undifferentiable(x: Any, what: str) -> Any:
     domain=(1.1, 6.0),
     out="cast",
     gradient_name="SpecialZetaBackward0",
+    aten=("special_zeta",),
 )
 def zeta(input: Any, other: Any) -> Any:
     """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
@@ -116,7 +117,9 @@ _polygamma: Elementwise = elementwise(
 
 
 # No oracle: the order comes before the tensor.
-@composite(function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast")
+@composite(
+    function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
+)
 def polygamma(n: int, input: Any) -> Any:
     """Return the n-th derivative of digamma."""
     if n < 0:
@@ -256,6 +259,7 @@ _igammac: Elementwise = elementwise(
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammainc",),
+    aten=("igamma",),
 )
 def igamma(input: Any, other: Any) -> Any:
     """The regularised lower incomplete gamma function of order `input` at `other`."""
@@ -270,6 +274,7 @@ def igamma(input: Any, other: Any) -> Any:
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammaincc",),
+    aten=("igammac",),
 )
 def igammac(input: Any, other: Any) -> Any:
     """The regularised upper incomplete gamma function of order `input` at `other`."""

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
+from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 
 # Types that PyTorch's kernels leave out, in groups.
@@ -68,8 +69,9 @@ WHOLE = Autocast("whole", "whole")
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
 # and bool or uint8.
 OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
-# Whether an `out=` may share memory with the operands: "allowed"; "refused".
-Overlap = Literal["allowed", "refused"]
+# What memory an `out=` may share with the operands: "any"; "whole", that of an operand, but no part of it;
+# "first", that of the first one, and no part of others; "none".
+Overlap = Literal["any", "whole", "first", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Op:
     out: OutRule | Callable[..., OutRule] = "exact"
     # Whether the function in nn.functional takes `out=` too, as those in torch and its libraries do.
     takes_out: bool = False
-    overlap: Overlap = "allowed"
+    overlap: Overlap = "any"
     # The in-place forms that PyTorch has as functions too: "torch.relu_".
     inplace_functions: tuple[str, ...] = ()
     # Where PyTorch has it too, under another name or in another library: "special.expit".
@@ -149,6 +151,18 @@ class Op:
     operator: str = ""
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
+    # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
+    # is that of its name. Those that the rules here hold for too, with arguments of their own.
+    aten: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    # Operators of these that have a kernel though PyTorch could make them of others: "add.Tensor". Operators that are
+    # many operations here: called again with the same shapes they are recorded without their Python.
+    direct: tuple[str, ...] = ()
+    remembered: tuple[str, ...] = ()
+    # Whether it is the operator of its name in PyTorch's graphs; in eager code PyTorch composes that, or makes a view.
+    traced: bool = False
+    # How the result lies in memory, as the operator's in PyTorch; None: row-major.
+    layout: Layout | None = None
     # Whether tensors are made of what is none: a mode of functions is asked, no class.
     factory: bool = False
     # The name that PyTorch shows for the gradient function, or a function of the call's arguments that gives it.
@@ -187,6 +201,8 @@ class Elementwise(Op):
     defaults: dict[str, Scalar] = field(default_factory=dict)
     promotion: Promotion = "same"
     out: OutRule | Callable[..., OutRule] = "cast"
+    overlap: Overlap = "whole"
+    layout: Layout | None = of_operands
     gradient_name: str = ""
     # Which operands of a function of two may be numbers; of operators both may.
     numbers_for: Literal["none", "other", "both"] = "other"

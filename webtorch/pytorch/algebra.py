@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, conjugate
 from webtorch.pytorch.functions import aten, op
 
@@ -29,17 +30,17 @@ ON_CPU = (
 # ---- complex numbers ----------------------------------------------------------------------------
 
 
-@aten("complex")
+@aten("complex", layout=of_operands)
 def _complex(re: Any, im: Any) -> Any:
     return op.complex(re, im)
 
 
-@aten("polar")
+@aten("polar", layout=of_operands)
 def _polar(abs: Any, angle: Any) -> Any:
     return op.polar(abs, angle)
 
 
-@aten("conj_physical")
+@aten("conj_physical", direct=("conj_physical_",))
 def _conj_physical(x: Any) -> Any:
     return op.conj_physical(x)
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 import webtorch_autoload as autoload
+from webtorch.ops.layout import Form, Forms, Layout, of_operands, suggests_channels_last
 from webtorch.ops.primitive import fill, iota, matmul3
-from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import attention, device, fallback, grouped, optimizer, regions
 from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
@@ -41,9 +41,18 @@ from webtorch.pytorch.device import (
     wrap,
     wrap_memory,
 )
-from webtorch.pytorch.functions import FUNCTIONS, load, op
+from webtorch.pytorch.functions import (
+    AUTOCAST,
+    DIRECT,
+    FUNCTIONS,
+    OPERATORS,
+    REMEMBERED,
+    Operator,
+    load,
+    op,
+)
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.strides import RULES, Form, Forms, Rule, elementwise, suggests_channels_last
+from webtorch.tensors.autocast import UNSAFE
 from webtorch.tensors.device import device_of
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
@@ -56,127 +65,6 @@ _COMPOSITE = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
 )
-# Operators that PyTorch would compose of others, worse than the table does in one.
-_OWN = {
-    "native_layer_norm",
-    "native_group_norm",
-    "embedding",
-    "constant_pad_nd",
-    "_safe_softmax",
-    "masked_fill.Scalar",
-    "masked_fill.Tensor",
-    "_index_put_impl_",
-    "convolution_overrideable",
-    "convolution_backward_overrideable",
-    "conj_physical_",
-    "mode.values",
-    "_grouped_mm",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "reflection_pad3d",
-    "replication_pad2d",
-    "replication_pad3d",
-}
-# Operators that PyTorch could make of their out= form: the direct form costs one call of Python less.
-_DIRECT_ELEMENTWISE = [
-    "add.Tensor",
-    "sub.Tensor",
-    "mul.Tensor",
-    "div.Tensor",
-    "maximum",
-    "minimum",
-    "neg",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "abs",
-    "pow.Tensor_Scalar",
-    "silu",
-    "eq.Tensor",
-    "eq.Scalar",
-    "ne.Tensor",
-    "ne.Scalar",
-    "lt.Tensor",
-    "lt.Scalar",
-    "le.Tensor",
-    "le.Scalar",
-    "gt.Tensor",
-    "gt.Scalar",
-    "ge.Tensor",
-    "ge.Scalar",
-    "bitwise_and.Tensor",
-    "bitwise_or.Tensor",
-    "bitwise_not",
-    "tanh_backward",
-    "sigmoid_backward",
-    "threshold_backward",
-    "gelu",
-    "gelu_backward",
-    "silu_backward",
-    "erf",
-]
-_DIRECT = [
-    "bmm",
-    "addmm",
-    "sum.dim_IntList",
-    "mean.dim",
-    "_softmax",
-    "_log_softmax",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-    "amax",
-    "gather",
-    "index.Tensor",
-    "cat",
-    "nll_loss_forward",
-    "tril",
-    "triu",
-]
-_OWN.update(_DIRECT_ELEMENTWISE, _DIRECT)
-# Operators that are many operations here: called again with the same shapes they are recorded without their Python.
-_REMEMBERED = {
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "native_group_norm",
-    "native_group_norm_backward",
-    "_softmax",
-    "_softmax_backward_data",
-    "_log_softmax",
-    "_log_softmax_backward_data",
-    "addmm",
-    "nll_loss_forward",
-    "nll_loss_backward",
-    "embedding_dense_backward",
-    "convolution_overrideable",
-    "convolution_backward_overrideable",
-    "mean.dim",
-    "gelu_backward",
-    "silu_backward",
-}
-# Operators whose out= must have the type of the result; others convert to it where PyTorch's rules of casting allow.
-_EXACT = (
-    "abs addbmm addmm addmv amax amin argmax argmin avg_pool2d avg_pool3d baddbmm bmm bucketize ceil conj_physical "
-    "floor frac frexp gather gelu hardshrink heaviside histc index_add index_copy index_reduce index_select isin "
-    "kthvalue linalg_cross linalg_vector_norm log_sigmoid_forward masked_select max min mm mode multinomial "
-    "nan_to_num narrow_copy neg nonzero norm renorm round scatter scatter_add scatter_reduce searchsorted sgn sign "
-    "softplus softshrink sort take topk tril triu trunc where _softmax _log_softmax"
-)
-# Those that compute in the type of out=, unless told.
-_IN_TYPE_OF_OUT = ("sum", "nansum", "prod", "cumsum", "cumprod")
-# Those that refuse an out= that they also read at other places; of the second, at any place.
-_APART = (
-    "add sub div pow float_power round where clamp clamp_min clamp_max nan_to_num logit gelu lerp addcmul addcdiv addr "
-    "nextafter cumsum cumprod logcumsumexp"
-)
-_APART_WHOLLY = "gather index_select masked_select take cat scatter scatter_add"
-# Of these, the operators whose result is their first argument, with other values at some places.
-_INTO_FIRST = {"scatter", "scatter_add"}
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
@@ -222,7 +110,7 @@ def _is_fresh(result: Tensor, operands: Any) -> bool:
 
 
 def _results(
-    found: Any, operands: list[Any], forms: Forms | None = None, rule: Rule | None = None
+    found: Any, operands: list[Any], forms: Forms | None = None, rule: Layout | None = None
 ) -> Any:
     """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
 
@@ -256,9 +144,13 @@ def _forms(args: Any) -> Forms:
 # ---- the three kinds of kernel ------------------------------------------------------------------
 
 
+def _known(name: str) -> Operator:
+    return OPERATORS.get(name.partition(".")[0], Operator())
+
+
 def _functional(name: str, function: Kernel) -> Kernel:
-    rule = RULES.get(name.partition(".")[0])
-    if rule is elementwise:
+    rule = _known(name).layout
+    if rule is of_operands:
 
         def of_elements(*args: Any, **kwargs: Any) -> Any:
             if flag.pressed:
@@ -344,12 +236,14 @@ def _refuse_overlaps(args: Any, out: torch.Tensor, whole: bool) -> None:
             refuse_overlap(x, out, whole)
 
 
-def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
-    """Raise RuntimeError if a result cannot be put into `out`."""
+def _check_out(
+    name: str, out: torch.Tensor, dtype: Any, known: Operator, values: Sequence[Any] = ()
+) -> None:
+    """Raise RuntimeError if a result of the operands `values` cannot be put into `out`."""
     kind = TO_TORCH[dtype]
     if kind is out.dtype:
         return
-    if exact:
+    if (known.out(*values) if callable(known.out) else known.out) == "exact":
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"
         )
@@ -361,34 +255,30 @@ def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
 
 
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
-    base = name.partition(".")[0]
-    exact = base in _EXACT.split()
-    rule = RULES.get(base)
+    known = _known(name)
+    rule, overlap = known.layout, known.overlap
     if len(outs) == 1:
         (target,) = outs
-        typed = base in _IN_TYPE_OF_OUT
-        anywhere = base in _APART_WHOLLY.split()
-        entry = TABLE.get(base.removeprefix("special_"))
-        inplace = not anywhere or base in _INTO_FIRST
-        apart = anywhere or base in _APART.split() or isinstance(entry, Elementwise)
+        typed = known.out == "into"
+        inplace = overlap in ("whole", "first")
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if flag.pressed:
                 check()
             out = kwargs.pop(target)
             values = [operand(a, name) for a in args]
-            if apart:
+            if overlap != "any":
                 # In place, the tensor that is written is the first argument as well.
                 rest = 1 if inplace and args and args[0] is out else 0
                 held = values[0]._storage if rest else device.memory_of(out).held
                 if held is not None and held in _storages(values[rest:]):
-                    _refuse_overlaps(args[rest:], out, whole=not anywhere)
+                    _refuse_overlaps(args[rest:], out, whole=overlap == "whole")
             if typed and kwargs.get("dtype") is None:
                 kwargs["dtype"] = out.dtype
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
             result = function(*values, **options)
             if TO_WEBTORCH[out.dtype] is not result.dtype:
-                _check_out(name, out, result.dtype, exact)
+                _check_out(name, out, result.dtype, known, values)
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape, rule and rule(_forms(args), result._shape))
             store(out, result, _is_fresh(result, values))
@@ -406,7 +296,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         for out, result in zip(targets, found, strict=True):
             if out is None or not isinstance(result, Tensor):
                 continue
-            _check_out(name, out, result.dtype, exact)
+            _check_out(name, out, result.dtype, known, values)
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape, rule and rule(_forms(args), result._shape))
             store(out, result, _is_fresh(result, values))
@@ -986,17 +876,21 @@ def _packets() -> Iterator[str]:
                 yield packet
 
 
+def _dispatched() -> set[str]:
+    """Return every operator's name. TorchScript has overloads of its own, which the dispatcher does not know."""
+    return set(torch._C._dispatch_get_all_op_names())
+
+
 def _register_meanings(library: Any) -> int:
     count = 0
-    # TorchScript has overloads of its own, which the dispatcher does not know.
-    known = set(torch._C._dispatch_get_all_op_names())
+    known = _dispatched()
     for packet in _packets():
         for overload, operator in _overloads(packet):
             name = packet if overload == "default" else f"{packet}.{overload}"
-            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in _OWN):
+            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in DIRECT):
                 continue
             function = meaning(packet, overload)
-            if function is not None and name in _REMEMBERED:
+            if function is not None and name in REMEMBERED:
                 function = remembered(function)
             if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 f"aten::{name}", "PrivateUse1"
@@ -1004,6 +898,19 @@ def _register_meanings(library: Any) -> int:
                 library.impl(name, autoload.hide(kernel_for(operator, function)), "PrivateUse1")
                 count += 1
     return count
+
+
+# Recurrent layers, and PyTorch's own decompositions of them.
+_RECURRENT = {
+    "lstm.input": "lstm_impl",
+    "lstm.data": "lstm_data_impl",
+    "gru.input": "gru_impl",
+    "gru.data": "gru_impl_data",
+    "rnn_tanh.input": "rnn_tanh_input",
+    "rnn_relu.input": "rnn_relu_input",
+    "rnn_tanh.data": "rnn_tanh_data",
+    "rnn_relu.data": "rnn_relu_data",
+}
 
 
 def _register_own(library: Any) -> None:
@@ -1077,98 +984,96 @@ def _register_own(library: Any) -> None:
         library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
         for name, kernel in _COMPOSED.items():
             library.impl(name, kernel, key)
-        library.impl("lstm_cell", _cell("lstm"), key)
-        library.impl("gru_cell", _cell("gru"), key)
-        for name, decomposition in (
-            ("lstm.input", "lstm_impl"),
-            ("lstm.data", "lstm_data_impl"),
-            ("gru.input", "gru_impl"),
-            ("gru.data", "gru_impl_data"),
-            ("rnn_tanh.input", "rnn_tanh_input"),
-            ("rnn_relu.input", "rnn_relu_input"),
-            ("rnn_tanh.data", "rnn_tanh_data"),
-            ("rnn_relu.data", "rnn_relu_data"),
-        ):
+        for name, decomposition in _RECURRENT.items():
             library.impl(name, _recurrent(decomposition), key)
+        for name in ("lstm", "gru"):
+            library.impl(f"{name}_cell", _cell(name), key)
+    # Of layers, PyTorch's list for CUDA has the kernels that stand below these.
+    AUTOCAST.update(dict.fromkeys([n.partition(".")[0] for n in _RECURRENT], "lower"))
+    AUTOCAST.update({f"{n}_cell": "lower" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")})
 
 
-# What autocast does on CUDA: products in the low type; what overflows or cancels there in float32.
-_AUTOCAST_LOW = (
-    "mm mv bmm addmm addmv addr baddbmm addbmm chain_matmul linalg_multi_dot linalg_vecdot matmul linear einsum "
-    "prelu convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
-    "conv_transpose3d.input scaled_dot_product_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "lstm.input lstm.data gru.input gru.data rnn_tanh.input rnn_tanh.data rnn_relu.input rnn_relu.data"
-)
-_AUTOCAST_FULL = (
-    "softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod layer_norm group_norm "
-    "norm.Scalar norm.ScalarOpt_dim dist cdist pdist renorm logsumexp cosine_similarity acos asin cosh erfinv exp "
-    "expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar "
-    "nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy_loss "
-    "binary_cross_entropy_with_logits kl_div poisson_nll_loss cosine_embedding_loss hinge_embedding_loss "
-    "margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss"
-)
-# Operands of several floating types, as after a product: the widest of them.
-_AUTOCAST_WIDEST = (
-    "addcdiv addcmul atan2 bilinear cat cross dot vdot grid_sampler index_put scatter_add stack "
-    "tensordot"
-)
+# ---- autocast -----------------------------------------------------------------------------------
+
+
+def _ruled(base: str, known: set[str]) -> list[tuple[str, Any]]:
+    """Return the overloads that autocast looks at: those of PyTorch's own list for CUDA, or all that make tensors."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [(base if o == "default" else f"{base}.{o}", f) for o, f in _overloads(base)]
+    found = [
+        (n, f) for n, f in found if f"aten::{n}" in known and not _names_dims(f) and not _writes(f)
+    ]
+    return [(n, f) for n, f in found if has(f"aten::{n}", "AutocastCUDA")] or found
+
+
+def _names_dims(operator: Any) -> bool:
+    return any("Dimname" in str(a.type) for a in operator._schema.arguments)
+
+
+def _writes(operator: Any) -> bool:
+    return any(
+        a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        cast = value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
+        return value.to(dtype) if cast else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value
+
+
+def _widest_of(values: Any, found: torch.dtype) -> torch.dtype:
+    for v in _tensors(values):
+        if v.is_webgpu and v.dtype is torch.float32:
+            found = torch.float32
+    return found
+
+
+def _under_autocast(operator: Any, rule: str) -> Kernel:
+    """Return what an operator does under autocast: see `AutocastRule`."""
+    names = [a.name for a in operator._schema.arguments]
+    # The result's type is asked for where the operator has a word for it.
+    dtype_at = names.index("dtype") if rule == "fp32_result" and "dtype" in names else None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if rule == "refuse":
+            raise RuntimeError(UNSAFE)
+        guard = torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        )
+        if dtype_at is not None:
+            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
+            if given is None and args[0].is_floating_point():
+                args, kwargs = args[:dtype_at], {**kwargs, "dtype": torch.float32}
+            with guard:
+                return operator(*args, **kwargs)
+        dtype = torch.float32
+        if rule in ("lower", "promote"):
+            dtype = torch.get_autocast_dtype("webgpu")
+        if rule == "promote":
+            dtype = _widest_of((*args, *kwargs.values()), dtype)
+        with guard:
+            return operator(
+                *[_cast(a, dtype) for a in args],
+                **{k: _cast(v, dtype) for k, v in kwargs.items()},
+            )
+
+    return run
 
 
 def _autocast() -> None:
-    """Register what autocast does."""
+    """Register what autocast does: the entries' rules for accelerators."""
     library = torch.library.Library("aten", "IMPL")
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     autoload._libraries.extend((library, everything))
-
-    def cast(value: Any, dtype: torch.dtype) -> Any:
-        if isinstance(value, torch.Tensor):
-            return (
-                value.to(dtype)
-                if value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
-                else value
-            )
-        return (
-            type(value)(cast(v, dtype) for v in value)
-            if isinstance(value, (list, tuple))
-            else value
-        )
-
-    def widest_of(values: Any, found: torch.dtype) -> torch.dtype:
-        for v in values:
-            if isinstance(v, (list, tuple)):
-                found = widest_of(v, found)
-            elif isinstance(v, torch.Tensor) and v.is_webgpu and v.dtype is torch.float32:
-                found = torch.float32
-        return found
-
-    def kernel(operator: Any, kind: str) -> Kernel:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            dtype = torch.float32
-            if kind != "full":
-                dtype = torch.get_autocast_dtype("webgpu")
-            if kind == "widest":
-                dtype = widest_of((*args, *kwargs.values()), dtype)
-            guard = torch._C._ExcludeDispatchKeyGuard(
-                torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-            )
-            with guard:
-                return operator(
-                    *[cast(a, dtype) for a in args],
-                    **{k: cast(v, dtype) for k, v in kwargs.items()},
-                )
-
-        return run
-
-    for names, kind in (
-        (_AUTOCAST_LOW, "low"),
-        (_AUTOCAST_FULL, "full"),
-        (_AUTOCAST_WIDEST, "widest"),
-    ):
-        for name in names.split():
-            packet, _, overload = name.partition(".")
-            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, kernel(operator, kind), "AutocastPrivateUse1")
+    known = _dispatched()
+    for base, rule in AUTOCAST.items():
+        for name, operator in _ruled(base, known) if rule != "whole" else ():
+            library.impl(name, _under_autocast(operator, rule), "AutocastPrivateUse1")
 
 
 def _register() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
 from webtorch.pytorch.functions import FUNCTIONS, aten, op
@@ -100,7 +101,7 @@ def _multinomial(x: Any, count: int, replacement: bool = False, *, generator: An
     return op.multinomial(x, count, replacement, generator=source(generator, x.device))
 
 
-@aten("native_dropout")
+@aten("native_dropout", layout=of_operands)
 def _native_dropout(x: Any, p: float, train: bool | None) -> Any:
     if train is False or p == 0:
         return op.clone(x), fill(x._shape, True, bool_, x.device)
