@@ -93,7 +93,7 @@ def overwrite(x: Any, values: Any, fresh: bool = False) -> Any:
     name="_replacing",
     function_in=(),
     torch="",
-    vjp=lambda g, out, old, shape, values: (fill(shape, 0, g.dtype, g.device), None, g),
+    vjp=lambda g, _out, _old, shape, _values: (fill(shape, 0, g.dtype, g.device), None, g),
 )
 def _replacing(old: Any, shape: tuple[int, ...], values: Any) -> Any:
     return copy(values)

@@ -129,7 +129,7 @@ def linalg_qr(A: Any, mode: str = "reduced") -> Any:
     return QR(*_qr(A, mode))
 
 
-def _no_qr(g: Any, out: Any, a: Any, r: Any) -> Any:
+def _no_qr(_g: Any, _out: Any, _a: Any, _r: Any) -> Any:
     raise RuntimeError(
         "The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
         "linalg.qr(A, mode='reduced') if you are going to require gradients through linalg.qr."
@@ -265,7 +265,7 @@ def _gaps(values: Any) -> Any:
     return values.unsqueeze(-2) - values.unsqueeze(-1) + identity(values._shape[-1], values)
 
 
-def _eigh_vjp(g: Any, out: Any, a: Any, uplo: str) -> Any:
+def _eigh_vjp(g: Any, out: Any, _a: Any, _uplo: str) -> Any:
     gw, gv = g[:2]
     w, v = out[:2]
     core = None
@@ -529,7 +529,7 @@ def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     return bound.clamp(min=0.0 if atol is None else float(atol))
 
 
-def _pinv_vjp(g: Any, out: Any, a: Any, bound: Any, hermitian: bool = False) -> Any:
+def _pinv_vjp(g: Any, out: Any, a: Any, _bound: Any, _hermitian: bool = False) -> Any:
     """Golub and Pereyra, 1973."""
     gh, ph = g.mH, out.mH
     m, n = a._shape[-2:]
@@ -612,7 +612,7 @@ def matrix_rank(
     return (values > bound.unsqueeze(-1)).sum(-1)
 
 
-def _lstsq_vjp(g: Any, out: Any, a: Any, b: Any, rcond: float) -> Any:
+def _lstsq_vjp(g: Any, _out: Any, a: Any, b: Any, rcond: float) -> Any:
     s = svdvals(a.detach())
     bound = s.amax(-1) * rcond
     p = _pinv(a, bound)
@@ -805,7 +805,7 @@ def cond(A: Any, p: Any = None) -> Any:
 # -- functions of matrices ----------------------------------------------------------------------------
 
 
-def _matrix_exp_vjp(g: Any, out: Any, a: Any) -> Any:
+def _matrix_exp_vjp(g: Any, _out: Any, a: Any) -> Any:
     """Al-Mohy and Higham, 2009: the derivative is a block of the exponential of a larger matrix."""
     n = a._shape[-1]
     t = a.mT

@@ -388,7 +388,7 @@ def _same_type(op: str, x: Any, source: Any) -> None:
     name="_with_none_of",
     function_in=(),
     torch="",
-    vjp=lambda g, out, base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
+    vjp=lambda g, _out, _base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
 )
 def _with_none_of(base: Any, source: Any) -> Any:
     """A copy of base, where no element of `source` is written, which takes part in gradients all the same."""

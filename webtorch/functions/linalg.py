@@ -160,7 +160,7 @@ def expand_batch(a: Any, b: Any) -> tuple[Any, Any]:
 # -- triangular systems -------------------------------------------------------------------------------
 
 
-def _solve_triangular_vjp(g: Any, out: Any, a: Any, b: Any, upper: bool, unit: bool) -> Any:
+def _solve_triangular_vjp(g: Any, out: Any, a: Any, _b: Any, upper: bool, unit: bool) -> Any:
     gb = _solve_triangular(a.mT, g, not upper, unit)
     ga = -(gb @ out.mT)
     shift = 1 if unit else 0
@@ -235,7 +235,7 @@ def triangular_solve(
 # -- general systems ----------------------------------------------------------------------------------
 
 
-def _solve_vjp(g: Any, out: Any, a: Any, b: Any) -> Any:
+def _solve_vjp(g: Any, out: Any, a: Any, _b: Any) -> Any:
     gb = _solve(a.mT, g)[0]
     return -(gb @ out.mT), gb
 
@@ -306,7 +306,9 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     return solve_ex(A, B, left=left, check_errors=True).result
 
 
-@composite(name="_inv", function_in=(), torch="", vjp=lambda g, out, a: (-(out.mT @ (g @ out.mT)),))
+@composite(
+    name="_inv", function_in=(), torch="", vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),)
+)
 def _inv(a: Any) -> Any:
     return call("inv", (a,), (), (a._shape[-2:], ()))
 
@@ -400,7 +402,7 @@ def tensorinv(A: Any, ind: int = 2) -> Any:
 # -- LU -----------------------------------------------------------------------------------------------
 
 
-def _lu_vjp(g: Any, out: Any, a: Any, pivot: bool) -> Any:
+def _lu_vjp(g: Any, out: Any, a: Any, _pivot: bool) -> Any:
     packed, pivots = out[0], out[1]
     m, n = a._shape[-2:]
     k = min(m, n)
@@ -616,7 +618,7 @@ def _cofactors(a: Any) -> Any:
     name="_det",
     function_in=(),
     torch="",
-    vjp=lambda g, out, a: (g[..., None, None] * _cofactors(a),),
+    vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),),
 )
 def _det(a: Any) -> Any:
     packed, pivots, _ = _lu(a, True)
@@ -634,7 +636,7 @@ def det(input: Any) -> Any:
     name="_slogdet",
     function_in=(),
     torch="",
-    vjp=lambda g, out, a: (g[..., None, None] * _inv(a)[0].mT,),
+    vjp=lambda g, _out, a: (g[..., None, None] * _inv(a)[0].mT,),
 )
 def _slogdet(a: Any) -> Any:
     packed, pivots, _ = _lu(a, True)
@@ -686,7 +688,7 @@ def logdet(input: Any) -> Any:
 # -- symmetric positive definite ----------------------------------------------------------------------
 
 
-def _cholesky_vjp(g: Any, out: Any, a: Any, upper: bool) -> Any:
+def _cholesky_vjp(g: Any, out: Any, _a: Any, _upper: bool) -> Any:
     """Murray, "Differentiation of the Cholesky decomposition", 2016."""
     phi = (out.mH @ g).tril()
     inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
@@ -776,7 +778,7 @@ def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
     return _cholesky_solve(*expand_batch(input, input2), upper)
 
 
-def _cholesky_solve_vjp(g: Any, out: Any, b: Any, factor: Any, upper: bool) -> Any:
+def _cholesky_solve_vjp(g: Any, out: Any, _b: Any, factor: Any, upper: bool) -> Any:
     gb = _cholesky_solve(g, factor, upper)
     common = gb @ out.mH
     common = -(common + common.mH)

@@ -186,7 +186,7 @@ _nextafter, _nextafter_half, _nextafter_bfloat16 = (
         name,
         formula,
         # PyTorch's convention: as if the result were the input.
-        vjp=lambda g, out, x, y: (where(x == y, 0.0, g), fill(g._shape, 0, g.dtype, g.device)),
+        vjp=lambda g, _out, x, y: (where(x == y, 0.0, g), fill(g._shape, 0, g.dtype, g.device)),
         saves_values=True,
         dtypes=dtypes,
         function_in=(),

@@ -156,7 +156,7 @@ def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     name="_of_nothing",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, shape, value, dtype: (fill(x.shape, 0, x.dtype, x.device),),
+    vjp=lambda _g, _out, x, _shape, _value, _dtype: (fill(x.shape, 0, x.dtype, x.device),),
 )
 def _of_nothing(x: Any, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Any:
     """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""
@@ -453,7 +453,7 @@ def positions(x: Any, dim: int, size: int | None = None) -> Any:
     torch="",
     # All of the gradient goes to the element whose index is returned, not shared among ties as in amax.
     # Nothing of x is needed for it, so x may be overwritten before the backward pass.
-    vjp=lambda g, out, x, indices, combine, dim, size: (
+    vjp=lambda g, _out, _x, indices, _combine, dim, size: (
         _where(eq(positions(indices, dim, size), indices), g, 0.0),
     ),
 )
@@ -472,7 +472,7 @@ def _shared(g: Any, out: Any, x: Any) -> Any:
     name="_one_of_all",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, find: (_shared(g, out, x),),
+    vjp=lambda g, out, x, _find: (_shared(g, out, x),),
 )
 def one_of_all(x: Any, find: Callable[[Any], Any]) -> Any:
     """Return `find(x)`, which is one of the elements of x. Ties share the gradient evenly."""
@@ -557,7 +557,7 @@ def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     function_in=(),
     torch="",
     # The path through the mean cancels: it is left out.
-    vjp=lambda g, out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
+    vjp=lambda g, _out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
 )
 def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     """Return the variance over `dims`, kept: in two passes, so that a large mean cancels nothing."""
@@ -569,7 +569,7 @@ def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
 _root: Elementwise = elementwise(
     "_root",
     lambda x: ex.sqrt(x),
-    vjp=lambda g, out, x: (_root_backward(g, out),),
+    vjp=lambda g, out, _x: (_root_backward(g, out),),
     dtypes=FLOATS,
     torch="",
     function_in=(),
@@ -754,7 +754,7 @@ _norm_slope = elementwise(
     name="_p_norm",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, p, dims: (g * _norm_slope(x, out, p),),
+    vjp=lambda g, out, x, p, _dims: (g * _norm_slope(x, out, p),),
 )
 def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
     return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
@@ -860,7 +860,7 @@ def norm(
     name="_logsumexp",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dims: (g * exp(x - out),),
+    vjp=lambda g, out, x, _dims: (g * exp(x - out),),
 )
 def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     largest = combine_dims(x, "max", dims, True)
@@ -975,7 +975,7 @@ def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
 _log_add: Elementwise = elementwise(
     "_log_add",
     logaddexp.expr,
-    vjp=lambda g, out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
+    vjp=lambda g, _out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
     dtypes=FLOATS,
     tensors=("input", "other"),
     inplace=False,

@@ -137,7 +137,7 @@ _GAMMA = _sampler("_gamma_sample", 1, _gamma_rule, "Gamma numbers of rate 1.")
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (g * _standard_gamma_grad(input, out),),
+    vjp=lambda g, out, input, _generator: (g * _standard_gamma_grad(input, out),),
     aten=("_standard_gamma",),
 )
 def _standard_gamma(input: Any, generator: Any = None) -> Any:
@@ -245,7 +245,7 @@ _standard_gamma_grad: Elementwise = declare(
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (_dirichlet_backward(out, input, g),),
+    vjp=lambda g, out, input, _generator: (_dirichlet_backward(out, input, g),),
     aten=("_sample_dirichlet",),
 )
 def _sample_dirichlet(input: Any, generator: Any = None) -> Any:
@@ -416,7 +416,7 @@ _POISSON = _sampler("_poisson_sample", 1, _poisson_rule, "Poisson numbers.")
     family="random",
     function_in=TORCH,
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (creation.zeros_like(g),),
+    vjp=lambda g, _out, _input, _generator: (creation.zeros_like(g),),
     example=Example((("+", 3, 4),)),
     drawn=True,
     aten=("poisson",),
@@ -485,7 +485,7 @@ _BINOMIAL = _sampler("_binomial_sample", 2, _binomial_rule, "Binomial numbers.")
     family="random",
     function_in=TORCH,
     dtypes=FLOATS,
-    vjp=lambda g, out, count, prob, generator: (None, creation.zeros_like(prob)),
+    vjp=lambda _g, _out, _count, prob, _generator: (None, creation.zeros_like(prob)),
     drawn=True,
     aten=("binomial",),
 )

@@ -45,7 +45,7 @@ relu: Elementwise = elementwise(
     "relu",
     lambda x: ex.where(x <= 0, ex.const(0, x.dtype), x),
     # From the result: the input need not live until the backward pass.
-    vjp=lambda g, out, x: (threshold_backward(g, out, 0),),
+    vjp=lambda g, out, _x: (threshold_backward(g, out, 0),),
     dtypes=NUMERIC,
     function_in=EVERYWHERE,
     inplace_functions=("torch.relu_", "nn.functional.relu_"),
@@ -370,7 +370,7 @@ softsign = elementwise(
     "softsign",
     # The derivative of the quotient would cancel far from 0.
     lambda x: x / (ex.unary("abs", x) + 1),
-    vjp=lambda g, out, x: (_softsign_backward(g, x),),
+    vjp=lambda g, _out, x: (_softsign_backward(g, x),),
     promotion="float",
     torch="nn.functional.softsign",
     refuses=BOOL,
@@ -410,7 +410,7 @@ tanhshrink = elementwise(
     "tanhshrink",
     _tanhshrink,
     # tanh(x) ** 2, not 1 - (1 - tanh(x) ** 2).
-    vjp=lambda g, out, x: (mul(g, tanh(x) * tanh(x)),),
+    vjp=lambda g, _out, x: (mul(g, tanh(x) * tanh(x)),),
     promotion="float",
     torch="nn.functional.tanhshrink",
     refuses=BOOL,

@@ -313,7 +313,7 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
 def _no_derivative(name: str) -> Callable[..., Any]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
-    def refuse(g: Any, out: Any, *inputs: Any) -> Any:
+    def refuse(_g: Any, _out: Any, *_inputs: Any) -> Any:
         raise NotImplementedError(
             f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "
             "Detach its inputs."
@@ -651,7 +651,7 @@ ldexp = elementwise(
 sqrt = elementwise(
     "sqrt",
     lambda x: ex.sqrt(x),
-    vjp=lambda g, out, x: (g / (out * 2),),
+    vjp=lambda g, out, _x: (g / (out * 2),),
     promotion="float",
     domain=(0.01, 9.0),
     inplace_functions=("torch.sqrt_",),
@@ -674,7 +674,7 @@ rsqrt = elementwise(
 exp = elementwise(
     "exp",
     lambda x: ex.exp(x),
-    vjp=lambda g, out, x: (g * out,),
+    vjp=lambda g, out, _x: (g * out,),
     promotion="float",
     inplace_functions=("torch.exp_",),
     foreach=True,
@@ -695,7 +695,7 @@ expm1 = elementwise(
     "expm1",
     lambda x: ex.expm1(x),
     # Not g * (out + 1), which loses all digits where out is near -1.
-    vjp=lambda g, out, x: (g * exp(x),),
+    vjp=lambda g, _out, x: (g * exp(x),),
     promotion="float",
     inplace_functions=("torch.expm1_",),
     foreach=True,
@@ -758,7 +758,7 @@ def _log_add(x: Expr, y: Expr, power: Any, scale: float) -> Expr:
 logaddexp = elementwise(
     "logaddexp",
     lambda x, y: _log_add(x, y, ex.exp, 1.0),
-    vjp=lambda g, out, x, y: (g * sigmoid(x - y), g * sigmoid(y - x)),
+    vjp=lambda g, _out, x, y: (g * sigmoid(x - y), g * sigmoid(y - x)),
     dtypes=FLOATS,
     inplace=False,
     numbers_for="none",
@@ -767,7 +767,7 @@ logaddexp = elementwise(
 logaddexp2 = elementwise(
     "logaddexp2",
     lambda x, y: _log_add(x, y, ex.exp2, 1 / math.log(2)),
-    vjp=lambda g, out, x, y: (
+    vjp=lambda g, _out, x, y: (
         g * sigmoid((x - y) * math.log(2)),
         g * sigmoid((y - x) * math.log(2)),
     ),
@@ -779,7 +779,7 @@ logaddexp2 = elementwise(
 xlogy: Elementwise = elementwise(
     "xlogy",
     lambda x, y: ex.where(ex.eq(x, 0) & ~ex.isnan(y), ex.const(0.0, x.dtype), x * ex.log(y)),
-    vjp=lambda g, out, x, y: (_xlogy_backward(g, x, y), g * (x / y)),
+    vjp=lambda g, _out, x, y: (_xlogy_backward(g, x, y), g * (x / y)),
     promotion="float",
     domain=(0.1, 3.0),
     numbers_for="both",
@@ -893,7 +893,7 @@ cosh = elementwise(
 tanh = elementwise(
     "tanh",
     lambda x: ex.tanh(x),
-    vjp=lambda g, out, x: (tanh_backward(g, out),),
+    vjp=lambda g, out, _x: (tanh_backward(g, out),),
     promotion="float",
     function_in=EVERYWHERE,
     inplace_functions=("torch.tanh_",),
@@ -933,7 +933,7 @@ def _acosh_slope(x: Any) -> Any:
 acosh = elementwise(
     "acosh",
     lambda x: ex.acosh(x),
-    vjp=lambda g, out, x: (g * _acosh_slope(x),),
+    vjp=lambda g, _out, x: (g * _acosh_slope(x),),
     aliases=("arccosh",),
     promotion="float",
     domain=(1.1, 9.0),
@@ -1309,7 +1309,7 @@ _where: Elementwise = elementwise(
     "_where",
     lambda condition, x, y: ex.where(truth(condition), x, y),
     tensors=("condition", "input", "other"),
-    vjp=lambda g, out, condition, x, y: (
+    vjp=lambda g, _out, condition, _x, _y: (
         None,
         _where(condition, g, 0.0),
         _where(condition, 0.0, g),
@@ -1566,7 +1566,7 @@ heaviside = elementwise(
 sigmoid: Elementwise = elementwise(
     "sigmoid",
     logistic,
-    vjp=lambda g, out, x: (sigmoid_backward(g, out),),
+    vjp=lambda g, out, _x: (sigmoid_backward(g, out),),
     promotion="float",
     function_in=EVERYWHERE,
     domain=(-100.0, 100.0),
@@ -1597,7 +1597,7 @@ def _logit_formula(x: Expr) -> Expr:
 _logit = elementwise(
     "_logit",
     _logit_formula,
-    vjp=lambda g, out, x: (_logit_backward(g, x),),
+    vjp=lambda g, _out, x: (_logit_backward(g, x),),
     promotion="float",
     torch="logit",
     function_in=(),

@@ -54,7 +54,7 @@ def _zeta_formula(x: Expr, q: Expr) -> Expr:
 _zeta: Elementwise = elementwise(
     "_zeta",
     _zeta_formula,
-    vjp=lambda g, out, x, q: (None, -g * x * _zeta(x + 1, q)),
+    vjp=lambda g, _out, x, q: (None, -g * x * _zeta(x + 1, q)),
     promotion="float",
     torch="",
     function_in=(),
@@ -63,7 +63,7 @@ _zeta: Elementwise = elementwise(
 )
 
 
-def _no_derivative(g: Any, out: Any, x: Any, what: str) -> Any:
+def _no_derivative(_g: Any, _out: Any, _x: Any, what: str) -> Any:
     raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
 
 
@@ -105,7 +105,7 @@ _polygamma: Elementwise = elementwise(
     lambda x, n: (
         ex.where(ex.eq(ex.mod(n, 2), 0), -1.0, ex.const(1.0, x.dtype)) * _zeta_formula(n + 1, x)
     ),
-    vjp=lambda g, out, x, n: (g * _polygamma(x, n + 1) * (n + 1),),
+    vjp=lambda g, _out, x, n: (g * _polygamma(x, n + 1) * (n + 1),),
     tensors=("input",),
     numbers=("n",),
     promotion="float",
@@ -234,7 +234,7 @@ _igamma: Elementwise = elementwise(
     "_igamma",
     _incomplete(False),
     tensors=("input", "other"),
-    vjp=lambda g, out, a, x: (None, _slope(g, a, x)),
+    vjp=lambda g, _out, a, x: (None, _slope(g, a, x)),
     promotion="float",
     torch="",
     function_in=(),
@@ -244,7 +244,7 @@ _igammac: Elementwise = elementwise(
     "_igammac",
     _incomplete(True),
     tensors=("input", "other"),
-    vjp=lambda g, out, a, x: (None, -_slope(g, a, x)),
+    vjp=lambda g, _out, a, x: (None, -_slope(g, a, x)),
     promotion="float",
     torch="",
     function_in=(),

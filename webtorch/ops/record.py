@@ -8,7 +8,6 @@ tensors work.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import re
 from collections import namedtuple
@@ -258,23 +257,15 @@ class Elementwise(Op):
 
 
 def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
-    """Return which of `names`, given in the order of the rule's positional parameters, the rule's
-    code reads.
+    """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
+    others that it does not, by a name that begins with an underscore.
     """
     code = rule.__code__
     parameters = code.co_varnames[: code.co_argcount]
-    loaded: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith("LOAD_"):
-            # Newer Pythons load two variables in one instruction.
-            names_loaded = (
-                instruction.argval
-                if isinstance(instruction.argval, tuple)
-                else (instruction.argval,)
-            )
-            loaded.update(n for n in names_loaded if isinstance(n, str))
-    used = {name for name, parameter in zip(names, parameters, strict=False) if parameter in loaded}
-    if code.co_flags & inspect.CO_VARARGS:
+    used = {n for n, p in zip(names, parameters, strict=False) if not p.startswith("_")}
+    if code.co_flags & inspect.CO_VARARGS and not code.co_varnames[code.co_argcount].startswith(
+        "_"
+    ):
         used.update(names[code.co_argcount :])
     return frozenset(used)
 
