@@ -179,6 +179,7 @@ def _solve_triangular(a: Any, b: Any, upper: bool, unit: bool) -> Any:
     function_in=LINALG,
     torch="linalg.solve_triangular",
     gradient_name="LinalgSolveTriangularBackward0",
+    lapack=("linalg_solve_triangular", "linalg_solve_triangular.out"),
 )
 def solve_triangular(
     A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
@@ -200,7 +201,12 @@ def solve_triangular(
     return _solve_triangular(a.mT, b.mT, not upper, unitriangular).mT
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="TriangularSolveBackward0")
+@composite(
+    family="index",
+    autocast=Autocast(cpu="fp32"),
+    gradient_name="TriangularSolveBackward0",
+    lapack=("triangular_solve.X",),
+)
 def triangular_solve(
     input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
@@ -275,6 +281,7 @@ def _system(name: str, A: Any, B: Any, left: bool) -> tuple[Any, Any, bool]:
     function_in=LINALG,
     torch="linalg.solve_ex",
     gradient_name="LinalgSolveExBackward0",
+    lapack=("_linalg_solve_ex.result",),
 )
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """(the solution of A X = B, info); info is not 0 where A is singular."""
@@ -320,6 +327,7 @@ def _inv(a: Any) -> Any:
     torch="linalg.inv_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
+    lapack=("linalg_inv_ex.inverse",),
 )
 def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     """(the inverses of matrices, info)."""
@@ -449,6 +457,7 @@ def _check_pivot(name: str, pivot: bool) -> None:
     function_in=LINALG,
     torch="linalg.lu_factor_ex",
     gradient_name="LinalgLuFactorExBackward0",
+    lapack=("linalg_lu_factor_ex.out",),
 )
 def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """(L and U in one matrix, pivots counted from 1, info)."""
@@ -513,7 +522,7 @@ def _permutation_matrix(pivots: Any, rows: int) -> Any:
     return cast_to(perm.unsqueeze(-2) == where_, dtype)
 
 
-@composite(family="index", gradient_name="LuUnpackBackward0")
+@composite(family="index", gradient_name="LuUnpackBackward0", lapack=("lu_unpack.out",))
 def lu_unpack(
     LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Any:
@@ -541,6 +550,7 @@ def lu_unpack(
     function_in=LINALG,
     torch="linalg.lu",
     gradient_name="LinalgLuBackward0",
+    lapack=("linalg_lu.out",),
 )
 def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     """(P, L, U) with A = P L U."""
@@ -556,6 +566,7 @@ def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     torch="linalg.lu_solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgLuSolveBackward0",
+    lapack=("linalg_lu_solve.out",),
 )
 def linalg_lu_solve(
     LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
@@ -625,7 +636,12 @@ def _det(a: Any) -> Any:
     return packed.diagonal(0, -2, -1).prod(-1) * _signed(packed, pivots)
 
 
-@composite(family="index", function_in=EVERYWHERE, gradient_name="LinalgDetBackward0")
+@composite(
+    family="index",
+    function_in=EVERYWHERE,
+    gradient_name="LinalgDetBackward0",
+    lapack=("_linalg_det.result",),
+)
 def det(input: Any) -> Any:
     """The determinants of matrices (*, N, N)."""
     check_matrix("linalg.det", input, "A", square=True)
@@ -657,6 +673,7 @@ def _complex_slogdet(a: Any) -> tuple[Any, Any]:
     function_in=LINALG,
     torch="linalg.slogdet",
     gradient_name="LinalgSlogdetBackward0",
+    lapack=("_linalg_slogdet.sign",),
 )
 def linalg_slogdet(A: Any) -> Any:
     """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""
@@ -710,6 +727,7 @@ def _cholesky(a: Any, upper: bool) -> Any:
     torch="linalg.cholesky_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgCholeskyExBackward0",
+    lapack=("linalg_cholesky_ex.L",),
 )
 def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
@@ -746,6 +764,7 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="CholeskyBackward0",
+    lapack=("cholesky", "cholesky.out"),
 )
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
@@ -761,7 +780,9 @@ def cholesky(input: Any, upper: bool = False) -> Any:
     return x.mH if upper else x
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    family="index", autocast=Autocast(cpu="fp32"), out="cast", lapack=("_cholesky_solve_helper",)
+)
 def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
     for x, what in ((input, "b"), (input2, "u")):
@@ -793,7 +814,12 @@ def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    family="index",
+    autocast=Autocast(cpu="fp32"),
+    out="cast",
+    lapack=("cholesky_inverse", "cholesky_inverse.out"),
+)
 def cholesky_inverse(input: Any, upper: bool = False) -> Any:
     """The inverse of A = L L^T from L."""
     check_matrix("cholesky_inverse", input, "A", square=True)
@@ -819,6 +845,7 @@ def _cholesky_inverse(factor: Any, upper: bool) -> Any:
     function_in=LINALG,
     torch="linalg.ldl_factor_ex",
     differentiable=False,
+    lapack=("linalg_ldl_factor_ex.out",),
 )
 def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
     """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
@@ -855,6 +882,7 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     function_in=LINALG,
     torch="linalg.ldl_solve",
     differentiable=False,
+    lapack=("linalg_ldl_solve.out",),
 )
 def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     """The solution of A X = B from what ldl_factor returned."""

@@ -287,7 +287,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
     )
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.expand")
+@composite(family="movement", function_in=METHOD, torch="Tensor.expand", grows=True)
 def expand(input: Any, *args: Any, size: Any = None, implicit: bool = False) -> Any:
     """A view in which dimensions of size 1 are repeated; -1 keeps a size."""
     return _expand("expand", input, sizes_of("expand", args, size))
@@ -330,7 +330,7 @@ def expand_as(input: Any, other: Any) -> Any:
     return _expand("expand_as", input, other._shape)
 
 
-@composite(family="movement")
+@composite(family="movement", grows=True)
 def broadcast_to(input: Any, size: Sequence[int]) -> Any:
     """Expanded to `size`."""
     return _expand("broadcast_to", input, sizes_of("broadcast_to", (size,)))
@@ -1439,7 +1439,11 @@ def _repeat(x: Any, counts: Shape) -> Any:
 
 
 @composite(
-    family="movement", function_in=METHOD, torch="Tensor.repeat", gradient_name="RepeatBackward0"
+    family="movement",
+    function_in=METHOD,
+    torch="Tensor.repeat",
+    gradient_name="RepeatBackward0",
+    grows=True,
 )
 def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""
@@ -1451,7 +1455,7 @@ def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
     return _repeat(input, counts)
 
 
-@composite(family="movement", gradient_name="RepeatBackward0")
+@composite(family="movement", gradient_name="RepeatBackward0", grows=True)
 def tile(input: Any, *args: Any, dims: Any = None) -> Any:
     """The tensor repeated `dims` times; missing leading counts are 1."""
     counts = sizes_of("tile", args, dims, "dims") if args != ((),) else ()

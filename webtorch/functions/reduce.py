@@ -203,6 +203,8 @@ def _accumulated(x: Any, dtype: DType | None) -> Any:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name=over_dims("Sum"),
+    onnx="ReduceSum",
+    numpy="sum",
 )
 def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the sum over `dim` (all dims for None); integers and bools give int64."""
@@ -239,6 +241,8 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     autocast=WHOLE,
     out="stated",
     gradient_name=over_dims("Mean"),
+    onnx="ReduceMean",
+    numpy="mean",
 )
 def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
@@ -311,6 +315,8 @@ def _prod(x: Any, dim: int) -> Any:
     autocast=Autocast("fp32", "fp32_result"),
     out="into",
     gradient_name=over_dims("Prod"),
+    onnx="ReduceProd",
+    numpy="prod",
 )
 def prod(
     input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
@@ -328,7 +334,9 @@ def prod(
     return _prod(x, dims[0]).reshape(shape) if x.ndim else copy(x)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+@composite(
+    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), numpy="count_nonzero"
+)
 def count_nonzero(input: Any, dim: Dims = None) -> Any:
     """Return how many elements are not zero, as int64."""
     dims = wrap_dims("count_nonzero", dim, input.ndim)
@@ -352,13 +360,17 @@ def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
     return to_type(result, uint8) if x.dtype is uint8 else result
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask")
+@composite(
+    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="any"
+)
 def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """Return whether one element is not zero; False of nothing."""
     return _logical("any", input, dim, keepdim)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask")
+@composite(
+    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="all"
+)
 def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """Return whether no element is zero; True of nothing."""
     return _logical("all", input, dim, keepdim)
@@ -379,6 +391,8 @@ def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: t
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AmaxBackward0",
+    onnx="ReduceMax",
+    numpy="max",
 )
 def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     """Return the largest element over `dim`; NaN wins. Ties share the gradient evenly."""
@@ -389,6 +403,8 @@ def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AminBackward0",
+    onnx="ReduceMin",
+    numpy="min",
 )
 def amin(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     """Return the smallest element over `dim`; NaN wins. Ties share the gradient evenly."""
@@ -419,6 +435,7 @@ def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     ties=True,
     aten=("argmax",),
+    numpy="argmax",
 )
 def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first largest element is (in the flattened input for None), as int64."""
@@ -431,6 +448,7 @@ def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     ties=True,
     aten=("argmin",),
+    numpy="argmin",
 )
 def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first smallest element is (in the flattened input for None), as int64."""
@@ -877,6 +895,7 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     gradient_name="LogsumexpBackward0",
     also=("special.logsumexp",),
     traced=True,
+    onnx="ReduceLogSumExp",
 )
 def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""

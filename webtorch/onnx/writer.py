@@ -20,7 +20,7 @@ from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import line_text
 from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
 from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
-from webtorch.ops.record import Elementwise
+from webtorch.ops.record import TABLE, Elementwise
 from webtorch.tensors.calls import result_type
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -30,7 +30,6 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Larger constants are computed in the file where they can be.
 _FOLD_BYTES = 64 << 20
-_GROWING = frozenset(("expand", "_fill", "repeat", "tile", "broadcast_to"))
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -122,7 +121,8 @@ class Writer:
         if any(c.place in self.unfolded for c, _ in within):
             return None
         nbytes = numel(v.shape) * v.dtype.itemsize
-        grows = call is not None and call.name in _GROWING and nbytes > 4096
+        entry = None if call is None else TABLE.get(call.name)
+        grows = entry is not None and entry.grows and nbytes > 4096
         if nbytes > _FOLD_BYTES or grows:
             # What holds it is smaller.
             return None

@@ -162,6 +162,13 @@ class Op:
     traced: bool = False
     # How the result lies in memory, as the operator's in PyTorch; None: row-major.
     layout: Layout | None = None
+    # Operators of the PyTorch device that PyTorch's LAPACK computes: factorisations have no kernel on WebGPU.
+    lapack: tuple[str, ...] = ()
+    # A reduction's operator in ONNX, and its function in NumPy, an oracle that users of a broken device have too.
+    onnx: str = ""
+    numpy: str = ""
+    # Whether the result may be far larger than the operands: a file of ONNX holds these, not the result.
+    grows: bool = False
     # Whether tensors are made of what is none: a mode of functions is asked, no class.
     factory: bool = False
     # The name that PyTorch shows for the gradient function, or a function of the call's arguments that gives it.

@@ -19,8 +19,8 @@ import torch
 import webtorch_autoload as autoload
 from webtorch.ops.layout import Form, Forms, Layout, of_operands, suggests_channels_last
 from webtorch.ops.primitive import fill, iota, matmul3
+from webtorch.ops.record import TABLE
 from webtorch.pytorch import attention, device, fallback, grouped, optimizer, regions
-from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
     TO_TORCH,
@@ -970,7 +970,7 @@ def _register_own(library: Any) -> None:
     }
     for name, kernel in (own | optimizer.KERNELS).items():
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
-    for name in ON_CPU:
+    for name in [n for entry in TABLE.values() for n in entry.lapack]:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         library.impl(name, autoload.hide(fallback.on_cpu(operator)), "PrivateUse1")
