@@ -140,7 +140,7 @@ def elementwise(
 ) -> Kernel:
     i = ex.index(0, count)
     loads = tuple(ex.load(k, dtype, i) for k in range(operands))
-    result = result or (bool_ if op in ex.COMPARISONS else dtype)
+    result = result or (bool_ if ex.FUNCTIONS[op].gives_bool else dtype)
     body = ex.make(op, result, loads, value)
     slots = [harness.slot(dtype, count)] * operands + [harness.slot(result, count, "write")]
     return Kernel(f"test_{op}", (count,), (), tuple(slots), (), (), (Store(operands, i, body),))
@@ -401,9 +401,9 @@ PHILOX = [
 
 
 def test_philox_gives_random123_known_answers() -> None:
-    from webtorch.runtime.backends.cpu.elementary import NumpyMachine, philox4x32
+    from webtorch.runtime.backends.cpu.philox import Arrays, philox4x32
 
-    machine = NumpyMachine()
+    machine = Arrays()
     for counter, key, expected in PHILOX:
         with np.errstate(all="ignore"):
             lanes = philox4x32(machine, tuple(map(np.uint32, key)), tuple(map(np.uint32, counter)))
@@ -412,7 +412,7 @@ def test_philox_gives_random123_known_answers() -> None:
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_philox_lanes_in_a_kernel(execution: str) -> None:
-    from webtorch.runtime.backends.cpu.elementary import NumpyMachine, philox4x32
+    from webtorch.runtime.backends.cpu.philox import Arrays, philox4x32
 
     count = 40
     i = ex.index(0, count)
@@ -433,7 +433,7 @@ def test_philox_lanes_in_a_kernel(execution: str) -> None:
     actual = harness.run(kernel, [None] * 4, args=(123, 0xFEDCBA98), execution=execution)
     with np.errstate(all="ignore"):
         expected = philox4x32(
-            NumpyMachine(), (np.uint32(123), np.uint32(0xFEDCBA98)),
+            Arrays(), (np.uint32(123), np.uint32(0xFEDCBA98)),
             (np.arange(count, dtype=np.uint32), np.uint32(7), np.uint32(0), np.uint32(0)),
         )  # fmt: skip
     for got, want in zip(actual, expected):

@@ -59,6 +59,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hypot": np.hypot, "copysign": np.copysign, "min": np.minimum, "max": np.maximum, "lt": np.less,
     "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "where": np.where,
+    "gcd": np.gcd, "fma": lambda x, y, z: x * y + z,
 }  # fmt: skip
 
 

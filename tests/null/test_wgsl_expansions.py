@@ -11,9 +11,9 @@ import pytest
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
-from webtorch.ir.expr import Expr
-from webtorch.lower.expansions import EXPANSIONS, expand
+from webtorch.ir.expr import FUNCTIONS, Expr, expand
 
+EXPANSIONS = {f.name: f for f in FUNCTIONS.values() if f.expansion is not None}
 TYPES = {"float32": np.float32, "int32": np.int32, "uint32": np.uint32, "bool": np.bool_}
 
 
@@ -191,13 +191,13 @@ def pair_samples(name: str, count: int) -> tuple[Any, Any]:
 
 def cases(name: str, count: int) -> tuple[Any, ...]:
     """Return the inputs on which `name` is tested."""
-    return (samples(count, 0),) if EXPANSIONS[name][1] == 1 else pair_samples(name, count)
+    return (samples(count, 0),) if EXPANSIONS[name].arity == 1 else pair_samples(name, count)
 
 
 @pytest.mark.parametrize("name", EXPANSIONS)
 def test_expansion_is_within_four_units_of_float64(name: str) -> None:
     inputs = cases(name, 20000)
-    root = EXPANSIONS[name][0](*[ex.input_(i, float32) for i in range(len(inputs))])
+    root = EXPANSIONS[name].expansion(*[ex.input_(i, float32) for i in range(len(inputs))])
     actual = run_float32(root, *inputs)
     with np.errstate(all="ignore"):
         exact = EXACT[name](*[x.astype(np.float64) for x in inputs])
@@ -211,7 +211,9 @@ def test_expansion_is_within_four_units_of_float64(name: str) -> None:
 
 def test_whole_powers_are_exact() -> None:
     x, y = (v.ravel().astype(np.float32) for v in np.meshgrid(np.arange(-12, 13), np.arange(0, 7)))
-    actual = run_float32(EXPANSIONS["pow"][0](ex.input_(0, float32), ex.input_(1, float32)), x, y)
+    actual = run_float32(
+        EXPANSIONS["pow"].expansion(ex.input_(0, float32), ex.input_(1, float32)), x, y
+    )
     np.testing.assert_array_equal(actual, x.astype(np.float64) ** y)
 
 

@@ -76,14 +76,6 @@ _MAX_SHARED_LEAVES = 4
 _MAX_MOVED_COST = 12
 # How often the loops of a kernel are split to turn quotients in its positions into strides.
 _MAX_SPLITS = 12
-_COSTS = {
-    "exp": 4, "exp2": 4, "expm1": 6, "log": 4, "log2": 4, "log10": 4, "log1p": 6, "sin": 6,
-    "cos": 6, "tan": 8, "tanh": 6, "erf": 8,
-    "erfc": 8, "pow": 8, "sqrt": 2, "rsqrt": 2, "div": 2, "philox": 12, "sinh": 6, "cosh": 6,
-    "asin": 6, "acos": 6, "atan": 6,
-    "atan2": 8, "asinh": 6, "acosh": 6, "atanh": 6, "hypot": 4, "mod": 2, "floordiv": 2, "truncdiv": 2, "truncmod": 2,
-    "gcd": 12,
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -754,7 +746,7 @@ def formula_cost(node: GraphNode) -> int:
     found = _FORMULA_COSTS.get(key)
     if found is None:
         formula = _formula(op, pattern, compute)
-        found = sum(_COSTS.get(e.op, 1 if e.args else 0) for e in ex.walk(formula))
+        found = ex.cost(formula)
         if len(_FORMULA_COSTS) > 4096:
             _FORMULA_COSTS.clear()
         _FORMULA_COSTS[key] = found

@@ -10,66 +10,9 @@ from __future__ import annotations
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import Check, Kernel, Store
 from webtorch.lower.affine import Affine, affine, index_of
-
-# Ops that one NumPy ufunc does, PyTorch's rules for NaN and infinity included.
-UFUNC: dict[str, str] = {
-    "neg": "negative",
-    "abs": "absolute",
-    "exp": "exp",
-    "exp2": "exp2",
-    "expm1": "expm1",
-    "log": "log",
-    "log2": "log2",
-    "log10": "log10",
-    "log1p": "log1p",
-    "sqrt": "sqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "arcsinh",
-    "acosh": "arccosh",
-    "atanh": "arctanh",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "rint",
-    "not": "logical_not",
-    "bitnot": "invert",
-    "isnan": "isnan",
-    "isinf": "isinf",
-    "add": "add",
-    "sub": "subtract",
-    "mul": "multiply",
-    "div": "divide",
-    "floordiv": "floor_divide",
-    "truncmod": "fmod",
-    "mod": "remainder",
-    "atan2": "arctan2",
-    "hypot": "hypot",
-    "gcd": "gcd",
-    "copysign": "copysign",
-    "min": "minimum",
-    "max": "maximum",
-    "lt": "less",
-    "le": "less_equal",
-    "eq": "equal",
-    "ne": "not_equal",
-    "shl": "left_shift",
-    "shr": "right_shift",
-}
-_LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
-_BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
-# Ops that numpy_math.py has under their own name.
-HELPERS = frozenset({"sign", "rsqrt", "erf", "erfc", "pow", "truncdiv", "where"})
 
 
 def array_type(dtype: DType) -> str:
@@ -180,16 +123,7 @@ class _Writer:
         return f"{name}({args}, out={out})" if out else f"{name}({args})"
 
     def function(self, node: Expr) -> str:
-        kind = node.args[0].dtype.kind
-        if node.op in _LOGICAL:
-            return (_LOGICAL if node.dtype is bool_ else _BITWISE)[node.op]
-        if node.op in ("isnan", "isinf") and kind != "float":
-            return "never"
-        if node.op in ("floor", "ceil", "trunc", "round") and kind != "float":
-            return "positive"
-        if node.op in HELPERS:
-            return node.op
-        return UFUNC[node.op]
+        return FUNCTIONS[node.op].numpy or node.op
 
     def constant(self, node: Expr) -> str:
         value = node.value
@@ -321,7 +255,8 @@ class _Writer:
             where is None
             or self.kernel.inner
             or self.rank == 0
-            or (node.op not in UFUNC and node.op not in _LOGICAL)
+            or node.op not in FUNCTIONS
+            or not FUNCTIONS[node.op].numpy
         ):
             return False
         # NumPy 2.4's negative is wrong in place at a distance of 16 bytes: only neighbours are
@@ -329,10 +264,9 @@ class _Writer:
         in_place = where.stride(self.rank - 1) == 1 and self.one_to_one(s, where)
         if s.buffer in reads and not in_place:
             return False
-        if (
-            self.function(node) in ("never", "positive")
-            or self.kernel.buffers[s.buffer].dtype is not node.dtype
-            or node.dtype in (bfloat16, float16)
+        if self.kernel.buffers[s.buffer].dtype is not node.dtype or node.dtype in (
+            bfloat16,
+            float16,
         ):
             return False
         self.emit(self.call(node, self.view(s.buffer, where)))

@@ -12,18 +12,9 @@ import struct
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, float16, float32, float64, integer_limits
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
-_BITS = {"and": "&", "or": "|", "xor": "^"}
-# Ops whose result may not be a number of the type yet.
-_WRAPPED = frozenset(
-    ("add", "sub", "mul", "neg", "abs", "shl", "pow", "truncdiv", "floordiv", "bitnot", "gcd")
-)
-_EXACT = frozenset(
-    ("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "copysign", "min", "max", "truncmod")
-)
 _POSITIONS = frozenset(("index", "const", "add", "sub", "mul", "floordiv", "mod", "min", "max"))
 
 
@@ -105,26 +96,21 @@ class _Writer:
             return self.cast(args[0], source, dtype)
         if op == "bitcast":
             return f"bitcast({args[0]}, {source.name!r}, {dtype.name!r})"
-        if op in _BITS:
-            return f"{args[0]} {_BITS[op]} {args[1]}"
         if op == "not":
             return f"not {args[0]}"
-        if op in ("isnan", "isinf"):
-            return f"{op}({args[0]})" if source.kind == "float" else "False"
-        if op in ("floor", "ceil", "trunc", "round") and source.kind != "float":
-            return args[0]
-        if op in _INFIX:
-            text = f"{args[0]} {_INFIX[op]} {args[1]}"
+        function = FUNCTIONS[op]
+        if function.infix:
+            text = f"{args[0]} {function.infix} {args[1]}"
         elif op == "neg":
             text = f"-{args[0]}"
         else:
             kind = "f" if source.kind == "float" else "i"
             text = f"{kind}_{op}({', '.join(args)})"
-        if op in ex.COMPARISONS:
+        if function.gives_bool:
             return text
         if dtype.kind == "float":
-            return text if dtype is float64 or op in _EXACT else f"f32({text})"
-        if op not in _WRAPPED or dtype is bool_ or self.is_position(node):
+            return text if dtype is float64 or function.exact else f"f32({text})"
+        if not function.wraps or dtype is bool_ or self.is_position(node):
             return text
         return f"w_{dtype.name}({text})"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16, float32, int32, int64, integer_limits
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr, cost_cpu
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import Affine, affine
@@ -36,48 +36,6 @@ _UNROLLED = 8
 # From this cost on, a value is kept in a row rather than computed again in the next stage.
 _KEEP_COST = 12
 
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "lt": "<",
-    "le": "<=",
-    "eq": "==",
-    "ne": "!=",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-}
-_CALLS = {"not": "logical_not", "min": "minimum", "max": "maximum", "bitnot": "invert"}
-_DIVISIONS = ("floordiv", "truncdiv", "mod", "truncmod")
-# Processors have no vectors of these.
-_INTEGER_DIVISION = 25
-COSTS: dict[str, int] = {
-    **dict.fromkeys(("exp", "exp2", "log", "log2", "log10", "sin", "cos", "tanh"), 15),
-    **dict.fromkeys(
-        (
-            "expm1",
-            "log1p",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-            "erfc",
-            "atan2",
-        ),
-        25,
-    ),
-    **dict.fromkeys(("pow", "philox", "gcd"), 50),
-    **dict.fromkeys(("div", "sqrt", "rsqrt", "hypot", *_DIVISIONS), 5),
-    **dict.fromkeys(("const", "arg", "index", "reduced"), 0),
-}
-
 Dep = int | tuple[str, int]
 
 
@@ -88,21 +46,6 @@ class _Scope:
     known: frozenset[Dep]
     names: dict[Expr, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-
-
-def cost(*roots: Expr) -> int:
-    """Return how much work one evaluation of `roots` is, in additions."""
-    return sum(
-        _INTEGER_DIVISION
-        if node.op in _DIVISIONS and node.dtype.is_integral
-        else COSTS.get(node.op, 1)
-        for node in ex.walk(*roots)
-    )
-
-
-def type_name(dtype: DType) -> str:
-    """Return the name of a type in the generated text."""
-    return dtype.name
 
 
 class _Writer:
@@ -246,9 +189,10 @@ class _Writer:
                 return f"-{args[0]}"
             case "div" if node.dtype.kind == "float":
                 return f"{args[0]} / {args[1]}"
-            case op if op in _INFIX:
-                return f"{args[0]} {_INFIX[op]} {args[1]}"
-        return f"{_CALLS.get(node.op, node.op)}({', '.join(args)})"
+        function = FUNCTIONS[node.op]
+        if function.infix:
+            return f"{args[0]} {function.infix} {args[1]}"
+        return f"{function.loops}({', '.join(args)})"
 
     def ready(self, node: Expr) -> str:
         found = self.find(node)
@@ -673,10 +617,10 @@ class _Writer:
             wanted += [
                 e
                 for e in nodes & later
-                if inner and cost(e) >= _KEEP_COST and inner <= self.deps(e) and e not in wanted
+                if inner and cost_cpu(e) >= _KEEP_COST and inner <= self.deps(e) and e not in wanted
             ]
         budget = _ROW_BYTES
-        order = sorted(wanted, key=lambda e: (-cost(e), ex.show(e)))
+        order = sorted(wanted, key=lambda e: (-cost_cpu(e), ex.show(e)))
         for e in order:
             # A part of a kept value is needed only inside it, most of the time.
             if any(e in set(ex.walk(k)) for k in self.rows) or e.dtype in (

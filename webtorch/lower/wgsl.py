@@ -1,8 +1,8 @@
 """Routines as WGSL: the one entry of the renderer. Floor 2; imports floor 0, the kernels and the
 templates.
 
-A language is a table (`wgsl_table`, with its traps in `prelude` and its accurate functions in
-`expansions`); a kernel is
+A language is the WGSL texts in the records of scalar functions, and a table (`wgsl_table`, with its
+traps in `prelude`); functions that WGSL lacks or has too inexact are their float32 expansions. A kernel is
 written by `wgsl_writer`, launched as `wgsl_kernel` and `wgsl_reduce` say, and wrapped into a shader
 by `wgsl_shader`.
 """

@@ -16,14 +16,13 @@ from webtorch.ir.dtype import (
     int32,
     uint32,
 )
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import (
     Kernel,
     Store,
 )
 from webtorch.ir.limits import Limits
 from webtorch.lower import prelude
-from webtorch.lower.expansions import EXPANSIONS
 from webtorch.lower.wgsl_table import wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
 
@@ -132,17 +131,18 @@ def declarations(
 
 
 def function_source(name: str) -> str:
-    """Return an accurate function of the expansion table as a WGSL function `wt_NAME`."""
+    """Return the float32 expansion of a scalar function as a WGSL function `wt_NAME`."""
     found = _FUNCTIONS.get(name)
     if found is None:
-        build, count = EXPANSIONS[name]
-        inputs = tuple(ex.input_(i, float32) for i in range(count))
-        root = build(*inputs)
+        function = FUNCTIONS[name]
+        assert function.expansion is not None
+        inputs = tuple(ex.input_(i, float32) for i in range(function.arity))
+        root = function.expansion(*inputs)
         limits = Limits(0, 8, 64, 65535, 16384, False, False)
         kernel = Kernel(name, (1,), (), (), (), (), (Store(0, ex.const(0, int32), root),))
         writer = KernelWriter(kernel, limits)
         scope = writer.top
-        parameters = "xyz"[:count]
+        parameters = "xyz"[: function.arity]
         for node, letter in zip(inputs, parameters, strict=True):
             scope.env[node] = letter
         signature = ", ".join(f"{p}: f32" for p in parameters)
@@ -177,7 +177,11 @@ def assemble(
     directives: tuple[str, ...] = (),
 ) -> str:
     """Return the whole shader text; `directives` open it."""
-    functions = {f"wt_{n}": function_source(n) for n in EXPANSIONS}
+    functions = {
+        f"wt_{f.name}": function_source(f.name)
+        for f in FUNCTIONS.values()
+        if f.expansion is not None
+    }
     helpers = prelude.needed(["\n".join([*declared, *shared, *body])], functions)
     head = [*(["enable f16;"] if f16 else []), *directives]
     return "\n".join(

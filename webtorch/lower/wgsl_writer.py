@@ -19,7 +19,7 @@ from webtorch.ir.dtype import (
     int32,
     uint32,
 )
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import (
     BufferSlot,
     Check,
@@ -28,13 +28,9 @@ from webtorch.ir.kernel import (
 )
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
-from webtorch.lower.expansions import EXPANSIONS
 from webtorch.lower.wgsl_facts import Affine, Range, affine, bounds, fits_int
 from webtorch.lower.wgsl_table import (
-    FLOAT_UNARY,
     PER_WORD,
-    TABLES,
-    WRAPPING,
     combine,
     convert,
     decode,
@@ -624,24 +620,22 @@ class KernelWriter:
             return f"bitcast<{wgsl_type(node.dtype)}>({args[0]})"
         source = node.args[0].dtype
         kind = wgsl_type(source)
+        function = FUNCTIONS[op]
         if op == "not":
             inner = node.args[0]
             if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
                 return f"wt_not_{inner.op}({args[0]}, {args[1]})"
-            return f"(!{args[0]})" if kind == "bool" else f"({args[0]} == {literal(0, source)})"
         if all(a.op == "const" for a in node.args):
             # A front end refuses a constant expression that overflows; a variable is never one.
             name = self.fresh()
             home.lines.append(f"var {name} = {args[0]};")
             args = [name, *args[1:]]
-        if kind == "f32" and op in EXPANSIONS:
+        if kind == "f32" and function.expansion is not None:
             return f"wt_{op}({', '.join(args)})"
         if kind == "i32" and op in ("floordiv", "mod", "truncdiv", "truncmod"):
             fast = self._fast_division(node, args)
             if fast is not None:
                 return fast
-        if op in ("isnan", "isinf"):
-            return FLOAT_UNARY[op].format(*args) if kind == "f32" else "false"
         if op in ("max", "min") and kind == "f32":
             # The side that is a number for sure needs no test.
             for i, a in enumerate(node.args):
@@ -652,13 +646,13 @@ class KernelWriter:
             if 0 <= count < 32:
                 sign = "<<" if op == "shl" else ">>"
                 return wrap(node.dtype, f"({args[0]} {sign} {count}u)")
-        text = TABLES[kind].get(op)
+        text = function.wgsl.get(kind)
         if text is None:
             raise DTypeError(
                 f"{op}: no WGSL form for {source}. Convert the operand to float32 first"
             )
         text = text.format(*args)
-        return wrap(node.dtype, text) if op in WRAPPING else text
+        return wrap(node.dtype, text) if function.wraps else text
 
     def _fast_division(self, node: Expr, args: list[str]) -> str | None:
         divisor = node.args[1]

@@ -17,6 +17,7 @@ import numpy
 
 import webtorch
 from webtorch.errors import DTypeError
+from webtorch.ir.expr import FUNCTIONS
 from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
 
@@ -108,16 +109,17 @@ def _dtype(code: int) -> Any:
 
 # ---- elementwise ----------------------------------------------------------------------------------
 
+# Nodes that are one scalar function of one number, and others of one tensor.
 _UNARY: dict[str, Callable[[Any], Any]] = {
-    "Abs": webtorch.abs, "Acos": webtorch.acos, "Acosh": webtorch.acosh, "Asin": webtorch.asin,
-    "Asinh": webtorch.asinh, "Atan": webtorch.atan, "Atanh": webtorch.atanh, "Ceil": webtorch.ceil,
-    "Cos": webtorch.cos, "Cosh": webtorch.cosh, "Erf": webtorch.erf, "Exp": webtorch.exp,
-    "Floor": webtorch.floor, "HardSwish": F.hardswish, "Identity": lambda x: x,
-    "IsNaN": webtorch.isnan, "Log": webtorch.log, "Mish": F.mish, "Neg": webtorch.neg,
-    "Not": webtorch.logical_not, "Reciprocal": webtorch.reciprocal, "Relu": webtorch.relu,
-    "Round": webtorch.round, "Sigmoid": webtorch.sigmoid, "Sign": webtorch.sign, "Sin": webtorch.sin,
-    "Sinh": webtorch.sinh, "Softplus": lambda x: F.softplus(x, 1, math.inf),
-    "Softsign": F.softsign, "Sqrt": webtorch.sqrt, "Tan": webtorch.tan, "Tanh": webtorch.tanh,
+    f.onnx: getattr(webtorch, f.name)
+    for f in FUNCTIONS.values()
+    # (IsInf has attributes.)
+    if f.arity == 1 and isinstance(f.onnx, str) and hasattr(webtorch, f.name) and f.name != "isinf"
+}
+_UNARY |= {
+    "HardSwish": F.hardswish, "Identity": lambda x: x, "Mish": F.mish, "Not": webtorch.logical_not,
+    "Reciprocal": webtorch.reciprocal, "Relu": webtorch.relu, "Sigmoid": webtorch.sigmoid,
+    "Softplus": lambda x: F.softplus(x, 1, math.inf), "Softsign": F.softsign,
     "BitwiseNot": webtorch.bitwise_not,
 }  # fmt: skip
 for _name, _function in _UNARY.items():

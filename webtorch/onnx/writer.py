@@ -8,7 +8,6 @@ here. Rules of composites are in `rules`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -430,23 +429,20 @@ def _window(shape: tuple[int, ...], v: Value) -> list[tuple[int, int, int, int]]
 
 # ---- elementwise ----------------------------------------------------------------------------------
 
-# Entries that ONNX has: name -> (node, first opset).
+# Entries that ONNX has, beside those that are one scalar function with a node.
 _NODES = {
-    "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
-    "reciprocal": "Reciprocal", "neg": "Neg", "abs": "Abs", "sign": "Sign", "floor": "Floor",
-    "ceil": "Ceil", "_round": "Round", "erf": "Erf", "sin": "Sin", "cos": "Cos", "tan": "Tan",
-    "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "asinh": "Asinh",
-    "acosh": "Acosh", "atanh": "Atanh", "_add": "Add", "_sub": "Sub", "mul": "Mul", "_div": "Div",
-    "_pow": "Pow", "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less",
-    "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual", "softsign": "Softsign",
-    "selu": "Selu", "clamp_min": "Max", "clamp_max": "Min", "_prelu": "PRelu", "isnan": "IsNaN",
-    "hardswish": "HardSwish", "mish": "Mish",
+    "relu": "Relu", "sigmoid": "Sigmoid", "reciprocal": "Reciprocal", "_round": "Round",
+    "_add": "Add", "_sub": "Sub", "_div": "Div", "_pow": "Pow", "maximum": "Max", "minimum": "Min",
+    "gt": "Greater", "ge": "GreaterOrEqual", "softsign": "Softsign", "selu": "Selu",
+    "clamp_min": "Max", "clamp_max": "Min", "_prelu": "PRelu", "hardswish": "HardSwish", "mish": "Mish",
+} | {
+    f.name: f.onnx for f in ex.FUNCTIONS.values() if isinstance(f.onnx, str) and f.onnx
 }  # fmt: skip
 _SINCE = {"HardSwish": 14, "Mish": 18}
 # Nodes that take no integers, or no booleans.
 _FLOAT_ONLY = frozenset((
     "Floor", "Ceil", "Round", "Reciprocal", "Sqrt", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softsign",
-    "Selu", "HardSwish", "Mish", "IsNaN",
+    "Selu", "HardSwish", "Mish", "IsNaN", "IsInf",
 ))  # fmt: skip
 
 
@@ -529,9 +525,7 @@ def _named(w: Writer, op: Elementwise, x: list[Name], numbers: Any, dtype: DType
             return w.node(op.name[8:].capitalize(), *x), bool_
         case "logical_not" if dtype is bool_:
             return w.node("Not", x[0]), bool_
-        case "isinf" if kind == "float":
-            return w.node("IsInf", x[0]), bool_
-        case "atan2" | "fmax" | "fmin":
+        case "fmax" | "fmin":
             return None, dtype
     node = _NODES.get(op.name)
     if node is None or w.opset < _SINCE.get(node, 0):
@@ -570,158 +564,50 @@ def written(w: Writer, root: Expr, inputs: Sequence[Name], title: str) -> Name:
                 w.interned["expr", key] = w.number(e.value, e.dtype)
             made[e] = w.interned["expr", key]
         else:
-            function = _EXPRESSIONS.get(e.op)
-            if function is None:
-                raise ExportError(
-                    f"export: {title.strip('_')} computes with {e.op}, which ONNX does not have. Move it out "
-                    "of the exported function, or write it with other operations."
-                )
-            made[e] = function(w, e, *args)
+            made[e] = _written(w, e, args, title)
     return made[root]
 
 
-def _one(w: Writer, value: float, like: Expr) -> Name:
-    key = (float(value), like.dtype.name)
-    if ("const", key) not in w.interned:
-        w.interned["const", key] = w.number(value, like.dtype)
-    return w.interned["const", key]
-
-
-def _simple(node: str) -> Callable[..., Name]:
-    return lambda w, e, *x: w.node(node, *x)
-
-
-def _through(node: str, integral: bool = False) -> Callable[..., Name]:
-    """A node that integers need not go through."""
-    return lambda w, e, x: w.node(node, x) if e.dtype.kind == "float" else x
-
-
-def _expm1(w: Writer, e: Expr, x: Name) -> Name:
-    # expm1(x) = 2 t / (1 - t), t = tanh(x / 2): exact where exp(x) - 1 loses its digits.
-    t = w.node("Tanh", w.node("Mul", x, _one(w, 0.5, e)))
-    small = w.node("Div", w.node("Add", t, t), w.node("Sub", _one(w, 1, e), t))
-    large = w.node("Sub", w.node("Exp", x), _one(w, 1, e))
-    return w.node("Where", w.node("Less", w.node("Abs", x), _one(w, 0.5, e)), small, large)
-
-
-def _log1p(w: Writer, e: Expr, x: Name) -> Name:
-    # log1p(x) = 2 atanh(x / (2 + x)), exact where 1 + x loses the digits of x.
-    t = w.node("Atanh", w.node("Div", x, w.node("Add", x, _one(w, 2, e))))
-    large = w.node("Log", w.node("Add", x, _one(w, 1, e)))
-    close = w.node("Less", w.node("Abs", x), _one(w, 0.5, e))
-    return w.node("Where", close, w.node("Add", t, t), large)
-
-
-def _trunc(w: Writer, e: Expr, x: Name) -> Name:
-    if e.dtype.kind != "float":
-        return x
-    negative = w.node("Less", x, _one(w, 0, e))
-    return w.node("Where", negative, w.node("Ceil", x), w.node("Floor", x))
-
-
-def _scaled_log(base: float) -> Callable[..., Name]:
-    return lambda w, e, x: w.node("Mul", w.node("Log", x), _one(w, 1 / math.log(base), e))
-
-
-def _floordiv(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    if e.dtype.kind == "float":
-        return w.node("Floor", w.node("Div", x, y))
-    return w.node("Div", w.node("Sub", x, w.node("Mod", x, y)), y)
-
-
-def _truncdiv(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    quotient = w.node("Div", x, y)
-    return quotient if e.dtype.kind != "float" else _trunc(w, e, quotient)
-
-
-def _mod(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    if e.dtype.kind != "float":
-        return w.node("Mod", x, y)
-    # The remainder has the sign of the divisor.
-    r = w.node("Mod", x, y, fmod=1)
-    zero = _one(w, 0, e)
-    other = w.node("Less", w.node("Mul", r, y), zero)
-    return w.node("Where", other, w.node("Add", r, y), r)
+def _written(w: Writer, e: Expr, args: list[Name], title: str) -> Name:
+    """Write one scalar function: as a node, or by the formula of nodes in its record."""
+    special = _EXPRESSIONS.get(e.op)
+    if special is not None:
+        return special(w, e, *args)
+    function = ex.FUNCTIONS.get(e.op)
+    if e.op == "mod" and e.dtype.kind != "float":
+        return w.node("Mod", *args)
+    if function is None or not function.onnx:
+        raise ExportError(
+            f"export: {title.strip('_')} computes with {e.op}, which ONNX does not have. Move it out "
+            "of the exported function, or write it with other operations."
+        )
+    if isinstance(function.onnx, str):
+        return w.node(function.onnx, *args)
+    formula = function.onnx(*(ex.input_(i, a.dtype) for i, a in enumerate(e.args)))
+    return written(w, formula, args, title)
 
 
 def _logical(word: str) -> Callable[..., Name]:
     def write(w: Writer, e: Expr, x: Name, y: Name) -> Name:
         if e.args[0].dtype is bool_:
             return w.node(word, x, y)
-        if w.opset < 18:
-            raise ExportError(f"export: bitwise {word.lower()} needs opset 18; this is {w.opset}")
-        return w.node(f"Bitwise{word}", x, y)
+        return _of_bits(w, word, x, y)
 
     return write
 
 
-def _gcd(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    """Euclid's algorithm. Numbers of n bits need at most 1.44 n steps (Lame, 1844)."""
-    a, b = w.node("Abs", x), w.node("Abs", y)
-    zero, one = _one(w, 0, e), _one(w, 1, e)
-    for _ in range(int(e.dtype.bits * 1.4405) + 2):
-        done = w.node("Equal", b, zero)
-        rest = w.node("Mod", a, w.node("Where", done, one, b))
-        a, b = w.node("Where", done, a, b), w.node("Where", done, zero, rest)
-    return a
-
-
-def _bitnot(w: Writer, e: Expr, x: Name) -> Name:
+def _of_bits(w: Writer, word: str, *x: Name) -> Name:
     if w.opset < 18:
-        raise ExportError(f"export: bitwise_not needs opset 18; this is {w.opset}")
-    return w.node("BitwiseNot", x)
+        raise ExportError(f"export: bitwise_{word.lower()} needs opset 18; this is {w.opset}")
+    return w.node(f"Bitwise{word}", *x)
 
 
-def _copysign(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    size = w.node("Abs", x)
-    zero = _one(w, 0, e)
-    # -0 is negative too: its reciprocal is.
-    negative = w.node("Or", w.node("Less", y, zero), w.node("Less", w.node("Reciprocal", y), zero))
-    return w.node("Where", negative, w.node("Neg", size), size)
-
-
-def _atan2(w: Writer, e: Expr, y: Name, x: Name) -> Name:
-    zero, pi = _one(w, 0, e), _one(w, math.pi, e)
-    base = w.node("Atan", w.node("Div", y, x))
-    turn = w.node(
-        "Where", w.node("Less", y, zero), w.node("Sub", base, pi), w.node("Add", base, pi)
-    )
-    found = w.node("Where", w.node("Less", x, zero), turn, base)
-    half = w.node("Mul", w.node("Sign", y), _one(w, math.pi / 2, e))
-    return w.node("Where", w.node("Equal", x, zero), half, found)
-
-
-def _hypot(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    return w.node("Sqrt", w.node("Add", w.node("Mul", x, x), w.node("Mul", y, y)))
-
-
-def _cast_expression(w: Writer, e: Expr, x: Name) -> Name:
-    return w.node("Cast", x, to=e.dtype.name)
-
-
-def _equal(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-    return w.node("Equal", x, y)
-
-
+# What is more than a node or a formula of nodes: attributes, and nodes of later opsets.
 _EXPRESSIONS: dict[str, Callable[..., Name]] = {
-    "neg": _simple("Neg"), "abs": _simple("Abs"), "sign": _simple("Sign"), "exp": _simple("Exp"),
-    "exp2": lambda w, e, x: w.node("Pow", _one(w, 2, e), x), "expm1": _expm1, "log": _simple("Log"),
-    "log2": _scaled_log(2), "log10": _scaled_log(10), "log1p": _log1p, "sqrt": _simple("Sqrt"),
-    "rsqrt": lambda w, e, x: w.node("Reciprocal", w.node("Sqrt", x)),
-    "sin": _simple("Sin"), "cos": _simple("Cos"), "tan": _simple("Tan"), "asin": _simple("Asin"),
-    "acos": _simple("Acos"), "atan": _simple("Atan"), "sinh": _simple("Sinh"), "cosh": _simple("Cosh"),
-    "tanh": _simple("Tanh"), "asinh": _simple("Asinh"), "acosh": _simple("Acosh"),
-    "atanh": _simple("Atanh"), "erf": _simple("Erf"),
-    "erfc": lambda w, e, x: w.node("Sub", _one(w, 1, e), w.node("Erf", x)),
-    "floor": _through("Floor"), "ceil": _through("Ceil"), "trunc": _trunc, "round": _through("Round"),
-    "not": _simple("Not"), "bitnot": _bitnot, "isnan": _simple("IsNaN"), "isinf": _simple("IsInf"),
-    "cast": _cast_expression, "add": _simple("Add"), "sub": _simple("Sub"), "mul": _simple("Mul"),
-    "div": _simple("Div"), "floordiv": _floordiv, "truncdiv": _truncdiv, "mod": _mod,
-    "truncmod": lambda w, e, x, y: w.node("Mod", x, y, fmod=1), "pow": _simple("Pow"), "atan2": _atan2,
-    "hypot": _hypot, "gcd": _gcd, "copysign": _copysign, "min": _simple("Min"), "max": _simple("Max"),
-    "lt": _simple("Less"), "le": _simple("LessOrEqual"), "eq": _equal,
-    "ne": lambda w, e, x, y: w.node("Not", w.node("Equal", x, y)),
-    "and": _logical("And"), "or": _logical("Or"), "xor": _logical("Xor"), "where": _simple("Where"),
+    "cast": lambda w, e, x: w.node("Cast", x, to=e.dtype.name),
+    "truncmod": lambda w, e, x, y: w.node("Mod", x, y, fmod=1),
+    "and": _logical("And"), "or": _logical("Or"), "xor": _logical("Xor"),
+    "bitnot": lambda w, e, x: _of_bits(w, "Not", x),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from webtorch.ir.dtype import DType, uint8
-from webtorch.ir.expr import walk
+from webtorch.ir.expr import cost_cpu, walk
 from webtorch.ir.kernel import (
     Attention,
     Convolution,
@@ -35,7 +35,7 @@ from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
 from webtorch.lower.numpysource import numpy_source
-from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.pysource import python_source
 from webtorch.lower.scansource import scan_source
 from webtorch.lower.sizes import Families, Family
 from webtorch.lower.templates.generic import conv_kernel, without_epilogue
@@ -122,7 +122,7 @@ class KernelRunner(Runner):
         kinds = ["d" if d.kind == "float" else "Q" for d in kernel.args]
         self.pack = struct.Struct("Q" * len(kernel.buffers) + "".join(kinds) + "Q").pack
         self.masks = [0 if d.kind == "float" else _ALL_BITS for d in kernel.args]
-        each = cost(*kernel.expressions()) + len(kernel.buffers)
+        each = cost_cpu(*kernel.expressions()) + len(kernel.buffers)
         self.work = each * self.points
         self.spent = 0
         self.step = each * (self.points + _CALL_COST)

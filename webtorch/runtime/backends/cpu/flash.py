@@ -30,9 +30,11 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
+from webtorch.ir import expr as ex
 from webtorch.ir.dtype import bool_, float32
+from webtorch.ir.expr.exponential import exp_of_negative
 from webtorch.ir.kernel import Attention
-from webtorch.runtime.backends.cpu import elementary, jit
+from webtorch.runtime.backends.cpu import jit, philox
 from webtorch.runtime.backends.cpu.threads import get_num_threads
 from webtorch.runtime.backends.cpu.vectorcode import (
     HERE,
@@ -50,6 +52,7 @@ _LOWEST = -3.4028234663852886e38
 # The counter of blocks that threads have taken, before scratch memory: a line of the cache.
 _COUNTER = 16
 _MASKS = ("", "bool", "float32")
+_EXP = exp_of_negative(ex.input_(0, float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class _Writer(VectorWriter):
         """Return e^x for arguments that are hardly positive: 0 below -87."""
         m = self.machine
         m.builder = self.b
-        return elementary.exp_of_negative(m, m.wrap(x, "float32")).value
+        return m.evaluate(_EXP, [m.wrap(x, "float32")]).value
 
     def call(self, name: str, values: Sequence[Any], write: Callable[..., None]) -> None:
         """Call a function of the module, which `write` writes where there is none of this name."""
@@ -451,7 +454,7 @@ class _Writer(VectorWriter):
         low = m.cast(number, "uint32")
         high = m.cast(number >> m.constant(32, "uint64"), "uint32")
         seeds = [m.wrap(x, "uint32") for x in self.seeds]
-        bits = elementary.philox(m, seeds[0], seeds[1], low, high)[0]
+        bits = philox.philox(m, seeds[0], seeds[1], low, high)[0]
         uniform = m.cast(m.cast(bits >> m.constant(8, "uint32"), "int32"), "float32")
         uniform = uniform * m.constant(2.0**-24, "float32")
         return b.select(b.fcmp_ordered(">=", uniform.value, self.least), self.kept, self.zero)
@@ -945,7 +948,7 @@ def name_of(
 
 @cache
 def _functions(shape: Shape, fused: bool, position_bits: int) -> Functions:
-    key = f"{shape} {fused} {position_bits} {source_digest(__file__)} {source_digest(elementary.__file__)}"
+    key = f"{shape} {fused} {position_bits} {source_digest(__file__)} {ex.show(_EXP)} {source_digest(philox.__file__)}"
     return Functions(lambda: _Writer(shape, fused, position_bits), f"wt_flash{shape.lanes}_", key)
 
 

@@ -23,19 +23,22 @@ import platform
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
 
-from webtorch.ir.dtype import float16
-from webtorch.runtime.backends.cpu import elementary, lane_loops
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float16, float32
+from webtorch.ir.expr import FUNCTIONS, Expr
+from webtorch.runtime.backends.cpu import lane_loops, philox
 from webtorch.runtime.disk import CODE
 from webtorch.runtime.interrupt import firm
 
-# Part of the key of code on disk: raise it when this file, elementary.py or lane_loops.py changes what is generated.
-_VERSION = 10
+# Part of the key of code on disk: raise it when this file, lane_loops.py or an `expansion_cpu` in ir/expr changes what
+# is generated.
+_VERSION = 11
 
 # Loops of so many turns fill vectors; shorter ones are better written out, longer ones never are.
 _VECTOR_TURNS = range(12, 65)
@@ -136,7 +139,7 @@ class _Value:
 
 
 class LlvmMachine:
-    """Writes instructions for the elementary functions, and for what the text calls."""
+    """Writes instructions for scalar functions, and for what the text calls."""
 
     def __init__(self, module: Any, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
@@ -179,7 +182,7 @@ class LlvmMachine:
                 _known_symbol(full)
         return self.wrap(self.builder.call(function, [a.value for a in args]), kind)
 
-    # -- elementary.Machine ---------------------------
+    # -- scalar functions ---------------------------
 
     def select(self, condition: _Value, a: _Value, b: _Value) -> _Value:
         """Return `a` where the condition holds, else `b`."""
@@ -414,12 +417,8 @@ class LlvmMachine:
             return self.select(inside, a >> count, self.constant(0, a.kind))
         return a >> self.select(inside, b, self.constant(self.widths[a.kind] - 1, a.kind))
 
-    def power(self, a: _Value, b: _Value) -> _Value:
-        """Raise to a power."""
-        if a.kind == "float32":
-            return elementary.pow(self, a, b)
-        if a.kind == "float64":
-            return self.intrinsic("pow", a.kind, a, b)
+    def pow_of_integers(self, a: _Value, b: _Value) -> _Value:
+        """Raise an integer to a power."""
         if a.kind == "bool":
             return a | self.logical_not(b)
         # Squaring, with one step for each bit of the exponent.
@@ -436,6 +435,78 @@ class LlvmMachine:
             a == one, one, self.select(a == minus, self.select((b & one) != zero, minus, one), zero)
         )
         return self.select(b < zero, small, result)
+
+    # -- by name ---------------------------
+
+    def apply(self, name: str, args: Sequence[_Value]) -> _Value:
+        """Compute the scalar function that loop texts call `name`."""
+        match name:
+            case "where":
+                return self.select(args[0], *self.common(*args[1:]))
+            case "floordiv" | "truncdiv" | "mod" | "truncmod":
+                return self.divide(name, *args)
+            case "shl" | "shr":
+                return self.shift(name, *args)
+            case "floor" | "ceil" | "trunc" | "round":
+                return self.rounded(_ROUNDINGS[name], args[0])
+        if name in _INSTRUCTIONS:
+            return getattr(self, name)(*args)
+        function = FUNCTIONS.get(name)
+        if function is None or function.expansion_cpu is None:
+            raise TypeError(f"no such function in kernels: {name}")
+        if args[0].kind == "float32":
+            return self.evaluate(_expansion(name), args)
+        if args[0].kind not in _FLOATS:
+            return getattr(self, f"{name}_of_integers")(*args)
+        return self.intrinsic(function.libm, "float64", *args)
+
+    def evaluate(self, root: Expr, inputs: Sequence[_Value]) -> _Value:
+        """Compute an expression of formula inputs."""
+        made: dict[Expr, _Value] = {}
+        for node in ex.walk(root):
+            made[node] = self.node(node, [made[a] for a in node.args], inputs)
+        return made[root]
+
+    def node(self, node: Expr, args: list[_Value], inputs: Sequence[_Value]) -> _Value:
+        match node.op:
+            case "input":
+                return inputs[node.value]
+            case "const":
+                return self.constant(node.value, node.dtype.name)
+            case "cast":
+                return self.cast(args[0], node.dtype.name)
+            case "bitcast":
+                return self.bits(args[0], node.dtype.name)
+            case "neg":
+                return -args[0]
+            case "div":
+                return args[0] / args[1]
+            case "shl" | "shr" if node.args[1].op == "const":
+                # The count is known to be less than the type's size.
+                return args[0] << args[1] if node.op == "shl" else args[0] >> args[1]
+        function = FUNCTIONS[node.op]
+        if function.infix:
+            return self.infix(function.infix, *args)
+        return self.apply(function.loops, args)
+
+    def infix(self, sign: str, a: _Value, b: _Value) -> _Value:
+        """Compute what an operator of the text stands for."""
+        match sign:
+            case "+":
+                return a + b
+            case "-":
+                return a - b
+            case "*":
+                return a * b
+            case "/":
+                return a / b
+            case "&":
+                return a & b
+            case "|":
+                return a | b
+            case "^":
+                return a ^ b
+        return self.compare(sign, a, b)
 
     # -- 16-bit floats ---------------------------
 
@@ -525,33 +596,20 @@ class LlvmMachine:
         return (key << self.constant(32, "int64")) | low
 
 
-# Functions of the C library for float64.
-_LIBM = {
-    "exp": "exp",
-    "exp2": "exp2",
-    "expm1": "expm1",
-    "log": "log",
-    "log2": "log2",
-    "log10": "log10",
-    "log1p": "log1p",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "asinh",
-    "acosh": "acosh",
-    "atanh": "atanh",
-    "erf": "erf",
-    "erfc": "erfc",
-    "atan2": "atan2",
-    "hypot": "hypot",
-}
+# What the machine has a method for, by its name in loop texts.
+_INSTRUCTIONS = frozenset((
+    "maximum", "minimum", "logical_not", "invert", "abs", "sign", "rsqrt", "isnan", "isinf", "copysign",
+    "gcd", "sqrt", "fma",
+))  # fmt: skip
 _ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"}
+
+
+@cache
+def _expansion(name: str) -> Expr:
+    """Return the form of a float32 function for processors, of formula inputs."""
+    function = FUNCTIONS[name]
+    assert function.expansion_cpu is not None
+    return function.expansion_cpu(*(ex.input_(i, float32) for i in range(function.arity)))
 
 
 class _Compiler:
@@ -662,7 +720,7 @@ class _Compiler:
             case ast.Assign(
                 targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="philox"), args=args)
             ):
-                self.tuples[name] = elementary.philox(self.m, *[self.value(a) for a in args])
+                self.tuples[name] = philox.philox(self.m, *[self.value(a) for a in args])
             case ast.Assign(targets=[ast.Name(id="n" as name)], value=value):
                 self.let(name, self.hidden(self.value(value)))
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -837,7 +895,7 @@ class _Compiler:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.BinOp(left=left, op=op, right=right):
-                return self.binary(op, self.value(left), self.value(right))
+                return self.m.infix(_SIGNS[type(op)], self.value(left), self.value(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self.m.compare(_SIGNS[type(op)], self.value(left), self.value(right))
             case ast.IfExp(test=test, body=body, orelse=other):
@@ -845,24 +903,6 @@ class _Compiler:
             case ast.Call(func=ast.Name(id=name), args=args):
                 return self.call(name, args)
         raise TypeError(f"no such expression in kernels: {ast.unparse(node)}")
-
-    def binary(self, op: ast.operator, a: _Value, b: _Value) -> _Value:
-        match op:
-            case ast.Add():
-                return a + b
-            case ast.Sub():
-                return a - b
-            case ast.Mult():
-                return a * b
-            case ast.Div():
-                return a / b
-            case ast.BitAnd():
-                return a & b
-            case ast.BitOr():
-                return a | b
-            case ast.BitXor():
-                return a ^ b
-        raise TypeError(f"no such operator in kernels: {op}")
 
     def choice(self, test: ast.expr, body: ast.expr, other: ast.expr) -> _Value:
         """A load that happens only where it is valid."""
@@ -901,42 +941,13 @@ class _Compiler:
                 return m.cast(result, "int")
             case "min" | "max":
                 return (m.minimum if name == "min" else m.maximum)(*values)
-            case "where":
-                return m.select(values[0], *m.common(*values[1:]))
-            case (
-                "maximum"
-                | "minimum"
-                | "logical_not"
-                | "invert"
-                | "abs"
-                | "sign"
-                | "rsqrt"
-                | "isnan"
-                | "isinf"
-                | "copysign"
-                | "gcd"
-                | "sqrt"
-            ):
-                return getattr(m, name)(*values)
             case "from_bfloat16" | "to_bfloat16" | "order_position":
                 return getattr(m, name)(*values)
             case "order_max" | "order_min":
                 return m.order(values[0], 1 if name == "order_max" else -1)
             case "order_argmax" | "order_argmin":
                 return m.order_pair(values[0], values[1], name == "order_argmax")
-            case "floordiv" | "truncdiv" | "mod" | "truncmod":
-                return m.divide(name, *values)
-            case "shl" | "shr":
-                return m.shift(name, *values)
-            case "floor" | "ceil" | "trunc" | "round":
-                return m.rounded(_ROUNDINGS[name], values[0])
-            case "pow":
-                return m.power(*values)
-        if name in elementary.FUNCTIONS:
-            if values[0].kind == "float32":
-                return elementary.FUNCTIONS[name](m, *values)
-            return m.intrinsic(_LIBM[name], "float64", *values)
-        raise TypeError(f"no such function in kernels: {name}")
+        return m.apply(name, values)
 
     def typed(self, kind: str, node: ast.expr) -> _Value:
         """A constant or a conversion: `float32(0.5)`, `float32(-inf)`, `int64(t3)`."""
@@ -946,8 +957,10 @@ class _Compiler:
         return self.m.cast(self.value(node), kind)
 
 
-_SIGNS: dict[type[ast.cmpop], str] = {
+_SIGNS: dict[type[ast.cmpop | ast.operator], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|",
+    ast.BitXor: "^",
 }  # fmt: skip
 
 
@@ -1018,7 +1031,7 @@ class _Engine:
         )
         # Code may call these of libm.
         self.symbols: dict[str, int] = {}
-        for name in {*_LIBM.values(), "pow", "fmod", "fmodf"}:
+        for name in {f.libm for f in FUNCTIONS.values() if f.libm} | {"fmod", "fmodf"}:
             try:
                 found = ctypes.cast(getattr(_libm(), name), ctypes.c_void_p).value
             except (AttributeError, OSError):

@@ -4,17 +4,17 @@ NumPy and floors 0-2.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from webtorch.runtime.backends.cpu import elementary
+from webtorch.ir.expr import FUNCTIONS, ScalarFunction
+from webtorch.runtime.backends.cpu import philox as random_bits
 
 Array = npt.NDArray[Any]
 
-_MACHINE = elementary.NumpyMachine()
+_MACHINE = random_bits.Arrays()
 
 
 def view(flat: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -147,19 +147,21 @@ def rsqrt(x: Array) -> Array:
     return np.divide(np.asarray(x).dtype.type(1), np.sqrt(x))
 
 
-def _special(function: Any) -> Any:
-    def apply(x: Array) -> Array:
-        x = np.asarray(x)
-        return (
-            np.fromiter(map(function, x.ravel().tolist()), np.float64, x.size)
-            .reshape(x.shape)
-            .astype(x.dtype)
-        )
+def fma(x: Array, y: Array, z: Array) -> Array:
+    """Return x * y + z, rounded twice."""
+    return np.add(np.multiply(x, y), z)
+
+
+def _by_number(function: ScalarFunction) -> Any:
+    """Return a function of arrays that computes one number after the other."""
+
+    def apply(*args: Array) -> Array:
+        arrays = np.broadcast_arrays(*args)
+        numbers = map(function.of_floats, *(a.ravel().tolist() for a in arrays))
+        first = arrays[0]
+        return np.fromiter(numbers, np.float64, first.size).reshape(first.shape).astype(first.dtype)
 
     return apply
-
-
-erf, erfc = _special(math.erf), _special(math.erfc)
 
 
 def pow(x: Array, y: Array) -> Array:
@@ -186,30 +188,15 @@ def truncdiv(x: Array, y: Array) -> Array:
     return np.where(inexact, quotient + 1, quotient).astype(np.asarray(x).dtype)
 
 
-def never(x: Array) -> Array:
-    """Return False for every element."""
-    return np.zeros(np.shape(x), np.bool_)
-
-
-def positive(x: Array) -> Array:
-    """Return x itself."""
-    return x
-
-
 def philox(
     seed_low: Array, seed_high: Array, counter_low: Array, counter_high: Array
 ) -> list[Array]:
     """Return the four lanes of Philox4x32-10 for counters (counter_low, counter_high, 0, 0)."""
-    return elementary.philox(_MACHINE, seed_low, seed_high, counter_low, counter_high)
+    return random_bits.philox(_MACHINE, seed_low, seed_high, counter_low, counter_high)
 
 
 _NAMES = """
-negative absolute exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan arcsin arccos arctan sinh
-cosh tanh arcsinh arccosh arctanh floor ceil trunc rint logical_not invert isnan isinf add
-subtract multiply divide floor_divide fmod remainder gcd arctan2 hypot copysign minimum maximum less
-less_equal equal not_equal left_shift right_shift logical_and logical_or logical_xor bitwise_and
-bitwise_or bitwise_xor where arange float32 float64 float16 uint16 int8 int16 int32 int64 uint8
-uint32 bool_
+where arange float32 float64 float16 uint16 int8 int16 int32 int64 uint8 uint32 bool_
 """
 
 NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _NAMES.split()} | {
@@ -225,15 +212,19 @@ NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _NAMES.split()}
         to_bfloat16,
         sign,
         rsqrt,
+        fma,
         pow,
         truncdiv,
-        never,
-        positive,
         philox,
     )
 }
 NAMESPACE |= {
-    "erf": erf, "erfc": erfc, "reduce_sum": reduce_sum, "reduce_prod": reduce_prod, "reduce_max": reduce_max,
+    "reduce_sum": reduce_sum, "reduce_prod": reduce_prod, "reduce_max": reduce_max,
     "reduce_min": reduce_min, "reduce_any": reduce_any, "reduce_all": reduce_all, "reduce_argmax": reduce_argmax,
     "reduce_argmin": reduce_argmin,
 }  # fmt: skip
+for _function in FUNCTIONS.values():
+    if _function.numpy:
+        NAMESPACE[_function.numpy] = getattr(np, _function.numpy)
+    elif _function.name not in NAMESPACE:
+        NAMESPACE[_function.name] = _by_number(_function)

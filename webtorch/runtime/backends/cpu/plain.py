@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from webtorch.runtime.backends.cpu import elementary, numpy_math
+from webtorch.ir.expr import FUNCTIONS
+from webtorch.runtime.backends.cpu import numpy_math
 
 Array = npt.NDArray[Any]
-
-_MACHINE = elementary.NumpyMachine()
 
 
 def _typed(kind: str) -> Callable[[Any], Any]:
@@ -39,7 +38,8 @@ def _typed(kind: str) -> Callable[[Any], Any]:
 
 def _scalar(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        return np.asarray(function(*args))[()]
+        # Arrays of one: of scalars NumPy computes some functions in another way (x^0.5 at -infinity).
+        return np.asarray(function(*map(np.atleast_1d, args)))[0]
 
     call.__name__ = getattr(function, "__name__", "call")
     return call
@@ -74,11 +74,6 @@ def report(status: Array, site: int, value: Any) -> None:
     """Note a failed check, if it is the first."""
     if not status[0]:
         status[0], status[1] = site + 1, value
-
-
-def logical_not(x: Any) -> Any:
-    """Return not x."""
-    return np.logical_not(x)
 
 
 def _order(x: Any, nan: int) -> Any:
@@ -130,27 +125,10 @@ def order_position(acc: Any) -> int:
     return 0xFFFFFFFF - (int(acc) & 0xFFFFFFFF)
 
 
-def _math(name: str) -> Callable[..., Any]:
-    """Return an elementary function: NumPy's where it has one."""
-    names = {
-        "asin": "arcsin",
-        "acos": "arccos",
-        "atan": "arctan",
-        "asinh": "arcsinh",
-        "acosh": "arccosh",
-        "atanh": "arctanh",
-        "atan2": "arctan2",
-    }
-    if name == "pow":
-        # Arrays of one: for scalars NumPy takes a square root for x^0.5, which differs at -infinity.
-        return lambda x, y: numpy_math.pow(np.array([x]), np.array([y]))[0]
-    if name in ("erf", "erfc"):
-        return _scalar(getattr(numpy_math, name))
-    function: Callable[..., Any] = getattr(np, names.get(name, name))
-    return function
-
-
 NAMESPACE: dict[str, Any] = {
+    f.loops: _scalar(numpy_math.NAMESPACE[f.numpy or f.name]) for f in FUNCTIONS.values()
+}
+NAMESPACE |= {
     "inf": math.inf,
     "nan": math.nan,
     "local": local,
@@ -159,38 +137,16 @@ NAMESPACE: dict[str, Any] = {
     "div": div,
     "rem": rem,
     "report": report,
-    "logical_not": logical_not,
     "order_max": order_max,
     "order_min": order_min,
     "unorder": unorder,
     "order_argmax": order_argmax,
     "order_argmin": order_argmin,
     "order_position": order_position,
-    "floor": _scalar(np.floor),
-    "ceil": _scalar(np.ceil),
-    "trunc": _scalar(np.trunc),
-    "round": _scalar(np.rint),
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "sqrt": np.sqrt,
-    "copysign": np.copysign,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "invert": np.invert,
-    "sign": _scalar(numpy_math.sign),
-    "rsqrt": _scalar(numpy_math.rsqrt),
-    "floordiv": np.floor_divide,
-    "mod": np.remainder,
-    "truncmod": np.fmod,
-    "gcd": np.gcd,
-    "truncdiv": _scalar(numpy_math.truncdiv),
-    "shl": np.left_shift,
-    "shr": np.right_shift,
     "from_bfloat16": _scalar(numpy_math.from_bfloat16),
     "to_bfloat16": _scalar(numpy_math.to_bfloat16),
     "philox": numpy_math.philox,
 }
-NAMESPACE |= {name: _math(name) for name in elementary.FUNCTIONS}
 NAMESPACE |= {
     kind: _typed(kind)
     for kind in (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.ir.dtype import ALL, by_name, integer_limits
+from webtorch.ir.expr import FUNCTIONS
 
 inf, nan = math.inf, math.nan
 _cell = array.array("f", [0.0])
@@ -105,22 +106,6 @@ def argmin_beats(x: float, best: float) -> bool:
 # -- floats
 
 
-def _guarded(
-    function: Callable[..., float], overflow: Callable[..., float]
-) -> Callable[..., float]:
-    """Return `function` with its results for what Python's raises on: NaN outside its domain."""
-
-    def call(*args: float) -> float:
-        try:
-            return function(*args)
-        except OverflowError:
-            return overflow(*args)
-        except ValueError:
-            return nan
-
-    return call
-
-
 def f_div(x: float, y: float) -> float:
     """Divide."""
     if y:
@@ -184,44 +169,6 @@ f_floor, f_ceil, f_trunc = _whole(math.floor), _whole(math.ceil), _whole(math.tr
 f_round = _whole(round)
 
 
-def f_sqrt(x: float) -> float:
-    """Return the square root; NaN of a negative number."""
-    return math.sqrt(x) if x >= 0 else nan
-
-
-def f_rsqrt(x: float) -> float:
-    """Return 1 / sqrt(x)."""
-    return f_div(1.0, f_sqrt(x))
-
-
-def _log(function: Callable[[float], float], pole: float = 0.0) -> Callable[[float], float]:
-    def call(x: float) -> float:
-        if x > pole:
-            return function(x)
-        return -inf if x == pole else nan
-
-    return call
-
-
-def f_pow(x: float, y: float) -> float:
-    """Raise to a power, as C does."""
-    try:
-        return math.pow(x, y)
-    except OverflowError:
-        return -inf if x < 0 and y % 2 == 1 else inf
-    except ValueError:
-        if x == 0:
-            return math.copysign(inf, x) if y % 2 == 1 else inf
-        return nan
-
-
-def f_atanh(x: float) -> float:
-    """Return the inverse hyperbolic tangent."""
-    if abs(x) == 1:
-        return math.copysign(inf, x)
-    return math.atanh(x) if abs(x) < 1 else nan
-
-
 # -- integers
 
 
@@ -280,51 +227,9 @@ def i_shr(x: int, y: int) -> int:
     return x >> y if 0 <= y < 64 else (-1 if x < 0 else 0)
 
 
-def _large(*args: float) -> float:
-    return inf
-
-
 NAMESPACE: dict[str, Any] = {
-    name: value for name, value in globals().items() if not name.startswith("_")
+    f"f_{f.name}": f.of_floats for f in FUNCTIONS.values() if f.python is not None
 }
+NAMESPACE |= {name: value for name, value in globals().items() if not name.startswith("_")}
 NAMESPACE |= {f"w_{d.name}": _wrapper(d.name) for d in ALL if d.kind in ("int", "uint")}
-NAMESPACE |= {
-    "isnan": math.isnan,
-    "isinf": math.isinf,
-    "f_abs": abs,
-    "i_abs": abs,
-    "i_gcd": math.gcd,
-    "i_max": max,
-    "i_min": min,
-    "f_log": _log(math.log),
-    "f_log2": _log(math.log2),
-    "f_log10": _log(math.log10),
-    "f_log1p": _log(math.log1p, -1.0),
-    "f_atanh": f_atanh,
-}
-NAMESPACE |= {
-    f"f_{name}": _guarded(getattr(math, name), _large)
-    for name in (
-        "exp",
-        "expm1",
-        "cosh",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "tanh",
-        "asinh",
-        "acosh",
-        "erf",
-        "erfc",
-        "atan2",
-        "hypot",
-        "copysign",
-    )
-}
-NAMESPACE["f_exp2"] = _guarded(lambda x: math.pow(2.0, x), _large)
-NAMESPACE["f_sinh"] = _guarded(math.sinh, lambda x: math.copysign(inf, x))
-# An unsigned bitwise "not" has its type's width.
-NAMESPACE |= {"i_rsqrt": lambda x: f_rsqrt(float(x)), "i_sqrt": lambda x: f_sqrt(float(x))}
+NAMESPACE |= {"i_abs": abs, "i_gcd": math.gcd, "i_max": max, "i_min": min}

@@ -16,6 +16,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError, KernelError
 from webtorch.ir.dtype import DType, float32, float64
+from webtorch.ir.expr import cost_cpu
 from webtorch.ir.kernel import (
     Attention,
     Convolution,
@@ -30,7 +31,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.loopnest import split, tile
-from webtorch.lower.pysource import cost, python_source
+from webtorch.lower.pysource import python_source
 from webtorch.lower.scansource import scan_source
 from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, without_epilogue
@@ -395,7 +396,7 @@ class _LayOut(Target):
 
     def _kernel(self, kernel: Kernel, at: Sequence[int], args: Sequence[int]) -> None:
         points = kernel.outer_count * kernel.inner_count
-        work = (cost(*kernel.expressions()) + len(kernel.buffers)) * points
+        work = (cost_cpu(*kernel.expressions()) + len(kernel.buffers)) * points
         parts = 1 if in_order(kernel) else _parts(kernel.outer_count, work)
         number = self.page.loop(python_source(tile(kernel)))
         given = list(zip(kernel.args, args, strict=True))

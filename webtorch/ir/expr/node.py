@@ -1,9 +1,10 @@
-"""Scalar expressions: the formulas of the op table and the bodies of kernels. Standard library
-only.
+"""The expressions themselves: making, folding, walking and printing them. Standard library only.
 
 An expression is an immutable, interned value: equal expressions are the same object, so sharing is
 found for free.
-The same tree is rendered to WGSL and to CPU source, printed, folded and differentiated.
+The same tree is rendered to WGSL and to CPU source, printed, folded and differentiated. What a scalar
+function means, and how each language writes it, is in its record; here are the leaves (const, arg,
+input, index, reduced), loads, and what changes types (cast, bitcast) or chooses (where).
 """
 
 from __future__ import annotations
@@ -16,37 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from webtorch.ir.dtype import DType, Scalar, bfloat16, bool_, float16, float32, int32, uint32
-
-# op -> number of arguments. What each one means is PyTorch's function of that name; renderers must
-# follow it,
-# NaN and infinities included. `max`/`min` return NaN when either side is NaN. Integer division:
-# `floordiv` rounds to
-# minus infinity, `truncdiv` and `truncmod` to zero, `mod` has the divisor's sign (Python's rule).
-ARITY: dict[str, int] = {
-    # leaves; their payload is in `value`
-    "const": 0, "arg": 0, "input": 0, "index": 0, "reduced": 0,
-    # one argument
-    "neg": 1, "abs": 1, "sign": 1, "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1,
-    "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1,
-    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "tanh": 1,
-    "asinh": 1, "acosh": 1,
-    "atanh": 1, "erf": 1, "erfc": 1, "floor": 1, "ceil": 1, "trunc": 1, "round": 1, "not": 1,
-    "bitnot": 1, "isnan": 1, "isinf": 1,
-    "cast": 1, "bitcast": 1,
-    # a load: (flat index) or (flat index, valid, other); the buffer slot is in `value`
-    "load": 1,
-    # two arguments
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "floordiv": 2, "truncdiv": 2, "mod": 2, "truncmod": 2,
-    "pow": 2, "atan2": 2, "hypot": 2, "gcd": 2,
-    "copysign": 2, "min": 2, "max": 2, "lt": 2, "le": 2, "eq": 2, "ne": 2, "and": 2, "or": 2,
-    "xor": 2, "shl": 2, "shr": 2,
-    # three arguments
-    "where": 3,
-    # philox(seed_low, seed_high, counter_low, counter_high): lane `value` (0..3) of Philox4x32-10,
-    # a uint32
-    "philox": 4,
-}  # fmt: skip
-COMPARISONS = frozenset({"lt", "le", "eq", "ne", "isnan", "isinf", "not"})
+from webtorch.ir.expr.record import FUNCTIONS, declare
 
 _INTERNED: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
 # Two threads that make one expression get one. (A collection can make another on the same thread.)
@@ -217,13 +188,14 @@ def unary(op: str, x: Expr, value: object = None) -> Expr:
     """Return `op(x)`, folded where it is safe."""
     if op == "neg" and x.op == "const" and x.dtype.kind == "float":
         return const(-x.value, x.dtype)
-    if op == "neg" and x.op == "neg":
-        return x.args[0]
     if op == "not" and x.op == "const":
         return const(not x.value, bool_)
-    if op == "not" and x.op == "not":
+    if op in ("neg", "not") and x.op == op:
         return x.args[0]
-    return make(op, bool_ if op in COMPARISONS else x.dtype, (x,), value)
+    function = FUNCTIONS[op]
+    if function.of_integers is not None and x.dtype.kind != "float":
+        return function.of_integers(x)
+    return make(op, bool_ if function.gives_bool else x.dtype, (x,), value)
 
 
 def binary(op: str, a: Operand, b: Operand) -> Expr:
@@ -231,15 +203,17 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
     -0 and infinity.
     """
     x, y = _coerce(a, b)
-    if x.op == "const" and y.op == "const" and op in _FOLD:
-        folded = _FOLD[op](x.value, y.value)
+    function = FUNCTIONS[op]
+    dtype = bool_ if function.gives_bool else x.dtype
+    if x.op == "const" and y.op == "const" and function.fold is not None:
+        folded = function.fold(x.value, y.value)
         if folded is not None and (
             x.dtype.kind != "float"
-            or op not in ("add", "sub", "mul")
+            or function.gives_bool
             or x.dtype.itemsize == 8
             or _exact(folded)
         ):
-            return const(folded, bool_ if op in COMPARISONS else x.dtype)
+            return const(folded, dtype)
     if op == "mul":
         if _is_const(x, 1):
             return y
@@ -252,16 +226,17 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
             return y
         if _is_const(y, 0):
             return x
-    elif (op == "sub" and _is_const(y, 0)) or (
-        op in ("div", "floordiv", "truncdiv") and _is_const(y, 1)
-    ):
+    elif (op == "sub" and _is_const(y, 0)) or (op == "div" and _is_const(y, 1)):
         return x
+    elif op in ("floordiv", "truncdiv") and _is_const(y, 1):
+        # Of floats the quotient is rounded all the same.
+        return unary("floor" if op == "floordiv" else "trunc", x)
     elif op == "and" and x.dtype is bool_:
         if x is y or _is_const(y, True):
             return x
         if _is_const(x, True):
             return y
-    return make(op, bool_ if op in COMPARISONS else x.dtype, (x, y))
+    return make(op, dtype, (x, y))
 
 
 def _exact(value: Scalar) -> bool:
@@ -269,21 +244,6 @@ def _exact(value: Scalar) -> bool:
     constants.
     """
     return float(value).is_integer() and abs(value) < 2**24
-
-
-_FOLD: dict[str, Callable[[Scalar, Scalar], Scalar | None]] = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "floordiv": lambda x, y: x // y if isinstance(x, int) and y else None,
-    "mod": lambda x, y: x % y if isinstance(x, int) and y else None,
-    "lt": lambda x, y: x < y,
-    "le": lambda x, y: x <= y,
-    "eq": lambda x, y: x == y,
-    "ne": lambda x, y: x != y,
-    "and": lambda x, y: x and y if isinstance(x, bool) else None,
-    "or": lambda x, y: x or y if isinstance(x, bool) else None,
-}
 
 
 def where(condition: Expr, a: Operand, b: Operand) -> Expr:
@@ -315,20 +275,20 @@ def cast(x: Expr, dtype: DType) -> Expr:
     return make("cast", dtype, (x,))
 
 
-# What gives a value of its operands' 16-bit type again.
-_KEEPING = frozenset(
-    {"neg", "abs", "where", "max", "min", "floor", "ceil", "trunc", "round", "sign"}
-)
-
-
 def _is_of(x: Expr, dtype: DType, depth: int = 4) -> bool:
     """Whether a float32 expression is seen, at this depth, to have values of the 16-bit type only."""
     if x.op == "cast":
         return x.args[0].dtype in (dtype, bool_)
     if x.op == "const":
         return const(x.value, dtype).value == x.value
+    function = FUNCTIONS.get(x.op)
     operands = x.args[x.op == "where" :]
-    return depth > 0 and x.op in _KEEPING and all(_is_of(a, dtype, depth - 1) for a in operands)
+    return (
+        depth > 0
+        and function is not None
+        and function.exact
+        and all(_is_of(a, dtype, depth - 1) for a in operands)
+    )
 
 
 def rounded(x: Expr, dtype: DType) -> Expr:
@@ -346,54 +306,28 @@ def bitcast(x: Expr, dtype: DType) -> Expr:
     return x if x.dtype is dtype else make("bitcast", dtype, (x,))
 
 
-def _unary_function(op: str) -> Callable[[Expr], Expr]:
+def unary_function(name: str, **facts: Any) -> Callable[[Expr], Expr]:
+    """Declare a scalar function of one argument; return what applies it. `facts`: ScalarFunction's."""
+    declare(name, 1, **facts)
+
     def function(x: Expr) -> Expr:
-        return unary(op, x)
+        return unary(name, x)
 
-    function.__name__ = op
-    function.__doc__ = f"Return {op}(x)."
+    function.__name__ = name
+    function.__doc__ = f"Return {name}(x)."
     return function
 
 
-exp, exp2, expm1 = _unary_function("exp"), _unary_function("exp2"), _unary_function("expm1")
-log, log2, log10, log1p = (_unary_function(n) for n in ("log", "log2", "log10", "log1p"))
-sqrt, rsqrt = _unary_function("sqrt"), _unary_function("rsqrt")
-sin, cos, tan = _unary_function("sin"), _unary_function("cos"), _unary_function("tan")
-asin, acos, atan = _unary_function("asin"), _unary_function("acos"), _unary_function("atan")
-sinh, cosh, tanh = _unary_function("sinh"), _unary_function("cosh"), _unary_function("tanh")
-asinh, acosh, atanh = _unary_function("asinh"), _unary_function("acosh"), _unary_function("atanh")
-erf, erfc = _unary_function("erf"), _unary_function("erfc")
-floor, ceil, trunc, round_ = (_unary_function(n) for n in ("floor", "ceil", "trunc", "round"))
-sign, isnan, isinf = _unary_function("sign"), _unary_function("isnan"), _unary_function("isinf")
-logical_not, bitwise_not = _unary_function("not"), _unary_function("bitnot")
+def binary_function(name: str, **facts: Any) -> Callable[[Operand, Operand], Expr]:
+    """Declare a scalar function of two arguments; return what applies it. `facts`: ScalarFunction's."""
+    declare(name, 2, **facts)
 
-
-def _binary_function(op: str) -> Callable[[Operand, Operand], Expr]:
     def function(x: Operand, y: Operand) -> Expr:
-        return binary(op, x, y)
+        return binary(name, x, y)
 
-    function.__name__ = op
-    function.__doc__ = f"Return {op}(x, y)."
+    function.__name__ = name
+    function.__doc__ = f"Return {name}(x, y)."
     return function
-
-
-maximum, minimum = _binary_function("max"), _binary_function("min")
-pow_, atan2, hypot, copysign = (_binary_function(n) for n in ("pow", "atan2", "hypot", "copysign"))
-eq, ne, lt, le = (_binary_function(n) for n in ("eq", "ne", "lt", "le"))
-floordiv, truncdiv, mod, truncmod = (
-    _binary_function(n) for n in ("floordiv", "truncdiv", "mod", "truncmod")
-)
-shl, shr, gcd = (_binary_function(n) for n in ("shl", "shr", "gcd"))
-
-
-def gt(x: Operand, y: Operand) -> Expr:
-    """Return x > y."""
-    return binary("lt", y, x)
-
-
-def ge(x: Operand, y: Operand) -> Expr:
-    """Return x >= y."""
-    return binary("le", y, x)
 
 
 def infinity(dtype: DType = float32) -> Expr:
@@ -451,11 +385,30 @@ def substitute(root: Expr, inputs: tuple[Expr, ...]) -> Expr:
     return rewrite(root, lambda node, _: inputs[node.value] if node.op == "input" else None)
 
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<",
-    "le": "<=", "eq": "==", "ne": "!=",
-    "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
-}  # fmt: skip
+def cost(*roots: Expr) -> int:
+    """Return how much work one evaluation of `roots` is where functions have units of their own (a
+    GPU), in additions.
+    """
+    return sum(_cost(node) for node in walk(*roots))
+
+
+def _cost(node: Expr) -> int:
+    function = FUNCTIONS.get(node.op)
+    return function.cost if function is not None else 1 if node.args else 0
+
+
+def cost_cpu(*roots: Expr) -> int:
+    """Return how much work one evaluation of `roots` is in a loop of a processor, in additions."""
+    return sum(_cost_cpu(node) for node in walk(*roots))
+
+
+def _cost_cpu(node: Expr) -> int:
+    function = FUNCTIONS.get(node.op)
+    if function is None:
+        return 1 if node.args else 0
+    if function.cost_cpu_integers is not None and node.dtype.is_integral:
+        return function.cost_cpu_integers
+    return function.cost_cpu
 
 
 # Parts of a text that are longer stand in it as their hash: written out, what many others share would
@@ -485,8 +438,8 @@ def show(x: Expr) -> str:
                 text = f"{node.dtype.name}({parts[0]})"
             case "philox":
                 text = f"philox{node.value}({', '.join(parts)})"
-            case op if op in _INFIX:
-                text = f"({parts[0]} {_INFIX[op]} {parts[1]})"
+            case op if op in FUNCTIONS and (sign := FUNCTIONS[op].sign):
+                text = f"({parts[0]} {sign} {parts[1]})"
             case op:
                 text = f"{op}({', '.join(parts)})"
         if len(text) > _LONGEST and node is not x:

@@ -1,0 +1,297 @@
+"""Arithmetic, rounding, comparison, choice and bits: what every language has or a backend writes itself.
+
+Integer division: `floordiv` rounds to minus infinity, `truncdiv` and `truncmod` to zero, `mod` has the
+divisor's sign (Python's rule). `max` and `min` return NaN when either side is NaN. A shift by the type's
+size or more shifts everything out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from webtorch.ir.dtype import bool_
+from webtorch.ir.expr.node import (
+    Expr,
+    Operand,
+    binary,
+    binary_function,
+    const,
+    make,
+    unary,
+    unary_function,
+    where,
+)
+from webtorch.ir.expr.pair import Pair, equal
+from webtorch.ir.expr.record import declare, wgsl, wgsl_integers
+
+
+def _one(x: Expr, *rest: Expr) -> Expr:
+    return const(1.0, x.dtype)
+
+
+def _minus_one(x: Expr, *rest: Expr) -> Expr:
+    return const(-1.0, x.dtype)
+
+
+# -- choice and random bits: their renderers are written for them
+
+
+declare("where", 3, exact=True, onnx="Where")
+# philox(seed_low, seed_high, counter_low, counter_high): lane `value` (0..3) of Philox4x32-10, a uint32.
+declare("philox", 4, cost=12, cost_cpu=50)
+
+
+# -- tests
+
+
+def _either(z: Pair, test: str) -> Expr:
+    return unary(test, z.re) | unary(test, z.im)
+
+
+def _never(x: Expr) -> Expr:
+    return const(False, bool_)
+
+
+isnan = unary_function(
+    "isnan", gives_bool=True, of_integers=_never, pairs=lambda z: _either(z, "isnan"),
+    wgsl={"f32": "wt_isnan({0})"}, numpy="isnan", python=math.isnan, onnx="IsNaN",
+)  # fmt: skip
+isinf = unary_function(
+    "isinf", gives_bool=True, of_integers=_never, pairs=lambda z: _either(z, "isinf"),
+    wgsl={"f32": "wt_isinf({0})"}, numpy="isinf", python=math.isinf, onnx="IsInf",
+)  # fmt: skip
+# Conditions that choose between two forms of one function look at the real part.
+lt = binary_function(
+    "lt", gives_bool=True, infix="<", pairs=lambda x, y: x.re < y.re, fold=lambda x, y: x < y,
+    wgsl=wgsl("({0} < {1})", bool="(!{0} && {1})"), numpy="less", onnx="Less",
+)  # fmt: skip
+le = binary_function(
+    "le", gives_bool=True, infix="<=", pairs=lambda x, y: x.re <= y.re, fold=lambda x, y: x <= y,
+    wgsl=wgsl("({0} <= {1})", bool="(!{0} || {1})"), numpy="less_equal", onnx="LessOrEqual",
+)  # fmt: skip
+eq = binary_function(
+    "eq", gives_bool=True, infix="==", pairs=equal, fold=lambda x, y: x == y,
+    wgsl=wgsl("({0} == {1})", bool="({0} == {1})"), numpy="equal", onnx="Equal",
+)  # fmt: skip
+ne = binary_function(
+    "ne", gives_bool=True, infix="!=", pairs=lambda x, y: ~equal(x, y), fold=lambda x, y: x != y,
+    wgsl=wgsl_integers("({0} != {1})", f32="wt_ne({0}, {1})", bool="({0} != {1})"),
+    numpy="not_equal", onnx=lambda x, y: ~eq(x, y),
+)  # fmt: skip
+
+
+def gt(x: Operand, y: Operand) -> Expr:
+    """Return x > y."""
+    return binary("lt", y, x)
+
+
+def ge(x: Operand, y: Operand) -> Expr:
+    """Return x >= y."""
+    return binary("le", y, x)
+
+
+# -- rounding
+
+
+def _identity(x: Expr) -> Expr:
+    return x
+
+
+def _toward_zero(x: Expr) -> Expr:
+    return where(x < 0, ceil(x), floor(x))
+
+
+floor = unary_function(
+    "floor", of_integers=_identity, exact=True, wgsl={"f32": "floor({0})"}, numpy="floor",
+    onnx="Floor",
+)  # fmt: skip
+ceil = unary_function(
+    "ceil", of_integers=_identity, exact=True, wgsl={"f32": "ceil({0})"}, numpy="ceil", onnx="Ceil"
+)
+trunc = unary_function(
+    "trunc", of_integers=_identity, exact=True, wgsl={"f32": "trunc({0})"}, numpy="trunc",
+    onnx=_toward_zero,
+)  # fmt: skip
+# To nearest, ties to even.
+round_ = unary_function(
+    "round", of_integers=_identity, exact=True, wgsl={"f32": "round({0})"}, numpy="rint",
+    onnx="Round",
+)  # fmt: skip
+
+
+# -- arithmetic
+
+
+declare(
+    "neg", 1, slopes=(_minus_one,), pairs=lambda z: -z, exact=True, wraps=True, numpy="negative",
+    wgsl={"f32": "(-{0})", "i32": "(0 - {0})", "u32": "(0u - {0})"}, onnx="Neg",
+)  # fmt: skip
+sign = unary_function(
+    "sign",
+    exact=True,
+    wgsl={"f32": "wt_sign({0})", "i32": "sign({0})", "u32": "min({0}, 1u)"},
+    onnx="Sign",
+)
+declare(
+    "add", 2, infix="+", slopes=(_one, _one), pairs=lambda x, y: x + y, wraps=True,
+    fold=lambda x, y: x + y, wgsl=wgsl("({0} + {1})", bool="({0} || {1})"), numpy="add", onnx="Add",
+)  # fmt: skip
+declare(
+    "sub", 2, infix="-", slopes=(_one, _minus_one), pairs=lambda x, y: x - y, wraps=True,
+    fold=lambda x, y: x - y, wgsl=wgsl("({0} - {1})"), numpy="subtract", onnx="Sub",
+)  # fmt: skip
+declare(
+    "mul", 2, infix="*", slopes=(lambda x, y, out: y, lambda x, y, out: x),
+    pairs=lambda x, y: x * y, wraps=True, fold=lambda x, y: x * y,
+    wgsl=wgsl("({0} * {1})", bool="({0} && {1})"), numpy="multiply", onnx="Mul",
+)  # fmt: skip
+declare(
+    "div", 2, sign="/", slopes=(lambda x, y, out: 1.0 / y, lambda x, y, out: -(out / y)),
+    pairs=lambda x, y: x / y, cost=2, cost_cpu=5, wgsl={"f32": "({0} / {1})"}, numpy="divide",
+    onnx="Div",
+)  # fmt: skip
+declare(
+    "fma", 3, slopes=(lambda x, y, z, out: y, lambda x, y, z, out: x, _one),
+    pairs=lambda x, y, z: x * y + z, wgsl={"f32": "fma({0}, {1}, {2})"},
+    python=lambda x, y, z: x * y + z, onnx=lambda x, y, z: x * y + z,
+)  # fmt: skip
+
+
+def fma(x: Expr, y: Operand, z: Operand) -> Expr:
+    """Return x * y + z, rounded once where that is cheap."""
+    y, z = (v if isinstance(v, Expr) else const(v, x.dtype) for v in (y, z))
+    return make("fma", x.dtype, (x, y, z))
+
+
+def _remainder(x: Expr, y: Expr) -> Expr:
+    # The remainder has the sign of the divisor.
+    rest = truncmod(x, y)
+    return where(rest * y < 0, rest + y, rest)
+
+
+# Processors have no vectors of integer divisions.
+_INTEGERS = 25
+mod = binary_function(
+    "mod", sign="%", slopes=(_one, lambda x, y, out: -floor(x / y)),
+    cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    fold=lambda x, y: x % y if isinstance(x, int) and y else None, numpy="remainder",
+    wgsl={"f32": "wt_mod({0}, {1})", "i32": "wt_i32_mod({0}, {1})", "u32": "wt_u32_rem({0}, {1})"},
+    onnx=_remainder,
+)  # fmt: skip
+floordiv = binary_function(
+    "floordiv", sign="//", wraps=True, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    fold=lambda x, y: x // y if isinstance(x, int) and y else None, numpy="floor_divide",
+    wgsl={
+        "f32": "wt_floordiv({0}, {1})",
+        "i32": "wt_i32_floordiv({0}, {1})",
+        "u32": "wt_u32_div({0}, {1})",
+    },
+    onnx=lambda x, y: floor(x / y) if x.dtype.kind == "float" else (x - mod(x, y)) / y,
+)  # fmt: skip
+truncdiv = binary_function(
+    "truncdiv", wraps=True, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    wgsl={
+        "f32": "wt_truncdiv({0}, {1})",
+        "i32": "wt_i32_div({0}, {1})",
+        "u32": "wt_u32_div({0}, {1})",
+    },
+    onnx=lambda x, y: trunc(x / y),
+)  # fmt: skip
+truncmod = binary_function(
+    "truncmod", slopes=(_one, lambda x, y, out: -trunc(x / y)), exact=True,
+    cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS, numpy="fmod",
+    wgsl={"f32": "wt_fmod({0}, {1})", "i32": "wt_i32_rem({0}, {1})", "u32": "wt_u32_rem({0}, {1})"},
+)  # fmt: skip
+
+
+def _euclid(a: Expr, b: Expr) -> Expr:
+    """Euclid's algorithm. Numbers of n bits need at most 1.44 n steps (Lame, 1844)."""
+    a, b = abs(a), abs(b)
+    for _ in range(int(a.dtype.bits * 1.4405) + 2):
+        done = eq(b, 0)
+        a, b = where(done, a, b), where(done, 0, mod(a, where(done, 1, b)))
+    return a
+
+
+gcd = binary_function(
+    "gcd", wraps=True, cost=12, cost_cpu=50, numpy="gcd", onnx=_euclid,
+    wgsl={
+        "i32": "bitcast<i32>(wt_u32_gcd(bitcast<u32>(abs({0})), bitcast<u32>(abs({1}))))",
+        "u32": "wt_u32_gcd({0}, {1})",
+    },
+)  # fmt: skip
+
+
+def _negative(y: Expr) -> Expr:
+    # -0 is negative too: its reciprocal is.
+    return (y < 0) | (1 / y < 0)
+
+
+copysign = binary_function(
+    "copysign",
+    # The sign that was changed or kept; 0 at x == 0.
+    slopes=(lambda x, y, out: where(eq(x, 0.0), const(0.0, x.dtype), out / x), None),
+    exact=True, wgsl={"f32": "wt_copysign({0}, {1})"}, numpy="copysign", python=math.copysign,
+    onnx=lambda x, y: where(_negative(y), -abs(x), abs(x)),
+)  # fmt: skip
+
+
+# -- extremes
+
+
+def _share(x: Expr, y: Expr) -> tuple[Expr, Expr]:
+    """The larger side takes the slope, ties share it.
+
+    Beside a NaN neither side loses: both take it, as in PyTorch.
+    """
+    share = where(eq(x, y), const(0.5, x.dtype), 1.0)
+    return where(x < y, 0.0, share), where(y < x, 0.0, share)
+
+
+maximum = binary_function(
+    "max", slopes=(lambda x, y, out: _share(x, y)[0], lambda x, y, out: _share(x, y)[1]),
+    exact=True, wgsl=wgsl_integers("max({0}, {1})", f32="wt_max({0}, {1})", bool="({0} || {1})"),
+    loops="maximum", numpy="maximum", onnx="Max",
+)  # fmt: skip
+# minimum(x, y) is -maximum(-x, -y).
+minimum = binary_function(
+    "min", slopes=(lambda x, y, out: _share(-x, -y)[0], lambda x, y, out: _share(-x, -y)[1]),
+    exact=True, wgsl=wgsl_integers("min({0}, {1})", f32="wt_min({0}, {1})", bool="({0} && {1})"),
+    loops="minimum", numpy="minimum", onnx="Min",
+)  # fmt: skip
+
+
+# -- logic and bits
+
+
+logical_not = unary_function(
+    "not", gives_bool=True, loops="logical_not", numpy="logical_not", onnx="Not",
+    wgsl=wgsl("({0} == 0)", f32="({0} == 0f)", u32="({0} == 0u)", bool="(!{0})"),
+)  # fmt: skip
+# ONNX's nodes for bits are newer than those for logic: its writer chooses.
+bitwise_not = unary_function(
+    "bitnot", wraps=True, loops="invert", numpy="invert",
+    wgsl=wgsl_integers("(~{0})", bool="(!{0})"),
+)  # fmt: skip
+declare(
+    "and", 2, infix="&", fold=lambda x, y: x and y if isinstance(x, bool) else None,
+    wgsl=wgsl_integers("({0} & {1})", bool="({0} && {1})"), numpy="bitwise_and",
+)  # fmt: skip
+declare(
+    "or", 2, infix="|", fold=lambda x, y: x or y if isinstance(x, bool) else None,
+    wgsl=wgsl_integers("({0} | {1})", bool="({0} || {1})"), numpy="bitwise_or",
+)  # fmt: skip
+declare(
+    "xor", 2, infix="^", wgsl=wgsl_integers("({0} ^ {1})", bool="({0} != {1})"), numpy="bitwise_xor"
+)
+shl = binary_function(
+    "shl", sign="<<", wraps=True, numpy="left_shift",
+    wgsl={
+        "i32": "bitcast<i32>(wt_shl(bitcast<u32>({0}), bitcast<u32>({1})))",
+        "u32": "wt_shl({0}, {1})",
+    },
+)  # fmt: skip
+shr = binary_function(
+    "shr", sign=">>", numpy="right_shift",
+    wgsl={"i32": "wt_shr_i32({0}, {1})", "u32": "wt_shr_u32({0}, {1})"},
+)  # fmt: skip
