@@ -200,7 +200,13 @@ def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> A
     return resize_(input, tuple(the_template._shape), memory_format=memory_format)
 
 
-@composite(name="set_", function_in=METHOD, torch="", example="changes what memory a tensor shows")
+@composite(
+    name="set_",
+    function_in=METHOD,
+    torch="",
+    example="changes what memory a tensor shows",
+    geometry=("set_.source_Tensor", "is_set_to"),
+)
 def set_(self: Any, source: Any = None) -> Any:
     """Make this tensor the same view of the same storage as `source`."""
     if source is None:

@@ -421,6 +421,7 @@ def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
     autocast=LOWER,
     takes_out=True,
     gradient_name=_linear_name,
+    gain=1.0,
 )
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""

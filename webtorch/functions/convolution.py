@@ -290,6 +290,7 @@ def _convolve_3d(
     torch="nn.functional.conv1d",
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv1d(
     input: Any,
@@ -311,6 +312,7 @@ def conv1d(
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
     operators=("convolution", "_convolution"),
+    gain=1.0,
 )
 def conv2d(
     input: Any,
@@ -332,6 +334,7 @@ def conv2d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv3d(
     input: Any,
@@ -478,6 +481,7 @@ def _transposed_3d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose1d(
     input: Any,
@@ -512,6 +516,7 @@ def conv_transpose1d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose2d(
     input: Any,
@@ -546,6 +551,7 @@ def conv_transpose2d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose3d(
     input: Any,

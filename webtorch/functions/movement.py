@@ -140,7 +140,9 @@ def _inferred(op: str, x: Any, sizes: Shape) -> Shape:
         ) from None
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.view")
+@composite(
+    family="movement", function_in=METHOD, torch="Tensor.view", geometry=("view", "_reshape_alias")
+)
 def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -> Any:
     """The same memory in another shape; one size may be -1. Raises RuntimeError when strides do not allow it.
 
@@ -898,7 +900,9 @@ def _overlap(g: Any, shape: Shape, dim: int, size: int, step: int) -> Any:
     return pad_dim(g, dim, 0, shape[dim] - length)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.unfold", traced=True)
+@composite(
+    family="movement", function_in=METHOD, torch="Tensor.unfold", traced=True, geometry=("unfold",)
+)
 def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
     """The view of all windows of `size` along `dimension`, `step` apart; the window is the last dimension."""
     shape, strides = input._shape, input._strides
@@ -928,7 +932,7 @@ def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
     )
 
 
-@composite(family="movement")
+@composite(family="movement", geometry=("as_strided",))
 def as_strided(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:

@@ -49,6 +49,7 @@ relu: Elementwise = elementwise(
     dtypes=NUMERIC,
     function_in=EVERYWHERE,
     inplace_functions=("torch.relu_", "nn.functional.relu_"),
+    gain=math.sqrt(2.0),
     doc="input, or 0 where it is negative.",
 )
 threshold_backward: Elementwise = elementwise(
@@ -229,6 +230,7 @@ selu = elementwise(
     function_in=("torch", "nn.functional"),
     inplace_functions=("torch.selu_", "nn.functional.selu_"),
     gradient_name="EluBackward0",
+    gain=3.0 / 4,
     doc="The scaled elu whose fixed point is mean 0 and variance 1 (Klambauer et al., 2017).",
 )
 celu = elementwise(

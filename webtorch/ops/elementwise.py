@@ -899,6 +899,7 @@ tanh = elementwise(
     inplace_functions=("torch.tanh_",),
     foreach=True,
     direct=("tanh",),
+    gain=5.0 / 3,
     doc="The hyperbolic tangent.",
 )
 tanh_backward: Elementwise = elementwise(
@@ -1574,6 +1575,7 @@ sigmoid: Elementwise = elementwise(
     foreach=True,
     also=("special.expit",),
     direct=("sigmoid",),
+    gain=1.0,
     doc="1 / (1 + exp(-input)).",
 )
 sigmoid_backward: Elementwise = elementwise(

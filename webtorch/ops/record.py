@@ -162,11 +162,15 @@ class Op:
     traced: bool = False
     # How the result lies in memory, as the operator's in PyTorch; None: row-major.
     layout: Layout | None = None
+    # Operators that change sizes and strides only: the device has PyTorch's CPU kernels, which never look at the data.
+    geometry: tuple[str, ...] = ()
     # Operators of the PyTorch device that PyTorch's LAPACK computes: factorisations have no kernel on WebGPU.
     lapack: tuple[str, ...] = ()
     # A reduction's operator in ONNX, and its function in NumPy, an oracle that users of a broken device have too.
     onnx: str = ""
     numpy: str = ""
+    # By how much weights before an activation grow, to make up for what it shrinks.
+    gain: float | None = None
     # Whether the result may be far larger than the operands: a file of ONNX holds these, not the result.
     grows: bool = False
     # Whether tensors are made of what is none: a mode of functions is asked, no class.
@@ -178,6 +182,8 @@ class Op:
     # where a result was not used) and for out.
     outputs: int = 1
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
+    # A composite as it is written, without what `function` is wrapped with.
+    written: Any = field(default=None, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -405,6 +411,7 @@ def composite(
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
+        op.written = inspect.unwrap(function)
         return register(op)
 
     return declare

@@ -355,7 +355,43 @@ def meaning(packet: str, overload: str) -> Kernel | None:
 
 # ---- kernels with a form of their own -----------------------------------------------------------
 
+# Operators about memory, creation and devices, and those whose kernel looks at PyTorch's tensors itself.
+_KERNELS: dict[str, Kernel] = {}
+# Operators that are written with others of PyTorch.
+_COMPOSITIONS: dict[str, Kernel] = {}
 
+
+def _own(*names: str) -> Callable[[Kernel], Kernel]:
+    """Declare the kernel of these operators."""
+    return functools.partial(_declared, _KERNELS, names)
+
+
+def _composed(*names: str) -> Callable[[Kernel], Kernel]:
+    """Declare what these operators are in terms of others."""
+    return functools.partial(_declared, _COMPOSITIONS, names)
+
+
+def _declared(kernels: dict[str, Kernel], names: tuple[str, ...], kernel: Kernel) -> Kernel:
+    kernels.update(dict.fromkeys(names, kernel))
+    return kernel
+
+
+_own("set_")(device.set_to_nothing)
+_own("set_.source_Storage_storage_offset")(device.set_)
+_own("set_.source_Storage")(
+    lambda x, source: device.set_(x, source, 0, (source.nbytes() // x.element_size(),))
+)
+_own("resize_")(device.resize_)
+_own("_copy_from")(copy_from)
+_own("_to_copy")(device.to_copy)
+_own("_local_scalar_dense")(device.item)
+# Padded batches stay dense: no jagged tensors here.
+_own("_nested_tensor_from_mask_left_aligned")(lambda x, mask: False)
+_own("record_stream")(lambda x, stream: None)
+_own("is_pinned")(lambda x, device=None: False)
+
+
+@_own("arange.start_out")
 def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
     result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=_where())
@@ -364,6 +400,7 @@ def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.
     return out
 
 
+@_own("range.out")
 def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     if step == 0:
         raise RuntimeError("range: step must be nonzero")
@@ -383,6 +420,7 @@ def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
     return out
 
 
+@_own("linspace.out")
 def _linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
     result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=_where())
     return _spaced(out, result)
@@ -396,6 +434,7 @@ def _spaced(out: torch.Tensor, result: Tensor) -> torch.Tensor:
     return out
 
 
+@_own("logspace.out")
 def _logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, out: torch.Tensor
 ) -> torch.Tensor:
@@ -403,6 +442,7 @@ def _logspace(
     return _spaced(out, result)
 
 
+@_own("eye.out", "eye.m_out")
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=_where())
     device.resize_(out, result._shape)
@@ -410,6 +450,7 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@_own("randperm.generator_out")
 def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tensor:
     from webtorch.pytorch.random import source
 
@@ -451,6 +492,13 @@ def _cumulative(name: str) -> Kernel:
     return kernel
 
 
+_own("tril_indices")(_triangle_indices("tril_indices"))
+_own("triu_indices")(_triangle_indices("triu_indices"))
+_own("_cummax_helper")(_cumulative("cummax"))
+_own("_cummin_helper")(_cumulative("cummin"))
+
+
+@_own("_amp_foreach_non_finite_check_and_unscale_")
 def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     bad = wrap(found_inf)
     scale = wrap(inv_scale)
@@ -473,6 +521,7 @@ def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
     return Tensor._from_storage(storage, (1, m, n), (0, row, column), offset, whole)
 
 
+@_own("mm")
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`aten::mm`, of which backward passes are made: matrices that need no word said go the shortest way."""
     if flag.pressed:
@@ -498,11 +547,13 @@ def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return tensor_on(found._storage, dtype, (m, n), (n, 1), 0)
 
 
+@_own("_efficientzerotensor")
 def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
     return new_tensor(fill(tuple(size), 0, kind, _where()), fresh=True)
 
 
+@_own("_native_multi_head_attention")
 def _native_attention(
     q: Any,
     k: Any,
@@ -537,6 +588,7 @@ def _native_attention(
     return out, (weights.mean(1) if average else weights) if need_weights else None
 
 
+@_own("_transformer_encoder_layer_fwd")
 def _encoder_layer(
     x: Any,
     width: int,
@@ -594,6 +646,7 @@ def _encoder_layer(
     return norm_2(x + inner(x))
 
 
+@_own("_copy_from_and_resize")
 def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     resize_to(dst, src.shape)
     return copy_from(src, dst)
@@ -639,6 +692,7 @@ def _recurrent(name: str) -> Kernel:
 # PyTorch composes these with float64 numbers, which the device does not have; here float32 does it.
 
 
+@_composed("renorm")
 def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
     norm = torch.linalg.vector_norm(x, p, dims, keepdim=True)
@@ -658,6 +712,7 @@ def _bound(x: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     return torch.clamp(scaled, min=atol.unsqueeze(-1) if isinstance(atol, torch.Tensor) else atol)
 
 
+@_own("linalg_pinv.atol_rtol_tensor")
 def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
     if not x.numel():
         return x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2]))
@@ -706,6 +761,29 @@ def _with_tolerance(x: Any, tol: Any, hermitian: bool = False) -> Any:
     return _matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
 
+_RANK = "linalg_matrix_rank"
+_composed(f"{_RANK}.atol_rtol_float", f"{_RANK}.atol_rtol_tensor")(_matrix_rank)
+_composed(f"{_RANK}.atol_rtol_float_out", f"{_RANK}.atol_rtol_tensor_out")(_into(_matrix_rank))
+_composed(_RANK, f"{_RANK}.tol_tensor")(_with_tolerance)
+_composed(f"{_RANK}.out", f"{_RANK}.out_tol_tensor")(_into(_with_tolerance))
+
+
+@_composed("linalg_pinv", "linalg_pinv.rcond_tensor")
+def _pinv_rcond(x: Any, rcond: Any, hermitian: bool = False) -> Any:
+    return _pinv_of(x, None, rcond, hermitian)
+
+
+@_composed("linalg_pinv.atol_rtol_float")
+def _pinv_tolerances(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    return _pinv_of(x, atol, rtol, hermitian)
+
+
+@_composed("pinverse")
+def _pinverse(x: Any, rcond: Any = 1e-15) -> Any:
+    return _pinv_of(x, None, rcond, False)
+
+
+@_composed("_batch_norm_impl_index")
 def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     """`aten::_batch_norm_impl_index`, where PyTorch takes float64 statistics for an empty batch."""
     operator = torch.ops.aten._batch_norm_impl_index.default
@@ -720,6 +798,7 @@ def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     return out, statistics, statistics.clone(), x.new_empty((0,), dtype=torch.uint8), 0
 
 
+@_composed("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
     """`aten::kaiser_window`, which PyTorch hands to a CPU kernel."""
     kind = options.get("dtype")
@@ -736,31 +815,6 @@ def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: A
     return torch.i0(beta * (1 - ratio.square()).clamp(min=0).sqrt()) / torch.i0(
         ratio.new_full((), beta)
     )
-
-
-_COMPOSED: dict[str, Kernel] = {
-    "renorm": _renorm,
-    "linalg_matrix_rank.atol_rtol_float": _matrix_rank,
-    "linalg_matrix_rank.atol_rtol_tensor": _matrix_rank,
-    "linalg_matrix_rank": _with_tolerance,
-    "linalg_matrix_rank.tol_tensor": _with_tolerance,
-    "linalg_matrix_rank.atol_rtol_float_out": _into(_matrix_rank),
-    "linalg_matrix_rank.atol_rtol_tensor_out": _into(_matrix_rank),
-    "linalg_matrix_rank.out": _into(_with_tolerance),
-    "linalg_matrix_rank.out_tol_tensor": _into(_with_tolerance),
-    "linalg_pinv": lambda x, rcond, hermitian=False: _pinv_of(x, None, rcond, hermitian),
-    "linalg_pinv.rcond_tensor": lambda x, rcond, hermitian=False: _pinv_of(
-        x, None, rcond, hermitian
-    ),
-    "linalg_pinv.atol_rtol_float": lambda x, *, atol=None, rtol=None, hermitian=False: _pinv_of(
-        x, atol, rtol, hermitian
-    ),
-    "_batch_norm_impl_index": _batch_norm_index,
-    "kaiser_window": _kaiser,
-    "kaiser_window.periodic": _kaiser,
-    "kaiser_window.beta": _kaiser,
-    "pinverse": lambda x, rcond=1e-15: _pinv_of(x, None, rcond, False),
-}
 
 
 def _flexible() -> None:
@@ -913,67 +967,23 @@ _RECURRENT = {
 }
 
 
+def _operator(name: str) -> Any:
+    """Return one overload by its name: "mm" or "add.Tensor"."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
 def _register_own(library: Any) -> None:
     """Register what is about memory, geometry, creation and devices rather than arithmetic."""
 
-    def metadata(name: str) -> None:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    for name in [n for entry in TABLE.values() for n in entry.geometry]:
         # No frame of Python runs for a view.
-        kernel = functools.partial(operator._handle.redispatch_boxed, CPU)
-        library.impl(name, kernel, "PrivateUse1")
-
-    # These change sizes and strides only: PyTorch's CPU kernels never look at the data.
-    for name in (
-        "as_strided",
-        "view",
-        "view_as_real",
-        "view_as_complex",
-        "_reshape_alias",
-        "unfold",
-        "set_.source_Tensor",
-        "is_set_to",
-    ):
-        metadata(name)
-    own: dict[str, Kernel] = {
-        "set_": device.set_to_nothing,
-        "set_.source_Storage_storage_offset": device.set_,
-        "set_.source_Storage": lambda x, source: device.set_(
-            x, source, 0, (source.nbytes() // x.element_size(),)
-        ),
-        "resize_": device.resize_,
-        "_copy_from": copy_from,
-        "_copy_from_and_resize": _copy_from_and_resize,
-        "_to_copy": device.to_copy,
-        "linalg_pinv.atol_rtol_tensor": _pinv,
-        "mm": _mm,
-        "_efficientzerotensor": _zero_tensor,
-        "_transformer_encoder_layer_fwd": _encoder_layer,
-        "_native_multi_head_attention": _native_attention,
-        # Padded batches stay dense: no jagged tensors here.
-        "_nested_tensor_from_mask_left_aligned": lambda x, mask: False,
-        "_local_scalar_dense": device.item,
-        "arange.start_out": _arange,
-        "range.out": _range,
-        "linspace.out": _linspace,
-        "logspace.out": _logspace,
-        "eye.out": _eye,
-        "eye.m_out": _eye,
-        "randperm.generator_out": _randperm,
-        "tril_indices": _triangle_indices("tril_indices"),
-        "triu_indices": _triangle_indices("triu_indices"),
-        "_cummax_helper": _cumulative("cummax"),
-        "_cummin_helper": _cumulative("cummin"),
-        "_amp_foreach_non_finite_check_and_unscale_": _unscale,
-        "record_stream": lambda x, stream: None,
-        "is_pinned": lambda x, device=None: False,
-    }
-    for name, kernel in (own | optimizer.KERNELS).items():
+        view = functools.partial(_operator(name)._handle.redispatch_boxed, CPU)
+        library.impl(name, view, "PrivateUse1")
+    for name, kernel in (_KERNELS | optimizer.KERNELS).items():
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
     for name in [n for entry in TABLE.values() for n in entry.lapack]:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, autoload.hide(fallback.on_cpu(operator)), "PrivateUse1")
+        library.impl(name, autoload.hide(fallback.on_cpu(_operator(name))), "PrivateUse1")
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
@@ -982,7 +992,7 @@ def _register_own(library: Any) -> None:
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
         library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
-        for name, kernel in _COMPOSED.items():
+        for name, kernel in _COMPOSITIONS.items():
             library.impl(name, kernel, key)
         for name, decomposition in _RECURRENT.items():
             library.impl(name, _recurrent(decomposition), key)
