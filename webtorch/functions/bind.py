@@ -147,9 +147,7 @@ def _operators() -> None:
 
         def operator(self: Tensor, other: Any) -> Any:
             if isinstance(other, (Tensor, float, int, complex)):
-                return (
-                    calls.apply(fast, (self, other)) if fast is not None else function(self, other)
-                )
+                return calls.apply_two(fast, self, other) if fast else function(self, other)
             if override.is_foreign((other,), {}):
                 return override.meet(operator, (self, other), {})
             return function(self, other) if _is_number_like(other) else NotImplemented
@@ -168,9 +166,7 @@ def _operators() -> None:
                     f"descriptor '{name}' requires a Tensor, but received a {type(self).__name__}"
                 )
             if isinstance(other, (Tensor, float, int, complex)):
-                return (
-                    calls.apply(fast, (other, self)) if fast is not None else function(other, self)
-                )
+                return calls.apply_two(fast, other, self) if fast else function(other, self)
             if override.is_foreign((other,), {}):
                 return override.meet(operator, (self, other), {})
             return function(other, self) if _is_number_like(other) else NotImplemented
