@@ -303,7 +303,7 @@ def _others(x: Any, dim: int) -> Any:
     function_in=(),
     torch="",
     # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
-    vjp=computed_wide(lambda g, out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
+    vjp=computed_wide(lambda g, _out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
 )
 def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
@@ -968,7 +968,7 @@ def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
     name="_cumprod",
     function_in=(),
     torch="",
-    vjp=computed_wide(lambda g, out, x, dim: (_cumprod_slope(g, x, dim),)),
+    vjp=computed_wide(lambda g, _out, x, dim: (_cumprod_slope(g, x, dim),)),
 )
 def _cumprod(x: Any, dim: int) -> Any:
     return scan(x, "prod", dim)

@@ -763,7 +763,7 @@ def _dims(dim: Any, rank: int) -> list[int] | None:
     return [d % rank if rank else 0 for d in ([dim] if isinstance(dim, int) else dim)]
 
 
-@rule(*(op.name for op in TABLE.values() if op.onnx))
+@rule(*(op.name for op in TABLE.values() if op.onnx.startswith("Reduce")))
 def _reduction(
     w: Writer, call: Call, input: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Name | None:

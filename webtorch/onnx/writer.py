@@ -429,15 +429,11 @@ def _window(shape: tuple[int, ...], v: Value) -> list[tuple[int, int, int, int]]
 
 # ---- elementwise ----------------------------------------------------------------------------------
 
-# Entries that ONNX has, beside those that are one scalar function with a node.
+# Entries that ONNX has, and those that are one scalar function with a node.
 _NODES = {
-    "relu": "Relu", "sigmoid": "Sigmoid", "reciprocal": "Reciprocal", "_round": "Round",
-    "_add": "Add", "_sub": "Sub", "_div": "Div", "_pow": "Pow", "maximum": "Max", "minimum": "Min",
-    "gt": "Greater", "ge": "GreaterOrEqual", "softsign": "Softsign", "selu": "Selu",
-    "clamp_min": "Max", "clamp_max": "Min", "_prelu": "PRelu", "hardswish": "HardSwish", "mish": "Mish",
-} | {
-    f.name: f.onnx for f in ex.FUNCTIONS.values() if isinstance(f.onnx, str) and f.onnx
-}  # fmt: skip
+    **{op.name: op.onnx for op in TABLE.values() if isinstance(op, Elementwise) and op.onnx},
+    **{f.name: f.onnx for f in ex.FUNCTIONS.values() if isinstance(f.onnx, str) and f.onnx},
+}
 _SINCE = {"HardSwish": 14, "Mish": 18}
 # Nodes that take no integers, or no booleans.
 _FLOAT_ONLY = frozenset((

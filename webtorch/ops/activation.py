@@ -50,6 +50,7 @@ relu: Elementwise = elementwise(
     function_in=EVERYWHERE,
     inplace_functions=("torch.relu_", "nn.functional.relu_"),
     gain=math.sqrt(2.0),
+    onnx="Relu",
     doc="input, or 0 where it is negative.",
 )
 threshold_backward: Elementwise = elementwise(
@@ -137,6 +138,7 @@ hardswish = elementwise(
     torch="nn.functional.hardswish",
     function_in=FUNCTIONAL,
     domain=(-5.0, 5.0),
+    onnx="HardSwish",
     doc="input * hardsigmoid(input).",
 )
 
@@ -175,6 +177,7 @@ _prelu = elementwise(
     dtypes=FLOATS,
     torch="",
     function_in=(),
+    onnx="PRelu",
     doc="input, times weight where it is not positive.",
 )
 
@@ -231,6 +234,7 @@ selu = elementwise(
     inplace_functions=("torch.selu_", "nn.functional.selu_"),
     gradient_name="EluBackward0",
     gain=3.0 / 4,
+    onnx="Selu",
     doc="The scaled elu whose fixed point is mean 0 and variance 1 (Klambauer et al., 2017).",
 )
 celu = elementwise(
@@ -271,7 +275,7 @@ softplus = elementwise(
 logsigmoid = elementwise(
     "logsigmoid",
     lambda x: -log1pexp(-x),
-    vjp=computed_wide(lambda g, out, x: (g * sigmoid(-x),)),
+    vjp=computed_wide(lambda g, _out, x: (g * sigmoid(-x),)),
     dtypes=FLOATS,
     torch="nn.functional.logsigmoid",
     function_in=FUNCTIONAL,
@@ -319,6 +323,7 @@ mish = elementwise(
     torch="nn.functional.mish",
     function_in=FUNCTIONAL,
     domain=(-30.0, 30.0),
+    onnx="Mish",
     doc="input * tanh(softplus(input)) (Misra, 2019).",
 )
 
@@ -379,6 +384,7 @@ softsign = elementwise(
     function_in=FUNCTIONAL,
     inplace=False,
     gradient_name="DivBackward0",
+    onnx="Softsign",
     doc="input / (1 + |input|).",
 )
 _softsign_backward: Elementwise = elementwise(

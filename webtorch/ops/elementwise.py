@@ -136,6 +136,7 @@ _add = elementwise(
     function_in=(),
     operator="add",
     on_parts="alike",
+    onnx="Add",
     doc="input + other.",
 )
 _add_scaled = elementwise(
@@ -154,6 +155,7 @@ _sub = elementwise(
     function_in=(),
     operator="sub",
     on_parts="alike",
+    onnx="Sub",
     doc="input - other.",
 )
 _sub_scaled = elementwise(
@@ -287,6 +289,7 @@ _div = elementwise(
     domain=(0.5, 3.0),
     operator="truediv",
     on_parts="scaled",
+    onnx="Div",
     doc="input / other, as floats.",
 )
 
@@ -414,6 +417,7 @@ _pow = elementwise(
     function_in=(),
     domain=(0.1, 3.0),
     numbers_fit=True,
+    onnx="Pow",
     doc="input to the power other.",
 )
 _cube = elementwise(
@@ -584,6 +588,7 @@ reciprocal = elementwise(
     inplace_functions=("torch.reciprocal_",),
     foreach=True,
     direct=("reciprocal",),
+    onnx="Reciprocal",
     doc="1 / input.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -1044,6 +1049,7 @@ _round = elementwise(
     dtypes=NUMERIC,
     torch="round",
     function_in=(),
+    onnx="Round",
     doc="Rounded to the nearest integer, halves to the even one.",
 )
 _round_fraction = elementwise(
@@ -1144,6 +1150,7 @@ gt = elementwise(
     operator="gt",
     asks=("__gt__",),
     direct=("gt.Scalar", "gt.Tensor"),
+    onnx="Greater",
     doc="input > other.",
 )
 ge = elementwise(
@@ -1155,6 +1162,7 @@ ge = elementwise(
     operator="ge",
     asks=("__ge__",),
     direct=("ge.Scalar", "ge.Tensor"),
+    onnx="GreaterOrEqual",
     doc="input >= other.",
 )
 isnan = elementwise("isnan", is_nan, promotion="bool", doc="Whether input is NaN.")
@@ -1398,6 +1406,7 @@ maximum = elementwise(
     numbers_for="none",
     foreach=True,
     direct=("maximum",),
+    onnx="Max",
     doc="The larger one; NaN if one is NaN. Ties share the gradient.",
 )
 minimum = elementwise(
@@ -1407,6 +1416,7 @@ minimum = elementwise(
     numbers_for="none",
     foreach=True,
     direct=("minimum",),
+    onnx="Min",
     doc="The smaller one; NaN if one is NaN. Ties share the gradient.",
 )
 fmax = elementwise(
@@ -1456,6 +1466,7 @@ clamp_min = elementwise(
     numbers_fit=True,
     inplace_functions=("torch.clamp_min_",),
     foreach=True,
+    onnx="Max",
     doc="input, or min where it is less. At the bound the gradient goes to input.",
 )
 clamp_max = elementwise(
@@ -1468,6 +1479,7 @@ clamp_max = elementwise(
     numbers_fit=True,
     inplace_functions=("torch.clamp_max_",),
     foreach=True,
+    onnx="Min",
     doc="input, or max where it is more. At the bound the gradient goes to input.",
 )
 _clamp = elementwise(
@@ -1576,6 +1588,7 @@ sigmoid: Elementwise = elementwise(
     also=("special.expit",),
     direct=("sigmoid",),
     gain=1.0,
+    onnx="Sigmoid",
     doc="1 / (1 + exp(-input)).",
 )
 sigmoid_backward: Elementwise = elementwise(

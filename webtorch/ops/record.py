@@ -166,7 +166,7 @@ class Op:
     geometry: tuple[str, ...] = ()
     # Operators of the PyTorch device that PyTorch's LAPACK computes: factorisations have no kernel on WebGPU.
     lapack: tuple[str, ...] = ()
-    # A reduction's operator in ONNX, and its function in NumPy, an oracle that users of a broken device have too.
+    # Its operator in ONNX; a reduction's function in NumPy, an oracle that users of a broken device have too.
     onnx: str = ""
     numpy: str = ""
     # By how much weights before an activation grow, to make up for what it shrinks.
@@ -273,7 +273,7 @@ def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozense
     """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
     others that it does not, by a name that begins with an underscore.
     """
-    code = rule.__code__
+    code = inspect.unwrap(rule).__code__
     parameters = code.co_varnames[: code.co_argcount]
     used = {n for n, p in zip(names, parameters, strict=False) if not p.startswith("_")}
     if code.co_flags & inspect.CO_VARARGS and not code.co_varnames[code.co_argcount].startswith(
@@ -281,19 +281,6 @@ def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozense
     ):
         used.update(names[code.co_argcount :])
     return frozenset(used)
-
-
-@dataclass(slots=True, eq=False)
-class Reduction(Op):
-    """A reduction over dims: `combine` of `before(x)`, then `after(result, count)`."""
-
-    combine: str = "sum"
-    promotion: Promotion = "same"
-    # Whether integer and bool inputs give int64 (sum, prod).
-    widen: bool = False
-    # Value over no elements; None: an error, as PyTorch raises.
-    identity: Scalar | None = 0
-    many_dims: bool = True
 
 
 TABLE: dict[str, Op] = {}
@@ -365,20 +352,6 @@ def elementwise(
         # Answers in bool are no values of the tensor's own type.
         inplace=fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
     )  # fmt: skip
-    register(op)
-    return op
-
-
-def reduction(name: str, combine: str, *, doc: str, **fields: Any) -> Reduction:
-    """Declare a reduction."""
-    many = fields.get("many_dims", True)
-    widen = fields.get("widen", False)
-    dtype = ", *, dtype=None" if widen else ""
-    op = Reduction(
-        name=name, family="reduce", signature=f"(input, dim=None, keepdim=False{dtype})", doc=doc, combine=combine,
-        torch=fields.pop("torch", name), **fields,
-    )  # fmt: skip
-    assert many or not fields.get("widen")
     register(op)
     return op
 

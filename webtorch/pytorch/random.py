@@ -15,7 +15,7 @@ from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
-from webtorch.pytorch.functions import FUNCTIONS, aten, op
+from webtorch.pytorch.functions import aten, op
 
 
 def source(generator: Any, device: Any) -> Any:
@@ -44,8 +44,11 @@ def _overwritten(name: str) -> Any:
     return run
 
 
-for _name in ("uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_"):
-    FUNCTIONS[_name] = _overwritten(_name)
+aten("uniform_")(_overwritten("uniform_"))
+aten("exponential_")(_overwritten("exponential_"))
+aten("geometric_")(_overwritten("geometric_"))
+aten("cauchy_")(_overwritten("cauchy_"))
+aten("log_normal_")(_overwritten("log_normal_"))
 
 
 @aten("normal_")
