@@ -292,17 +292,12 @@ def _reduction_checks() -> Iterator[Check]:
     import numpy as np
 
     import webtorch as torch
+    from webtorch.ops.record import TABLE
 
     array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4)).astype(np.float32).astype(float)
+    named = [op for op in TABLE.values() if op.numpy]
     references: dict[str, Callable[..., Any]] = {
-        "sum": np.sum,
-        "mean": np.mean,
-        "prod": np.prod,
-        "amax": np.max,
-        "amin": np.min,
-        "argmax": np.argmax,
-        "argmin": np.argmin,
-        "count_nonzero": np.count_nonzero,
+        **{op.name: getattr(np, op.numpy) for op in named if op.out != "mask"},
         "var": lambda x, axis=None: np.var(x, axis, ddof=1),
         "std": lambda x, axis=None: np.std(x, axis, ddof=1),
         "logsumexp": lambda x, axis=None: np.log(np.exp(x).sum(axis)),
@@ -318,7 +313,7 @@ def _reduction_checks() -> Iterator[Check]:
                 return getattr(torch, name)(x, dim)
 
             yield Check("reduce", f"{name} over {dim}", run, partial(reference, array, axis=dim))
-    for name, truth in (("any", np.any), ("all", np.all)):
+    for name, truth in [(op.name, getattr(np, op.numpy)) for op in named if op.out == "mask"]:
 
         def test(device: str, name: str = name) -> Any:
             """Return any or all on a device."""

@@ -173,7 +173,7 @@ def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(family="contract", autocast=LOWER, gradient_name="MmBackward0")
+@composite(family="contract", autocast=LOWER, gradient_name="MmBackward0", aten=("mm",))
 def mm(input: Any, mat2: Any) -> Any:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -189,7 +189,9 @@ def mm(input: Any, mat2: Any) -> Any:
     return rows_times(input, mat2)
 
 
-@composite(family="contract", autocast=LOWER, gradient_name="BmmBackward0")
+@composite(
+    family="contract", autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",)
+)
 def bmm(input: Any, mat2: Any) -> Any:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -232,7 +234,9 @@ def mv(input: Any, vec: Any) -> Any:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0")
+@composite(
+    family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",)
+)
 def dot(input: Any, tensor: Any) -> Any:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -260,7 +264,12 @@ def dot(input: Any, tensor: Any) -> Any:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0")
+@composite(
+    family="contract",
+    autocast=Autocast(gpu="promote"),
+    gradient_name="VdotBackward0",
+    aten=("vdot",),
+)
 def vdot(input: Any, other: Any) -> Any:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)
@@ -413,6 +422,7 @@ def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
     autocast=LOWER,
     takes_out=True,
     gradient_name=_linear_name,
+    gain=1.0,
 )
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
@@ -527,7 +537,14 @@ def _combine(
 
 
 @composite(
-    factor="alpha", family="contract", inplace=True, autocast=LOWER, gradient_name="AddmmBackward0"
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=LOWER,
+    gradient_name="AddmmBackward0",
+    direct=("addmm",),
+    remembered=("addmm",),
+    aten=("addmm",),
 )
 def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
@@ -543,6 +560,7 @@ def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any
     autocast=Autocast(gpu="lower"),
     inplace_functions=("torch.addmv_",),
     gradient_name="AddmvBackward0",
+    aten=("addmv",),
 )
 def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat @ vec)."""
@@ -557,6 +575,7 @@ def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any =
     inplace=True,
     autocast=LOWER,
     gradient_name="BaddbmmBackward0",
+    aten=("baddbmm",),
 )
 def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
@@ -568,7 +587,12 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alph
 
 
 @composite(
-    factor="alpha", family="contract", inplace=True, autocast=LOWER, gradient_name="AddbmmBackward0"
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=LOWER,
+    gradient_name="AddbmmBackward0",
+    aten=("addbmm",),
 )
 def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
@@ -601,6 +625,8 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
     autocast=Autocast(gpu="lower"),
     out="cast",
     gradient_name="AddrBackward0",
+    aten=("addr",),
+    overlap="whole",
 )
 def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (vec1 outer vec2)."""
@@ -1077,6 +1103,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     autocast=Autocast("fp32", "whole"),
     refuses=BOOL,
     gradient_name="TraceBackward0",
+    aten=("trace",),
 )
 def trace(input: Any) -> Any:
     """Return the sum of the diagonal of a matrix."""

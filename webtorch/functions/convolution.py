@@ -291,6 +291,7 @@ def _convolve_3d(
     torch="nn.functional.conv1d",
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv1d(
     input: Any,
@@ -311,6 +312,8 @@ def conv1d(
     torch="nn.functional.conv2d",
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
+    operators=("convolution", "_convolution"),
+    gain=1.0,
 )
 def conv2d(
     input: Any,
@@ -332,6 +335,7 @@ def conv2d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv3d(
     input: Any,
@@ -478,6 +482,7 @@ def _transposed_3d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose1d(
     input: Any,
@@ -512,6 +517,7 @@ def conv_transpose1d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose2d(
     input: Any,
@@ -546,6 +552,7 @@ def conv_transpose2d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose3d(
     input: Any,

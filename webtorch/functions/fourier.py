@@ -49,7 +49,7 @@ def _on_cpu(x: Any) -> bool:
     return x._storage.runtime.kind == "cpu"
 
 
-def _complex_vjp(g: Any, out: Any, x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+def _complex_vjp(g: Any, _out: Any, _x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
     return (complex_transform(g, dims, inverse),)
 
 
@@ -64,7 +64,7 @@ def complex_transform(x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
     return movement.clone(x) if out is x else out
 
 
-def _real_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+def _real_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
     low, high = [0] * g.ndim, [0] * g.ndim
     high[dim] = n - g._shape[dim]
     padded = pad_with(g, tuple(low), tuple(high), 0)
@@ -86,7 +86,7 @@ def real_transform(x: Any, dim: int) -> Any:
     return _real_transform(x, dim, x._shape[dim])
 
 
-def _half_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+def _half_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
     terms = real_transform(g, dim)
     twice = (n - 1) // 2
     weights = [1.0] * terms._shape[dim]

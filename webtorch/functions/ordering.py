@@ -96,7 +96,12 @@ def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
 
 
 @composite(
-    family="index", refuses=BOOL, overlap="refused", gradient_name="KthvalueBackward0", ties=True
+    family="index",
+    refuses=BOOL,
+    overlap="none",
+    gradient_name="KthvalueBackward0",
+    ties=True,
+    aten=("kthvalue",),
 )
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """(values, indices): the k-th smallest element along `dim`, counted from 1."""

@@ -56,6 +56,7 @@ def _polynomial(name: str, doc: str, first: Callable[[Any], Any], step: Step) ->
         torch=f"special.{full}",
         differentiable=False,
         out="cast",
+        aten=(f"special_{full}",),
     )(function)
 
 

@@ -17,6 +17,7 @@ from webtorch.functions.movement import integers_held, pick
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
+from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, Example, composite
 from webtorch.tensors.tape import attach, needs_grad, no_grad
@@ -461,6 +462,7 @@ def _with_indices(rank: int, example: Example) -> None:
         torch=f"nn.functional.{name}_with_indices",
         doc=f"Return the maxima of {name} and where they were.",
         example=example,
+        layout=channels_last_as(0) if rank == 3 else None,
     )(function)
 
 
@@ -635,6 +637,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     torch="nn.functional.avg_pool1d",
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",
+    aten=("avg_pool1d",),
 )
 def avg_pool1d(
     input: Any,
@@ -657,6 +660,7 @@ def avg_pool1d(
     refuses=NARROW_INTEGERS,
     takes_out=True,
     gradient_name="AvgPool2DBackward0",
+    aten=("avg_pool2d",),
 )
 def avg_pool2d(
     input: Any,
@@ -689,6 +693,7 @@ def avg_pool2d(
     refuses=NARROW_INTEGERS,
     takes_out=True,
     gradient_name="AvgPool3DBackward0",
+    aten=("avg_pool3d",),
 )
 def avg_pool3d(
     input: Any,

@@ -138,7 +138,8 @@ _GAMMA = _sampler("_gamma_sample", 1, _gamma_rule, "Gamma numbers of rate 1.")
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (g * _standard_gamma_grad(input, out),),
+    vjp=lambda g, out, input, _generator: (g * _standard_gamma_grad(input, out),),
+    aten=("_standard_gamma",),
 )
 def _standard_gamma(input: Any, generator: Any = None) -> Any:
     """Gamma numbers of the concentrations `input` and of rate 1.
@@ -232,6 +233,7 @@ _standard_gamma_grad: Elementwise = declare(
     torch="",
     function_in=(),
     domain=(0.3, 5.0),
+    aten=("_standard_gamma_grad",),
     doc="The derivative of a gamma number `output` by its concentration, at fixed randomness.",
 )
 
@@ -245,7 +247,8 @@ _standard_gamma_grad: Elementwise = declare(
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (_dirichlet_backward(out, input, g),),
+    vjp=lambda g, out, input, _generator: (_dirichlet_backward(out, input, g),),
+    aten=("_sample_dirichlet",),
 )
 def _sample_dirichlet(input: Any, generator: Any = None) -> Any:
     """Points of the simplex of the last dim, of the Dirichlet distribution of the concentrations `input`."""
@@ -317,6 +320,7 @@ _dirichlet_grad: Elementwise = declare(
     inplace=False,
     torch="",
     function_in=(),
+    aten=("_dirichlet_grad",),
     doc="The derivative of a Dirichlet number x by its concentration alpha, over 1 - x, at fixed randomness.",
 )
 
@@ -415,9 +419,10 @@ _POISSON = _sampler("_poisson_sample", 1, _poisson_rule, "Poisson numbers.")
     family="random",
     function_in=TORCH,
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (creation.zeros_like(g),),
+    vjp=lambda g, _out, _input, _generator: (creation.zeros_like(g),),
     example=Example((("+", 3, 4),)),
     drawn=True,
+    aten=("poisson",),
 )
 def poisson(input: Any, generator: Any = None) -> Any:
     """Numbers of the Poisson distribution of the rates `input`, in their dtype. Its gradient is zero.
@@ -485,8 +490,9 @@ _BINOMIAL = _sampler("_binomial_sample", 2, _binomial_rule, "Binomial numbers.")
     family="random",
     function_in=TORCH,
     dtypes=FLOATS,
-    vjp=lambda g, out, count, prob, generator: (None, creation.zeros_like(prob)),
+    vjp=lambda _g, _out, _count, prob, _generator: (None, creation.zeros_like(prob)),
     drawn=True,
+    aten=("binomial",),
 )
 def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     """Numbers of successes in `count` trials of probability `prob` each, broadcast. Its gradient is zero."""

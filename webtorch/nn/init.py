@@ -13,6 +13,7 @@ from typing import Any
 import webtorch
 from webtorch import Tensor
 from webtorch.ir.lines import user_depth
+from webtorch.ops.record import TABLE
 
 __all__ = [
     "calculate_gain",
@@ -38,14 +39,6 @@ def calculate_gain(nonlinearity: str, param: Any = None) -> float:
 
     `param` is the slope of "leaky_relu" (0.01 by default). Raises ValueError on an unknown name.
     """
-    linear = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-              "conv_transpose3d", "sigmoid")  # fmt: skip
-    if nonlinearity in linear:
-        return 1
-    if nonlinearity == "tanh":
-        return 5.0 / 3
-    if nonlinearity == "relu":
-        return math.sqrt(2.0)
     if nonlinearity == "leaky_relu":
         if param is None:
             slope = 0.01
@@ -54,9 +47,10 @@ def calculate_gain(nonlinearity: str, param: Any = None) -> float:
         else:
             raise ValueError(f"negative_slope {param} not a valid number")
         return math.sqrt(2.0 / (1 + slope**2))
-    if nonlinearity == "selu":
-        return 3.0 / 4
-    raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
+    entry = TABLE.get(nonlinearity)
+    if entry is None or entry.gain is None:
+        raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
+    return entry.gain
 
 
 def uniform_(

@@ -15,6 +15,7 @@ from webtorch.ir.view import numel
 from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.ops.record import TABLE
 
 Sizes = int | Sequence[int]
 
@@ -756,11 +757,6 @@ def _attention(
 
 # ---- reductions -----------------------------------------------------------------------------------
 
-_REDUCTIONS = {
-    "sum": "ReduceSum", "mean": "ReduceMean", "prod": "ReduceProd", "amax": "ReduceMax",
-    "amin": "ReduceMin", "logsumexp": "ReduceLogSumExp",
-}  # fmt: skip
-
 
 def _dims(dim: Any, rank: int) -> list[int] | None:
     if dim is None or dim == () or dim == []:
@@ -768,7 +764,7 @@ def _dims(dim: Any, rank: int) -> list[int] | None:
     return [d % rank if rank else 0 for d in ([dim] if isinstance(dim, int) else dim)]
 
 
-@rule(*_REDUCTIONS)
+@rule(*(op.name for op in TABLE.values() if op.onnx.startswith("Reduce")))
 def _reduction(
     w: Writer, call: Call, input: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Name | None:
@@ -776,7 +772,7 @@ def _reduction(
     if out.dtype is bool_ or numel(input.shape) == 0 or not input.shape:
         return None
     x = w.cast(w.name(input), input.dtype, out.dtype)
-    return w.reduce(_REDUCTIONS[call.name], x, _dims(dim, len(input.shape)), keepdim)
+    return w.reduce(TABLE[call.name].onnx, x, _dims(dim, len(input.shape)), keepdim)
 
 
 @rule("argmax", "argmin")

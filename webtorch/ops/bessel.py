@@ -275,7 +275,7 @@ log_ndtr = _special(
     _log_ndtr,
     "The logarithm of the normal distribution function.",
     differentiable=True,
-    vjp=lambda g, out, x: (g / erfcx(x * -math.sqrt(0.5)) * math.sqrt(2 / math.pi),),
+    vjp=lambda g, _out, x: (g / erfcx(x * -math.sqrt(0.5)) * math.sqrt(2 / math.pi),),
 )
 
 
@@ -302,6 +302,6 @@ ndtri = _special(
     _ndtri,
     "The quantile of the normal distribution: the inverse of ndtr.",
     differentiable=True,
-    vjp=lambda g, out, x: (g * math.sqrt(2 * math.pi) * exp(out * out * 0.5),),
+    vjp=lambda g, out, _x: (g * math.sqrt(2 * math.pi) * exp(out * out * 0.5),),
     domain=(0.02, 0.98),
 )

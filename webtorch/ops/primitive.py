@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, DType, int32, uint32
@@ -17,8 +18,8 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.record import Elementwise, Op, register
 
 
-def _primitive(name: str, signature: str, doc: str) -> Op:
-    op = Op(name=name, family="composite", signature=signature, doc=doc, function_in=())
+def _primitive(name: str, signature: str, doc: str, **fields: Any) -> Op:
+    op = Op(name=name, family="composite", signature=signature, doc=doc, function_in=(), **fields)
     register(op)
     return op
 
@@ -111,7 +112,10 @@ sort_places = _primitive(
     "differentiable.",
 )
 fill = _primitive(
-    "_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument)."
+    "_fill",
+    "(shape, value, dtype, device)",
+    "A new tensor of one value (a runtime argument).",
+    grows=True,
 )
 empty = _primitive(
     "_empty",

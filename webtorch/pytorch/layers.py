@@ -12,7 +12,7 @@ from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ir.dtype import float32, int64
 from webtorch.nn import functional as F
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
-from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op
+from webtorch.pytorch.functions import AUTOCAST, FUNCTIONS, REDUCTIONS, aten, op
 from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
 
 Function = Callable[..., Any]
@@ -212,7 +212,7 @@ def _grid_sampler_backward(
 # ---- losses -------------------------------------------------------------------------------------
 
 
-@aten("multi_margin_loss")
+@aten("multi_margin_loss", out="exact", autocast="fp32")
 def _multi_margin(
     x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
 ) -> Any:
@@ -224,6 +224,9 @@ def _multi_margin_backward(
     g: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1
 ) -> Any:
     return pullback(lambda y: _multi_margin(y, target, p, margin, weight, reduction), (x,), g)[0]
+
+
+AUTOCAST["multilabel_margin_loss"] = "fp32"
 
 
 @aten("multilabel_margin_loss_forward")

@@ -362,7 +362,6 @@ def accept_out(op: Op) -> Callable[..., Any]:
     if "out" in inspect.signature(function).parameters:
         return function
     plain = without_autocast(function)
-    apart = op.overlap == "refused"
 
     @functools.wraps(function)
     def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -371,8 +370,9 @@ def accept_out(op: Op) -> Callable[..., Any]:
         places = out if isinstance(out, (tuple, list)) else (out,)
         for place in places:
             check_places(place)
-        if apart:
-            _check_apart(op.name, places, (*args, *kwargs.values()))
+        if op.overlap in ("first", "none"):
+            read = args if op.overlap == "none" else args[1:]
+            _check_apart(op.name, places, (*read, *kwargs.values()))
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
         if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)
