@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16, float32, int32, int64, integer_limits
-from webtorch.ir.expr import FUNCTIONS, Expr, cost_cpu
+from webtorch.ir.expr import FUNCTIONS, Expr, ScalarFunction, cost_cpu
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import Affine, affine
@@ -70,27 +70,22 @@ class _Writer:
     # -- text ---------------------------
 
     def fresh(self, prefix: str = "t") -> str:
-        """Return a new name."""
         self.count += 1
         return f"{prefix}{self.count}"
 
     def line(self, text: str) -> None:
-        """Write a line into the innermost scope."""
         self.scopes[-1].lines.append(text)
 
     def open(self, *known: Dep) -> None:
-        """Begin a scope in which these loop variables and stages are known too."""
         outside = self.scopes[-1].known if self.scopes else frozenset()
         self.scopes.append(_Scope(outside | set(known)))
 
     def close(self, head: str) -> None:
-        """End the scope: its lines become the body of `head`."""
         scope = self.scopes.pop()
         self.line(head)
         self.scopes[-1].lines += ["    " + text for text in scope.lines or ["pass"]]
 
     def know(self, *deps: Dep) -> None:
-        """Note what is known from here on in the innermost scope."""
         self.scopes[-1].known |= set(deps)
 
     # -- expressions ---------------------------
@@ -132,7 +127,6 @@ class _Writer:
         return found
 
     def operands(self, node: Expr) -> Iterable[Expr]:
-        """Return the nodes that must have a name before a node's text is written."""
         if node in self.written:
             return ()
         if node.op == "load":
@@ -140,7 +134,6 @@ class _Writer:
         return node.args
 
     def find(self, node: Expr) -> str | None:
-        """Return the text by which a node's value is known, None if it must be computed."""
         match node.op:
             case "const":
                 return constant(node)
@@ -156,7 +149,6 @@ class _Writer:
         return None
 
     def compute(self, node: Expr) -> None:
-        """Write a node's value in the outermost scope that knows what it depends on."""
         deps = self.deps(node)
         scope = next(s for s in self.scopes if deps <= s.known)
         if node in self.written:
@@ -179,7 +171,6 @@ class _Writer:
             self.kept.add(node)
 
     def text(self, node: Expr) -> str:
-        """Return the text of a node whose operands have names."""
         if node.op == "load":
             position = self.position(node.args[0])
             text = f"b{node.value}[{position}]"
@@ -204,13 +195,11 @@ class _Writer:
         return f"{function.loops}({', '.join(args)})"
 
     def ready(self, node: Expr) -> str:
-        """Return the text of a value that has been computed."""
         found = self.find(node)
         assert found is not None
         return found
 
     def cast(self, node: Expr, x: str) -> str:
-        """Return the text of a conversion; bfloat16 lies in memory as uint16."""
         source, target = node.args[0].dtype, node.dtype
         if source is bfloat16:
             x = f"from_bfloat16({x})"
@@ -283,7 +272,6 @@ class _Writer:
         return low >= 0 and high < 2**31 and x.args[1].value > 0
 
     def widens(self, x: Expr) -> bool:
-        """Return whether a node only changes the width of an integer that fits both."""
         source = x.args[0].dtype if x.args else x.dtype
         return (
             x.op == "cast"
@@ -327,7 +315,6 @@ class _Writer:
             return
 
         def each(body: Callable[[Check], None]) -> None:
-            """Write the tests that vary within the loop, in a loop of their own."""
             self.open(known)
             if prepare is not None:
                 prepare()
@@ -353,7 +340,6 @@ class _Writer:
         return ready
 
     def write(self, ready: list[tuple[Store, str, str, str]]) -> None:
-        """Write stores whose parts are computed, each behind its condition."""
         for s, position, value, valid in ready:
             target = f"b{s.buffer}[{position}]"
             if s.combine != "set":
@@ -363,15 +349,12 @@ class _Writer:
             self.line(f"{'    ' if valid else ''}{target} = {value}")
 
     def combined(self, s: Store, target: str, value: str) -> str:
-        """Return the text of an old value combined with a new one."""
         dtype = self.kernel.buffers[s.buffer].dtype
         old = target
         if dtype in (float16, bfloat16):
             widen = "float32" if dtype is float16 else "from_bfloat16"
             old, value = f"{widen}({old})", f"{widen}({value})"
-        text = {"add": f"{old} + {value}", "mul": f"{old} * {value}"}.get(
-            s.combine
-        ) or f"{s.combine}imum({old}, {value})"
+        text = called(FUNCTIONS[s.combine], old, value)
         if dtype is float16:
             return f"float16({text})"
         return f"to_bfloat16({text})" if dtype is bfloat16 else text
@@ -389,7 +372,6 @@ class _Writer:
     # -- the kernel ---------------------------
 
     def render(self) -> str:
-        """Return the source of `kernel(begin, end, buffers, arguments, status)`, for numba."""
         kernel = self.kernel
         params = ["begin", "end"]
         params += [f"b{i}: {b.dtype.name}" for i, b in enumerate(kernel.buffers)]
@@ -431,7 +413,6 @@ class _Writer:
             raise AssertionError(dims)
 
     def elementwise(self) -> None:
-        """Write the loops of a kernel without reductions; the last dim is the vectors' loop."""
         dims = self.kernel.outer
         live = [d for d, size in enumerate(dims) if size > 1]
         if not live:
@@ -452,7 +433,6 @@ class _Writer:
             head = "for i in range(begin, end):"
 
             def decode() -> None:
-                """Write the loop variables of the point i."""
                 self.decode(dims, "i")
                 self.merged = (tuple(live), "i")
 
@@ -490,7 +470,7 @@ class _Writer:
             return
         self.checks("outer")
         for k, reduce in enumerate(self.kernel.reduces):
-            if reduce.op in ("argmax", "argmin"):
+            if reduce.reducer.is_position:
                 self.line(f"r{k} = {reduce.dtype.name}(0)")
             else:
                 self.line(f"r{k} = {self.value(reduce.value)}")
@@ -537,7 +517,6 @@ class _Writer:
     # -- one outer point after another ---------------------------
 
     def row_kernel(self) -> None:
-        """Write a kernel whose reductions run along consecutive memory, one outer point a time."""
         outer = self.kernel.outer
         live = [d for d, size in enumerate(outer) if size > 1]
         together = self.neighbours(live)
@@ -604,18 +583,15 @@ class _Writer:
         among = [c for c in found if c not in apart]
 
         def run(body: Callable[[Check], None], checks: list[Check]) -> None:
-            """Write the tests one by one."""
             for check in checks:
                 body(check)
 
         def each(body: Callable[[Check], None]) -> None:
-            """Write all tests in one way, those of columns in the columns' loop."""
             run(body, apart)
             if among and columns is not None:
                 self.columns(columns, lambda: run(body, among))
 
         def note(check: Check) -> None:
-            """Write that a test has failed, without a branch."""
             self.line(f"bad = bad | int32({self.fails(check)})")
 
         self.line("bad = int32(0)")
@@ -716,7 +692,6 @@ class _Writer:
         return True
 
     def row_stage(self, group: list[int]) -> None:
-        """Write the reductions of one stage; long float sums are added in blocks."""
         reduces = [(k, self.kernel.reduces[k]) for k in group]
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         total = self.kernel.inner_count
@@ -731,7 +706,6 @@ class _Writer:
                 self.line(f"at{k} = int64(0)")
 
         def body() -> None:
-            """Write what one inner point adds."""
             for k, r in reduces:
                 self.accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
 
@@ -755,36 +729,31 @@ class _Writer:
     def accumulate(self, k: int, r: Reduce, acc: str) -> None:
         """Combine one inner point into the scalar `acc`."""
         value = self.value(r.value)
-        match r.op:
-            case "sum" if r.value.dtype is not bool_:
-                self.line(f"{acc} += {value}")
-            case "prod" if r.value.dtype is not bool_:
-                self.line(f"{acc} *= {value}")
-            case "max" | "min" if r.value.dtype.kind == "float":
-                self.line(f"{acc} = {r.op}imum({acc}, order_{r.op}({value}))")
-            case "max" | "min" if r.value.dtype is not bool_:
-                self.line(f"{acc} = {r.op}imum({acc}, {value})")
-            case "argmax" | "argmin" if not is_pair(r):
+        function = r.reducer.function(r.value.dtype)
+        if r.reducer.is_position:
+            if not is_pair(r):
                 self.line(f"{acc} = maximum({acc}, order_{r.op}({value}, {self.inner_number()}))")
-            case "argmax" | "argmin":
-                self.line(f"better = {self.better(r, value, acc)}")
-                self.line(f"{acc} = where(better, {value}, {acc})")
-                self.line(f"at{k} = where(better, int64({self.inner_number()}), at{k})")
-            case "all" | "min" | "prod":
-                self.line(f"{acc} = {acc} & int32({value})")
-            case _:
-                self.line(f"{acc} = {acc} | int32({value})")
+                return
+            self.line(f"better = {self.better(r, value, acc)}")
+            self.line(f"{acc} = where(better, {value}, {acc})")
+            self.line(f"at{k} = where(better, int64({self.inner_number()}), at{k})")
+        elif r.value.dtype is bool_:
+            self.line(f"{acc} = {acc} {function.infix} int32({value})")
+        elif function.infix:
+            self.line(f"{acc} {function.infix}= {value}")
+        else:
+            if r.value.dtype.kind == "float":
+                value = f"order_{r.op}({value})"
+            self.line(f"{acc} = {function.loops}({acc}, {value})")
 
     def better(self, r: Reduce, value: str, best: str) -> str:
-        """Return the test whether a value takes the place of the best: NaN does, the first of equals stays."""
         sign = ">" if r.op == "argmax" else "<"
         if r.value.dtype.kind == "float":
             return f"({value} {sign} {best}) | (isnan({value}) & logical_not(isnan({best})))"
         return f"{value} {sign} {best}"
 
     def finish(self, k: int, r: Reduce) -> str:
-        """Return the text of a reduction's result from its accumulator."""
-        if r.op in ("argmax", "argmin"):
+        if r.reducer.is_position:
             return (
                 f"{r.dtype.name}(at{k})"
                 if is_pair(r)
@@ -797,7 +766,6 @@ class _Writer:
     # -- many outer points at once ---------------------------
 
     def column_kernel(self) -> None:
-        """Write a kernel whose reductions run across memory: COLUMNS neighbours at once."""
         outer = self.kernel.outer
         last = max(d for d, size in enumerate(outer) if size > 1)
         self.arrays: list[str] = []
@@ -819,7 +787,6 @@ class _Writer:
                 saved.append((s, self.array(s.value.dtype)))
 
             def save() -> None:
-                """Keep the inner values that later stages read."""
                 for s, name in saved:
                     self.line(f"{name}[c] = {self.value(s.value)}")
 
@@ -829,7 +796,6 @@ class _Writer:
             self.inner_loops(lambda: self.columns(last, lambda: self.write(self.prepare(inside))))
 
         def epilogue() -> None:
-            """Write the stores of the finished columns."""
             if saved:
                 ready = []
                 for s, name in saved:
@@ -854,7 +820,6 @@ class _Writer:
         self.scopes[-1].lines[:0] = self.arrays
 
     def array(self, dtype: DType, count: int = COLUMNS) -> str:
-        """Return the name of a new local array, one element a column."""
         name = self.fresh("v")
         self.arrays.append(f"{name} = local({dtype.name}, {count})")
         return name
@@ -870,7 +835,6 @@ class _Writer:
         self.close("for c in range(n):")
 
     def column_stage(self, group: list[int], last: int) -> None:
-        """Write the reductions of one stage for all columns; long float sums are added in blocks."""
         reduces = [(k, self.kernel.reduces[k]) for k in group]
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         total = self.kernel.inner_count
@@ -883,30 +847,27 @@ class _Writer:
             kind = int32 if r.value.dtype is bool_ else r.value.dtype
             self.arrays.append(f"acc{k} = local({kind.name}, {COLUMNS})")
             self.arrays.append(
-                f"result{k} = local({r.dtype.name if r.op in _POSITIONS else r.value.dtype.name}, {COLUMNS})"
+                f"result{k} = local({r.dtype.name if r.reducer.is_position else r.value.dtype.name}, {COLUMNS})"
             )
-            if r.op in _POSITIONS:
+            if r.reducer.is_position:
                 self.arrays.append(f"at{k} = local(int32, {COLUMNS})")
             if k in blocked:
                 self.arrays.append(f"part{k} = local({kind.name}, {COLUMNS})")
 
         def clear(parts: bool) -> None:
-            """Write the accumulators' start, or that of the blocks' parts."""
             for k, r in reduces:
                 if not parts:
                     self.line(f"acc{k}[c] = {column_start(r)}")
-                    if r.op in _POSITIONS:
+                    if r.reducer.is_position:
                         self.line(f"at{k}[c] = int32(0)")
                 elif k in blocked:
                     self.line(f"part{k}[c] = {column_start(r)}")
 
         def body() -> None:
-            """Write what one inner point adds to a column."""
             for k, r in reduces:
                 self.column_accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
 
         def add_parts() -> None:
-            """Add the blocks' parts to the sums."""
             for k in blocked:
                 self.line(f"acc{k}[c] = acc{k}[c] + part{k}[c]")
 
@@ -925,54 +886,48 @@ class _Writer:
             self.close(f"for j in range(0, {self.dims[first]}, {size}):")
 
         def results() -> None:
-            """Write the results from the accumulators."""
             for k, r in reduces:
                 text = f"acc{k}[c] != int32(0)" if r.value.dtype is bool_ else f"acc{k}[c]"
                 self.line(
-                    f"result{k}[c] = {f'{r.dtype.name}(at{k}[c])' if r.op in _POSITIONS else text}"
+                    f"result{k}[c] = {f'{r.dtype.name}(at{k}[c])' if r.reducer.is_position else text}"
                 )
 
         self.columns(last, results)
         self.know(*[("column", k) for k, _ in reduces])
 
     def column_accumulate(self, k: int, r: Reduce, acc: str) -> None:
-        """Write what one inner point adds to one column's accumulator."""
         value = self.value(r.value)
         old = f"{acc}[c]"
-        match r.op:
-            case "argmax" | "argmin":
-                self.line(f"best{k} = {old}")
-                self.line(f"better{k} = {self.better(r, value, f'best{k}')}")
-                self.line(f"{old} = where(better{k}, {value}, best{k})")
-                self.line(f"at{k}[c] = where(better{k}, int32({self.inner_number()}), at{k}[c])")
-            case "all" | "any":
-                self.line(f"{old} = {old} {'&' if r.op == 'all' else '|'} int32({value})")
-            case op if r.value.dtype is bool_:
-                self.line(f"{old} = {old} {'&' if op in ('min', 'prod') else '|'} int32({value})")
-            case "sum":
-                self.line(f"{old} = {old} + {value}")
-            case "prod":
-                self.line(f"{old} = {old} * {value}")
-            case op:
-                self.line(f"{old} = {op}imum({old}, {value})")
+        function = r.reducer.function(r.value.dtype)
+        if r.reducer.is_position:
+            self.line(f"best{k} = {old}")
+            self.line(f"better{k} = {self.better(r, value, f'best{k}')}")
+            self.line(f"{old} = where(better{k}, {value}, best{k})")
+            self.line(f"at{k}[c] = where(better{k}, int32({self.inner_number()}), at{k}[c])")
+        elif r.value.dtype is bool_:
+            self.line(f"{old} = {old} {function.infix} int32({value})")
+        else:
+            self.line(f"{old} = {called(function, old, value)}")
 
 
-_POSITIONS = ("argmax", "argmin")
+def called(function: ScalarFunction, a: str, b: str) -> str:
+    """Return the text of a function of two values."""
+    return f"{a} {function.infix} {b}" if function.infix else f"{function.loops}({a}, {b})"
 
 
 def is_pair(r: Reduce) -> bool:
     """Whether an argmax needs its value and its position apart: 64-bit values leave no room for both in one integer."""
-    return r.op in _POSITIONS and r.value.dtype.itemsize == 8
+    return r.reducer.is_position and r.value.dtype.itemsize == 8
 
 
 def start(r: Reduce) -> str:
     """Return the accumulator's first value in a row kernel."""
     dtype = r.value.dtype
-    if r.op in _POSITIONS and not is_pair(r):
+    if r.reducer.is_position and not is_pair(r):
         return f"int64({integer_limits(int64)[0]})"
     if r.op in ("max", "min") and dtype.kind == "float":
         wide = int64 if dtype.itemsize == 8 else int32
-        return f"{wide.name}({integer_limits(wide)[0 if r.op == 'max' else 1]})"
+        return f"{wide.name}({r.reducer.identity(wide)})"
     return column_start(r)
 
 
@@ -980,13 +935,8 @@ def column_start(r: Reduce) -> str:
     """Return the accumulator's first value where it has the value's own type."""
     dtype = r.value.dtype
     if dtype is bool_:
-        return f"int32({int(r.op in ('all', 'min', 'prod'))})"
-    if r.op in ("sum", "prod"):
-        return f"{dtype.name}({int(r.op == 'prod')})"
-    largest = r.op in ("max", "argmax")
-    if dtype.kind == "float":
-        return f"{dtype.name}({'-inf' if largest else 'inf'})"
-    return f"{dtype.name}({integer_limits(dtype)[0 if largest else 1]})"
+        return f"int32({int(r.identity)})"
+    return f"{dtype.name}({r.identity})"
 
 
 def constant(node: Expr) -> str:
