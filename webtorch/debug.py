@@ -30,6 +30,7 @@ from webtorch.ir.kernel import (
 from webtorch.lower.passes import PassResult, run_passes
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
+from webtorch.runtime.compilations import compilations as compilations
 from webtorch.tensors.host import tracing
 from webtorch.tensors.numerics import check_numerics as check_numerics
 

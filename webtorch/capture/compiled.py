@@ -10,7 +10,9 @@ from webtorch.capture.step import CompiledFunction
 from webtorch.nn import Module
 
 # The methods of a compiled function that show its programs.
-_LOOKS_INSIDE = frozenset(("captured", "graph", "kernels", "latest", "memory_plan", "program"))
+_LOOKS_INSIDE = frozenset(
+    ("captured", "compilations", "explain", "graph", "kernels", "latest", "memory_plan", "program")
+)
 
 
 class OptimizedModule(Module):
@@ -20,8 +22,8 @@ class OptimizedModule(Module):
     Attributes, mode and length are those of `_orig_mod`, also where they are set. Hooks that are
     registered here run around a program, those of `_orig_mod` in it. The methods of
     `CompiledFunction` that show its programs (`latest`, `program`, `kernels`, `memory_plan`,
-    `graph`, `captured`) are here too, but for names that the module has itself. A copy, or one that
-    was pickled, is compiled anew.
+    `graph`, `captured`, `explain`, `compilations`) are here too, but for names that the module
+    has itself. A copy, or one that was pickled, is compiled anew.
     """
 
     _orig_mod: Any

@@ -199,6 +199,7 @@ def _codes() -> dict[types.CodeType, str]:
                 named[name] = op.function
         named |= {
             "apply": calls.apply,
+            "apply_two": calls.apply_two,
             "getitem": indexing.getitem,
             "recurrence": recurrence._sequence,
         }
@@ -235,6 +236,14 @@ class _Watch:
                 self.scopes.append(self.scopes[-1] if scope is None else scope)
                 self.stack.append((frame, None))
                 return
+            if name == "apply_two":
+                name = "apply"
+                given = {"op": given["op"], "operands": (given["x"], given["y"]), "numbers": ()}
+            elif name == "apply" and self.stack and frame.f_back is self.stack[-1][0]:
+                outer = self.stack[-1][1]
+                if outer is not None and outer.op is given["op"]:
+                    # The same call, on its other way.
+                    return
             call = Call(
                 self.number, name, {k: _values(v) for k, v in given.items()}, self.scopes[-1]
             )

@@ -310,16 +310,6 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
 _IGNORED = frozenset(_NOT_ASKING.split())
 _INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
 _ARITHMETIC = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
-# Operators that arrive as the method of another name.
-_OPERATORS = {
-    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul",
-    "__truediv__": "div", "__mod__": "remainder", "__pow__": "pow", "__matmul__": "matmul",
-    "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor",
-    "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
-    "__neg__": "neg", "__pos__": "positive", "__abs__": "abs",
-    "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_",
-    "__ifloordiv__": "floor_divide_", "__imod__": "remainder_",
-}  # fmt: skip
 # Operators whose other operand may know the answer: Python asks it.
 _BINARY = frozenset(
     [
@@ -356,12 +346,14 @@ def public_functions() -> Iterator[Public]:
             if isinstance(value, FunctionType) and not hidden:
                 title = ".".join(filter(None, ("torch", place, name)))
                 yield Public(value, value, title, name in factories)
+    # Operators that arrive as the method of another name.
+    methods = {o: op.name + "_" * o.startswith("__i") for op in TABLE.values() for o in op.asks}
     for name, value in list(vars(Tensor).items()):
         hidden = name.startswith("_") and not name.startswith("__")
         if hidden or name in _IGNORED:
             continue
         if isinstance(value, FunctionType):
-            yield Public(value, getattr(Tensor, _OPERATORS.get(name, name)), f"torch.Tensor.{name}")
+            yield Public(value, getattr(Tensor, methods.get(name, name)), f"torch.Tensor.{name}")
         elif isinstance(value, property):
             for half, func in ((value.fget, value.__get__), (value.fset, value.__set__)):
                 if isinstance(half, FunctionType):
