@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import webtorch
-from webtorch.lower import fuse
+from webtorch.lower import build
 from webtorch.lower.body import Unfusable
 
 
@@ -253,7 +253,7 @@ def test_loops_that_cannot_become_one_stay_as_they_are(
 ) -> None:
     """Merging loops only makes kernels shorter: where a merged position is not recognised, it is left out."""
     refused = []
-    parts = fuse._parts
+    parts = build._parts
 
     def recognising_nothing(*args: Any) -> Any:
         if sys._getframe(1).f_code.co_name == "_merge_loops":
@@ -261,9 +261,9 @@ def test_loops_that_cannot_become_one_stay_as_they_are(
             raise Unfusable
         return parts(*args)
 
-    monkeypatch.setattr(fuse, "_parts", recognising_nothing)
+    monkeypatch.setattr(build, "_parts", recognising_nothing)
     # Kernels that were built before would not be built again, nor would a program of the other tests.
-    monkeypatch.setattr(fuse, "_BUILT", OrderedDict())
+    monkeypatch.setattr(build, "_BUILT", OrderedDict())
     machine = Machine(204, device, eager=False)
     for _ in range(30):
         machine.step()

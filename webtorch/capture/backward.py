@@ -263,6 +263,13 @@ class Backward:
             else:
                 set_history(result, fn, number)
 
+    def ready(self) -> Executable:
+        """Return the second program, compiled when it is first asked for."""
+        assert self.runtime is not None and self.graph is not None
+        if self.executable is None:
+            self.executable = self.compiler(self.runtime, self.key, self.graph)
+        return self.executable
+
     def _run(
         self,
         cotangents: Sequence[Tensor | None],
@@ -271,9 +278,8 @@ class Backward:
         args: list[Scalar],
     ) -> list[Tensor | None]:
         runtime = self.runtime
-        assert runtime is not None and self.graph is not None
-        if self.executable is None:
-            self.executable = self.compiler(runtime, self.key, self.graph)
+        assert runtime is not None
+        executable = self.ready()
         given: list[Tensor] = []
         there: set[int] = set()
         for i, (shape, dtype) in enumerate(self.forms):
@@ -284,7 +290,7 @@ class Backward:
                 there.add(i)
             given.append(g if _alone(g) else primitive.copy(g))
         with runtime.lock:
-            buffers = self.executable.run(self._inputs(given, held, saved), args)
+            buffers = executable.run(self._inputs(given, held, saved), args)
         storages = []
         for buffer in buffers:
             node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)

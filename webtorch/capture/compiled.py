@@ -8,9 +8,12 @@ from typing import Any
 
 from webtorch.capture.step import CompiledFunction
 from webtorch.nn import Module
+from webtorch.tensors.above import give
 
 # The methods of a compiled function that show its programs.
-_LOOKS_INSIDE = frozenset(("captured", "graph", "kernels", "latest", "memory_plan", "program"))
+_LOOKS_INSIDE = frozenset(
+    ("captured", "compilations", "explain", "graph", "kernels", "latest", "memory_plan", "program")
+)
 
 
 class OptimizedModule(Module):
@@ -20,8 +23,8 @@ class OptimizedModule(Module):
     Attributes, mode and length are those of `_orig_mod`, also where they are set. Hooks that are
     registered here run around a program, those of `_orig_mod` in it. The methods of
     `CompiledFunction` that show its programs (`latest`, `program`, `kernels`, `memory_plan`,
-    `graph`, `captured`) are here too, but for names that the module has itself. A copy, or one that
-    was pickled, is compiled anew.
+    `graph`, `captured`, `explain`, `compilations`) are here too, but for names that the module
+    has itself. A copy, or one that was pickled, is compiled anew.
     """
 
     _orig_mod: Any
@@ -158,3 +161,6 @@ def compile(
     return kind(
         model, device=device, captures=captures, memory_budget=memory_budget, fullgraph=fullgraph
     )
+
+
+give(compile=compile)

@@ -101,6 +101,15 @@ class Place:
         value = self.get()
         return value is self.before or same(value, self.before)
 
+    def change(self) -> str:
+        """Say what is there now instead of what was there before."""
+        value = self.get()
+        if isinstance(value, (*_PLAIN, _Missing)) and isinstance(self.before, (*_PLAIN, _Missing)):
+            return f"`{self.name}` was {self.before!r} and is {value!r}"
+        if type(value) is type(self.before):
+            return f"`{self.name}` is another {type(value).__name__}"
+        return f"`{self.name}` was a {type(self.before).__name__} and is a {type(value).__name__}"
+
 
 class Option:
     """A number in a group of an optimizer: read anew at each replay, but 0 or not is structure."""
@@ -121,6 +130,12 @@ class Option:
         """Whether it is 0 if it was."""
         return bool(self._kind() == self.kind)
 
+    def change(self) -> str:
+        """Say what it is now."""
+        value = self.group.get(self.key)
+        before = "" if isinstance(self.kind, tuple) and self.kind[1:] != (True,) else " and was 0"
+        return f"option `{self.name}` is {value}{before or ' and was not'}: 0 or not is another program"
+
 
 class Length:
     """How many items a container has."""
@@ -134,6 +149,13 @@ class Length:
     def holds(self) -> bool:
         """Whether it has as many as before."""
         return len(self.container) == self.count
+
+    def change(self) -> str:
+        """Say how many it has now."""
+        count = len(self.container)
+        if isinstance(self.container, dict) and count > self.count:
+            return f"`{self.name}` has got {list(self.container)[self.count]!r}"
+        return f"`{self.name}` had {self.count} items and has {count}"
 
     def undo(self) -> None:
         """Take away what has been added to a list or dict."""
@@ -156,6 +178,10 @@ class Members(Length):
     def holds(self) -> bool:
         """Whether it holds what it held before."""
         return bool(self.container == self.members)
+
+    def change(self) -> str:
+        """Say that it holds something else now."""
+        return f"the set `{self.name}` holds other items"
 
 
 def is_record(x: Any) -> bool:

@@ -8,9 +8,10 @@ import contextlib
 import functools
 import inspect
 import os
+import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -24,11 +25,13 @@ from webtorch.capture.dynamic import (
     placeholder,
     probes,
 )
+from webtorch.capture.explanation import Explanation
 from webtorch.capture.kernels import KernelText, kernel_texts
 from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
 from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
 from webtorch.capture.progress import told
+from webtorch.capture.reasons import inputs_of, number_names, why_again, why_new
 from webtorch.capture.trace import (
     Capture,
     Compiler,
@@ -50,9 +53,11 @@ from webtorch.lower.compiler import compile_within
 from webtorch.nn import Module
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
+from webtorch.runtime.compilations import Compilation, Input, note
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.meta import COMMON_GPU
 from webtorch.runtime.realize import Runtime
+from webtorch.runtime.trace import debug_level
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast, override
 from webtorch.tensors.calls import get_default_dtype
@@ -69,6 +74,13 @@ _MANY_SIGNATURES = 8
 # Captures of one signature, for modules that train or not, options and gradients that are there or
 # not.
 _MAX_STATES = 8
+# Captures of one function of which it remembers why.
+_MAX_REMEMBERED = 64
+# Why a call is captured whose inputs are those of another.
+_WRITTEN = (
+    "an argument that the function writes is a part of another tensor, and lies in it elsewhere"
+)
+_DECIDED = "its program was dropped when a number was found to decide what is computed"
 # Calls of one signature in a row that a program could not repeat before none is tried any more.
 _MAX_REFUSALS = 3
 # Constants of up to this many bytes are compared to find out whether a number went into them.
@@ -125,8 +137,13 @@ class CompiledFunction:
         self.apart: set[Any] = set()
         # Whether marks were given up.
         self.static = False
-        self.signatures: dict[Any, list[tuple[str, str]]] = {}
+        self.signatures: dict[Any, list[Input]] = {}
         self.warned: set[str] = set()
+        # What has been captured, and why.
+        self.compilations: deque[Compilation] = deque(maxlen=_MAX_REMEMBERED)
+        self.count = 0
+        # Signatures, by hash, whose programs were dropped to make room.
+        self.dropped: set[int] = set()
         functools.update_wrapper(self, getattr(function, "forward", function), updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +204,7 @@ class CompiledFunction:
                         # Something is decided by the size: it has a program of its own.
                         self.apart.add((signature, point))
                         return self(*args, **kwargs)
-                    captured = captured.template.at(point)
+                    captured = self._at(captured.template, point)
                 return self._replay(captured, tensors, given)
             live.update(before)
         if len(states) >= _MAX_STATES:
@@ -195,8 +212,12 @@ class CompiledFunction:
             reason = f"{watched.changed} changes all the time" if watched else ""
             self._give_up(key, f"it depends on what changes outside: {reason}")
             return self.function(*args, **kwargs)
+        inputs = inputs_of(argument_names(self.function, args), args, kwargs, given)
+        reason = self._reason(key, inputs, numbers, given, in_place)
         with told(f"compiling {_title(self.function)}"):
-            run = self._capture(key, args, kwargs, tensors, given, numbers, tuple(sizes), in_place)
+            run = self._capture(
+                key, args, kwargs, tensors, given, numbers, tuple(sizes), in_place, inputs, reason
+            )
         return run()
 
     def _capture(
@@ -209,10 +230,14 @@ class CompiledFunction:
         numbers: dict[str, Any],
         sizes: tuple[int, ...],
         in_place: bool,
+        inputs: list[Input],
+        reason: str,
     ) -> Callable[[], Any]:
-        """Capture the function for a signature; return what runs its program. `in_place`: parts of
-        tensors were taken as they are, and not copied.
+        """Capture the function for a signature, whose `inputs` differ from earlier ones by what `reason`
+        says; return what runs its program. `in_place`: parts of tensors were taken as they are, and not
+        copied.
         """
+        started = time.perf_counter()
         live = dict(numbers)
         taken = tensors
         if sizes:
@@ -240,6 +265,8 @@ class CompiledFunction:
             count = self.refusals[key] = self.refusals.get(key, 0) + 1
             if count >= _MAX_REFUSALS:
                 self._give_up(key, usual.reason)
+            else:
+                self._note(usual.reason, ran_as_usual=True)
             result = arguments.given_back(usual.result, taken, given)
             return lambda: result
         except RunAsUsual:
@@ -256,7 +283,7 @@ class CompiledFunction:
             self._give_up(key, f"it changes a {changed} that it is given")
             return functools.partial(self.function, *args, **kwargs)
         self.refusals.pop(key, None)
-        self._name_arguments(captured, args, kwargs)
+        captured.names = [i.name for i in inputs if "shape" in i.facts]
         parts = [i for i, t in enumerate(given) if not t._whole]
         if not in_place and any(i in parts for _, i in captured.arguments):
             # The copy of a part would be written or returned, and not the part.
@@ -270,15 +297,18 @@ class CompiledFunction:
             try:
                 captured.template = self._vary(captured, sizes, args, kwargs, tensors, live)
                 chosen = captured.template.at(sizes)
-            except NotPolynomial as reason:
-                self._unmark(reason)
+            except NotPolynomial as refused:
+                self._unmark(refused)
                 return functools.partial(self, *args, **kwargs)
         self.captures.setdefault(key, []).insert(0, (captured, live))
         self.captures.move_to_end(key)
-        self._note_signature(key, args, kwargs)
+        steps = len(chosen.executable.program.steps)
+        self._note(reason, steps=steps, seconds=time.perf_counter() - started)
+        self._note_signature(key, inputs)
         if len(self.captures) > _MAX_SIGNATURES:
             gone, _ = self.captures.popitem(last=False)
             self.signatures.pop(gone, None)
+            self.dropped.add(hash(gone))
         return functools.partial(self._replay, chosen, tensors, given)
 
     def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
@@ -314,6 +344,17 @@ class CompiledFunction:
         return compiler
 
     # ---- sizes
+
+    def _at(self, template: Template, point: Point) -> Capture:
+        """Return the capture for sizes of the marked dimensions; a new one is planned, not recorded."""
+        known, started = point in template.made, time.perf_counter()
+        captured = template.at(point)
+        if not known:
+            sizes = " x ".join(map(str, point))
+            reason = f"the marked dimensions have a new size, {sizes}: planned from the form for all sizes"
+            steps = len(captured.executable.program.steps)
+            self._note(reason, steps, time.perf_counter() - started)
+        return captured
 
     def _vary(
         self,
@@ -467,17 +508,54 @@ class CompiledFunction:
             ) from None
         return (type(x), x)
 
-    def _note_signature(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _reason(
+        self,
+        key: Any,
+        inputs: list[Input],
+        numbers: dict[str, Any],
+        given: list[Tensor],
+        in_place: bool,
+    ) -> str:
+        """Say why a call has to be captured."""
+        states = self.captures.get(key)
+        if states:
+            captured, live = states[0]
+            names = number_names(inputs)
+            return why_again(captured, live, numbers, self.free.get(key, ()), names, given)
+        otherwise = _WRITTEN if in_place else _DECIDED
+        if hash(key) in self.dropped:
+            return f"its program was dropped: a function keeps {_MAX_SIGNATURES}"
+        earlier = self.signatures.values()
+        return why_new(earlier, inputs, may_vary=not self.static, otherwise=otherwise)
+
+    def _note(
+        self, reason: str, steps: int = 0, seconds: float = 0.0, *, ran_as_usual: bool = False
+    ) -> None:
+        """Log a capture, or a call that ran as usual."""
+        self.count += not ran_as_usual
+        entry = Compilation(
+            "webtorch.compile",
+            _title(self.function),
+            self.count,
+            reason,
+            steps,
+            seconds,
+            ran_as_usual,
+        )
+        self.compilations.append(entry)
+        note(entry, debug_level() > 0)
+
+    def _note_signature(self, key: Any, inputs: list[Input]) -> None:
         """Remember what a signature looks like; name the argument that changes all the time."""
         if key in self.signatures:
             return
-        shown = list(_described(argument_names(self.function, args), args, kwargs))
         previous = next(reversed(self.signatures.values()), None)
-        self.signatures[key] = shown
+        self.signatures[key] = inputs
         if len(self.signatures) < _MANY_SIGNATURES or previous is None:
             return
-        for (name, now), (other, before) in zip(shown, previous):
-            if name == other and now != before and name not in self.warned:
+        for one, other in zip(inputs, previous):
+            name, now, before = one.name, one.form, other.form
+            if name == other.name and now != before and name not in self.warned:
                 self.warned.add(name)
                 advice = (
                     "pad it to a few sizes, or give one program to all of its sizes with "
@@ -496,6 +574,7 @@ class CompiledFunction:
 
     def _give_up(self, key: Any, reason: str) -> None:
         self.usual.add(key)
+        self._note(f"{reason}, and so will calls like it", ran_as_usual=True)
         warnings.warn(
             f"compile: {_title(self.function)} is not replayed as a program but runs as usual: "
             f"{reason}",
@@ -557,6 +636,29 @@ class CompiledFunction:
         executable = captured.executable
         return memory_plan(executable.program, captured.input_names(), executable.scratch_bytes)
 
+    def explain(self) -> Explanation:
+        """Return what the latest program is made of and why: printed, it is text for people.
+
+        It says which kernels there are and what keeps them apart, why the function was captured each
+        time, what holds the memory, and the same of the backward pass where the results are
+        differentiated outside. Raises RuntimeError before the first capture.
+        """
+        captured = self.latest()
+        backward = None
+        if captured.backward is not None and captured.backward.graph is not None:
+            second = captured.backward.ready()
+            names = captured.backward_names()
+            plan = memory_plan(second.program, names, second.scratch_bytes)
+            title = f"the backward pass of {_title(self.function)}"
+            backward = Explanation(title, self._device(), second.program, plan)
+        return Explanation(
+            _title(self.function), self._device(), self.program(), self.memory_plan(),
+            tuple(self.compilations), backward,
+        )  # fmt: skip
+
+    def _device(self) -> str:
+        return self.latest().runtime.kind if self.runs else "no device"
+
     def graph(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the latest program as a page of HTML that needs nothing else; write it to `path`.
 
@@ -580,12 +682,6 @@ class CompiledFunction:
         them. All of them are read at once.
         """
         return read_together(self.named)
-
-    def _name_arguments(
-        self, captured: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        names = argument_names(self.function, args)
-        captured.names = [n for n, form in _described(names, args, kwargs) if "[" in form]
 
 
 class _Itself:
@@ -814,31 +910,6 @@ def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
     ]
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "")
     return [names[i] if i < len(names) else f"{rest}[{i - len(names)}]" for i in range(len(args))]
-
-
-def _described(
-    names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield name and form of every leaf of the arguments."""
-
-    def visit(name: str, x: Any) -> Iterator[tuple[str, str]]:
-        if isinstance(x, Tensor):
-            yield name, f"{x.dtype.name}{list(x._shape)}"
-        elif isinstance(x, dict):
-            for k, v in x.items():
-                yield from visit(f"{name}[{k!r}]", v)
-        elif isinstance(x, (list, tuple)):
-            yield f"len({name})", str(len(x))
-            for i, v in enumerate(x):
-                yield from visit(f"{name}[{i}]", v)
-        elif is_record(x):
-            for k, v in attributes(x).items():
-                yield from visit(f"{name}.{k}", v)
-        elif not isinstance(x, float):
-            yield name, repr(x)
-
-    for name, x in (*zip(names, args, strict=True), *kwargs.items()):
-        yield from visit(name, x)
 
 
 class _Arguments:

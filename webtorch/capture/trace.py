@@ -167,15 +167,27 @@ class Capture:
     def input_names(self) -> dict[int, str]:
         """Return the names of the program's inputs, by their number, as far as they have any."""
         known = self.watched.names() if self.watched is not None else {}
+        named = ((i, self._source_name(s, known)) for i, s in enumerate(self.sources))
+        return {i: name for i, name in named if name}
+
+    def backward_names(self) -> dict[int, str]:
+        """Return the names of the inputs of the backward pass, by their number."""
+        assert self.backward is not None
+        known = self.watched.names() if self.watched is not None else {}
         found: dict[int, str] = {}
-        for i, source in enumerate(self.sources):
-            if isinstance(source, int):
-                found[i] = self.names[source] if source < len(self.names) else f"argument {source}"
-            elif is_constant(source):
-                found[i] = "constant"
-            elif id(source) in known:
-                found[i] = known[id(source)]
+        for i, (kind, source) in enumerate(self.backward.sources):
+            if kind == "cotangent":
+                found[i] = f"gradient of result {source}"
+            else:
+                saved = f"saved value {source}"
+                found[i] = saved if kind == "saved" else self._source_name(source, known)
         return found
+
+    def _source_name(self, source: int | Storage, known: Mapping[int, str]) -> str:
+        """Return the name of an input; "" where it has none."""
+        if isinstance(source, int):
+            return self.names[source] if source < len(self.names) else f"argument {source}"
+        return "constant" if is_constant(source) else known.get(id(source), "")
 
     def fits(self) -> bool:
         """Whether what the call depends on outside its arguments is as it was."""
@@ -343,14 +355,13 @@ class Watched:
         self.tensors = [
             TensorPlace(p) for p in (*places, *survey.slow) if isinstance(p.before, Tensor)
         ]
-        self.quick = [p for p in places if not isinstance(p.before, Tensor)] + survey.states
+        quick = [p for p in places if not isinstance(p.before, Tensor)] + survey.states
         self.slow = [
             p for p in survey.slow if id(p) not in dropped and not isinstance(p.before, Tensor)
         ]
-        self.options: list[Option] = survey.options
-        self.lengths: list[Length] = [n for n in survey.lengths if id(n) not in dropped]
+        lengths: list[Length] = [n for n in survey.lengths if id(n) not in dropped]
         for optimizer in survey.optimizers:
-            self.lengths.append(Length(optimizer.state, "optimizer.state"))
+            lengths.append(Length(optimizer.state, "optimizer.state"))
             shown = {id(t.now): t.place.name for t in reversed(self.tensors)}
             for param, state in optimizer.state.items():
                 for key, value in state.items():
@@ -358,6 +369,7 @@ class Watched:
                         name = f"{key} of {shown.get(id(param), 'a parameter')}"
                         self.tensors.append(TensorPlace(Place(state, key, "item", name)))
         self.calculates = survey.calculates
+        self.checks: list[Place | Option | Length] = [*quick, *survey.options, *lengths]
         self.quick_tensors = [
             t for t in self.tensors if id(t.place) in {id(p) for p in survey.quick}
         ]
@@ -366,23 +378,14 @@ class Watched:
         # Storages of the capture -> where their tensors have their data now.
         self.moved: dict[Any, Storage] = {}
         self.held = True
-        # Why it did not hold.
-        self.changed = ""
+        # Why it did not hold: the name of what has changed, and a sentence.
+        self.changed = self.difference = ""
 
     def holds(self) -> bool:
         """Whether all is as it was; finds out where the tensors are now."""
-        for check in self.quick:
+        for check in self.checks:
             if not check.holds():
-                self.changed = check.name
-                return False
-        for option in self.options:
-            if not option.holds():
-                self.changed = option.name
-                return False
-        for length in self.lengths:
-            if not length.holds():
-                self.changed = length.name
-                return False
+                return self._fails(check.name, check.change())
         epochs = (bindings.epoch, bindings.modules)
         if epochs == self.epochs and all(t.place.get() is t.now for t in self.quick_tensors):
             return self.held
@@ -390,30 +393,37 @@ class Watched:
         self.epochs = epochs
         return self.held
 
+    def _fails(self, name: str, difference: str) -> bool:
+        self.changed, self.difference = name, difference
+        return False
+
     def _find(self) -> bool:
         for place in self.slow:
             if not place.holds():
-                self.changed = place.name
-                return False
+                return self._fails(place.name, place.change())
         for reference, state in self.modules:
             module = reference()
-            if module is not None and module._state_of_call()[: len(state)] != state:
-                self.changed = type(module).__name__
-                return False
+            if module is not None:
+                now = module._state_of_call()[: len(state)]
+                if now != state:
+                    kind = type(module).__name__
+                    return self._fails(kind, f"a {kind} {_module_change(state, now)}")
         self.moved = {}
         back: dict[Storage, Storage] = {}
         for t in self.tensors:
+            name = t.place.name
             if not t.find():
-                self.changed = t.place.name
-                return False
+                return self._fails(name, t.change())
             now = t.now._storage
             if self.moved.setdefault(t.storage, now) is not now:
                 # Two names of one tensor have become names of two.
-                self.changed = t.place.name
-                return False
+                return self._fails(
+                    name, f"`{name}` shared its memory with another name, and does not"
+                )
             if back.setdefault(now, t.storage) is not t.storage:
-                self.changed = t.place.name
-                return False
+                return self._fails(
+                    name, f"`{name}` shares its memory with another name, and did not"
+                )
         self.moved = {a: b for a, b in self.moved.items() if a is not b}
         return True
 
@@ -425,6 +435,21 @@ class Watched:
     def storages(self) -> set[int]:
         """Return the ids of the storages of all watched tensors, as they are now."""
         return {id(t.now._storage) for t in self.tensors}
+
+
+def _module_change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    """Say how the state of a module differs, which begins with its mode."""
+    if before[0] != now[0]:
+        modes = {True: "training", False: "evaluation"}
+        return f"was in {modes[before[0]]} mode and is in {modes[now[0]]} mode"
+    return "has other parameters, or other hooks"
+
+
+# The names of what `TensorPlace._form` compares.
+_FORM = (
+    "class", "shape", "strides", "storage_offset", "dtype", "number of elements in memory", "device", "requires_grad",
+    "being a leaf", "hooks",
+)  # fmt: skip
 
 
 class TensorPlace:
@@ -452,6 +477,18 @@ class TensorPlace:
             t._grad_fn is None,
             (tuple(t._hooks or ()), tuple(t._post_accumulate or ())),
         )
+
+    def change(self) -> str:
+        """Say what keeps a replay from taking what is there now."""
+        value, name = self.place.get(), self.place.name
+        if not isinstance(value, Tensor):
+            return self.place.change()
+        for what, before, now in zip(_FORM, self.form, self._form(value), strict=True):
+            if before != now:
+                if isinstance(before, Runtime):
+                    before, now = before.kind, now.kind
+                return f"`{name}` changed {what} from {before} to {now}"
+        return f"`{name}` is another tensor, and gradients belong to the tensor"
 
     def find(self) -> bool:
         """Look what is there now; whether a replay can take it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from numbers import Number
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.dirichlet import Dirichlet
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import broadcast_all
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Beta"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Cauchy"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.gamma import Gamma
 from webtorch.distributions.utils import broadcast_all
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["FisherSnedecor"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import _sum_rightmost
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Independent"]
 

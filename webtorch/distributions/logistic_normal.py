@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.normal import Normal
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import StickBreakingTransform
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["LogisticNormal"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.binomial import Binomial
 from webtorch.distributions.categorical import Categorical
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Multinomial"]
 

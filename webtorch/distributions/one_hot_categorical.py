@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.categorical import Categorical
 from webtorch.distributions.distribution import Distribution
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional import one_hot
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["OneHotCategorical", "OneHotCategoricalStraightThrough"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.categorical import Categorical
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import ExpTransform
 from webtorch.distributions.utils import broadcast_all, clamp_probs
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["ExpRelaxedCategorical", "RelaxedOneHotCategorical"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.independent import Independent
 from webtorch.distributions.transforms import ComposeTransform, Transform
 from webtorch.distributions.utils import _sum_rightmost
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["TransformedDistribution"]
 

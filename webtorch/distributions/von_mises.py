@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
+from webtorch import special
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all, lazy_property
+from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _sample_von_mises
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["VonMises"]
 
@@ -31,7 +32,7 @@ class VonMises(Distribution):
             self._validate_sample(value)
         k = self.concentration
         # log I0(k), whose exponential part cancels against the cosine's.
-        bessel = webtorch.special.i0e(k).log() + k
+        bessel = special.i0e(k).log() + k
         return k * (value - self.loc).cos() - math.log(2 * math.pi) - bessel
 
     def sample(self, sample_shape: Any = Size()) -> Tensor:
@@ -55,4 +56,4 @@ class VonMises(Distribution):
     def variance(self) -> Tensor:
         """The circular variance: 1 - I1(k) / I0(k)."""
         k = self.concentration
-        return 1 - webtorch.special.i1e(k) / webtorch.special.i0e(k)
+        return 1 - special.i1e(k) / special.i0e(k)

@@ -12,7 +12,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
 from webtorch.ops.elementwise import isclose
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
-from webtorch.ops.record import Op, composite
+from webtorch.ops.record import Example, Op, composite
 
 METHOD = ("Tensor",)
 
@@ -43,7 +43,7 @@ CONVERSIONS: dict[str, Op] = {
 }  # fmt: skip
 
 
-@composite(function_in=METHOD, torch="Tensor.type_as")
+@composite(function_in=METHOD, torch="Tensor.type_as", example=Example(((9,), "i5")))
 def type_as(input: Any, other: Any) -> Any:
     """The tensor in the dtype of another."""
     return cast_to(input, other.dtype)
@@ -53,7 +53,7 @@ def type_as(input: Any, other: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------
 
 
-@composite(name="copy_", function_in=METHOD, torch="")
+@composite(name="copy_", function_in=METHOD, torch="", example=Example(((3, 5), (5,))))
 def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
     """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
     as needed.
@@ -99,7 +99,9 @@ def _replacing(old: Any, shape: tuple[int, ...], values: Any) -> Any:
     return copy(values)
 
 
-@composite(name="fill_", function_in=(*METHOD, "torch"), torch="")
+@composite(
+    name="fill_", function_in=(*METHOD, "torch"), torch="", example=Example(((3, 5),), (2.5,))
+)
 def fill_(self: Any, value: Any) -> Any:
     """Overwrite every element with one value (a number or a 0-d tensor)."""
     if hasattr(value, "_storage"):
@@ -133,7 +135,7 @@ def zero_(self: Any) -> Any:
     return fill_(self, 0)
 
 
-@composite(name="fill_diagonal_", function_in=METHOD, torch="")
+@composite(name="fill_diagonal_", function_in=METHOD, torch="", example=Example(((4, 4),), (1.5,)))
 def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
     """Overwrite the main diagonal; `wrap` goes on after every N columns of a tall matrix."""
     if self.ndim < 2:
@@ -148,7 +150,9 @@ def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
     return self
 
 
-@composite(name="resize_", function_in=METHOD, torch="")
+@composite(
+    name="resize_", function_in=METHOD, torch="", example="changes what memory a tensor shows"
+)
 def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None) -> Any:
     """Give the tensor another shape in place, with more memory if needed, for all that share it; new
     elements are uninitialised.
@@ -185,13 +189,18 @@ def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None)
     return self
 
 
-@composite(name="resize_as_", function_in=("torch", *METHOD), torch="")
+@composite(
+    name="resize_as_",
+    function_in=("torch", *METHOD),
+    torch="",
+    example="changes what memory a tensor shows",
+)
 def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> Any:
     """Give the tensor the shape of another."""
     return resize_(input, tuple(the_template._shape), memory_format=memory_format)
 
 
-@composite(name="set_", function_in=METHOD, torch="")
+@composite(name="set_", function_in=METHOD, torch="", example="changes what memory a tensor shows")
 def set_(self: Any, source: Any = None) -> Any:
     """Make this tensor the same view of the same storage as `source`."""
     if source is None:
@@ -209,7 +218,7 @@ def set_(self: Any, source: Any = None) -> Any:
 # -------------------------------------------------------------------------------------------
 
 
-@composite(differentiable=False)
+@composite(differentiable=False, example="works on the host")
 def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same shape and the same elements. Waits for the device."""
     if input._shape != other._shape:
@@ -217,7 +226,7 @@ def equal(input: Any, other: Any) -> bool:
     return not input.numel() or bool((input == other).all().item())
 
 
-@composite(differentiable=False)
+@composite(differentiable=False, example="works on the host")
 def allclose(
     input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
@@ -227,7 +236,7 @@ def allclose(
     return bool(isclose(input, other, rtol, atol, equal_nan).all().item())
 
 
-@composite(differentiable=False)
+@composite(differentiable=False, example="works on the host")
 def is_nonzero(input: Any) -> bool:
     """Whether a tensor with one element is not zero. Waits for the device."""
     if input.numel() != 1:
@@ -239,7 +248,7 @@ def is_nonzero(input: Any) -> bool:
     return bool(input.item())
 
 
-@composite(differentiable=False)
+@composite(differentiable=False, example="works on the host")
 def is_same_size(input: Any, other: Any) -> bool:
     """Whether two tensors have the same shape."""
     return bool(input._shape == other._shape)

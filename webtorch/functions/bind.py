@@ -9,11 +9,12 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from webtorch.functions import show
 from webtorch.functions import subscript as indexing
 from webtorch.functions.assign import CONVERSIONS
 from webtorch.functions.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op, public_name
-from webtorch.tensors import attention, calls, lapack, override, primitives
+from webtorch.tensors import attention, calls, complex_numbers, lapack, override, primitives
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.remember import remembered
@@ -45,6 +46,8 @@ def load_table() -> None:
     assert primitives.as_view is not None
     assert attention.suits is not None
     assert lapack.host is not None
+    assert complex_numbers.apply_form is not None
+    assert show.show_tensor is not None
     for name in _FORMULAS:
         importlib.import_module(f"webtorch.ops.{name}")
     for name in _FUNCTIONS:
@@ -53,6 +56,8 @@ def load_table() -> None:
         _bind(op)
     for op in TABLE.values():
         _publish(op)
+    for op in TABLE.values():
+        _publish_elsewhere(op)
     _operators()
     _place_functions()
 
@@ -120,6 +125,12 @@ def _publish(op: Op) -> None:
                     NAMESPACES[place][f"{name}_"] = inplace
 
 
+def _publish_elsewhere(op: Op) -> None:
+    for name in op.also:
+        place, _, public = name.rpartition(".")
+        NAMESPACES[place][public] = NAMESPACES["torch"][op.name]
+
+
 def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -139,9 +150,7 @@ def _operators() -> None:
 
         def operator(self: Tensor, other: Any) -> Any:
             if isinstance(other, (Tensor, float, int, complex)):
-                return (
-                    calls.apply(fast, (self, other)) if fast is not None else function(self, other)
-                )
+                return calls.apply_two(fast, self, other) if fast else function(self, other)
             if override.is_foreign((other,), {}):
                 return override.meet(operator, (self, other), {})
             return function(self, other) if _is_number_like(other) else NotImplemented
@@ -160,9 +169,7 @@ def _operators() -> None:
                     f"descriptor '{name}' requires a Tensor, but received a {type(self).__name__}"
                 )
             if isinstance(other, (Tensor, float, int, complex)):
-                return (
-                    calls.apply(fast, (other, self)) if fast is not None else function(other, self)
-                )
+                return calls.apply_two(fast, other, self) if fast else function(other, self)
             if override.is_foreign((other,), {}):
                 return override.meet(operator, (self, other), {})
             return function(other, self) if _is_number_like(other) else NotImplemented
@@ -170,23 +177,21 @@ def _operators() -> None:
         operator.__name__ = name
         setattr(Tensor, name, operator)
 
-    for name, entry in {
-        "add": "_add", "sub": "_sub", "mul": "mul", "truediv": "_div", "floordiv": "floor_divide",
-        "mod": "remainder", "pow": "pow",
-        "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
-        "rshift": "bitwise_right_shift", "matmul": "matmul",
-    }.items():  # fmt: skip
-        forward(f"__{name}__", entry)
-        reflected(f"__r{name}__", entry)
-        setattr(
-            Tensor,
-            f"__i{name}__",
-            calls.bind_inplace(f"__i{name}__", getattr(Tensor, f"__{name}__")),
-        )
+    for op in TABLE.values():
+        count = len(op.positional()) if op.operator else 0
+        if count == 1:
+            setattr(Tensor, f"__{op.operator}__", op.function)
+        elif count == 2:
+            forward(f"__{op.operator}__", op.name)
+        # A comparison has no form in place, and turned around it is another one.
+        if count == 2 and not (isinstance(op, Elementwise) and op.promotion == "bool"):
+            reflected(f"__r{op.operator}__", op.name)
+            inplace = calls.bind_inplace(
+                f"__i{op.operator}__", getattr(Tensor, f"__{op.operator}__")
+            )
+            setattr(Tensor, f"__i{op.operator}__", inplace)
     Tensor.__rtruediv__.__name__ = "__rdiv__"
     Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
-    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        forward(f"__{name}__", name)
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function
@@ -204,13 +209,6 @@ def _operators() -> None:
     }.items():
         method.__name__ = name
         setattr(Tensor, name, method)
-    for name, entry in {
-        "__neg__": "neg",
-        "__abs__": "abs",
-        "__invert__": "bitwise_not",
-        "__pos__": "positive",
-    }.items():
-        setattr(Tensor, name, TABLE[entry].function)
 
 
 def _part_property(name: str) -> property:

@@ -21,7 +21,7 @@ from webtorch.ops.primitive import (
     pairs,
     real_part,
 )
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import Autocast, Example, composite
 
 FUNCTION = ("torch",)
 
@@ -53,7 +53,7 @@ def complex_(real: Any, imag: Any) -> Any:
     return join(*parts_together("complex", real, imag))
 
 
-@composite(function_in=FUNCTION, autocast=Autocast(cpu="fp32"))
+@composite(function_in=FUNCTION, autocast=Autocast(cpu="fp32"), gradient_name="PolarBackward0")
 def polar(abs: Any, angle: Any) -> Any:
     """The complex tensor of absolute values and angles: abs * (cos(angle) + i sin(angle))."""
     size, turn = parts_together("polar", abs, angle)
@@ -89,13 +89,13 @@ def view_as_complex(input: Any) -> Any:
     return paired(input)
 
 
-@composite(function_in=FUNCTION)
+@composite(function_in=FUNCTION, example=Example((), ("c6",)))
 def view_as_real_copy(input: Any) -> Any:
     """What view_as_real gives, in memory of its own."""
     return movement.clone(view_as_real(input))
 
 
-@composite(function_in=FUNCTION)
+@composite(function_in=FUNCTION, example=Example(((5, 2),)))
 def view_as_complex_copy(input: Any) -> Any:
     """What view_as_complex gives, in memory of its own."""
     return movement.clone(view_as_complex(input))
@@ -139,7 +139,7 @@ def resolve_neg(input: Any) -> Any:
     return input
 
 
-@composite(inplace=True)
+@composite(inplace=True, gradient_name="SgnBackward0")
 def sgn(input: Any) -> Any:
     """The number of absolute value 1 and the same angle, 0 for 0; the sign of real numbers."""
     if not input.dtype.is_complex:

@@ -18,7 +18,7 @@ from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
-from webtorch.ops.record import TABLE, Autocast, composite
+from webtorch.ops.record import TABLE, Autocast, Example, composite
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,11 @@ _DIMS: tuple[Any, ...] = (((-1,), {}), ((0,), {}))
 
 
 @composite(
-    function_in=EVERYWHERE, dtypes=FLOATS, samples=_DIMS, autocast=Autocast(gpu="fp32_result")
+    function_in=EVERYWHERE,
+    dtypes=FLOATS,
+    samples=_DIMS,
+    autocast=Autocast(gpu="fp32_result"),
+    also=("special.softmax",),
 )
 def softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
     """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
@@ -75,7 +79,11 @@ def softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> A
 
 
 @composite(
-    function_in=EVERYWHERE, dtypes=FLOATS, samples=_DIMS, autocast=Autocast(gpu="fp32_result")
+    function_in=EVERYWHERE,
+    dtypes=FLOATS,
+    samples=_DIMS,
+    autocast=Autocast(gpu="fp32_result"),
+    also=("special.log_softmax",),
 )
 def log_softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
     """Return log(softmax(input)) along `dim`; nothing overflows."""
@@ -88,7 +96,13 @@ def softmin(input: Any, dim: int | None = None, dtype: DType | None = None) -> A
     return softmax(-input, dim, dtype)
 
 
-@composite(torch="nn.functional.gumbel_softmax", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.gumbel_softmax",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    example=Example(((3, 5),)),
+    drawn=True,
+)
 def gumbel_softmax(
     logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Any:
@@ -137,6 +151,7 @@ def _dropout(input: Any, p: float, training: bool, inplace: bool, features: bool
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     gradient_name="MulBackward0",
+    drawn=True,
 )
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return input with elements zeroed with probability p, the rest divided by 1 - p; input itself if not training."""
@@ -180,19 +195,25 @@ def _feature_dropout(
     return _dropout(input, p, training, inplace, True)
 
 
-@composite(torch="nn.functional.dropout1d", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.dropout1d",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    example=Example(((2, 3, 5),)),
+    drawn=True,
+)
 def dropout1d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return input (N, C, L) or (C, L) with whole channels zeroed with probability p."""
     return _feature_dropout("dropout1d", input, p, training, inplace, (2, 3))
 
 
-@composite(torch="nn.functional.dropout2d", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(torch="nn.functional.dropout2d", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
 def dropout2d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return input (N, C, H, W) or (C, H, W) with whole channels zeroed with probability p."""
     return _feature_dropout("dropout2d", input, p, training, inplace, (3, 4))
 
 
-@composite(torch="nn.functional.dropout3d", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(torch="nn.functional.dropout3d", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
 def dropout3d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return input (N, C, D, H, W) or (C, D, H, W) with whole channels zeroed with probability p."""
     return _feature_dropout("dropout3d", input, p, training, inplace, (4, 5))
@@ -211,16 +232,14 @@ def _alpha_dropout(input: Any, p: float, training: bool, inplace: bool, features
     return put_back(input, result, inplace)
 
 
-@composite(torch="nn.functional.alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(torch="nn.functional.alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
 def alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
     """Return input with dropout that keeps mean and variance under selu (Klambauer et al., 2017)."""
     return _alpha_dropout(input, p, training, inplace, False)
 
 
 @composite(
-    torch="nn.functional.feature_alpha_dropout",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
+    torch="nn.functional.feature_alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True
 )
 def feature_alpha_dropout(
     input: Any, p: float = 0.5, training: bool = False, inplace: bool = False

@@ -32,6 +32,7 @@ from webtorch.ops.record import (
     LOWER,
     NOT_FLOATS,
     Autocast,
+    Example,
     OutRule,
     composite,
     with_factors_first,
@@ -258,7 +259,7 @@ def dot(input: Any, tensor: Any) -> Any:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"))
+@composite(family="contract", autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0")
 def vdot(input: Any, other: Any) -> Any:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)
@@ -314,6 +315,8 @@ def _matmul_name(input: Any, other: Any, **_: Any) -> str:
     function_in=("torch", "Tensor", "linalg"),
     autocast=LOWER,
     gradient_name=_matmul_name,
+    operator="matmul",
+    asks=("__matmul__",),
 )
 def matmul(input: Any, other: Any) -> Any:
     """Return the matrix product; leading dimensions are batches and broadcast.
@@ -590,7 +593,12 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
 
 
 @composite(
-    factor="alpha", family="contract", inplace=True, autocast=Autocast(gpu="lower"), out="cast"
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=Autocast(gpu="lower"),
+    out="cast",
+    gradient_name="AddrBackward0",
 )
 def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (vec1 outer vec2)."""
@@ -674,6 +682,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     autocast=LOWER,
     own_view=True,
     gradient_name="ViewBackward0",
+    example=Example((), ("bij,bjk->ik", (3, 4, 5), (3, 5, 2))),
 )
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
@@ -974,7 +983,12 @@ def _chain(given: list[Any]) -> Any:
     return multiply(0, count - 1)
 
 
-@composite(family="contract", function_in=("torch",), autocast=Autocast(gpu="lower"))
+@composite(
+    family="contract",
+    function_in=("torch",),
+    autocast=Autocast(gpu="lower"),
+    example=Example(((4, 5), (5, 6), (6, 3))),
+)
 def chain_matmul(*matrices: Any) -> Any:
     """Return the product of matrices, in the order that costs least."""
     warn_once(
@@ -990,7 +1004,12 @@ def chain_matmul(*matrices: Any) -> Any:
     return given[0] if len(given) == 1 else multi_dot(given)
 
 
-@composite(family="contract", function_in=("linalg",), torch="linalg.cross")
+@composite(
+    family="contract",
+    function_in=("linalg",),
+    torch="linalg.cross",
+    gradient_name="LinalgCrossBackward0",
+)
 def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
     """Return the vector products along `dim`, which must have size 3."""
     if input.ndim != other.ndim:
@@ -1010,7 +1029,9 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
     return first - narrow(a, at, 2, 3) * narrow(b, at, 1, 3)
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"))
+@composite(
+    family="contract", autocast=Autocast(gpu="promote"), gradient_name="LinalgCrossBackward0"
+)
 def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     """Return the vector products along `dim`; None stands for the first dimension of size 3."""
     if dim is None:
@@ -1082,7 +1103,7 @@ def matrix_power(input: Any, n: int) -> Any:
         square = matmul(square, square)
 
 
-@composite(family="contract", function_in=("torch",), autocast=FP32)
+@composite(family="contract", function_in=("torch",), autocast=FP32, gradient_name="CdistBackward0")
 @computed_wide
 def cdist(
     x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"

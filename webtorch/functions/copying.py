@@ -8,7 +8,7 @@ from typing import Any
 from webtorch.errors import ShapeError
 from webtorch.functions import movement
 from webtorch.ops.primitive import as_view
-from webtorch.ops.record import TABLE, composite
+from webtorch.ops.record import TABLE, Example, composite
 
 FUNCTION = ("torch",)
 
@@ -21,7 +21,7 @@ def _copied(found: Any) -> Any:
     )
 
 
-def _copying(name: str, methods: bool = False) -> None:
+def _copying(name: str, methods: bool = False, example: Example | None = None) -> None:
     view = TABLE[name]
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -31,15 +31,15 @@ def _copying(name: str, methods: bool = False) -> None:
     function.__doc__ = f"What {name} gives, in memory of its own."
     function.__signature__ = inspect.signature(view.function)  # type: ignore[attr-defined]
     places = ("torch", "Tensor") if methods else FUNCTION
-    composite(family="movement", function_in=places)(function)
+    composite(family="movement", function_in=places, example=example)(function)
 
 
-for (
-    _name
-) in """as_strided diagonal expand permute select split split_with_sizes squeeze t transpose unbind
+for _name in """as_strided diagonal expand permute split_with_sizes squeeze t transpose unbind
     unfold unsqueeze view""".split():  # noqa: SIM905
     _copying(_name)
 _copying("narrow", methods=True)
+_copying("select", example=Example(((3, 5),), (1, 2)))
+_copying("split", example=Example(((7, 3),), (3,)))
 
 
 @composite(family="movement", function_in=FUNCTION)
@@ -60,13 +60,13 @@ def unsafe_split(input: Any, split_size: int, dim: int = 0) -> Any:
     return movement.split(input, split_size, dim)
 
 
-@composite(family="movement")
+@composite(family="movement", example=Example(((7, 3),), ([3, 4],)))
 def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
     """What split_with_sizes gives."""
     return movement.split_with_sizes(input, split_sizes, dim)
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="AsStridedScatterBackward0")
 def as_strided_scatter(
     input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
 ) -> Any:

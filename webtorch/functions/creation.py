@@ -32,7 +32,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.purity import warn, warn_once
-from webtorch.ops.record import composite
+from webtorch.ops.record import Example, composite
 from webtorch.tensors.calls import get_default_dtype, store_in
 from webtorch.tensors.creation import from_array, from_bytes
 from webtorch.tensors.device import resolve
@@ -375,7 +375,9 @@ _COPIED = (
 )
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(
+    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
+)
 def tensor(
     data: Any,
     *,
@@ -403,7 +405,9 @@ def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
     return x if dtype is None else cast_to(x, dtype)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(
+    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
+)
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     wanted = None if dtype is None else chosen_dtype(dtype)
@@ -424,7 +428,9 @@ def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
     )
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(
+    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
+)
 def asarray(
     obj: Any,
     *,
@@ -453,7 +459,7 @@ def asarray(
     return finish(result, requires_grad)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, example="makes a tensor of host data")
 def from_numpy(ndarray: Any) -> Any:
     """A CPU tensor on the memory of a NumPy array: a write to one is seen in the other.
 
@@ -467,7 +473,9 @@ def from_numpy(ndarray: Any) -> Any:
     return _on_array(ndarray)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(
+    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
+)
 def frombuffer(
     buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Any:
@@ -569,7 +577,7 @@ def ones(
     )
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, drawn=True)
 def empty(
     *args: Any,
     size: Any = None,
@@ -624,7 +632,7 @@ def full(
     return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, drawn=True)
 def empty_strided(
     size: Sequence[int],
     stride: Sequence[int],
@@ -714,7 +722,7 @@ def full_like(
     return _like(input, fill_value, dtype, device, requires_grad, memory_format)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(family="creation", function_in=TORCH, drawn=True)
 def empty_like(
     input: Any,
     *,
@@ -737,7 +745,12 @@ def _own(input: Any, dtype: Any, device: Any) -> tuple[DType, Any]:
     return chosen_dtype(dtype, input.dtype), input.device if device is None else device
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_tensor")
+@composite(
+    family="creation",
+    function_in=METHOD,
+    torch="Tensor.new_tensor",
+    example="makes a tensor of host data",
+)
 def new_tensor(
     input: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Any:
@@ -787,7 +800,7 @@ def new_ones(
     )
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty")
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)
 def new_empty(
     input: Any,
     *args: Any,
@@ -821,7 +834,7 @@ def new_full(
     return finish(each(_full("new_full", shape, fill_value, wanted, where), input), requires_grad)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided")
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided", drawn=True)
 def new_empty_strided(
     input: Any,
     size: Sequence[int],
@@ -1092,7 +1105,7 @@ def _corner(row: int, col: int, offset: int, lower: bool, dtype: Any, device: An
     return _make([[i for i, _ in places], [j for _, j in places]], wanted, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, example=Example((), (4, 5)))
 def tril_indices(
     row: int,
     col: int,
@@ -1107,7 +1120,7 @@ def tril_indices(
     return _corner(row, col, offset, True, dtype, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, example=Example((), (4, 5)))
 def triu_indices(
     row: int,
     col: int,

@@ -109,6 +109,7 @@ def _qr(a: Any, mode: str) -> Any:
     function_in=LINALG,
     torch="linalg.qr",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgQrBackward0",
 )
 def linalg_qr(A: Any, mode: str = "reduced") -> Any:
     """(Q, R) with A = Q R; mode "reduced", "complete" or "r" (Q is empty)."""
@@ -140,7 +141,9 @@ def _undifferentiable_r(a: Any, r: Any) -> Any:
     return r.clone()
 
 
-@composite(name="qr", family="index", autocast=Autocast(cpu="fp32"))
+@composite(
+    name="qr", family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgQrBackward0"
+)
 def qr(input: Any, some: bool = True) -> Any:
     """(Q, R) with input = Q R; not `some` gives a square Q."""
     warn_once(
@@ -190,6 +193,7 @@ def _reflectors(name: str, v: Any, tau: Any) -> Any:
     torch="linalg.householder_product",
     autocast=Autocast(cpu="fp32"),
     out="cast",
+    gradient_name="LinalgHouseholderProductBackward0",
 )
 def householder_product(A: Any, tau: Any) -> Any:
     """The first columns of the product of the reflections I - tau v v^T."""
@@ -202,13 +206,15 @@ def householder_product(A: Any, tau: Any) -> Any:
     return out
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(
+    family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgHouseholderProductBackward0"
+)
 def orgqr(input: Any, input2: Any) -> Any:
     """The first columns of the product of the reflections I - tau v v^T, tau the second tensor."""
     return householder_product(input, input2)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="OrmqrBackward0")
 def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
     """The product of Q (of its transpose) and the third tensor; Q's reflections and their factors are the others."""
     tau, other = input2, input3
@@ -296,6 +302,7 @@ _NOT_CONVERGED = (
     function_in=LINALG,
     torch="linalg.eigh",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgEighBackward0",
 )
 def eigh(A: Any, UPLO: str = "L") -> Any:
     """(eigenvalues in ascending order, eigenvectors) of symmetric matrices, from one triangle."""
@@ -310,6 +317,7 @@ def eigh(A: Any, UPLO: str = "L") -> Any:
     function_in=LINALG,
     torch="linalg.eigvalsh",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgEighBackward0",
 )
 def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     """The eigenvalues of symmetric matrices in ascending order, from one triangle."""
@@ -348,7 +356,13 @@ def _eig(a: Any) -> Any:
     return call("eig", (z,), (a.dtype.is_complex,), ((n,), (n, n), ()))
 
 
-@composite(name="linalg_eig", family="index", function_in=LINALG, torch="linalg.eig")
+@composite(
+    name="linalg_eig",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.eig",
+    gradient_name="LinalgEigBackward0",
+)
 def linalg_eig(A: Any) -> Any:
     """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
     check_matrix("linalg.eig", A, "A", square=True)
@@ -357,7 +371,13 @@ def linalg_eig(A: Any) -> Any:
     return Eig(w, v)
 
 
-@composite(name="linalg_eigvals", family="index", function_in=LINALG, torch="linalg.eigvals")
+@composite(
+    name="linalg_eigvals",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.eigvals",
+    gradient_name="LinalgEigBackward0",
+)
 def linalg_eigvals(A: Any) -> Any:
     """The eigenvalues of any square matrices, complex also where A is real."""
     check_matrix("linalg.eigvals", A, "A", square=True)
@@ -447,6 +467,7 @@ def _check_driver(name: str, driver: Any) -> None:
     function_in=LINALG,
     torch="linalg.svd",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgSvdBackward0",
 )
 def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
     """(U, singular values in descending order, V^T) with A = U diag(S) V^T."""
@@ -463,6 +484,7 @@ def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None)
     function_in=LINALG,
     torch="linalg.svdvals",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgSvdBackward0",
 )
 def svdvals(A: Any, *, driver: str | None = None) -> Any:
     """The singular values in descending order."""
@@ -475,7 +497,9 @@ def svdvals(A: Any, *, driver: str | None = None) -> Any:
     return s
 
 
-@composite(name="svd", family="index", autocast=Autocast(cpu="fp32"))
+@composite(
+    name="svd", family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgSvdBackward0"
+)
 def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
     """(U, S, V) with input = U diag(S) V^T."""
     check_matrix("linalg.svd", input, "A")
@@ -535,7 +559,14 @@ def _largest(a: Any, hermitian: bool) -> Any:
     return values.amax(-1) if values._shape[-1] else values.sum(-1)
 
 
-@composite(name="linalg_pinv", family="index", function_in=LINALG, torch="linalg.pinv", out="cast")
+@composite(
+    name="linalg_pinv",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.pinv",
+    out="cast",
+    gradient_name="LinalgPinvBackward0",
+)
 def pinv(
     A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
 ) -> Any:
@@ -551,7 +582,7 @@ def pinv(
     return _pinv(A, bound, hermitian)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgPinvBackward0")
 def pinverse(input: Any, rcond: float = 1e-15) -> Any:
     """The pseudo-inverse."""
     return pinv(input, rtol=rcond)
@@ -602,6 +633,7 @@ def _lstsq(a: Any, b: Any, rcond: float) -> Any:
     torch="linalg.lstsq",
     autocast=Autocast(cpu="fp32"),
     out="cast",
+    gradient_name="LinalgLstsqBackward0",
 )
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """(the X that makes A X - B smallest, residuals, ranks, singular values)."""
@@ -787,7 +819,7 @@ def _matrix_exp(a: Any) -> Any:
     return call("matrix_exp", (a,), (), (a._shape[-2:],))[0]
 
 
-@composite(family="index", function_in=EVERYWHERE)
+@composite(family="index", function_in=EVERYWHERE, gradient_name="LinalgMatrixExpBackward0")
 def matrix_exp(input: Any) -> Any:
     """The exponentials of matrices (*, N, N)."""
     if not input.dtype.has_gradient:
@@ -812,7 +844,7 @@ def _range_basis(a: Any, q: int, niter: int) -> Any:
     return basis
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), drawn=True)
 def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any:
     """(U, S, V) of about the q largest singular values of A (of A - M)."""
     chosen = 6 if q is None else q
@@ -826,7 +858,7 @@ def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any
     return (v, s, u) if m < n else (u, s, v)
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), drawn=True)
 def pca_lowrank(A: Any, q: int | None = None, center: bool = True, niter: int = 2) -> Any:
     """(U, S, V) of about the q largest principal components of the rows of A."""
     m, n = A._shape[-2:]

@@ -14,7 +14,7 @@ from webtorch.functions import creation, movement
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.view import normalize_dim
 from webtorch.ops.primitive import cast_to, conjugate, pad_with
-from webtorch.ops.record import Autocast, OutRule, composite
+from webtorch.ops.record import Autocast, Example, OutRule, composite
 
 FFT = ("fft",)
 _NORMS = ("backward", "ortho", "forward")
@@ -292,7 +292,13 @@ def _frequencies(
     )
 
 
-@composite(family="creation", function_in=FFT, torch="fft.fftfreq", factory=True)
+@composite(
+    family="creation",
+    function_in=FFT,
+    torch="fft.fftfreq",
+    factory=True,
+    example=Example((), (9,), {"d": 0.5}),
+)
 def fft_fftfreq(
     n: int,
     d: float = 1.0,
@@ -308,7 +314,13 @@ def fft_fftfreq(
     return _frequencies("fftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
-@composite(family="creation", function_in=FFT, torch="fft.rfftfreq", factory=True)
+@composite(
+    family="creation",
+    function_in=FFT,
+    torch="fft.rfftfreq",
+    factory=True,
+    example=Example((), (9,)),
+)
 def fft_rfftfreq(
     n: int,
     d: float = 1.0,

@@ -36,7 +36,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import BOOL, Autocast, Elementwise, composite
+from webtorch.ops.record import BOOL, Autocast, Elementwise, Example, composite
 from webtorch.ops.record import elementwise as entry
 from webtorch.tensors import tape
 
@@ -306,7 +306,13 @@ def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool 
     return _put("index_put", movement.clone(input), indices, values, accumulate)
 
 
-@composite(family="index", name="index_put_", function_in=METHOD, torch="Tensor.index_put_")
+@composite(
+    family="index",
+    name="index_put_",
+    function_in=METHOD,
+    torch="Tensor.index_put_",
+    example=Example(((5, 2),), (("i5",), (9, 2), True)),
+)
 def _index_put_in_place(
     input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
 ) -> Any:
@@ -417,7 +423,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
-@composite(family="index", inplace=True, refuses=BOOL)
+@composite(family="index", inplace=True, refuses=BOOL, gradient_name="IndexReduceBackward0")
 def index_reduce(
     input: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -444,7 +450,7 @@ def index_reduce(
     return movement.reshape(out, input._shape)
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, gradient_name="PutBackward0")
 def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     _check_index("put_", index)
@@ -920,7 +926,12 @@ def argwhere(input: Any) -> Any:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-@composite(family="index", function_in=FUNCTIONAL, torch="nn.functional.one_hot")
+@composite(
+    family="index",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.one_hot",
+    example=Example(("i5",), (5,)),
+)
 def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     """1 at the class of each element, in a new last dimension.
 
@@ -969,6 +980,7 @@ def _renormalize(weight: Any, flat: Any, max_norm: float, norm_type: float) -> N
     function_in=FUNCTIONAL,
     torch="nn.functional.embedding",
     gradient_name="EmbeddingBackward0",
+    example=Example(("i5", (5, 3))),
 )
 def embedding(
     input: Any,
@@ -1038,7 +1050,7 @@ def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) ->
     )
 
 
-@composite(family="index")
+@composite(family="index", example=Example(("i5",)))
 def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):

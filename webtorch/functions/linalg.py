@@ -32,7 +32,7 @@ from webtorch.ops.primitive import (
     shown,
 )
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import BOOL, Autocast, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, Example, composite, return_type
 
 LINALG = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
@@ -178,6 +178,7 @@ def _solve_triangular(a: Any, b: Any, upper: bool, unit: bool) -> Any:
     family="index",
     function_in=LINALG,
     torch="linalg.solve_triangular",
+    gradient_name="LinalgSolveTriangularBackward0",
 )
 def solve_triangular(
     A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
@@ -199,7 +200,7 @@ def solve_triangular(
     return _solve_triangular(a.mT, b.mT, not upper, unitriangular).mT
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="TriangularSolveBackward0")
 def triangular_solve(
     input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
@@ -268,7 +269,13 @@ def _system(name: str, A: Any, B: Any, left: bool) -> tuple[Any, Any, bool]:
     return a, b, vector
 
 
-@composite(name="linalg_solve_ex", family="index", function_in=LINALG, torch="linalg.solve_ex")
+@composite(
+    name="linalg_solve_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.solve_ex",
+    gradient_name="LinalgSolveExBackward0",
+)
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """(the solution of A X = B, info); info is not 0 where A is singular."""
     a, b, vector = _system("linalg.solve", A, B, left)
@@ -292,6 +299,7 @@ _SINGULAR = "The solver failed because the input matrix is singular."
     function_in=LINALG,
     torch="linalg.solve",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgSolveExBackward0",
 )
 def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     """The solution of A X = B (of X A = B where not `left`). Raises LinAlgError for singular A."""
@@ -309,6 +317,7 @@ def _inv(a: Any) -> Any:
     function_in=LINALG,
     torch="linalg.inv_ex",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgInvExBackward0",
 )
 def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     """(the inverses of matrices, info)."""
@@ -329,13 +338,16 @@ def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     function_in=LINALG,
     torch="linalg.inv",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgInvExBackward0",
 )
 def inv(A: Any) -> Any:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv_ex(A, check_errors=True).inverse
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    family="index", autocast=Autocast(cpu="fp32"), out="cast", gradient_name="LinalgInvExBackward0"
+)
 def inverse(input: Any) -> Any:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv(input)
@@ -430,7 +442,11 @@ def _check_pivot(name: str, pivot: bool) -> None:
 
 
 @composite(
-    name="linalg_lu_factor_ex", family="index", function_in=LINALG, torch="linalg.lu_factor_ex"
+    name="linalg_lu_factor_ex",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lu_factor_ex",
+    gradient_name="LinalgLuFactorExBackward0",
 )
 def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """(L and U in one matrix, pivots counted from 1, info)."""
@@ -446,14 +462,20 @@ def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> A
     return LUFactorEx(packed, cast_to(pivots, int32), info)
 
 
-@composite(name="linalg_lu_factor", family="index", function_in=LINALG, torch="linalg.lu_factor")
+@composite(
+    name="linalg_lu_factor",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lu_factor",
+    gradient_name="LinalgLuFactorExBackward0",
+)
 def lu_factor(A: Any, *, pivot: bool = True) -> Any:
     """(L and U in one matrix, pivots counted from 1). Raises LinAlgError where U is singular."""
     found = lu_factor_ex(A, pivot=pivot, check_errors=True)
     return LUFactor(found.LU, found.pivots)
 
 
-@composite(family="index", out="truncate")
+@composite(family="index", out="truncate", gradient_name="LinalgLuFactorExBackward0")
 def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
     """(L and U in one matrix, pivots), and info where `get_infos`."""
     warn_once(
@@ -489,7 +511,7 @@ def _permutation_matrix(pivots: Any, rows: int) -> Any:
     return cast_to(perm.unsqueeze(-2) == where_, dtype)
 
 
-@composite(family="index")
+@composite(family="index", gradient_name="LuUnpackBackward0")
 def lu_unpack(
     LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Any:
@@ -511,7 +533,13 @@ def lu_unpack(
     return LUUnpack(p, lower, upper)
 
 
-@composite(name="linalg_lu", family="index", function_in=LINALG, torch="linalg.lu")
+@composite(
+    name="linalg_lu",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.lu",
+    gradient_name="LinalgLuBackward0",
+)
 def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     """(P, L, U) with A = P L U."""
     check_matrix("linalg.lu", A, "A")
@@ -525,6 +553,7 @@ def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     function_in=LINALG,
     torch="linalg.lu_solve",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgLuSolveBackward0",
 )
 def linalg_lu_solve(
     LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
@@ -556,7 +585,7 @@ def linalg_lu_solve(
     return solve_triangular(LU, x, upper=True)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgLuSolveBackward0")
 def lu_solve(input: Any, LU_data: Any, LU_pivots: Any) -> Any:
     """The solution of A X = input from A's factors."""
     return linalg_lu_solve(LU_data, LU_pivots, input)
@@ -594,7 +623,7 @@ def _det(a: Any) -> Any:
     return packed.diagonal(0, -2, -1).prod(-1) * _signed(packed, pivots)
 
 
-@composite(family="index", function_in=EVERYWHERE)
+@composite(family="index", function_in=EVERYWHERE, gradient_name="LinalgDetBackward0")
 def det(input: Any) -> Any:
     """The determinants of matrices (*, N, N)."""
     check_matrix("linalg.det", input, "A", square=True)
@@ -620,7 +649,13 @@ def _complex_slogdet(a: Any) -> tuple[Any, Any]:
     return d.sgn().prod(-1) * _signed(packed, pivots), d.abs().log().sum(-1)
 
 
-@composite(name="linalg_slogdet", family="index", function_in=LINALG, torch="linalg.slogdet")
+@composite(
+    name="linalg_slogdet",
+    family="index",
+    function_in=LINALG,
+    torch="linalg.slogdet",
+    gradient_name="LinalgSlogdetBackward0",
+)
 def linalg_slogdet(A: Any) -> Any:
     """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""
     check_matrix("linalg.slogdet", A, "A", square=True)
@@ -631,7 +666,7 @@ def linalg_slogdet(A: Any) -> Any:
     return Slogdet(sign, value)
 
 
-@composite(family="index")
+@composite(family="index", example=Example(((4, 4),)), gradient_name="LinalgSlogdetBackward0")
 def slogdet(input: Any) -> Any:
     """(sign, log of the absolute value) of determinants."""
     return OldSlogdet(*linalg_slogdet(input))
@@ -672,6 +707,7 @@ def _cholesky(a: Any, upper: bool) -> Any:
     function_in=LINALG,
     torch="linalg.cholesky_ex",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgCholeskyExBackward0",
 )
 def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
@@ -695,13 +731,20 @@ _NOT_POSITIVE = (
     function_in=LINALG,
     torch="linalg.cholesky",
     autocast=Autocast(cpu="fp32"),
+    gradient_name="LinalgCholeskyExBackward0",
 )
 def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
     """L with A = L L^T. Raises LinAlgError where A is not positive definite."""
     return cholesky_ex(A, upper=upper, check_errors=True).L
 
 
-@composite(name="cholesky", family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    name="cholesky",
+    family="index",
+    autocast=Autocast(cpu="fp32"),
+    out="cast",
+    gradient_name="CholeskyBackward0",
+)
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
     warn_once(

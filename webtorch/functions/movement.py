@@ -54,7 +54,7 @@ from webtorch.ops.primitive import (
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import TABLE, Autocast, Example, composite
 from webtorch.tensors import tape
 
 METHOD = ("Tensor",)
@@ -690,7 +690,7 @@ def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0)
     return _split_evenly(input, length, dim)
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="SplitWithSizesBackward0")
 def split_with_sizes(input: Any, split_sizes: Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     """Views of parts of the sizes listed along `dim`."""
     return _split_with_sizes(input, list(split_sizes), _splittable("split", input, dim))
@@ -784,7 +784,7 @@ def _square(x: Any) -> Any:
     return reshape(window(wide, rank, 0, n * n), (*batch, n, n))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="DiagEmbedBackward0")
 def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     """Matrices in dimensions dim1 and dim2 with the last dimension on their diagonal `offset`; 0 elsewhere."""
     rank = len(input._shape) + 1
@@ -855,7 +855,7 @@ def diag(input: Any, diagonal: int = 0) -> Any:
 _diagonal = diagonal
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="DiagEmbedBackward0")
 def diagflat(input: Any, offset: int = 0) -> Any:
     """The matrix with all elements on its diagonal."""
     return diag_embed(ravel(input), offset)
@@ -972,37 +972,69 @@ def _become(name: str, x: Any, seen: Any) -> Any:
     return x
 
 
-@composite(family="movement", name="t_", function_in=METHOD, torch="Tensor.t_")
+@composite(
+    family="movement", name="t_", function_in=METHOD, torch="Tensor.t_", example=Example(((4, 6),))
+)
 def t_(input: Any) -> Any:
     """Transpose a matrix in place: only the strides change."""
     return _become("t_", input, t(input))
 
 
-@composite(family="movement", name="transpose_", function_in=METHOD, torch="Tensor.transpose_")
+@composite(
+    family="movement",
+    name="transpose_",
+    function_in=METHOD,
+    torch="Tensor.transpose_",
+    example=Example(((3, 4, 2),), (0, 2)),
+)
 def transpose_(input: Any, dim0: int, dim1: int) -> Any:
     """Exchange two dimensions in place: only the strides change."""
     return _become("transpose_", input, _swap(input, dim0, dim1))
 
 
-@composite(family="movement", name="swapaxes_", function_in=METHOD, torch="Tensor.swapaxes_")
+@composite(
+    family="movement",
+    name="swapaxes_",
+    function_in=METHOD,
+    torch="Tensor.swapaxes_",
+    example=Example(((3, 4, 2),), (0, 1)),
+)
 def swapaxes_(input: Any, axis0: int, axis1: int) -> Any:
     """Exchange two dimensions in place: only the strides change."""
     return _become("swapaxes_", input, _swap(input, axis0, axis1))
 
 
-@composite(family="movement", name="swapdims_", function_in=METHOD, torch="Tensor.swapdims_")
+@composite(
+    family="movement",
+    name="swapdims_",
+    function_in=METHOD,
+    torch="Tensor.swapdims_",
+    example=Example(((3, 4, 2),), (1, 2)),
+)
 def swapdims_(input: Any, dim0: int, dim1: int) -> Any:
     """Exchange two dimensions in place: only the strides change."""
     return _become("swapdims_", input, _swap(input, dim0, dim1))
 
 
-@composite(family="movement", name="squeeze_", function_in=METHOD, torch="Tensor.squeeze_")
+@composite(
+    family="movement",
+    name="squeeze_",
+    function_in=METHOD,
+    torch="Tensor.squeeze_",
+    example=Example(((3, 1, 2),)),
+)
 def squeeze_(input: Any, dim: int | Sequence[int] | None = None) -> Any:
     """Drop dimensions of size 1 in place."""
     return _become("squeeze_", input, squeeze(input, dim))
 
 
-@composite(family="movement", name="unsqueeze_", function_in=METHOD, torch="Tensor.unsqueeze_")
+@composite(
+    family="movement",
+    name="unsqueeze_",
+    function_in=METHOD,
+    torch="Tensor.unsqueeze_",
+    example=Example(((3, 2),), (1,)),
+)
 def unsqueeze_(input: Any, dim: int) -> Any:
     """Add a dimension of size 1 in place."""
     return _become("unsqueeze_", input, unsqueeze(input, dim))
@@ -1013,6 +1045,7 @@ def unsqueeze_(input: Any, dim: int) -> Any:
     name="as_strided_",
     function_in=("torch", "Tensor"),
     torch="Tensor.as_strided_",
+    example=Example(((4, 6),), ((3, 2), (6, 2), 1)),
 )
 def as_strided_(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
@@ -1036,13 +1069,13 @@ def _replaced(name: str, input: Any, src: Any, part: Callable[[Any], Any]) -> An
     return out
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="SelectScatterBackward0")
 def select_scatter(input: Any, src: Any, dim: int, index: int) -> Any:
     """A copy with `src` in place of input.select(dim, index)."""
     return _replaced("select_scatter", input, src, lambda x: select(x, dim, index))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="SliceScatterBackward0")
 def slice_scatter(
     input: Any,
     src: Any,
@@ -1055,7 +1088,7 @@ def slice_scatter(
     return _replaced("slice_scatter", input, src, lambda x: slice_(x, dim, start, end, step))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="DiagonalScatterBackward0")
 def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """A copy with `src` in place of input.diagonal(offset, dim1, dim2)."""
     return _replaced("diagonal_scatter", input, src, lambda x: diagonal(x, offset, dim1, dim2))
@@ -1314,7 +1347,7 @@ def column_stack(tensors: Sequence[Any]) -> Any:
     return join(parts, 1)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(family="movement", function_in=("torch",), gradient_name="BlockDiagBackward0")
 def block_diag(*tensors: Any) -> Any:
     """The matrix with the tensors as blocks along its diagonal."""
     parts = []
@@ -1433,9 +1466,7 @@ def repeat_interleave(
     if not input._shape:
         input = reshape(input, (1,))
     if isinstance(repeats, (list, tuple)):
-        from webtorch.functions import creation
-
-        repeats = creation.tensor(list(repeats), device=input.device)
+        repeats = TABLE["tensor"](list(repeats), device=input.device)
     if not isinstance(repeats, int):
         if repeats.numel() != 1:
             return _repeat_each(input, repeats, dim, output_size)
@@ -1452,8 +1483,6 @@ def repeat_interleave(
 
 
 def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
-    from webtorch.functions import indexing
-
     if len(counts._shape) != 1:
         raise RuntimeError("repeats must be 0-dim or 1-dim tensor")
     if counts.dtype.kind not in ("int", "uint"):
@@ -1476,7 +1505,7 @@ def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
     else:
         total = output_size
     places = iota(total, 0, 1, int64, x.device)
-    return indexing.index_select(x, dim, indexing.searchsorted(ends, places, right=True))
+    return TABLE["index_select"](x, dim, TABLE["searchsorted"](ends, places, right=True))
 
 
 # -- order of elements -----------------------------------------------------------------------------
@@ -1500,7 +1529,7 @@ def flip(input: Any, *args: Any, dims: Any = None) -> Any:
     return _flip(input, unique_dims(wanted, len(input._shape)))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="FlipBackward0")
 def fliplr(input: Any) -> Any:
     """A copy with dimension 1 reversed."""
     if len(input._shape) < 2:
@@ -1508,7 +1537,7 @@ def fliplr(input: Any) -> Any:
     return _flip(input, (1,))
 
 
-@composite(family="movement")
+@composite(family="movement", gradient_name="FlipBackward0")
 def flipud(input: Any) -> Any:
     """A copy with dimension 0 reversed."""
     if len(input._shape) < 1:

@@ -24,7 +24,7 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, empty, fill
-from webtorch.ops.record import Autocast, composite, elementwise, return_type
+from webtorch.ops.record import Autocast, Example, composite, elementwise, return_type
 
 FUNCTION = ("torch",)
 Frexp = return_type("frexp", "mantissa", "exponent")
@@ -50,7 +50,7 @@ def native_layer_norm(
     return out, mean, scale
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(family="index", function_in=FUNCTION, gradient_name="NativeGroupNormBackward0")
 def native_group_norm(
     input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Any, Any, Any]:
@@ -89,7 +89,7 @@ def constant_pad_nd(input: Any, pad: Sequence[int], value: Any = 0) -> Any:
     return movement.pad(input, pad, "constant", value)
 
 
-def _sampler(name: str) -> None:
+def _sampler(name: str, **fields: Any) -> None:
     def function(
         input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
     ) -> Any:
@@ -98,14 +98,15 @@ def _sampler(name: str) -> None:
         return resize.grid_sample(input, grid, mode, padding, align_corners)
 
     function.__doc__ = "nn.functional.grid_sample with modes as numbers."
-    composite(name=name, family="index", function_in=FUNCTION)(function)
+    composite(name=name, family="index", function_in=FUNCTION, **fields)(function)
 
 
-for _name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"):
-    _sampler(_name)
+_sampler("grid_sampler", example=Example(((1, 2, 5, 6), (1, 3, 4, 2)), (0, 0, False)))
+_sampler("grid_sampler_2d", gradient_name="GridSampler2DBackward0")
+_sampler("grid_sampler_3d", gradient_name="GridSampler3DBackward0")
 
 
-@composite(family="creation", function_in=FUNCTION, factory=True)
+@composite(family="creation", function_in=FUNCTION, factory=True, drawn=True)
 def empty_permuted(
     size: Sequence[int],
     physical_layout: Sequence[int],
@@ -237,7 +238,7 @@ _frexp_exponent = elementwise(
 )  # fmt: skip
 
 
-@composite(family="index")
+@composite(family="index", gradient_name="FrexpBackward0")
 def frexp(input: Any) -> Any:
     """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
     if input.dtype.kind != "float":
@@ -267,7 +268,13 @@ angle = elementwise(
 # -- torch's forms of functions of nn.functional ------------------------------------------------------
 
 
-@composite(name="torch_batch_norm", family="index", function_in=FUNCTION, torch="batch_norm")
+@composite(
+    name="torch_batch_norm",
+    family="index",
+    function_in=FUNCTION,
+    torch="batch_norm",
+    example=Example(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-05, False)),
+)
 def torch_batch_norm(
     input: Any,
     weight: Any,
@@ -283,7 +290,13 @@ def torch_batch_norm(
     return norm.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-@composite(name="torch_instance_norm", family="index", function_in=FUNCTION, torch="instance_norm")
+@composite(
+    name="torch_instance_norm",
+    family="index",
+    function_in=FUNCTION,
+    torch="instance_norm",
+    example=Example(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-05, False)),
+)
 def torch_instance_norm(
     input: Any,
     weight: Any,
@@ -301,7 +314,13 @@ def torch_instance_norm(
     )
 
 
-@composite(name="torch_embedding", family="index", function_in=FUNCTION, torch="embedding")
+@composite(
+    name="torch_embedding",
+    family="index",
+    function_in=FUNCTION,
+    torch="embedding",
+    example=Example(((5, 3), "i5")),
+)
 def torch_embedding(
     weight: Any,
     indices: Any,
@@ -314,19 +333,26 @@ def torch_embedding(
     return indexing.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
 
 
-@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+@composite(
+    family="index",
+    function_in=FUNCTION,
+    autocast=Autocast(gpu="fp32"),
+    example=Example(((3, 5),), ([1],)),
+)
 def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """The root of the sum of squares over `dim`, over all dims by default."""
     return vector_norm(input, 2, None if not isinstance(dim, int) and not dim else dim, keepdim)
 
 
-@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+@composite(
+    family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"), example=Example(((4, 4),))
+)
 def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
     """The sum of the singular values of matrices."""
     return decomposition.matrix_norm(input, "nuc", dim, keepdim)
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(family="index", function_in=FUNCTION, example=Example(((6,),)))
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     """The matrix of powers of a vector's elements, falling from N - 1 to 0 unless `increasing`."""
     if x.ndim != 1:
@@ -341,13 +367,13 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     return movement.stack(powers if increasing else powers[::-1], 1)
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(family="index", function_in=FUNCTION, example="works on the host")
 def is_neg(input: Any) -> bool:
     """Return False: no tensor is a lazily negated view."""
     return False
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(family="index", function_in=FUNCTION, example="works on the host")
 def is_conj(input: Any) -> bool:
     """Return False: no tensor is a lazily conjugated view."""
     return False

@@ -15,6 +15,7 @@ from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import activation
 from webtorch.ops.primitive import as_view, write
 from webtorch.ops.purity import warn
+from webtorch.ops.record import Example
 from webtorch.ops.record import composite as declare
 
 FUNCTION = ("torch",)
@@ -45,19 +46,19 @@ def _overwrite(name: str, self: Any, others: tuple[Any, ...], callable: Any) -> 
     return write(self, movement.reshape(found, self._shape))
 
 
-@declare(name="apply_", function_in=METHOD, torch="")
+@declare(name="apply_", function_in=METHOD, torch="", example="works on the host")
 def apply_(self: Any, callable: Callable[[Any], Any]) -> Any:
     """Replace each element by what a Python function returns for it. On the CPU only, and slow."""
     return _overwrite("apply_", self, (), callable)
 
 
-@declare(name="map_", function_in=METHOD, torch="")
+@declare(name="map_", function_in=METHOD, torch="", example="works on the host")
 def map_(self: Any, tensor: Any, callable: Callable[[Any, Any], Any]) -> Any:
     """Replace each element by what a Python function returns for it and for that of another tensor. On the CPU only."""
     return _overwrite("map_", self, (tensor,), callable)
 
 
-@declare(name="map2_", function_in=METHOD, torch="")
+@declare(name="map2_", function_in=METHOD, torch="", example="works on the host")
 def map2_(self: Any, x: Any, y: Any, callable: Callable[[Any, Any, Any], Any]) -> Any:
     """Replace each element by what a Python function returns for it and for those of two tensors. On the CPU only."""
     return _overwrite("map2_", self, (x, y), callable)
@@ -66,7 +67,7 @@ def map2_(self: Any, x: Any, y: Any, callable: Callable[[Any, Any, Any], Any]) -
 # -- shapes and memory -----------------------------------------------------------------------------------
 
 
-@declare(family="creation", function_in=METHOD, torch="")
+@declare(family="creation", function_in=METHOD, torch="", example="makes a tensor of host data")
 def new(self: Any, *args: Any, device: Any = None) -> Any:
     """A tensor of this dtype and device: new(2, 3) uninitialised of that shape, new([1, 2]) of that data."""
     where = self.device if device is None else device
@@ -107,7 +108,13 @@ def resize_as(self: Any, tensor: Any) -> Any:
     return _same_count("resize_as", self, tuple(tensor._shape))
 
 
-@declare(family="movement", function_in=METHOD, torch="", differentiable=False)
+@declare(
+    family="movement",
+    function_in=METHOD,
+    torch="",
+    differentiable=False,
+    example="works on the host",
+)
 def dim_order(self: Any, *, ambiguity_check: Any = False) -> Any:
     """The dims from the widest stride to the narrowest: (0, 1, 2, 3) for contiguous pictures."""
     order = sorted(range_(len(self._shape)), key=lambda d: -self._strides[d])
@@ -121,7 +128,9 @@ def dim_order(self: Any, *, ambiguity_check: Any = False) -> Any:
 range_ = range  # the builtin: PyTorch's function of this name stands below
 
 
-@declare(name="range", family="creation", function_in=TORCH, factory=True)
+@declare(
+    name="range", family="creation", function_in=TORCH, factory=True, example=Example((), (1, 9, 2))
+)
 def _range(
     start: Any = 0,
     end: Any = None,
@@ -222,7 +231,13 @@ def torch_detach_(input: Any) -> Any:
     return input.detach_()
 
 
-@declare(family="movement", function_in=FUNCTION, torch="", differentiable=False)
+@declare(
+    family="movement",
+    function_in=FUNCTION,
+    torch="",
+    differentiable=False,
+    example=Example(((3, 5),)),
+)
 def detach_copy(input: Any) -> Any:
     """A copy without gradient."""
     return movement.clone(input.detach())
@@ -244,7 +259,9 @@ def _window(input: Any, dim: int, start: Any, end: Any, step: int) -> Any:
     return as_view(input, tuple(shape), tuple(strides), offset)
 
 
-@declare(family="movement", function_in=FUNCTION, torch="")
+@declare(
+    family="movement", function_in=FUNCTION, torch="", example=Example(((9, 3),), (0, 1, 8, 2))
+)
 def slice_copy(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """input[start:end:step] along a dim, in memory of its own."""
     return movement.clone(_window(input, dim, start, end, step))
@@ -272,7 +289,12 @@ def slice_inverse(
     return as_view(input, tuple(src._shape), tuple(strides), offset)
 
 
-@declare(family="index", function_in=("torch", "nn.functional"), torch="")
+@declare(
+    family="index",
+    function_in=("torch", "nn.functional"),
+    torch="",
+    example=Example(((7, 2, 3), (3, 3, 4), (4,))),
+)
 def conv_tbc(input: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
     """The convolution of (time, batch, channels) with a weight (width, in_channels, out_channels)."""
     if (input.ndim, weight.ndim, bias.ndim) != (3, 3, 1):

@@ -51,25 +51,25 @@ def _sorted(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
     return indexing._gather(x, dim, order, "sort"), order
 
 
-@composite(family="index", gradient_name="SortBackward0")
+@composite(family="index", gradient_name="SortBackward0", ties=True)
 def sort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))
 
 
-@composite(family="index")
+@composite(family="index", ties=True)
 def argsort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     """The positions of the elements in order along `dim`. Ties keep their order."""
     return _sorted(input, dim, bool(descending))[1]
 
 
-@composite(family="index")
+@composite(family="index", ties=True)
 def msort(input: Any) -> Any:
     """The elements in order along dimension 0."""
     return _sorted(input, 0, False)[0]
 
 
-@composite(family="index", refuses=BOOL, gradient_name="TopkBackward0")
+@composite(family="index", refuses=BOOL, gradient_name="TopkBackward0", ties=True)
 def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """(values, indices): the k largest (or smallest) elements along `dim`, in order."""
     if not input._shape:
@@ -95,7 +95,9 @@ def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
     return movement.squeeze(values, dim), movement.squeeze(index, dim)
 
 
-@composite(family="index", refuses=BOOL, overlap="refused", gradient_name="KthvalueBackward0")
+@composite(
+    family="index", refuses=BOOL, overlap="refused", gradient_name="KthvalueBackward0", ties=True
+)
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """(values, indices): the k-th smallest element along `dim`, counted from 1."""
     rank = len(input._shape)
@@ -135,7 +137,7 @@ def _median_of_all(x: Any, skip_nan: bool) -> Any:
     return one_of_all.function(x, find)
 
 
-@composite(family="index", refuses=BOOL, gradient_name=over_dims("Median"))
+@composite(family="index", refuses=BOOL, gradient_name=over_dims("Median"), ties=True)
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element, the lower of two; NaN if one is. With dim: (values, indices)."""
     if dim is None:
@@ -143,7 +145,7 @@ def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _median(input, dim, keepdim, False, Median)
 
 
-@composite(family="index", refuses=BOOL, gradient_name=over_dims("Nanmedian"))
+@composite(family="index", refuses=BOOL, gradient_name=over_dims("Nanmedian"), ties=True)
 def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element of those that are not NaN, the lower of two. With dim: (values, indices)."""
     if dim is None:
@@ -329,7 +331,7 @@ def unique(
     return _unique(input, True, return_inverse, return_counts, dim)
 
 
-@composite(family="index")
+@composite(family="index", gradient_name="UniqueConsecutiveBackward0")
 def unique_consecutive(
     input: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:

@@ -18,7 +18,7 @@ from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
-from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, composite
+from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, Example, composite
 from webtorch.tensors.tape import attach, needs_grad, no_grad
 
 FUNCTIONAL = ("nn.functional",)
@@ -437,7 +437,7 @@ def max_pool3d(
     )
 
 
-def _with_indices(rank: int) -> None:
+def _with_indices(rank: int, example: Example) -> None:
     name = f"max_pool{rank}d"
 
     def function(
@@ -457,11 +457,13 @@ def _with_indices(rank: int) -> None:
         function_in=FUNCTIONAL,
         torch=f"nn.functional.{name}_with_indices",
         doc=f"Return the maxima of {name} and where they were.",
+        example=example,
     )(function)
 
 
-for _rank in (1, 2, 3):
-    _with_indices(_rank)
+_with_indices(1, Example(((2, 3, 20),), (3, 2)))
+_with_indices(2, Example(((2, 3, 9, 8),), (3, 2)))
+_with_indices(3, Example(((1, 2, 6, 7, 5),), (2,)))
 
 
 def _max_unpool(
@@ -538,6 +540,7 @@ def max_unpool1d(
     torch="nn.functional.max_unpool2d",
     autocast=Autocast(cpu="fp32"),
     refuses=NOT_FLOATS,
+    gradient_name="MaxUnpool2DBackward0",
 )
 def max_unpool2d(
     input: Any,
@@ -557,6 +560,7 @@ def max_unpool2d(
     torch="nn.functional.max_unpool3d",
     autocast=Autocast(cpu="fp32"),
     refuses=NOT_FLOATS,
+    gradient_name="MaxUnpool3DBackward0",
 )
 def max_unpool3d(
     input: Any,
@@ -718,7 +722,12 @@ def _lp_pool(
     return (mean.sign() * mean.abs().relu() * numel(kernel)) ** (1.0 / norm_type)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool1d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.lp_pool1d",
+    example=Example(((2, 3, 20),), (2.0, 3)),
+)
 def lp_pool1d(
     input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
 ) -> Any:
@@ -726,7 +735,12 @@ def lp_pool1d(
     return _lp_pool("lp_pool1d", 1, input, norm_type, kernel_size, stride, ceil_mode)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool2d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.lp_pool2d",
+    example=Example(((2, 3, 9, 8),), (2.0, 3)),
+)
 def lp_pool2d(
     input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
 ) -> Any:
@@ -734,7 +748,12 @@ def lp_pool2d(
     return _lp_pool("lp_pool2d", 2, input, norm_type, kernel_size, stride, ceil_mode)
 
 
-@composite(family="contract", function_in=FUNCTIONAL, torch="nn.functional.lp_pool3d")
+@composite(
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.lp_pool3d",
+    example=Example(((1, 2, 6, 7, 5),), (2.0, 2)),
+)
 def lp_pool3d(
     input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
 ) -> Any:
@@ -916,6 +935,7 @@ def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = Fal
     function_in=FUNCTIONAL,
     torch="nn.functional.adaptive_max_pool2d",
     refuses=NOT_FLOATS,
+    gradient_name="AdaptiveMaxPool2DBackward0",
 )
 def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
@@ -928,6 +948,7 @@ def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = Fal
     torch="nn.functional.adaptive_max_pool3d",
     autocast=Autocast(cpu="fp32"),
     refuses=NOT_FLOATS,
+    gradient_name="AdaptiveMaxPool3DBackward0",
 )
 def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
     """Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
@@ -974,6 +995,7 @@ def _columns(
     torch="nn.functional.unfold",
     name="functional_unfold",
     refuses=INTEGERS,
+    gradient_name="Im2ColBackward0",
 )
 def im2col(
     input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
@@ -996,7 +1018,12 @@ def im2col(
 
 
 @composite(
-    family="contract", function_in=FUNCTIONAL, torch="nn.functional.fold", name="functional_fold"
+    family="contract",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.fold",
+    name="functional_fold",
+    example=Example(((2, 12, 12),), ((4, 5), (2, 2))),
+    gradient_name="Col2ImBackward0",
 )
 def col2im(
     input: Any,

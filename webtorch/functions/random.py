@@ -33,7 +33,7 @@ from webtorch.ops.primitive import (
     write,
 )
 from webtorch.ops.purity import looks
-from webtorch.ops.record import BOOL, composite
+from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import device as device_type
 from webtorch.tensors.device import device_of, resolve
@@ -136,7 +136,9 @@ def default_generator(device: Any = None) -> Generator:
     return found
 
 
-@composite(family="random", function_in=TORCH, torch="manual_seed")
+@composite(
+    family="random", function_in=TORCH, torch="manual_seed", example="is about the generator"
+)
 def manual_seed(seed: int) -> Generator:
     """Seed the generators of all devices, which then give the same numbers. Returns the CPU's."""
     global _seed_of_all
@@ -147,7 +149,7 @@ def manual_seed(seed: int) -> Generator:
     return default_generator("cpu")
 
 
-@composite(family="random", function_in=TORCH, torch="seed")
+@composite(family="random", function_in=TORCH, torch="seed", example="is about the generator")
 def seed() -> int:
     """Seed the generators of all devices from the system, and return the seed."""
     value = Generator("cpu").seed()
@@ -155,19 +157,25 @@ def seed() -> int:
     return value
 
 
-@composite(family="random", function_in=TORCH, torch="initial_seed")
+@composite(
+    family="random", function_in=TORCH, torch="initial_seed", example="is about the generator"
+)
 def initial_seed() -> int:
     """Return the seed of the CPU's generator."""
     return default_generator("cpu").initial_seed()
 
 
-@composite(family="random", function_in=TORCH, torch="get_rng_state")
+@composite(
+    family="random", function_in=TORCH, torch="get_rng_state", example="is about the generator"
+)
 def get_rng_state() -> Any:
     """Return the state of the CPU's generator."""
     return default_generator("cpu").get_state()
 
 
-@composite(family="random", function_in=TORCH, torch="set_rng_state")
+@composite(
+    family="random", function_in=TORCH, torch="set_rng_state", example="is about the generator"
+)
 def set_rng_state(new_state: Any) -> None:
     """Set the state of the CPU's generator."""
     default_generator("cpu").set_state(new_state)
@@ -269,7 +277,7 @@ def permutation(n: int, generator: Generator) -> list[int]:
     return order
 
 
-@composite(family="random", function_in=TORCH, factory=True)
+@composite(family="random", function_in=TORCH, factory=True, example=Example((), (20,)), drawn=True)
 def randperm(
     n: int,
     *,
@@ -319,7 +327,9 @@ def _floating(op: str, dtype: DType) -> DType:
     return dtype
 
 
-@composite(family="random", function_in=TORCH, factory=True)
+@composite(
+    family="random", function_in=TORCH, factory=True, example=Example((), (3, 4)), drawn=True
+)
 def rand(
     *args: Any,
     size: Any = None,
@@ -339,7 +349,7 @@ def rand(
     return finish(_draw(shape, wanted, where, generator), requires_grad, out, "rand")
 
 
-@composite(family="random", function_in=TORCH, factory=True)
+@composite(family="random", function_in=TORCH, factory=True, drawn=True)
 def randn(
     *args: Any,
     size: Any = None,
@@ -380,7 +390,7 @@ def _integers(shape: Shape, low: int, high: int, dtype: DType, device: Any, gene
     return cast_to(value + low if low else value, dtype)
 
 
-@composite(family="random", function_in=TORCH, factory=True)
+@composite(family="random", function_in=TORCH, factory=True, drawn=True)
 def randint(
     *args: Any,
     low: int | None = None,
@@ -422,7 +432,7 @@ def _like(input: Any, dtype: Any, device: Any, memory_format: Any, make: Any) ->
     return creation.like(lambda shape: make(shape, wanted, where), input, memory_format)
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, drawn=True)
 def rand_like(
     input: Any,
     *,
@@ -442,7 +452,7 @@ def rand_like(
     return finish(_like(input, dtype, device, memory_format, make), requires_grad)
 
 
-@composite(family="random", function_in=TORCH)
+@composite(family="random", function_in=TORCH, drawn=True)
 def randn_like(
     input: Any,
     *,
@@ -462,7 +472,7 @@ def randn_like(
     return finish(_like(input, dtype, device, memory_format, make), requires_grad)
 
 
-@composite(family="random", function_in=TORCH, refuses=BOOL)
+@composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
 def randint_like(
     input: Any,
     low: int,
@@ -489,7 +499,7 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "_storage") and hasattr(value, "_strides")
 
 
-@composite(family="random", function_in=TORCH, out="cast")
+@composite(family="random", function_in=TORCH, out="cast", drawn=True)
 def normal(
     mean: Any = 0.0,
     std: Any = 1.0,
@@ -549,7 +559,7 @@ def _below(op: str, shape: Shape, p: Any, dtype: DType, device: Any, generator: 
     return demand(drawn, holds, f"{op}: Expected all probabilities p to be in [0, 1]")
 
 
-@composite(family="random", out="cast")
+@composite(family="random", out="cast", drawn=True)
 def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out: Any = None) -> Any:
     """1 with the probability that each element of `input` gives (or `p` for all), else 0.
 
@@ -576,7 +586,7 @@ def _check_probability(op: str, p: float) -> None:
         raise RuntimeError(f"{op} expects p to be in [0, 1], but got p={p}")
 
 
-@composite(family="random")
+@composite(family="random", drawn=True)
 def multinomial(
     input: Any,
     num_samples: int,
@@ -671,7 +681,14 @@ def _uniform_of(op: str, x: Any, generator: Any) -> Any:
     return _draw(x._shape, _floating(op, x.dtype), x.device, generator)
 
 
-@composite(family="random", name="uniform_", function_in=METHOD, torch="Tensor.uniform_")
+@composite(
+    family="random",
+    name="uniform_",
+    function_in=METHOD,
+    torch="Tensor.uniform_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def uniform_(
     input: Any, a: float = 0.0, b: float = 1.0, *, generator: Any = None, **bounds: float
 ) -> Any:
@@ -690,7 +707,14 @@ def uniform_(
     return _fill_in(input, u * (high - low) + low)
 
 
-@composite(family="random", name="normal_", function_in=METHOD, torch="Tensor.normal_")
+@composite(
+    family="random",
+    name="normal_",
+    function_in=METHOD,
+    torch="Tensor.normal_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def normal_(input: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
     """Overwrite with normal numbers."""
     if std < 0:
@@ -701,7 +725,14 @@ def normal_(input: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any =
     )
 
 
-@composite(family="random", name="bernoulli_", function_in=METHOD, torch="Tensor.bernoulli_")
+@composite(
+    family="random",
+    name="bernoulli_",
+    function_in=METHOD,
+    torch="Tensor.bernoulli_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
     """Overwrite with 1 with probability p (a number, or a tensor of probabilities), else 0."""
     if not _is_tensor(p):
@@ -716,7 +747,14 @@ def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
 _MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
-@composite(family="random", name="random_", function_in=METHOD, torch="Tensor.random_")
+@composite(
+    family="random",
+    name="random_",
+    function_in=METHOD,
+    torch="Tensor.random_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def random_(input: Any, *args: int, generator: Any = None, **bounds: int) -> Any:
     """Overwrite with integers in [from, to): random_(), random_(to), random_(from, to).
 
@@ -742,7 +780,14 @@ def random_(input: Any, *args: int, generator: Any = None, **bounds: int) -> Any
     return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
 
 
-@composite(family="random", name="exponential_", function_in=METHOD, torch="Tensor.exponential_")
+@composite(
+    family="random",
+    name="exponential_",
+    function_in=METHOD,
+    torch="Tensor.exponential_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def exponential_(input: Any, lambd: float = 1.0, *, generator: Any = None) -> Any:
     """Overwrite with numbers of density lambd * exp(-lambd * x)."""
     if lambd <= 0:
@@ -751,7 +796,14 @@ def exponential_(input: Any, lambd: float = 1.0, *, generator: Any = None) -> An
     return _fill_in(input, elementwise.log1p(-u) * (-1.0 / lambd))
 
 
-@composite(family="random", name="log_normal_", function_in=METHOD, torch="Tensor.log_normal_")
+@composite(
+    family="random",
+    name="log_normal_",
+    function_in=METHOD,
+    torch="Tensor.log_normal_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def log_normal_(input: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
     """Overwrite with numbers whose logarithm is normal."""
     if std <= 0:
@@ -761,7 +813,14 @@ def log_normal_(input: Any, mean: float = 1.0, std: float = 2.0, *, generator: A
     return _fill_in(input, elementwise.exp(noise * std + mean))
 
 
-@composite(family="random", name="cauchy_", function_in=METHOD, torch="Tensor.cauchy_")
+@composite(
+    family="random",
+    name="cauchy_",
+    function_in=METHOD,
+    torch="Tensor.cauchy_",
+    example=Example(((4, 4),)),
+    drawn=True,
+)
 def cauchy_(input: Any, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
     """Overwrite with numbers of the Cauchy distribution."""
     if sigma <= 0:
@@ -771,7 +830,13 @@ def cauchy_(input: Any, median: float = 0.0, sigma: float = 1.0, *, generator: A
 
 
 @composite(
-    family="random", name="geometric_", function_in=METHOD, torch="Tensor.geometric_", refuses=BOOL
+    family="random",
+    name="geometric_",
+    function_in=METHOD,
+    torch="Tensor.geometric_",
+    refuses=BOOL,
+    example=Example(((4, 4),), (0.3,)),
+    drawn=True,
 )
 def geometric_(input: Any, p: float, *, generator: Any = None) -> Any:
     """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""

@@ -69,6 +69,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
+    TABLE,
     WHOLE,
     Autocast,
     Elementwise,
@@ -413,13 +414,23 @@ def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     return drop_dims(reduce_dims(x, name, dims), dims, keepdim)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {}), ((-1, True), {})))
+@composite(
+    family="reduce",
+    differentiable=False,
+    samples=(((), {}), ((0,), {}), ((-1, True), {})),
+    ties=True,
+)
 def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first largest element is (in the flattened input for None), as int64."""
     return _arg("argmax", input, dim, keepdim)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {}), ((-1, True), {})))
+@composite(
+    family="reduce",
+    differentiable=False,
+    samples=(((), {}), ((0,), {}), ((-1, True), {})),
+    ties=True,
+)
 def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first smallest element is (in the flattened input for None), as int64."""
     return _arg("argmin", input, dim, keepdim)
@@ -833,10 +844,8 @@ def norm(
 ) -> Any:
     """Return the p-norm over `dim`, of the flattened input by default; "nuc" is the sum of singular values."""
     if p == "nuc":
-        from webtorch.functions.decomposition import matrix_norm
-
         pair = (0, 1) if dim is None else dim
-        return matrix_norm(input, "nuc", pair, keepdim, dtype=dtype)
+        return TABLE["linalg_matrix_norm"](input, "nuc", pair, keepdim, dtype=dtype)
     order = 2 if p is None or p == "fro" else p
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 
@@ -863,6 +872,7 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     autocast=Autocast(gpu="fp32"),
     out="cast",
     gradient_name="LogsumexpBackward0",
+    also=("special.logsumexp",),
 )
 def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
@@ -900,6 +910,7 @@ def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
     inplace=True,
     autocast=Autocast(gpu="fp32_result"),
     out="into",
+    gradient_name="CumsumBackward0",
 )
 def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running sum along `dim`; integers and bools give int64."""

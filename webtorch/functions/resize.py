@@ -22,7 +22,7 @@ from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
-from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, Example, composite, elementwise
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tape import attach, no_grad
 
@@ -422,7 +422,12 @@ def _aligned(align_corners: bool | None) -> bool:
     return bool(align_corners)
 
 
-@composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample")
+@composite(
+    family="composite",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.upsample",
+    example=Example(((1, 2, 4, 5),), (), {"scale_factor": 2}),
+)
 def upsample(
     input: Any,
     size: Any = None,
@@ -517,6 +522,7 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
     function_in=EVERYWHERE,
     torch="nn.functional.channel_shuffle",
     aliases=("native_channel_shuffle",),
+    gradient_name="ChannelShuffleBackward0",
 )
 def channel_shuffle(input: Any, groups: int) -> Any:
     """Return the channels (dimension 1) dealt out anew: one of each group after the other (Zhang et al., 2018)."""
@@ -543,7 +549,13 @@ def channel_shuffle(input: Any, groups: int) -> Any:
 # ---- sampling at any place -----------------------------------------------------------------------
 
 
-@composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.affine_grid")
+@composite(
+    family="composite",
+    function_in=FUNCTIONAL,
+    torch="nn.functional.affine_grid",
+    example=Example(((2, 2, 3),), ((2, 3, 4, 5),), {"align_corners": False}),
+    gradient_name="AffineGridGeneratorBackward0",
+)
 def affine_grid(theta: Any, size: Sequence[int], align_corners: bool | None = None) -> Any:
     """Return the places (N, H, W, 2), in [-1, 1], that matrices (N, 2, 3) map an image of `size` (N, C, H, W) to.
 

@@ -23,7 +23,7 @@ from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import elementwise
 from webtorch.ops.derive import derivative
 from webtorch.ops.primitive import draw
-from webtorch.ops.record import Elementwise, composite
+from webtorch.ops.record import Elementwise, Example, composite
 from webtorch.ops.record import elementwise as declare
 from webtorch.ops.special import _digamma, _horner
 from webtorch.tensors.host import tracing
@@ -413,6 +413,8 @@ _POISSON = _sampler("_poisson_sample", 1, _poisson_rule, "Poisson numbers.")
     function_in=TORCH,
     dtypes=FLOATS,
     vjp=lambda g, out, input, generator: (creation.zeros_like(g),),
+    example=Example((("+", 3, 4),)),
+    drawn=True,
 )
 def poisson(input: Any, generator: Any = None) -> Any:
     """Numbers of the Poisson distribution of the rates `input`, in their dtype. Its gradient is zero.
@@ -479,6 +481,7 @@ _BINOMIAL = _sampler("_binomial_sample", 2, _binomial_rule, "Binomial numbers.")
     function_in=TORCH,
     dtypes=FLOATS,
     vjp=lambda g, out, count, prob, generator: (None, creation.zeros_like(prob)),
+    drawn=True,
 )
 def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     """Numbers of successes in `count` trials of probability `prob` each, broadcast. Its gradient is zero."""

@@ -91,6 +91,7 @@ def segment_reduce(
     function_in=("torch", "nn.functional"),
     torch="nn.functional.pdist",
     autocast=Autocast(gpu="fp32"),
+    gradient_name="PdistBackward0",
 )
 def pdist(input: Any, p: float = 2.0) -> Any:
     """The p-norm distances between all pairs of rows, in the order (0, 1), (0, 2), ..., (1, 2), ..."""

@@ -17,7 +17,7 @@ from webtorch.ir.view import normalize_dim
 from webtorch.ops import elementwise
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
-from webtorch.ops.record import BOOL, Autocast, OutRule, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, Example, OutRule, composite, return_type
 
 Mode = return_type("mode")
 Histogram = return_type("histogram", "hist", "bin_edges")
@@ -139,7 +139,7 @@ def gradient(
     return tuple(_slope_along(x, d, s, edge_order) for d, s in zip(dims, spacings, strict=True))
 
 
-@composite(family="index", autocast=Autocast(gpu="fp32"))
+@composite(family="index", autocast=Autocast(gpu="fp32"), gradient_name="DistBackward0")
 def dist(input: Any, other: Any, p: float = 2) -> Any:
     """The p-norm of input - other."""
     if not hasattr(other, "_storage"):
@@ -262,7 +262,7 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
     return indexing.index_select(input, 0, where).reshape((len(rows), r))
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), example=Example(("i5",), ((2, 3),)))
 def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
     """The coordinates of flat indices into a tensor of `shape`, one tensor for each dim."""
     if indices.dtype.kind not in ("int", "uint"):
@@ -430,7 +430,7 @@ def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     return input * elementwise.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
 
 
-@composite(family="index")
+@composite(family="index", ties=True, gradient_name="ModeBackward0")
 def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Any:
     """The most frequent value along a dim, the smallest of equals, and where it is: (values, indices)."""
     if not input.ndim:

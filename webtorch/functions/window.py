@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.functions import creation
-from webtorch.ops.record import composite
+from webtorch.ops.record import Example, composite
 
 WINDOWS = ("signal.windows",)
 
@@ -209,7 +209,12 @@ def _old(name: str, values: Callable[..., list[float]], doc: str) -> None:
 
     window.__doc__ = doc
     declare = composite(
-        name=name, family="creation", function_in=("torch",), differentiable=False, factory=True
+        name=name,
+        family="creation",
+        function_in=("torch",),
+        differentiable=False,
+        factory=True,
+        example=Example((), (12,)),
     )
     declare(window)
 
@@ -228,7 +233,13 @@ _old("blackman_window", lambda m, s: _cosines(m, (0.42, 0.5, 0.08), s), "The Bla
 _old("bartlett_window", _bartlett, "The triangular window, 0 at its ends.")
 
 
-@composite(family="creation", function_in=("torch",), differentiable=False, factory=True)
+@composite(
+    family="creation",
+    function_in=("torch",),
+    differentiable=False,
+    factory=True,
+    example=Example((), (12,)),
+)
 def hamming_window(
     window_length: int,
     periodic: bool = True,
@@ -247,7 +258,13 @@ def hamming_window(
     return _made("hamming_window", values, dtype, layout, device, requires_grad)
 
 
-@composite(family="creation", function_in=("torch",), differentiable=False, factory=True)
+@composite(
+    family="creation",
+    function_in=("torch",),
+    differentiable=False,
+    factory=True,
+    example=Example((), (12,)),
+)
 def kaiser_window(
     window_length: int,
     periodic: bool = True,

@@ -4,7 +4,7 @@ library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from webtorch.ir import serial
@@ -91,9 +91,26 @@ class Site:
 
 @serial.register
 @dataclass(frozen=True, slots=True)
+class Separation:
+    """Why two steps are not one: fusion's rule of that name said no, for this reason. `other` comes
+    before `step`.
+    """
+
+    step: int
+    other: int
+    rule: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"step {self.step} apart from step {self.other} ({self.rule}): {self.reason}"
+
+
+@serial.register
+@dataclass(frozen=True, slots=True)
 class Program:
     """Routines, buffers and steps in order. `args` are the types of the arguments: the last of them
-    have the values `constants`, the others come at run time.
+    have the values `constants`, the others come at run time. `separations` say why steps are not one,
+    and change nothing.
     """
 
     routines: tuple[Routine, ...]
@@ -104,6 +121,7 @@ class Program:
     outputs: tuple[int, ...]
     sites: tuple[Site, ...] = ()
     constants: tuple[Scalar, ...] = ()
+    separations: tuple[Separation, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         lines = [

@@ -193,7 +193,7 @@ class Body:
             return "outer"
         if elements == self.loops.outer_count * self.loops.inner_count:
             return "inner"
-        raise Unfusable
+        raise Unfusable(f"{elements} elements are not those of this kernel's points")
 
     def value(self, number: int, flat: Index, valid: Any = None) -> Expr:
         """Return node `number` at position `flat`, in its compute type. Where `valid` does not hold
@@ -209,13 +209,13 @@ class Body:
         node = self.graph.nodes[number]
         if number in self.stages:
             if flat != self.loops.outer_flat:
-                raise Unfusable
+                raise Unfusable("it reads what this kernel reduces at other points than its own")
             if self.sketch:
                 return UNKNOWN
             return ex.rounded(ex.reduced(self.stages[number], node.dtype.compute), node.dtype)
         if number in self.own:
             if flat != self.flat(self.own[number]) and number not in self.shared:
-                raise Unfusable
+                raise Unfusable("it reads what this kernel computes at other points than its own")
         elif number in self.stored:
             return self._load(number, node, flat, valid)
         return self.compute(number, flat, valid)
@@ -247,7 +247,7 @@ class Body:
                 return self._take(node, flat, valid)
             case "empty":
                 return ex.const(0, node.dtype.compute)
-        raise Unfusable
+        raise Unfusable(f"{node.kind} has no value at a single point")
 
     def _map(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
         op, pattern, compute = node.attrs

@@ -1,52 +1,52 @@
-"""Decides which nodes live in memory and which are computed together, and builds the kernels. May
-import floors 0 and 1.
+"""Decides which nodes live in memory and which are computed together. May import floors 0 and 1.
 
 1. Choose the nodes that must be stored: outputs, operands of templates, results of reductions,
 bounded expression sizes.
 2. Put stored nodes into groups, in order: a node joins the group of a node it reads when it can be
-computed at the same
-   point of the same loops; else it starts a group. What follows a product, element by element,
-   joins the product: bias, activation and residual are computed while its sums are in registers.
+computed at the same point of the same loops; else it starts a group. Rules with names decide, and say
+why not (`fusion_rules`). What follows a product, element by element, joins the product: bias,
+activation and residual are computed while its sums are in registers.
 3. Where two groups would compute the same costly expression, store it in the first.
-4. Build each group's kernel, splitting loops until positions are plain strides.
+
+`build` makes each group's kernel.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir import index as ix
-from webtorch.ir.dtype import DType, bool_, int32, uint32
+from webtorch.ir.dtype import DType, int32, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
-from webtorch.ir.index import Index
 from webtorch.ir.kernel import (
-    Access,
-    BufferSlot,
-    Check,
-    Combine,
-    Kernel,
-    Level,
-    Reduce,
-    Store,
     image_points,
 )
 from webtorch.ir.limits import Limits
-from webtorch.ir.program import Site
-from webtorch.ir.view import contiguous_strides, numel
+from webtorch.ir.view import contiguous_strides
 from webtorch.lower.body import (
     Body,
     Loops,
     Unfusable,
-    flat_loops,
-    line_text,
     point_loops,
-    reduce_loops,
-    split_loops,
+)
+from webtorch.lower.fusion_rules import (
+    AFTER,
+    BEFORE,
+    COMPUTED_ONCE,
+    JOINED_ANOTHER,
+    MAX_ROW_COST,
+    OPERAND,
+    POSITIONS,
+    Facts,
+    Group,
+    Newcomer,
+    operand_reason,
+    operation,
+    own_loops,
+    shared_positions,
 )
 
 TEMPLATES = frozenset({"matmul", "conv", "scan", "sort", "attention", "host"})
@@ -55,83 +55,28 @@ PRODUCTS = frozenset({"matmul", "conv"})
 # An expression with more parts than this is cut by storing a part of it; keeps source text and
 # register use bounded.
 _MAX_SIZE = 160
-# One kernel never holds more than this many expression parts in all.
-_MAX_GROUP_SIZE = 600
-# A row kernel computes what it reduces once for each of its stages. An expression that costs more
-# than this is computed in a kernel of its own: software adapters take seconds to compile it several
-# times over, and every device takes longer to run it.
-_MAX_ROW_COST = 200
-# Nor does the epilogue of a product compute what costs more than this: invocations hold many sums, and few
-# of them run side by side. On an H200 gelu (12) gains; its gradient (23) took 365 us in a product, for
-# 215 of the product and 43 of a kernel of its own.
-_MAX_EPILOGUE_COST = 20
-# Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them
-# several times.
-_MAX_FUSED_ROW = 65536
 # A sum over this many large operands that several nodes read is stored: a stream of residuals would
 # otherwise be added up anew, from its beginning, in each layer.
 _MAX_SHARED_LEAVES = 4
 # What costs more than this is stored where it is read at two places, as it is and moved: each would
 # compute it, and a chain of such steps (a running sum by doubling) twice as often with every one.
 _MAX_MOVED_COST = 12
-# How often the loops of a kernel are split to turn quotients in its positions into strides.
-_MAX_SPLITS = 12
 
 
-@dataclass(slots=True)
-class Group:
-    """Stored nodes that one routine computes. `body` is None for a template; a product's is that of
-    its epilogue.
-    """
-
-    number: int
-    members: list[int] = field(default_factory=list)
-    body: Body | None = None
-    # Bit h is set when group h must run before this one.
-    before: int = 0
-    # Groups that read what this one computes.
-    followers: set[int] = field(default_factory=set)
-    size: int = 0
-    kind: str = "flat"
-    # Members that are stored because other groups need them too.
-    shared: set[int] = field(default_factory=set)
-    # Every stored node that this group reads.
-    reads: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class BuiltKernel:
-    """A kernel with the graph nodes behind its buffer slots and the graph arguments behind its own."""
-
-    kernel: Kernel
-    nodes: tuple[int, ...]
-    args: tuple[int, ...]
-    sites: tuple[Site, ...]
-    line: str
-
-
-class Fuser:
+class Fuser(Facts):
     """Groups the nodes of one graph for one device."""
 
     def __init__(self, graph: Graph, limits: Limits, apart: Set[int] = frozenset()) -> None:
         """`apart` are updates and scatters whose new values are stored first: no kernel that writes
         one of them may read what it overwrites.
         """
-        self.graph = graph
-        self.limits = limits
-        self.apart = apart
-        self.nodes = graph.nodes
+        super().__init__(graph, limits, apart)
         self.stored: set[int] = set()
         self.groups: list[Group] = []
-        self.group_of: dict[int, Group] = {}
         self.leaves: list[frozenset[int]] = []
-        self.sizes: list[int] = []
         self.costs: list[int] = []
-        # The product that a node finishes, if any.
-        self.product_below: list[int | None] = []
-        # Costs of nodes themselves, whether they are stored or not.
-        self.own_costs: list[int] = []
-        self.max_slots = limits.max_buffers_per_kernel - 1
+        # Why two groups, by their numbers, are not one: a rule and its reason.
+        self.separations: dict[tuple[int, int], tuple[str, str]] = {}
         self.use_counts = [0] * len(graph.nodes)
         for node in graph.nodes:
             for s in set(node.srcs):
@@ -234,7 +179,7 @@ class Fuser:
                 repeats = node.elements >= 2 * self.nodes[source].elements
                 if node.kind == "view" and repeats and self.costs[source] > 3:
                     self._store(source)
-                if node.kind == "reduce" and self.costs[source] > _MAX_ROW_COST:
+                if node.kind == "reduce" and self.costs[source] > MAX_ROW_COST:
                     while self.nodes[source].kind == "view" and self.use_counts[source] == 1:
                         source = self.nodes[source].srcs[0]
                     if self.use_counts[source] > 1:
@@ -333,52 +278,64 @@ class Fuser:
     def _place(self, number: int, node: GraphNode) -> None:
         reads = self._reads(number)
         if node.kind in TEMPLATES:
-            first = self.group_of.get(node.srcs[-1]) if is_other_result(node) else None
-            if first is not None:
-                # Another result of an attention that is computed here.
-                first.members.append(number)
-                self.group_of[number] = first
-                return
-            if node.kind in PRODUCTS and self.limits.has_epilogues:
-                self._start_product(number, node, reads)
-            else:
-                self._start(number, reads, None, "template")
+            self._place_template(number, node, reads)
             return
-        for group in self._candidates(node, reads):
-            if self._join(group, number, node, reads):
-                return
-        loops = self._own_loops(node)
-        body = Body(self.graph, loops, self.stored, sketch=True)
-        group = self._start(number, reads, body, "row" if node.kind == "reduce" else "flat")
-        self._add_member(group, number, node)
+        new = self.newcomer(number, node, reads)
+        candidates = self._candidates(new)
+        refused: list[tuple[str, str]] = []
+        for group in candidates:
+            reason = self._join(group, new)
+            if reason is None:
+                break
+            refused.append(reason)
+        else:
+            body = Body(self.graph, own_loops(new), self.stored, sketch=True)
+            group = self._start(number, reads, body, "row" if node.kind == "reduce" else "flat")
+            self._add_member(group, number, node)
+        for i, other in enumerate(candidates):
+            if i < len(refused):
+                self._separate(other, group, *refused[i])
+            elif other is not group:
+                text = f"{operation(node)}, which reads both, is computed in the later one"
+                self._separate(other, group, JOINED_ANOTHER, text)
 
-    def _start_product(self, number: int, node: GraphNode, reads: set[int]) -> None:
+    def _place_template(self, number: int, node: GraphNode, reads: set[int]) -> None:
+        first = self.group_of.get(node.srcs[-1]) if is_other_result(node) else None
+        if first is not None:
+            # Another result of an attention that is computed here.
+            first.members.append(number)
+            self.group_of[number] = first
+            return
+        if node.kind in PRODUCTS and self.limits.has_epilogues:
+            group = self._start_product(number, node, reads)
+        else:
+            group = self._start(number, reads, None, "template")
+        for r in reads:
+            if r in self.group_of:
+                self._separate(self.group_of[r], group, OPERAND, operand_reason(node))
+
+    def _separate(self, one: Group, other: Group, rule: str, reason: str) -> None:
+        """Note why two groups are not one; the first reason stays."""
+        a, b = one.number, other.number
+        self.separations.setdefault((a, b) if a < b else (b, a), (rule, reason))
+
+    def _start_product(self, number: int, node: GraphNode, reads: set[int]) -> Group:
         """Start a group that what follows the product may join."""
         body = Body(self.graph, product_loops(node), self.stored, sketch=True, first_slot=2)
         body.stages[number] = 0
         group = self._start(number, reads, body, "product")
         group.members.append(number)
         self.group_of[number] = group
+        return group
 
-    def _own_loops(self, node: GraphNode) -> Loops:
-        if node.kind == "reduce":
-            return reduce_loops(self.nodes[node.srcs[0]].shape, node.attrs[1])
-        return flat_loops(self._work(node))
-
-    def _work(self, node: GraphNode) -> int:
-        """Number of points at which the node's kernel stores."""
-        if node.kind == "update":
-            return self.nodes[node.srcs[1]].elements
-        if node.kind == "scatter":
-            return self.nodes[node.srcs[-1]].elements
-        return node.elements
-
-    def _candidates(self, node: GraphNode, reads: set[int]) -> list[Group]:
-        if node.kind == "scatter" and node.attrs[2] != "set":
-            return []
-        work = self._work(node) if node.kind != "reduce" else self.nodes[node.srcs[0]].elements
+    def _candidates(self, new: Newcomer) -> list[Group]:
+        """Return the groups that a node may join, the latest first: those that compute what it reads,
+        and those that read the same large data, which is then read once.
+        """
+        reads = new.reads
+        loops = new.loops
+        work = new.work if loops is None else loops.outer_count * loops.inner_count
         direct = {self.group_of[r].number for r in reads if r in self.group_of}
-        # Groups that read the same large data are worth joining too: it is read once.
         shared = {
             g.number
             for g in self.groups[-8:]
@@ -386,89 +343,46 @@ class Fuser:
             and g.kind != "product"
             and any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
         }
-        found = [self.groups[n] for n in sorted(direct | shared, reverse=True)]
-        return [g for g in found if g.body is not None]
+        return [self.groups[n] for n in sorted(direct | shared, reverse=True)]
 
-    def _join(self, group: Group, number: int, node: GraphNode, reads: set[int]) -> bool:
+    def _join(self, group: Group, new: Newcomer) -> tuple[str, str] | None:
+        """Compute a node in a group; or return the rule that says no, and its reason."""
+        for rule in BEFORE:
+            reason = rule(self, new, group)
+            if reason is not None:
+                return rule.__name__, reason
         assert group.body is not None
-        if group.kind == "product" and (
-            node.kind != "map"
-            or self.own_costs[number] > _MAX_EPILOGUE_COST
-            or not any(r in group.members for r in reads)
-        ):
-            return False
-        if node.kind in ("update", "scatter") and node.srcs[0] in group.members:
-            return False  # it would write into what the same kernel is still writing
-        if number in self.apart and node.srcs[0] in group.reads:
-            return False
-        if any(m in self.apart and self.nodes[m].srcs[0] in reads for m in group.members):
-            return False
-        after = 1 << group.number
+        if new.loops is not None and group.kind != "row":
+            # Turn the elementwise kernel into a row kernel, so that what it computes is reduced on
+            # the way.
+            reason = self._convert(group, new.loops)
+            if reason is not None:
+                return POSITIONS, reason
+        before = group.body.snapshot()
+        try:
+            self._add_member(group, new.number, new.node)
+        except Unfusable as error:
+            group.body.restore(before)
+            return POSITIONS, str(error)
+        for rule in AFTER:
+            reason = rule(self, new, group)
+            if reason is not None:
+                self._remove_last(group, before)
+                return rule.__name__, reason
+        reason = shared_positions(self, new, group, before.memo.keys())
+        if reason is not None:
+            self._remove_last(group, before)
+            return shared_positions.__name__, reason
+        self._note_order(group, new.reads)
+        return None
+
+    def _note_order(self, group: Group, reads: set[int]) -> None:
+        """Note what a group that now reads these nodes comes after, and so do those that follow it."""
         ancestors = 0
         for r in reads:
             other = self.group_of.get(r)
             if other is not None and other is not group:
-                if other.before & after:
-                    return False  # the node needs something that needs this group
                 ancestors |= other.before | (1 << other.number)
-        outside = {r for r in group.reads | reads if r not in group.members}
-        if (
-            len(outside) + len(group.members) + 1 > self.max_slots + (group.kind == "product")
-            or group.size + self.sizes_of(number) > _MAX_GROUP_SIZE
-        ):
-            return False
-        body = group.body
-        if self._too_dear_for_rows(group, number, node):
-            return False
-        if node.kind == "reduce":
-            mine = self._own_loops(node)
-            if group.kind == "row":
-                if (mine.outer, mine.inner, mine.inner_flat) != (
-                    body.loops.outer,
-                    body.loops.inner,
-                    body.loops.inner_flat,
-                ):
-                    return False
-                # Sums side by side store nothing at inner points; a sum of what was summed walks
-                # the row again.
-                aside = self.limits.is_gpu and not any(r in group.members for r in reads)
-                if not aside and not self._row_fits(mine):
-                    return False
-            else:
-                # Turn the elementwise kernel into a row kernel, so that what it computes is reduced
-                # on the way.
-                if (
-                    body.loops.outer_count != mine.outer_count * mine.inner_count
-                    or not self._row_fits(mine)
-                ):
-                    return False
-                if any(self.nodes[m].kind in ("update", "scatter") for m in group.members):
-                    return False
-                if not self._convert(group, mine):
-                    return False
-                body = group.body
-        else:
-            work = self._work(node)
-            try:
-                level = body.level_of(work)
-            except Unfusable:
-                return False
-            if group.kind == "row" and level == "inner" and not self._row_fits(body.loops):
-                return False
-        before = body.snapshot()
-        try:
-            self._add_member(group, number, node)
-        except Unfusable:
-            body.restore(before)
-            return False
-        if group.kind == "product" and not self._epilogue_fits(group):
-            self._remove_last(group, before)
-            return False
-        if not any(r in group.members for r in reads) and self._reads_elsewhere(
-            body, before.memo, group.reads & reads
-        ):
-            self._remove_last(group, before)
-            return False
         group.reads |= reads
         self._follow(group, reads)
         if ancestors & ~group.before:
@@ -480,16 +394,6 @@ class Fuser:
                 new = other.followers - seen
                 seen |= new
                 waiting.extend(new)
-        return True
-
-    def _epilogue_fits(self, group: Group) -> bool:
-        """Whether a product can be bound with its epilogue. An operand that the epilogue reads too
-        has two slots; a product that stores no sums has none for them, nor status words for checks.
-        """
-        body, (product, *others) = group.body, group.members
-        assert body is not None
-        stores = len(others) + all(self.product_below[m] != product for m in others)
-        return not body.checks and body.first_slot + len(body.slots) + stores <= self.max_slots
 
     def _remove_last(self, group: Group, before: Body) -> None:
         """Undo `_add_member`; `before` is the body as it was."""
@@ -506,48 +410,8 @@ class Fuser:
             if other is not None and other is not group:
                 other.followers.add(group.number)
 
-    def _too_dear_for_rows(self, group: Group, number: int, node: GraphNode) -> bool:
-        """Whether joining would make a row kernel compute a dear expression for each of its stages."""
-        if node.kind == "reduce":
-            return group.kind != "row" and any(
-                self.own_costs[m] > _MAX_ROW_COST for m in group.members
-            )
-        return (
-            group.kind == "row"
-            and self._work(node) != group_rows(group)
-            and self.own_costs[number] > _MAX_ROW_COST
-        )
-
-    def _reads_elsewhere(
-        self, body: Body, before: dict[tuple[int, Index, Any], Expr], shared: set[int]
-    ) -> bool:
-        """Whether a node that joined only to share reads turned out to read the shared data at
-        other positions.
-        """
-        return any(
-            key not in before and key[0] in shared and self.nodes[key[0]].elements > 1
-            for key in body.memo
-        )
-
-    def sizes_of(self, number: int) -> int:
-        """Expression parts of a stored node."""
-        return 1 + sum(self.sizes[s] for s in self.nodes[number].srcs)
-
-    def _row_fits(self, loops: Loops) -> bool:
-        """Whether storing at every inner point of these loops is efficient: rows that are short and
-        lie together.
-        """
-        if loops.outer_count * loops.inner_count <= 16384:
-            return True
-        if loops.inner_count > _MAX_FUSED_ROW:
-            return False
-        last = len(loops.outer) + len(loops.inner) - 1
-        contiguous = any(
-            a.kind == "loop" and a.value[0] == last and f == 1 for a, f in loops.inner_flat.terms
-        )
-        return contiguous and bool(loops.inner) and (self.limits.is_gpu or loops.outer_count >= 8)
-
-    def _convert(self, group: Group, loops: Loops) -> bool:
+    def _convert(self, group: Group, loops: Loops) -> str | None:
+        """Give a group the loops of a reduction; or return why that cannot be, with the group as it was."""
         body = Body(self.graph, loops, self.stored, sketch=True)
         members = list(group.members)
         old = group.body
@@ -555,11 +419,11 @@ class Fuser:
         try:
             for member in members:
                 self._add_member(group, member, self.nodes[member])
-        except Unfusable:
+        except Unfusable as error:
             group.body, group.members = old, members
-            return False
+            return str(error)
         group.kind = "row"
-        return True
+        return None
 
     def _start(self, number: int, reads: set[int], body: Body | None, kind: str) -> Group:
         group = Group(len(self.groups), body=body, kind=kind, reads=set(reads))
@@ -665,8 +529,10 @@ class Fuser:
                     room = all(len(g.reads) + len(g.members) + 2 <= self.max_slots for g in rest)
                     if room and self._store_in(self.groups[first], number, node):
                         target = {first}
+                        text = f"{operation(node)} is computed once, and read from memory here"
                         for g in rest:
                             g.reads.add(number)
+                            self._separate(self.groups[first], g, COMPUTED_ONCE, text)
             for s in node.srcs:
                 users[s] |= target
 
@@ -714,12 +580,6 @@ def _is_reshape(graph: Graph, node: GraphNode) -> bool:
         and node.attrs[0] == contiguous_strides(node.shape)
         and graph.nodes[node.srcs[0]].elements == node.elements
     )
-
-
-def group_rows(group: Group) -> int:
-    """Number of outer points of a group's loops."""
-    assert group.body is not None
-    return group.body.loops.outer_count
 
 
 def evaluate(body: Body, number: int, node: GraphNode) -> None:
@@ -843,342 +703,3 @@ def matrix_operand(
 def is_other_result(node: GraphNode) -> bool:
     """Whether a node is a result of an attention that is not the first."""
     return node.kind == "attention" and node.attrs[1] > 0
-
-
-# ---- kernels
-# -----------------------------------------------------------------------------------------------------------
-
-
-def build_kernel(
-    graph: Graph, group: Group, stored: set[int], needed: set[int], name: str
-) -> BuiltKernel:
-    """Return the group's kernel. `needed` are the members that something outside the group reads.
-
-    Groups of one form, such as those of a network's equal layers, have one kernel: it is built once.
-    """
-    form = _form(graph, group, stored, needed)
-    line = line_text(graph.nodes[group.members[-1]].line)
-    known = _BUILT.get(form.key)
-    if known is not None:
-        _BUILT.move_to_end(form.key)
-        kernel, nodes, args, sites = known
-        return BuiltKernel(
-            kernel,
-            tuple([form.nodes[n] for n in nodes]),
-            tuple([form.args[a] for a in args]),
-            sites,
-            line,
-        )
-    built = _build_kernel(graph, group, stored, needed, name, line)
-    numbers = {n: i for i, n in enumerate(form.nodes)}
-    numbers_of_args = {a: i for i, a in enumerate(form.args)}
-    _BUILT[form.key] = (
-        built.kernel,
-        tuple([numbers[n] for n in built.nodes]),
-        tuple([numbers_of_args[a] for a in built.args]),
-        built.sites,
-    )
-    if len(_BUILT) > _MAX_BUILT:
-        _BUILT.popitem(last=False)
-    return built
-
-
-@dataclass(slots=True)
-class _Form:
-    """All that a group's kernel depends on, with nodes and arguments numbered as they are met."""
-
-    key: tuple[Any, ...]
-    nodes: list[int]
-    args: list[int]
-
-
-# Form -> kernel, its nodes and arguments by their numbers in the form, and its sites.
-_BUILT: OrderedDict[
-    tuple[Any, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...], tuple[Site, ...]]
-] = OrderedDict()
-_MAX_BUILT = 2048
-
-
-def _form(graph: Graph, group: Group, stored: set[int], needed: set[int]) -> _Form:
-    assert group.body is not None
-    loops = group.body.loops
-    members = sorted(group.members)
-    inside = set(members)
-    numbers: dict[int, int] = {}
-    args: dict[int, int] = {}
-    parts: list[Any] = []
-    for member in members:
-        stack = [member]
-        while stack:
-            n = stack[-1]
-            if n in numbers:
-                stack.pop()
-                continue
-            node = graph.nodes[n]
-            # What is read from memory has no sources here, but for a view, which may show an index
-            # to be a count (Body._counts_below).
-            leaf = n in stored and n not in inside
-            srcs = node.srcs if not leaf or node.kind == "view" else ()
-            waiting = [s for s in reversed(srcs) if s not in numbers]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            numbers[n] = len(numbers)
-            parts.append(
-                (
-                    leaf,
-                    node.kind,
-                    node.attrs,
-                    node.shape,
-                    node.dtype,
-                    tuple([numbers[s] for s in srcs]),
-                    None if leaf else tuple([args.setdefault(a, len(args)) for a in node.args]),
-                    # A bad index is reported with the user's line.
-                    line_text(node.line) if node.kind in ("take", "scatter") and not leaf else "",
-                )
-            )
-    key = (
-        loops.outer,
-        loops.inner,
-        loops.outer_flat,
-        loops.inner_flat,
-        tuple(parts),
-        tuple([(numbers[m], m in needed, m in group.shared) for m in members]),
-    )
-    return _Form(key, list(numbers), list(args))
-
-
-def _build_kernel(
-    graph: Graph, group: Group, stored: set[int], needed: set[int], name: str, line: str
-) -> BuiltKernel:
-    assert group.body is not None
-    loops = group.body.loops
-    if group.kind == "product":
-        # Its loops are those of the template: no position asks for others.
-        body = Body(graph, loops, stored, shared=group.shared, first_slot=2)
-        body.stages[group.members[0]] = 0
-        for m in sorted(needed & set(group.members)):
-            body.slot(m)
-        return _built(body, name, line, *_parts(body, group, needed))
-    last: tuple[Loops, Body, list[Reduce], list[Store]] | None = None
-    for left in reversed(range(_MAX_SPLITS)):
-        body = Body(graph, loops, stored, shared=group.shared)
-        try:
-            reduces, stores = _parts(body, group, needed)
-        except Unfusable:
-            if last is None:
-                raise
-            # Split loops hid that two positions are one: back to those that keep a quotient.
-            loops, body, reduces, stores = last
-            break
-        last = loops, body, reduces, stores
-        splits: dict[int, int] = {}
-        for flat in body.positions:
-            for dim, step in ix.split_points(flat).items():
-                splits[dim] = max(splits.get(dim, 0), step)
-        # The last body must be that of the loops; positions may then keep a quotient, which is
-        # slower and right.
-        if not splits or not left:
-            break
-        loops = split_loops(loops, splits)
-    loops, body, reduces, stores = _merge_loops(
-        graph, group, needed, stored, loops, body, reduces, stores
-    )
-    return _built(body, name, line, reduces, stores)
-
-
-def _built(
-    body: Body, name: str, line: str, reduces: list[Reduce], stores: list[Store]
-) -> BuiltKernel:
-    """Return a finished kernel, with its buffers numbered from 0: those before an epilogue's first
-    slot are left out.
-    """
-    accesses: dict[int, Access] = {}
-    for s in stores:
-        accesses[s.buffer] = "write" if s.combine == "set" else "read_write"
-    for root in [
-        *(r.value for r in reduces),
-        *(
-            e
-            for s in stores
-            for e in (s.position, s.value) + ((s.valid,) if s.valid is not None else ())
-        ),
-    ]:
-        for e in ex.walk(root):
-            if e.op == "load":
-                slot = e.value
-                assert isinstance(slot, int)
-                accesses[slot] = "read" if accesses.get(slot, "read") == "read" else "read_write"
-    graph = body.graph
-    nodes = tuple(body.slots)
-    slots = tuple(
-        BufferSlot(graph.nodes[n].dtype, accesses.get(i, "read"), graph.nodes[n].elements)
-        for i, n in enumerate(nodes, body.first_slot)
-    )
-    kernel = Kernel(
-        name,
-        body.loops.outer,
-        body.loops.inner,
-        slots,
-        tuple(body.arg_dtypes),
-        tuple(reduces),
-        tuple(stores),
-        tuple(body.checks.values()),
-    )
-    args = tuple(body.args)
-    return BuiltKernel(kernel, nodes, args, tuple(body.sites), line)
-
-
-def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], list[Store]]:
-    graph = body.graph
-    reduces: list[Reduce] = []
-    stores: list[Store] = []
-    # Members are in topological order, except those that were stored late because others share
-    # them.
-    for number in sorted(group.members):
-        node = graph.nodes[number]
-        level: Level = "outer"
-        combine: Combine = "set"
-        inside: Expr | None = None
-        if node.kind == "reduce":
-            op, _ = node.attrs
-            value = body.value(node.srcs[0], body.loops.inner_flat)
-            if op in ("any", "all"):
-                value = ex.cast(value, bool_)
-            elif op not in ("argmax", "argmin"):
-                value = ex.cast(value, node.dtype.compute)
-            reduces.append(Reduce(op, value, node.dtype.compute))
-            body.stages[number] = len(body.stages)
-            position, out = (
-                body.loops.outer_flat,
-                ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype),
-            )
-        elif number in body.stages:
-            # The product of an epilogue.
-            position = body.loops.outer_flat
-            out = ex.cast(ex.reduced(body.stages[number], node.dtype.compute), node.dtype)
-        elif node.kind == "update":
-            level = body.level_of(graph.nodes[node.srcs[1]].elements)
-            flat = body.flat(level)
-            out = ex.cast(body.value(node.srcs[1], flat), node.dtype)
-            position = _window_position(body, node, flat)
-        elif node.kind == "scatter":
-            level = body.level_of(graph.nodes[node.srcs[-1]].elements)
-            flat = body.flat(level)
-            position, inside = body.indexed_position(
-                node, node.shape, node.srcs[1:-1], flat, level, None
-            )
-            out = ex.cast(body.value(node.srcs[-1], flat), node.dtype)
-            combine = node.attrs[2]
-        else:
-            level = body.level_of(node.elements)
-            position = body.flat(level)
-            out = ex.cast(body.compute(number, position), node.dtype)
-            body.own[number] = level
-        if number in needed:
-            where = body.position(position)
-            stores.append(Store(body.slot(number), where, out, level, combine, inside))
-    return reduces, stores
-
-
-def _window_position(body: Body, node: GraphNode, flat: Index) -> Index:
-    shape, strides = node.attrs[:2]
-    if len(node.attrs) == 3:
-        offset = ix.constant(node.attrs[2])
-    else:
-        offset = ix.value(body.argument(node.args[0], int32), 0, 1 << 31)
-    return ix.linearize(ix.delinearize(flat, shape), strides) + offset
-
-
-def _merge_loops(
-    graph: Graph,
-    group: Group,
-    needed: set[int],
-    stored: set[int],
-    loops: Loops,
-    body: Body,
-    reduces: list[Reduce],
-    stores: list[Store],
-) -> tuple[Loops, Body, list[Reduce], list[Store]]:
-    """Merge neighbouring loops that every position walks as one, so that kernels have as few loops
-    as possible.
-    """
-    sizes = (*loops.outer, *loops.inner)
-    borders = {len(loops.outer)}
-    runs: list[list[int]] = []
-    for d, size in enumerate(sizes):
-        if (
-            runs
-            and d not in borders
-            and all(_walks_as_one(p, d - 1, d, size) for p in body.positions)
-        ):
-            runs[-1].append(d)
-        else:
-            runs.append([d])
-    if len(runs) == len(sizes):
-        return loops, body, reduces, stores
-    new_sizes = [numel(tuple(sizes[d] for d in run)) for run in runs]
-    place = {
-        d: (r, numel(tuple(sizes[e] for e in run[i + 1 :])))
-        for r, run in enumerate(runs)
-        for i, d in enumerate(run)
-    }
-    first = {run[0] for run in runs}
-
-    def mapping(dim: int, size: int) -> Index:
-        r, step = place[dim]
-        whole = ix.loop(r, new_sizes[r]) // step
-        return whole if dim in first else whole % size
-
-    outer_count = sum(1 for run in runs if run[0] < len(loops.outer))
-    merged = Loops(
-        tuple(new_sizes[:outer_count]), tuple(new_sizes[outer_count:]),
-        ix.replace_loops(loops.outer_flat, mapping), ix.replace_loops(loops.inner_flat, mapping),
-    )  # fmt: skip
-    new_body = Body(graph, merged, stored, shared=group.shared)
-    try:
-        new_reduces, new_stores = _parts(new_body, group, needed)
-    except Unfusable:
-        # A position that was that of the point is no longer written as it.
-        return loops, body, reduces, stores
-    if any(ix.split_points(p) for p in new_body.positions):
-        return loops, body, reduces, stores
-    return merged, new_body, new_reduces, new_stores
-
-
-def _walks_as_one(position: Index, left: int, right: int, size: int) -> bool:
-    """Whether a position treats loops `left` and `right` (of `size`) like one longer loop."""
-    factors = {a.value[0]: f for a, f in position.terms if a.kind == "loop"}
-    if factors.get(left, 0) != factors.get(right, 0) * size:
-        return False
-    return all(
-        _free_of(a.base, left, right) for a, _ in position.terms if a.kind in ("div", "mod")
-    ) and all(_expr_free_of(a.value, left, right) for a, _ in position.terms if a.kind == "value")
-
-
-def _free_of(base: Index | None, left: int, right: int) -> bool:
-    assert base is not None
-    return all(
-        a.value[0] not in (left, right)
-        if a.kind == "loop"
-        else _free_of(a.base, left, right)
-        if a.kind in ("div", "mod")
-        else True
-        for a, _ in base.terms
-    )
-
-
-def _expr_free_of(expression: Expr, left: int, right: int) -> bool:
-    return all(e.op != "index" or e.value[0] not in (left, right) for e in ex.walk(expression))
-
-
-__all__ = [
-    "BuiltKernel",
-    "Check",
-    "Fuser",
-    "Group",
-    "build_kernel",
-    "matrix_operand",
-    "plain_operand",
-]

@@ -10,7 +10,8 @@ element it writes. Temporaries with disjoint lifetimes share pool slots.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
@@ -30,21 +31,15 @@ from webtorch.ir.kernel import (
     epilogue_of,
 )
 from webtorch.ir.limits import Limits
-from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Site, Step
+from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Separation, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.body import line_text
-from webtorch.lower.fuse import (
-    BuiltKernel,
-    Fuser,
-    Group,
-    build_kernel,
-    is_other_result,
-    matrix_operand,
-    plain_operand,
-)
+from webtorch.lower.build import BuiltKernel, build_kernel
+from webtorch.lower.fuse import Fuser, is_other_result, matrix_operand, plain_operand
+from webtorch.lower.fusion_rules import Group, operation
 from webtorch.lower.joint import join_products
 from webtorch.lower.schedule import in_frugal_order
-from webtorch.lower.together import put_together, renumbered
+from webtorch.lower.together import put_together, renumbered, written_by
 
 # A temporary of at least this size is written over in place where that can be.
 _IN_PLACE_BYTES = 1 << 16
@@ -64,6 +59,8 @@ class Task:
     sites: tuple[Site, ...] = ()
     # (written node, base node): the node is its base with some elements replaced.
     bases: tuple[tuple[int, int], ...] = ()
+    # The number of its group.
+    group: int = -1
 
 
 @dataclass(slots=True)
@@ -95,7 +92,8 @@ def _planned(graph: Graph, limits: Limits, apart: Set[int]) -> tuple[_Planner, P
     groups = fuser.run()
     tasks = _tasks(graph, groups, fuser.stored, limits)
     planner = _Planner(graph, in_frugal_order(graph, tasks), limits)
-    return planner, planner.program()
+    program = planner.program()
+    return planner, replace(program, separations=planner.separations(program, fuser.separations))
 
 
 def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) -> list[Task]:
@@ -112,18 +110,19 @@ def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) 
         }
         if group.kind == "product" and needed - {group.members[0]}:
             built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
-            tasks.append(_product_task(graph, group, built, needed, stored))
-            continue
-        if group.body is None or group.kind == "product":
+            task = _product_task(graph, group, built, needed, stored)
+        elif group.body is None or group.kind == "product":
             if graph.nodes[group.members[0]].kind == "attention":
-                tasks.append(_attention_task(graph, group.members, stored))
+                task = _attention_task(graph, group.members, stored)
             else:
-                tasks.append(_template_task(graph, group.members[0], stored))
+                task = _template_task(graph, group.members[0], stored)
+        elif needed:
+            built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
+            task = _kernel_task(graph, group, built, needed)
+        else:
             continue
-        if not needed:
-            continue
-        built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
-        tasks.append(_kernel_task(graph, group, built, needed))
+        task.group = group.number
+        tasks.append(task)
     return tasks
 
 
@@ -181,17 +180,7 @@ def _product_task(
 
 def describe(graph: Graph, group: Group) -> str:
     """Return a short name of what a group computes, from its last ops."""
-    names = []
-    for m in group.members[-3:]:
-        node = graph.nodes[m]
-        names.append(
-            node.attrs[0].name.strip("_")
-            if node.kind == "map"
-            else str(node.attrs[0])
-            if node.kind == "reduce"
-            else node.kind
-        )
-    return "_".join(names)
+    return "_".join(operation(graph.nodes[m]) for m in group.members[-3:])
 
 
 def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
@@ -292,6 +281,15 @@ def _attention_task(graph: Graph, members: list[int], stored: set[int]) -> Task:
     return Task(routine, nodes, node.args, tuple(members), line_text(node.line))
 
 
+def _writes(steps: Sequence[Step], routines: Sequence[Routine]) -> Iterator[list[tuple[int, int]]]:
+    """Yield for each step the buffers that it writes, each with how often it was written before."""
+    times: Counter[int] = Counter()
+    for step in steps:
+        written = written_by(step, routines)
+        yield [(b, times[b]) for b in written]
+        times.update(written)
+
+
 def _stores(routine: Routine) -> tuple[Store, ...]:
     """Return the stores of a kernel or of an epilogue, none for other routines."""
     match routine:
@@ -327,6 +325,9 @@ class _Planner:
         # values first is less work.
         self.apart: set[int] = set()
         self.loads: dict[object, list[Expr]] = {}
+        # The group whose step writes a buffer for the n-th time, by both. Steps are put together later,
+        # but never two that write one buffer, and their order stays.
+        self.group_of_write: dict[tuple[int, int], int] = {}
 
     def program(self) -> Program:
         """Return the finished program."""
@@ -491,6 +492,7 @@ class _Planner:
             if number == len(routines):
                 routines.append(routine)
             steps.append(Dispatch(number, buffers, task.args, task.line))
+        self._note_groups(steps, routines)
         kept = {self.memory.buffer_of[n] for n in (*self.inputs, *self.outputs)}
         steps, routines = join_products(steps, routines, self.limits, kept)
         steps, routines = put_together(steps, routines, self.limits)
@@ -501,6 +503,30 @@ class _Planner:
             tuple(self.memory.buffer_of[o.node] for o in self.graph.outputs), tuple(places),
             self.graph.constants,
         )  # fmt: skip
+
+    def _note_groups(self, steps: list[Step], routines: list[Routine]) -> None:
+        """Note which group each write belongs to. The steps are those of the tasks, and copies."""
+        groups = iter([task.group for task in self.tasks])
+        for step, writes in zip(steps, _writes(steps, routines), strict=True):
+            if isinstance(step, Dispatch):
+                self.group_of_write.update(dict.fromkeys(writes, next(groups)))
+
+    def separations(
+        self, program: Program, groups: Mapping[tuple[int, int], tuple[str, str]]
+    ) -> tuple[Separation, ...]:
+        """Return why the program's steps are not one, from the reasons why their groups are not."""
+        step_of: dict[int, int] = {}
+        for number, writes in enumerate(_writes(program.steps, program.routines)):
+            for write in writes:
+                group = self.group_of_write.get(write)
+                if group is not None:
+                    step_of[group] = number
+        found: dict[tuple[int, int], tuple[str, str]] = {}
+        for pair, why in groups.items():
+            one, two = (step_of.get(g) for g in pair)
+            if one is not None and two is not None and one != two:
+                found.setdefault((max(one, two), min(one, two)), why)
+        return tuple([Separation(*pair, *why) for pair, why in sorted(found.items())])
 
     def _bind(self, task: Task) -> tuple[Routine, tuple[int, ...]]:
         """Return the routine with slots of one buffer merged, and the buffers of its slots."""

@@ -9,6 +9,7 @@ the last of them: only small ones join.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from webtorch.ir import expr as ex
@@ -137,7 +138,7 @@ def put_together(
     return without_unused(left, routines)
 
 
-def written_by(step: Step, routines: list[Routine]) -> set[int]:
+def written_by(step: Step, routines: Sequence[Routine]) -> set[int]:
     """Return the buffers that a step writes."""
     if isinstance(step, Copy):
         return {step.target}

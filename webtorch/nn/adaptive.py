@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn.container import ModuleList, Sequential
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["AdaptiveLogSoftmaxWithLoss"]
 

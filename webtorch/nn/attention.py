@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["MultiheadAttention"]
 

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "calculate_gain",

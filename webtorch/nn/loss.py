@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from webtorch import Tensor
 from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn.distance import PairwiseDistance
 from webtorch.nn.functional.loss import legacy_reduction
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "BCELoss",

@@ -6,8 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.attention import MultiheadAttention
@@ -17,6 +16,7 @@ from webtorch.nn.functional.attention import canonical_mask
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import LayerNorm
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "Transformer",

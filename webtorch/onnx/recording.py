@@ -180,7 +180,10 @@ def _raw(function: Any) -> types.FunctionType | None:
         # A wrapper has the name and the module of what it wraps; the code says where it is from.
         if os.path.dirname(f.__code__.co_filename) in _TABLE_FILES and f.__name__ != "<lambda>":
             return f
-        waiting += [c.cell_contents for c in f.__closure__ or () if c.cell_contents is not None]
+        inner = getattr(f, "__wrapped__", None)
+        cells = [c.cell_contents for c in f.__closure__ or () if c.cell_contents is not None]
+        # What is wrapped comes before what its wrapper uses, such as the rule of a name.
+        waiting += cells if inner is None else [inner]
     return None
 
 
@@ -199,6 +202,7 @@ def _codes() -> dict[types.CodeType, str]:
                 named[name] = op.function
         named |= {
             "apply": calls.apply,
+            "apply_two": calls.apply_two,
             "getitem": indexing.getitem,
             "recurrence": recurrence._sequence,
         }
@@ -235,6 +239,14 @@ class _Watch:
                 self.scopes.append(self.scopes[-1] if scope is None else scope)
                 self.stack.append((frame, None))
                 return
+            if name == "apply_two":
+                name = "apply"
+                given = {"op": given["op"], "operands": (given["x"], given["y"]), "numbers": ()}
+            elif name == "apply" and self.stack and frame.f_back is self.stack[-1][0]:
+                outer = self.stack[-1][1]
+                if outer is not None and outer.op is given["op"]:
+                    # The same call, on its other way.
+                    return
             call = Call(
                 self.number, name, {k: _values(v) for k, v in given.items()}, self.scopes[-1]
             )

@@ -110,6 +110,7 @@ relu6 = elementwise(
     torch="nn.functional.relu6",
     function_in=FUNCTIONAL,
     domain=(-3.0, 9.0),
+    gradient_name="HardtanhBackward0",
     doc="input kept in 0..6.",
 )
 hardsigmoid = elementwise(
@@ -138,7 +139,13 @@ hardswish = elementwise(
 )
 
 
-@composite(torch="nn.functional.rrelu", function_in=("torch", "nn.functional"), dtypes=FLOATS)
+@composite(
+    torch="nn.functional.rrelu",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    drawn=True,
+    gradient_name="RreluWithNoiseBackward0",
+)
 def rrelu(
     input: Any,
     lower: float = 1.0 / 8,
@@ -170,7 +177,13 @@ _prelu = elementwise(
 )
 
 
-@composite(function_in=EVERYWHERE, dtypes=FLOATS, torch="nn.functional.prelu", autocast=LOWER)
+@composite(
+    function_in=EVERYWHERE,
+    dtypes=FLOATS,
+    torch="nn.functional.prelu",
+    autocast=LOWER,
+    gradient_name="PreluKernelBackward0",
+)
 def prelu(input: Any, weight: Any) -> Any:
     """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
     if weight.numel() != 1:
@@ -213,6 +226,7 @@ selu = elementwise(
     torch="nn.functional.selu",
     function_in=("torch", "nn.functional"),
     inplace_functions=("torch.selu_", "nn.functional.selu_"),
+    gradient_name="EluBackward0",
     doc="The scaled elu whose fixed point is mean 0 and variance 1 (Klambauer et al., 2017).",
 )
 celu = elementwise(
@@ -355,6 +369,7 @@ softsign = elementwise(
     refuses=BOOL,
     function_in=FUNCTIONAL,
     inplace=False,
+    gradient_name="DivBackward0",
     doc="input / (1 + |input|).",
 )
 _softsign_backward: Elementwise = elementwise(
@@ -394,6 +409,7 @@ tanhshrink = elementwise(
     refuses=BOOL,
     function_in=FUNCTIONAL,
     inplace=False,
+    gradient_name="SubBackward0",
     doc="input - tanh(input).",
     saves_values=True,
 )

@@ -37,6 +37,7 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Elementwise,
+    Example,
     OutRule,
     composite,
     elementwise,
@@ -132,6 +133,8 @@ _add = elementwise(
     lambda x, y: x | y if x.dtype is bool_ else x + y,
     torch="add",
     function_in=(),
+    operator="add",
+    on_parts="alike",
     doc="input + other.",
 )
 _add_scaled = elementwise(
@@ -148,6 +151,8 @@ _sub = elementwise(
     dtypes=NUMERIC,
     torch="sub",
     function_in=(),
+    operator="sub",
+    on_parts="alike",
     doc="input - other.",
 )
 _sub_scaled = elementwise(
@@ -179,7 +184,9 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
         )
 
 
-@composite(inplace=True, factor="alpha", out="cast")
+@composite(
+    inplace=True, factor="alpha", out="cast", foreach=True, asks=("__add__", "__radd__", "__iadd__")
+)
 def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input + alpha * other; of bools, or."""
     if old:
@@ -204,7 +211,14 @@ def check_subtraction(name: str, *operands: Any) -> None:
         )
 
 
-@composite(inplace=True, factor="alpha", dtypes=NUMERIC, out="cast")
+@composite(
+    inplace=True,
+    factor="alpha",
+    dtypes=NUMERIC,
+    out="cast",
+    foreach=True,
+    asks=("__sub__", "__isub__"),
+)
 def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
     if old:
@@ -242,6 +256,10 @@ mul = elementwise(
     lambda x, y: x & y if x.dtype is bool_ else x * y,
     aliases=("multiply",),
     numbers_for="both",
+    foreach=True,
+    operator="mul",
+    asks=("__mul__", "__rmul__", "__imul__"),
+    on_parts="scaled",
     doc="input * other; of bools, and.",
 )
 _div = elementwise(
@@ -251,6 +269,8 @@ _div = elementwise(
     torch="div",
     function_in=(),
     domain=(0.5, 3.0),
+    operator="truediv",
+    on_parts="scaled",
     doc="input / other, as floats.",
 )
 
@@ -294,6 +314,8 @@ floor_divide = elementwise(
     domain=(0.5, 9.0),
     divides=True,
     numbers_for="both",
+    operator="floordiv",
+    asks=("__ifloordiv__",),
     doc="The quotient rounded down, as Python's //. No backward, as in PyTorch.",
 )
 _div_floor = elementwise(
@@ -318,7 +340,14 @@ _div_trunc = elementwise(
 )
 
 
-@composite(inplace=True, aliases=("divide",), domain=(0.5, 3.0), out="cast")
+@composite(
+    inplace=True,
+    aliases=("divide",),
+    domain=(0.5, 3.0),
+    out="cast",
+    foreach=True,
+    asks=("__truediv__", "__itruediv__"),
+)
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
     if rounding_mode is None:
@@ -345,6 +374,8 @@ remainder = elementwise(
     domain=(0.5, 9.0),
     divides=True,
     numbers_for="both",
+    operator="mod",
+    asks=("__mod__", "__imod__"),
     doc="What is left of input by other, with the sign of other (Python's %).",
 )
 fmod = elementwise(
@@ -393,6 +424,9 @@ def _power_name(input: Any, exponent: Any) -> str:
     autocast=Autocast(gpu="fp32"),
     out="cast",
     gradient_name=_power_name,
+    foreach=True,
+    operator="pow",
+    asks=("__pow__",),
 )
 def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
@@ -439,11 +473,15 @@ neg = elementwise(
     dtypes=NUMERIC,
     out="exact",
     inplace_functions=("torch.neg_", "torch.negative_"),
+    foreach=True,
+    operator="neg",
+    asks=("__neg__",),
+    on_parts="alike",
     doc="-input.",
 )
 
 
-@composite(dtypes=NUMERIC)
+@composite(dtypes=NUMERIC, operator="pos", asks=("__pos__",))
 def positive(input: Any) -> Any:
     """Return input itself."""
     if not is_tensor(input):
@@ -464,12 +502,16 @@ abs = elementwise(
     dtypes=NUMERIC,
     out="exact",
     inplace_functions=("torch.abs_",),
+    foreach=True,
+    operator="abs",
+    asks=("__abs__",),
     doc="The absolute value; its derivative at 0 is 0.",
 )
 sign = elementwise(
     "sign",
     lambda x: x if x.dtype is bool_ else ex.sign(x),
     out="exact",
+    foreach=True,
     doc="-1, 0 or 1.",
 )
 signbit = elementwise(
@@ -496,7 +538,13 @@ _square = elementwise(
 )
 
 
-@composite(inplace=True, dtypes=NUMERIC, out="cast", inplace_functions=("torch.square_",))
+@composite(
+    inplace=True,
+    dtypes=NUMERIC,
+    out="cast",
+    inplace_functions=("torch.square_",),
+    gradient_name="PowBackward0",
+)
 def square(input: Any) -> Any:
     """Return input * input; of bools, as int64."""
     return _pow(input, 2) if input.dtype is bool_ else _square(input)
@@ -508,6 +556,7 @@ reciprocal = elementwise(
     promotion="float",
     domain=(0.3, 3.0),
     inplace_functions=("torch.reciprocal_",),
+    foreach=True,
     doc="1 / input.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -528,6 +577,7 @@ lerp = elementwise(
     dtypes=FLOATS,
     refuses=NOT_FLOATS,
     out=_out_of_lerp,
+    foreach=True,
     doc="input + weight * (end - input).",
 )
 
@@ -541,6 +591,7 @@ addcmul = elementwise(
     factor="value",
     dtypes=NUMERIC,
     defaults={"value": 1},
+    foreach=True,
     doc="input + value * tensor1 * tensor2.",
     autocast=Autocast(gpu="promote"),
 )
@@ -554,6 +605,7 @@ addcdiv = elementwise(
     dtypes=FLOATS,
     domain=(0.5, 3.0),
     defaults={"value": 1},
+    foreach=True,
     doc="input + value * tensor1 / tensor2; of floats only.",
     autocast=Autocast(gpu="promote"),
 )
@@ -576,6 +628,7 @@ sqrt = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     inplace_functions=("torch.sqrt_",),
+    foreach=True,
     doc="The square root.",
 )
 rsqrt = elementwise(
@@ -584,6 +637,7 @@ rsqrt = elementwise(
     promotion="float",
     domain=(0.1, 9.0),
     inplace_functions=("torch.rsqrt_",),
+    foreach=True,
     doc="1 / sqrt(input).",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -594,6 +648,7 @@ exp = elementwise(
     vjp=lambda g, out, x: (g * out,),
     promotion="float",
     inplace_functions=("torch.exp_",),
+    foreach=True,
     doc="e to the power input.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -602,6 +657,7 @@ exp2 = elementwise(
     lambda x: ex.exp2(x),
     promotion="float",
     inplace_functions=("torch.exp2_",),
+    also=("special.exp2",),
     doc="2 to the power input.",
     saves_values=True,
 )
@@ -612,6 +668,8 @@ expm1 = elementwise(
     vjp=lambda g, out, x: (g * exp(x),),
     promotion="float",
     inplace_functions=("torch.expm1_",),
+    foreach=True,
+    also=("special.expm1",),
     doc="exp(input) - 1, exact near 0.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -622,6 +680,7 @@ log = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     inplace_functions=("torch.log_",),
+    foreach=True,
     doc="The natural logarithm.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -631,6 +690,7 @@ log2 = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     inplace_functions=("torch.log2_",),
+    foreach=True,
     doc="The logarithm to base 2.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -640,6 +700,7 @@ log10 = elementwise(
     promotion="float",
     domain=(0.01, 9.0),
     inplace_functions=("torch.log10_",),
+    foreach=True,
     doc="The logarithm to base 10.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -649,6 +710,8 @@ log1p = elementwise(
     promotion="float",
     domain=(-0.9, 9.0),
     inplace_functions=("torch.log1p_",),
+    foreach=True,
+    also=("special.log1p",),
     doc="log(1 + input), exact near 0.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -690,6 +753,7 @@ xlogy: Elementwise = elementwise(
     domain=(0.1, 3.0),
     numbers_for="both",
     inplace_functions=("torch.xlogy_",),
+    also=("special.xlogy",),
     doc="input * log(other), 0 where input is 0.",
 )
 
@@ -713,6 +777,7 @@ sin = elementwise(
     lambda x: ex.sin(x),
     promotion="float",
     inplace_functions=("torch.sin_",),
+    foreach=True,
     doc="The sine.",
 )
 cos = elementwise(
@@ -720,6 +785,7 @@ cos = elementwise(
     lambda x: ex.cos(x),
     promotion="float",
     inplace_functions=("torch.cos_",),
+    foreach=True,
     doc="The cosine.",
 )
 tan = elementwise(
@@ -728,6 +794,7 @@ tan = elementwise(
     promotion="float",
     domain=(-1.4, 1.4),
     inplace_functions=("torch.tan_",),
+    foreach=True,
     doc="The tangent.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -739,6 +806,7 @@ asin = elementwise(
     promotion="float",
     domain=(-0.95, 0.95),
     inplace_functions=("torch.asin_", "torch.arcsin_"),
+    foreach=True,
     doc="The inverse sine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -749,6 +817,7 @@ acos = elementwise(
     promotion="float",
     domain=(-0.95, 0.95),
     inplace_functions=("torch.acos_", "torch.arccos_"),
+    foreach=True,
     doc="The inverse cosine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -758,6 +827,7 @@ atan = elementwise(
     aliases=("arctan",),
     promotion="float",
     inplace_functions=("torch.atan_", "torch.arctan_"),
+    foreach=True,
     doc="The inverse tangent.",
 )
 atan2 = elementwise(
@@ -774,6 +844,7 @@ sinh = elementwise(
     lambda x: ex.sinh(x),
     promotion="float",
     inplace_functions=("torch.sinh_",),
+    foreach=True,
     doc="The hyperbolic sine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -782,6 +853,7 @@ cosh = elementwise(
     lambda x: ex.cosh(x),
     promotion="float",
     inplace_functions=("torch.cosh_",),
+    foreach=True,
     doc="The hyperbolic cosine.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -792,6 +864,7 @@ tanh = elementwise(
     promotion="float",
     function_in=EVERYWHERE,
     inplace_functions=("torch.tanh_",),
+    foreach=True,
     doc="The hyperbolic tangent.",
 )
 tanh_backward: Elementwise = elementwise(
@@ -882,6 +955,7 @@ sinc = elementwise(
     tensors=("input",),
     promotion="float",
     inplace_functions=("torch.sinc_",),
+    also=("special.sinc",),
     doc="sin(pi input) / (pi input), 1 at 0.",
 )
 
@@ -898,6 +972,7 @@ ceil = elementwise(
     dtypes=NUMERIC,
     out="exact",
     inplace_functions=("torch.ceil_",),
+    foreach=True,
     doc="Rounded up.",
 )
 floor = elementwise(
@@ -906,6 +981,7 @@ floor = elementwise(
     dtypes=NUMERIC,
     out="exact",
     inplace_functions=("torch.floor_",),
+    foreach=True,
     doc="Rounded down.",
 )
 trunc = elementwise(
@@ -915,6 +991,7 @@ trunc = elementwise(
     dtypes=NUMERIC,
     out="exact",
     inplace_functions=("torch.trunc_", "torch.fix_"),
+    foreach=True,
     doc="Rounded to zero.",
 )
 frac = elementwise(
@@ -923,6 +1000,7 @@ frac = elementwise(
     dtypes=FLOATS,
     out="exact",
     inplace_functions=("torch.frac_",),
+    foreach=True,
     doc="input - trunc(input).",
 )
 _round = elementwise(
@@ -953,7 +1031,13 @@ _round_multiple = elementwise(
 )
 
 
-@composite(inplace=True, dtypes=NUMERIC, inplace_functions=("torch.round_",))
+@composite(
+    inplace=True,
+    dtypes=NUMERIC,
+    inplace_functions=("torch.round_",),
+    foreach=True,
+    also=("special.round",),
+)
 def round(input: Any, *, decimals: int | None = None) -> Any:
     """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
     where no `decimals` are given.
@@ -972,7 +1056,12 @@ def round(input: Any, *, decimals: int | None = None) -> Any:
 # -- comparisons and predicates --------------------------------------------------------------------
 
 eq = elementwise(
-    "eq", lambda x, y: ex.eq(x, y), promotion="bool", inplace=True, doc="input == other."
+    "eq",
+    lambda x, y: ex.eq(x, y),
+    promotion="bool",
+    inplace=True,
+    operator="eq",
+    doc="input == other.",
 )
 ne: Elementwise = elementwise(
     "ne",
@@ -980,6 +1069,8 @@ ne: Elementwise = elementwise(
     aliases=("not_equal",),
     promotion="bool",
     inplace=True,
+    operator="ne",
+    asks=("__ne__",),
     doc="input != other.",
 )
 lt = elementwise(
@@ -989,6 +1080,8 @@ lt = elementwise(
     tensors=("input", "other"),
     promotion="bool",
     inplace=True,
+    operator="lt",
+    asks=("__lt__",),
     doc="input < other.",
 )
 le = elementwise(
@@ -997,6 +1090,8 @@ le = elementwise(
     aliases=("less_equal",),
     promotion="bool",
     inplace=True,
+    operator="le",
+    asks=("__le__",),
     doc="input <= other.",
 )
 gt = elementwise(
@@ -1005,6 +1100,8 @@ gt = elementwise(
     aliases=("greater",),
     promotion="bool",
     inplace=True,
+    operator="gt",
+    asks=("__gt__",),
     doc="input > other.",
 )
 ge = elementwise(
@@ -1013,6 +1110,8 @@ ge = elementwise(
     aliases=("greater_equal",),
     promotion="bool",
     inplace=True,
+    operator="ge",
+    asks=("__ge__",),
     doc="input >= other.",
 )
 isnan = elementwise("isnan", is_nan, promotion="bool", doc="Whether input is NaN.")
@@ -1092,20 +1191,39 @@ logical_not = elementwise(
 # -- bits ------------------------------------------------------------------------------------------
 
 bitwise_and = elementwise(
-    "bitwise_and", lambda x, y: x & y, dtypes=BITS, numbers_for="both", doc="The bits set in both."
+    "bitwise_and",
+    lambda x, y: x & y,
+    dtypes=BITS,
+    numbers_for="both",
+    operator="and",
+    asks=("__rand__",),
+    doc="The bits set in both.",
 )
 bitwise_or = elementwise(
-    "bitwise_or", lambda x, y: x | y, dtypes=BITS, numbers_for="both", doc="The bits set in one."
+    "bitwise_or",
+    lambda x, y: x | y,
+    dtypes=BITS,
+    numbers_for="both",
+    operator="or",
+    asks=("__ror__",),
+    doc="The bits set in one.",
 )
 bitwise_xor = elementwise(
     "bitwise_xor",
     lambda x, y: x ^ y,
     dtypes=BITS,
     numbers_for="both",
+    operator="xor",
+    asks=("__rxor__",),
     doc="The bits set in exactly one.",
 )
 bitwise_not = elementwise(
-    "bitwise_not", lambda x: ~x, dtypes=BITS, out="exact", doc="All bits inverted."
+    "bitwise_not",
+    lambda x: ~x,
+    dtypes=BITS,
+    out="exact",
+    operator="invert",
+    doc="All bits inverted.",
 )
 
 
@@ -1121,6 +1239,7 @@ bitwise_left_shift = elementwise(
     dtypes=INTEGERS,
     domain=(0, 7),
     numbers_for="both",
+    operator="lshift",
     doc="input * 2 ** other, on bits; 0 when all are shifted out.",
 )
 bitwise_right_shift = elementwise(
@@ -1135,6 +1254,7 @@ bitwise_right_shift = elementwise(
     dtypes=INTEGERS,
     domain=(0, 7),
     numbers_for="both",
+    operator="rshift",
     doc="input shifted right; the sign is kept.",
 )
 
@@ -1170,6 +1290,7 @@ def check_mask(name: str, mask: Any) -> None:
 @composite(
     # As a method, input comes first: Tensor.where(condition, other).
     function_in=("torch",),
+    example=Example(("b", (3, 5), (5,))),
 )
 def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
@@ -1222,6 +1343,7 @@ maximum = elementwise(
     lambda x, y: x | y if x.dtype is bool_ else ex.maximum(x, y),
     inplace=False,
     numbers_for="none",
+    foreach=True,
     doc="The larger one; NaN if one is NaN. Ties share the gradient.",
 )
 minimum = elementwise(
@@ -1229,6 +1351,7 @@ minimum = elementwise(
     lambda x, y: x & y if x.dtype is bool_ else ex.minimum(x, y),
     inplace=False,
     numbers_for="none",
+    foreach=True,
     doc="The smaller one; NaN if one is NaN. Ties share the gradient.",
 )
 fmax = elementwise(
@@ -1277,6 +1400,7 @@ clamp_min = elementwise(
     tensors=("input", "min"),
     numbers_fit=True,
     inplace_functions=("torch.clamp_min_",),
+    foreach=True,
     doc="input, or min where it is less. At the bound the gradient goes to input.",
 )
 clamp_max = elementwise(
@@ -1288,6 +1412,7 @@ clamp_max = elementwise(
     tensors=("input", "max"),
     numbers_fit=True,
     inplace_functions=("torch.clamp_max_",),
+    foreach=True,
     doc="input, or max where it is more. At the bound the gradient goes to input.",
 )
 _clamp = elementwise(
@@ -1388,6 +1513,8 @@ sigmoid: Elementwise = elementwise(
     function_in=EVERYWHERE,
     domain=(-100.0, 100.0),
     inplace_functions=("torch.sigmoid_",),
+    foreach=True,
+    also=("special.expit",),
     doc="1 / (1 + exp(-input)).",
 )
 sigmoid_backward: Elementwise = elementwise(
@@ -1450,6 +1577,7 @@ _logit_clamped = elementwise(
     samples=(((), {}), ((1e-3,), {})),
     out="cast",
     inplace_functions=("torch.logit_",),
+    also=("special.logit",),
 )
 def logit(input: Any, eps: float | None = None) -> Any:
     """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
@@ -1461,6 +1589,8 @@ erf = elementwise(
     lambda x: ex.erf(x),
     promotion="float",
     inplace_functions=("torch.erf_",),
+    foreach=True,
+    also=("special.erf",),
     doc="The error function.",
 )
 erfc = elementwise(
@@ -1468,5 +1598,7 @@ erfc = elementwise(
     lambda x: ex.erfc(x),
     promotion="float",
     inplace_functions=("torch.erfc_",),
+    foreach=True,
+    also=("special.erfc",),
     doc="1 - erf(input).",
 )

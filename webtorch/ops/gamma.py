@@ -84,7 +84,14 @@ def undifferentiable(x: Any, what: str) -> Any:
     return _constant(x, what) if getattr(x, "requires_grad", False) else x
 
 
-@composite(function_in=SPECIAL, torch="special.zeta", dtypes=FLOATS, domain=(1.1, 6.0), out="cast")
+@composite(
+    function_in=SPECIAL,
+    torch="special.zeta",
+    dtypes=FLOATS,
+    domain=(1.1, 6.0),
+    out="cast",
+    gradient_name="SpecialZetaBackward0",
+)
 def zeta(input: Any, other: Any) -> Any:
     """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
     if not is_tensor(input) and not is_tensor(other):
@@ -121,7 +128,7 @@ def polygamma(n: int, input: Any) -> Any:
     return _polygamma(input, float(n)) * float(math.factorial(n))
 
 
-@composite(dtypes=FLOATS, torch="", inplace=True, out="cast")
+@composite(dtypes=FLOATS, torch="", inplace=True, out="cast", also=("special.multigammaln",))
 def mvlgamma(input: Any, p: int) -> Any:
     """The logarithm of the multivariate gamma function of dimension p."""
     if p < 1:
@@ -242,14 +249,28 @@ _igammac: Elementwise = elementwise(
 )
 
 
-@composite(dtypes=FLOATS, inplace=True, domain=(0.2, 9.0), refuses=NOT_FLOATS, out="cast")
+@composite(
+    dtypes=FLOATS,
+    inplace=True,
+    domain=(0.2, 9.0),
+    refuses=NOT_FLOATS,
+    out="cast",
+    also=("special.gammainc",),
+)
 def igamma(input: Any, other: Any) -> Any:
     """The regularised lower incomplete gamma function of order `input` at `other`."""
     _both_tensors("igamma", input, other)
     return _igamma(undifferentiable(input, "igamma: input"), other)
 
 
-@composite(dtypes=FLOATS, inplace=True, domain=(0.2, 9.0), refuses=NOT_FLOATS, out="cast")
+@composite(
+    dtypes=FLOATS,
+    inplace=True,
+    domain=(0.2, 9.0),
+    refuses=NOT_FLOATS,
+    out="cast",
+    also=("special.gammaincc",),
+)
 def igammac(input: Any, other: Any) -> Any:
     """The regularised upper incomplete gamma function of order `input` at `other`."""
     _both_tensors("igammac", input, other)

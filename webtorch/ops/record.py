@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
+from webtorch.ops.derive import derivative
 from webtorch.ops.purity import warn
 
 # Types that PyTorch's kernels leave out, in groups.
@@ -71,6 +73,18 @@ OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
 Overlap = Literal["allowed", "refused"]
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A call for tests: inputs by shape, then other arguments.
+
+    "i5" is a vector of nine integers below 5, "b" a mask for (3, 5), "+" before a shape asks for positive numbers.
+    """
+
+    inputs: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False)
 class Op:
     """One operation: its names, rules, derivative, oracle and documentation."""
@@ -102,6 +116,13 @@ class Op:
     rtol: float | None = None
     # Extra arguments for the generated tests: a list of (args after the tensors, kwargs).
     samples: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (((), {}),)
+    # A call, for entries that PyTorch's database of test inputs does not have; a string: why no results can be
+    # compared.
+    example: Example | str | None = None
+    # Whether the results are random numbers, or memory that nobody wrote: their types and shapes are compared.
+    drawn: bool = False
+    # Whether the last result says where something is: among equal elements any place will do.
+    ties: bool = False
     # Whether the rule holds for complex tensors as it is written. Else it is that of a holomorphic
     # function: it is given conjugated cotangents, and gives such.
     complex_rule: bool = False
@@ -121,6 +142,14 @@ class Op:
     overlap: Overlap = "allowed"
     # The in-place forms that PyTorch has as functions too: "torch.relu_".
     inplace_functions: tuple[str, ...] = ()
+    # Where PyTorch has it too, under another name or in another library: "special.expit".
+    also: tuple[str, ...] = ()
+    # Whether PyTorch has it for lists of tensors: `torch._foreach_...`.
+    foreach: bool = False
+    # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.
+    operator: str = ""
+    # The operators for which `__torch_function__` is given this entry's method.
+    asks: tuple[str, ...] = ()
     # Whether tensors are made of what is none: a mode of functions is asked, no class.
     factory: bool = False
     # The name that PyTorch shows for the gradient function, or a function of the call's arguments that gives it.
@@ -164,6 +193,8 @@ class Elementwise(Op):
     numbers_for: Literal["none", "other", "both"] = "other"
     # Whether a number beside an integer tensor must fit its type; else it is wrapped, as in PyTorch.
     numbers_fit: bool = False
+    # What it is for complex numbers: the same for both parts; scaled, both parts by a real second operand.
+    on_parts: Literal["", "alike", "scaled"] = ""
     # Whether integers are divided by the second operand, which then may not be the number 0.
     divides: bool = False
     # The same function written so that its derivative at NaN is PyTorch's; the formula itself if None.
@@ -173,7 +204,9 @@ class Elementwise(Op):
     _used: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        self.gradient_name = self.gradient_name or gradient_title(self.name)
+        if not self.gradient_name:
+            place = "special_" if self.torch.startswith("special.") else ""
+            self.gradient_name = gradient_title(place + self.name.strip("_"))
 
     def build(self, inputs: tuple[Expr, ...]) -> Expr:
         """Return the formula applied to `inputs` (tensors first, then numbers), all of one compute
@@ -255,8 +288,10 @@ def public_name(name: str, place: str) -> str:
 
 
 def gradient_title(name: str) -> str:
-    """Return PyTorch's name for the gradient function of an operation: "index_select" -> IndexSelectBackward0."""
-    return "".join([p[:1].upper() + p[1:] for p in name.strip("_").split("_")]) + "Backward0"
+    """Return PyTorch's name for the gradient function of an operation: "max_pool2d" -> MaxPool2DBackward0."""
+    # A letter after a digit starts a word.
+    words = re.sub(r"(?<![a-zA-Z])[a-z]", lambda m: m[0].upper(), name)
+    return words.replace("_", "") + "Backward0"
 
 
 def over_dims(name: str) -> Callable[..., str]:
@@ -434,7 +469,6 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
     """
     if slot in op._gradients:
         return op._gradients[slot]
-    from webtorch.ops.derive import derivative
 
     def symbolic(dtype: DType) -> tuple[Expr, tuple[Expr, ...]]:
         inputs = tuple(ex.input_(i, dtype) for i in range(len(op.tensors) + len(op.numbers)))
@@ -462,7 +496,6 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
 
 def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one", "formula"]:
     """Tell whether the derivative is a constant that needs no kernel."""
-    from webtorch.ops.derive import derivative
 
     inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
     slope = derivative(op.build_for_slope(inputs), inputs[slot])
@@ -477,7 +510,6 @@ def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one"
 
 def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
     """Return which formula inputs the derivative for `slot` reads: only these need saving."""
-    from webtorch.ops.derive import derivative
 
     inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
     slope = derivative(op.build_for_slope(inputs), inputs[slot])

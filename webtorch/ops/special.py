@@ -95,6 +95,7 @@ erfinv = elementwise(
     vjp=lambda g, out, x: (_erfinv_backward(g, out),),
     promotion="float",
     domain=(-0.95, 0.95),
+    also=("special.erfinv",),
     doc="The inverse of the error function, NaN outside -1..1.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -117,6 +118,7 @@ ndtr = elementwise(
     torch="special.ndtr",
     function_in=SPECIAL,
     inplace=False,
+    gradient_name="MulBackward1",
     doc="The normal distribution function.",
     saves_values=True,
 )
@@ -211,6 +213,8 @@ lgamma = elementwise(
     vjp=lambda g, out, x: (mul(g, digamma(x)),),
     promotion="float",
     domain=(0.1, 12.0),
+    foreach=True,
+    also=("special.gammaln",),
     doc="log(|gamma(input)|).",
 )
 
@@ -242,6 +246,7 @@ digamma: Elementwise = elementwise(
     vjp=lambda g, out, x: (g * _trigamma(x),),
     promotion="float",
     domain=(0.1, 12.0),
+    also=("special.digamma", "special.psi"),
     doc="The derivative of lgamma.",
 )
 
@@ -310,6 +315,7 @@ i0 = elementwise(
     tensors=("input",),
     promotion="float",
     inplace_functions=("torch.i0_",),
+    also=("special.i0",),
     doc="The modified Bessel function of the first kind, of order 0.",
 )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.optim.adam import check_betas, log_beta
 from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adamax"]
 

@@ -22,16 +22,29 @@ fallback   operators without a kernel: an error, or the CPU when the user asks f
 profiler   kernels as events of `torch.profiler`
 graphs     what operators mean that only traced graphs contain
 saved      what a compiled forward graph saves for its backward graph: one object
+origin     what PyTorch's compiler found in a function, and why it compiled
 programs   the programs of a compiled graph: inputs, sizes, results
+explained  `explain`: what a compiled function is made of, and why
 partition  compiled graphs with operators that no program can hold: programs, and calls between them
 dynamo     `torch.compile`: forward and backward graphs as programs
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from webtorch_autoload import autoload, check_version
 
 check_version()
 autoload(asked=True)
 
-__all__ = ["autoload"]
+__all__ = ["autoload", "explain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `explain` when it is asked for: it takes PyTorch's compiler along."""
+    if name != "explain":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    explained = importlib.import_module("webtorch.pytorch.explained")
+    return explained.explain

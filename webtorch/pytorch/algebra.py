@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
+from webtorch.ir.dtype import int32
 from webtorch.ops.primitive import cast_to, conjugate
 from webtorch.pytorch.functions import aten, op
 
@@ -95,6 +96,4 @@ def _linear_backward(x: Any, g: Any, weight: Any, mask: Sequence[bool]) -> Any:
 
 @aten("_int_mm")
 def _int_mm(x: Any, y: Any) -> Any:
-    from webtorch.ir.dtype import int32
-
     return op.mm(cast_to(x, int32), cast_to(y, int32))

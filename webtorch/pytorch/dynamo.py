@@ -28,6 +28,7 @@ from webtorch.pytorch import device as bridge
 from webtorch.pytorch.device import upload, webtorch_dtype
 from webtorch.pytorch.functions import op
 from webtorch.pytorch.graphs import meaning
+from webtorch.pytorch.origin import Origin, origin_of
 from webtorch.pytorch.partition import Partition, is_called
 from webtorch.pytorch.programs import NUMBERS, Programs, Value
 from webtorch.pytorch.saved import contents, pack
@@ -46,10 +47,11 @@ def compile_backend(
     device have been refused by Dynamo; indices may be on the CPU.
     """
     bridge.runtime()
+    origin = origin_of(gm)
     compiler = aot_autograd(
-        fw_compiler=_lower_forward,
-        bw_compiler=_lower_backward,
-        inference_compiler=lower,
+        fw_compiler=functools.partial(_lower_forward, origin=origin),
+        bw_compiler=functools.partial(_lower_backward, origin=origin),
+        inference_compiler=functools.partial(lower, origin=origin),
         partition_fn=_partition,
         decompositions=_decompositions(),
         # Written in the program, in place, rather than copied after it.
@@ -116,29 +118,39 @@ def _writes(gm: torch.fx.GraphModule) -> bool:
     return any(n.args[0].op == "placeholder" for n in copies)
 
 
-def lower(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
-    """Return a callable for one graph of aten operators."""
+def lower(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], origin: Origin | None = None
+) -> Function:
+    """Return a callable for one graph of aten operators, which come from `origin`."""
     if _is_split(gm):
-        return make_boxed_func(Partition(gm, _static_inputs(), None, _programs))
-    return _boxed(Programs(Graph(gm), _static_inputs()))
+        parts = functools.partial(_programs, origin=origin)
+        return make_boxed_func(Partition(gm, _static_inputs(), None, parts))
+    return _boxed(Programs(Graph(gm), _static_inputs(), origin=origin))
 
 
-def _lower_backward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
+def _lower_backward(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], origin: Origin | None = None
+) -> Function:
     """Return a callable for a backward graph."""
     if _is_split(gm):
-        return make_boxed_func(Partition(gm, frozenset(), None, _programs))
-    return _boxed(Programs(Graph(gm, visible=0), frozenset(), is_backward=True))
+        parts = functools.partial(_programs, origin=origin, second=True)
+        return make_boxed_func(Partition(gm, frozenset(), None, parts))
+    graph = Graph(gm, visible=0)
+    return _boxed(Programs(graph, frozenset(), is_backward=True, origin=origin, second=True))
 
 
-def _lower_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
+def _lower_forward(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], origin: Origin | None = None
+) -> Function:
     """Return a callable for a forward graph, which ends with what its backward graph will take."""
     metadata = torch._guards.TracingContext.get().fw_metadata
     saved = None if metadata is None else metadata.tensors_saved_for_backwards_slice
     if _is_split(gm):
-        return make_boxed_func(Partition(gm, _static_inputs(), saved, _programs))
+        parts = functools.partial(_programs, origin=origin)
+        return make_boxed_func(Partition(gm, _static_inputs(), saved, parts))
     graph = Graph(gm, None if saved is None else saved.start)
     numbers = range(len(graph.results))[saved] if saved is not None and not graph.packed else ()
-    return _boxed(Programs(graph, _static_inputs(), frozenset(numbers)))
+    return _boxed(Programs(graph, _static_inputs(), frozenset(numbers), origin=origin))
 
 
 def _boxed(programs: Programs) -> Function:
@@ -162,9 +174,14 @@ def _programs(
     visible: int,
     saved: frozenset[int],
     downloads: bool,
+    *,
+    origin: Origin | None,
+    second: bool = False,
 ) -> Programs:
-    """Return the programs of a part of a graph."""
-    return Programs(Graph(gm, visible), static, saved, downloads=downloads)
+    """Return the programs of a part of a graph; `second`: of a backward graph."""
+    return Programs(
+        Graph(gm, visible), static, saved, downloads=downloads, origin=origin, second=second
+    )
 
 
 def _static_inputs() -> frozenset[int]:
@@ -254,6 +271,7 @@ class Graph:
         standing = {n for n in (*given, *returned) if contents(n) is not None}
         number = {n: i for i, n in enumerate(holders)}
         self.places = [slots[n] for n in holders]
+        self.names = [n.name for n in holders]
         self.inputs = [Value.of(n, None) for n in holders]
         written: set[int] = set()
         for i, node in enumerate(nodes):

@@ -43,6 +43,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.functions import FUNCTIONS, load, op
 from webtorch.pytorch.interrupt import check, flag
+from webtorch.pytorch.random import source
 from webtorch.pytorch.strides import RULES, Form, Forms, Rule, elementwise, suggests_channels_last
 from webtorch.tensors.device import device_of
 from webtorch.tensors.remember import remembered
@@ -521,8 +522,6 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
 
 
 def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tensor:
-    from webtorch.pytorch.random import source
-
     result = op.randperm(
         n, generator=source(generator, _where()), dtype=webtorch_dtype(out.dtype), device=_where()
     )

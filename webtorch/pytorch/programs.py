@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -53,7 +54,9 @@ from webtorch.pytorch.device import (
     memory_of,
     tensor_on,
 )
+from webtorch.pytorch.origin import Origin
 from webtorch.pytorch.saved import Saved, hooks
+from webtorch.runtime.compilations import Input, nearest, told
 from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Kept, Storage, writes
@@ -116,6 +119,8 @@ class Evaluates(Protocol):
     """A graph that can be run on webtorch tensors."""
 
     inputs: list[Value]
+    # Their names in the trace.
+    names: list[str]
     results: list[Value]
     written: frozenset[int]
     # Inputs that one `Saved` brings, and results that one takes.
@@ -134,6 +139,19 @@ class Geometry(NamedTuple):
     offset: int
     elements: int
     dtype: torch.dtype
+
+    def facts(self) -> dict[str, object]:
+        """Return what there is to say of it to people."""
+        contiguous = is_contiguous(self.shape, self.strides)
+        facts: dict[str, object] = {
+            "shape": self.shape,
+            "dtype": str(self.dtype),
+            "strides": "contiguous" if contiguous else self.strides,
+            "storage_offset": self.offset,
+        }
+        if self.elements != numel(self.shape):
+            facts["number of elements in memory"] = self.elements
+        return facts
 
 
 _NOWHERE = Geometry((), (), 0, 0, torch.uint8)
@@ -277,12 +295,21 @@ class Programs:
         *,
         is_backward: bool = False,
         downloads: bool = True,
+        origin: Origin | None = None,
+        second: bool = False,
     ) -> None:
         """`static`: inputs that are parameters or buffers. `saved`: results that are tensors for the backward graph.
 
-        `downloads`: results traced on the CPU go there.
+        `downloads`: results traced on the CPU go there. `origin` is where the graph comes from; `second`: as the
+        backward graph.
         """
         self.graph = graph
+        self.origin, self.second = origin, second
+        self.names = graph.names
+        if origin is not None:
+            if not second and len(origin.names) == len(graph.names):
+                self.names = origin.names
+            (origin.backward if second else origin.forward).append(weakref.ref(self))
         self.static = static
         self.saved = saved
         inputs = graph.inputs
@@ -508,6 +535,7 @@ class Programs:
         if found is not None:
             self.programs.move_to_end(key)
             return found
+        started = time.perf_counter()
         storages = [_storage(s, g) for s, g in zip(storages, geometry, strict=True)]
         live = {f"n{i}": args[i] for i in self.free}
         call = Call(storages, geometry, aliases, args, live)
@@ -515,10 +543,39 @@ class Programs:
         if captured is None:
             captured = self._capture(call, None)
         ready = self._prepare(captured, geometry, live)
+        if self.origin is not None:
+            steps = len(captured.executable.program.steps)
+            reason = self._reason(self.origin, key)
+            self.origin.note(reason, steps, time.perf_counter() - started, self.second)
         self.programs[key] = ready
         if len(self.programs) > (_MAX_SIZES if self.sizes.symbols else _MAX_PROGRAMS):
             self.programs.popitem(last=False)
         return ready
+
+    def latest(self) -> Capture | None:
+        """Return the capture of the program that ran last; None before the first call."""
+        if self.last is not None:
+            return self.last.ready.captured
+        return next(reversed(self.programs.values())).captured if self.programs else None
+
+    def _reason(self, origin: Origin, key: Any) -> str:
+        """Say why the graph needs a program more."""
+        _, differences = nearest(map(self._known, self.programs), self._known(key))
+        if differences:
+            return told(differences)
+        if self.second:
+            return "the first backward pass"
+        return origin.reason
+
+    def _known(self, key: Any) -> list[Input]:
+        """Return what a program's inputs are known by."""
+        geometry, aliases, numbers = key
+        found = [
+            Input(self.names[i], form.facts())
+            for i, form in zip(self.tensors, geometry, strict=True)
+        ]
+        found += [Input(self.names[i], {"value": n}) for i, n in zip(self.keyed, numbers)]
+        return [*found, Input("", {"which arguments share memory": aliases})]
 
     # ---- captures
 

@@ -29,6 +29,7 @@ from webtorch.runtime import kept
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
+from webtorch.runtime.compilations import Compilation, note
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.parts import FEWEST, Cut, Held, changed_sizes, cut, structure
 from webtorch.runtime.recording import Owner, Recording
@@ -84,6 +85,9 @@ _REMEDY = (
     "Compiling costs far more than running: keep shapes fixed (pad to one size, use one batch size "
     "with drop_last=True, write into a tensor of the largest size and mask what is not used yet)."
 )
+
+
+_PART = "a part of a graph that comes at ever new sizes"
 
 
 @dataclass(slots=True)
@@ -319,6 +323,15 @@ def difference(before: object, now: object) -> str:
         old = next(b for b, n in changed if n is data)
         text += f"; a tensor that is read has shape {old[1]} and then {data[1]}"
     return text
+
+
+def _reason(before: object, now: object) -> str:
+    """Say why a graph is compiled, of which `before` is the last of its family."""
+    if before is None:
+        return "the first graph of its form"
+    if before == now:
+        return "it had been compiled before, and was dropped to make room"
+    return f"from the last graph of its form to this one, {difference(before, now)}"
 
 
 def _outline(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
@@ -673,7 +686,9 @@ class Runtime:
                 self.counters.misses += 1
                 # What should not have changed did, once all parts have been compiled.
                 divided.fits = varying and divided.fits
+                started = time.perf_counter()
                 executable = self._compiled(part.key, part, varying)
+                self._note(executable, time.perf_counter() - started, _PART)
             self._run_frozen(part, executable)
         return True
 
@@ -763,12 +778,25 @@ class Runtime:
         if executable is not None:
             return executable
         self.counters.misses += 1
+        started = time.perf_counter()
         executable = self._compiled(key, graph, varying)
         nodes = graph.nodes if isinstance(graph, Graph) else graph.order
-        self.families[id(executable)] = self.churn.made(
-            key, family(nodes), _outline(nodes), difference
-        )
+        form, outline = family(nodes), _outline(nodes)
+        if isinstance(graph, Frozen):
+            # Who captured a graph says itself why.
+            known = self.churn.known(form)
+            before = None if known is None else known.last
+            self._note(executable, time.perf_counter() - started, _reason(before, outline))
+        self.families[id(executable)] = self.churn.made(key, form, outline, difference)
         return executable
+
+    def _note(self, executable: Executable, seconds: float, reason: str) -> None:
+        """Log a compilation of a lazy run."""
+        steps = len(executable.program.steps)
+        entry = Compilation(
+            "lazy runs", f"on {self.kind}", self.counters.misses, reason, steps, seconds
+        )
+        note(entry, self.debug > 0)
 
     def _found(self, key: Any) -> Executable | None:
         """Return the program that `key` names in the cache."""
@@ -847,3 +875,11 @@ def runtime_for(kind: str, index: int) -> Runtime:
 def open_runtimes() -> list[Runtime]:
     """Return the runtimes that are in use."""
     return list(_RUNTIMES.values())
+
+
+def runtime_named(device: str) -> Runtime | None:
+    """Return the open runtime of a device such as "cpu" or "webgpu:0"."""
+    for runtime in open_runtimes():
+        if device in (runtime.kind, f"{runtime.kind}:{runtime.index}"):
+            return runtime
+    return None

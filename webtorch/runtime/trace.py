@@ -1,10 +1,9 @@
 """What WEBTORCH_DEBUG=1..4 shows: programs, kernels, source text, timings. Floor 3; may import
 floors 0 to 2.
 
-1: each program when it is compiled. 2: also its kernels. 3: also their source text on the device,
-and the graph before and after each pass.
-4: also how long each run takes to
-enqueue. Everything goes to standard error.
+1: each program when it is compiled, and why it was (`runtime/compilations`). 2: also its kernels, and why
+they are not one (`Program.separations`). 3: also their source text on the device, and the graph before
+and after each pass. 4: also how long each run takes to enqueue. Everything goes to standard error.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ def show_program(program: Program, backend: Backend, seconds: float, level: int)
     ]
     if level >= 2:
         parts += [str(routine) for routine in program.routines]
+        parts += map(str, program.separations)
     if level >= 3:
         parts += [backend.source(routine) for routine in program.routines]
     sys.stderr.write("\n".join(parts) + "\n")

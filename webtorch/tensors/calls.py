@@ -31,9 +31,11 @@ from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result
 from webtorch.ops import elementwise
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op, gradient_title, in_old_order, slope, used_arguments
+from webtorch.runtime.realize import Runtime
 from webtorch.tensors import override
+from webtorch.tensors.above import ask
 from webtorch.tensors.autocast import without_autocast
-from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
+from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate, transposed_call
 from webtorch.tensors.primitives import (
     as_view,
@@ -79,6 +81,7 @@ def set_default_dtype(d: DType) -> None:
         raise TypeError("only floating-point types are supported as the default type")
     _default_dtype = d
     _promoted.cache_clear()
+    _recorders.clear()
     forget()
 
 
@@ -162,186 +165,229 @@ def _operand_node(t: Tensor, shape: tuple[int, ...], order: tuple[int, ...] | No
     return Node("view", (node,), (strides,), (t._offset,), shape, t.dtype)
 
 
-def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()) -> Tensor:
-    """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python
-    numbers.
-    """
-    simple = _simple(op, operands, numbers)
-    if simple is not None:
-        nodes, letters, values, dtype, runtime = simple
-        out_dtype = bool_ if op.promotion == "bool" else dtype
-        attrs = (op, letters, dtype.compute)
-        node = Node("map", nodes, attrs, values, nodes[0].shape, out_dtype, user_line())
-        out = Tensor._from_node(node, runtime)
-        _follow(op, out, operands, numbers)
-        return out
-    first: Tensor | None = None
-    runtime = None
-    shape: tuple[int, ...] | None = None
-    plain = True  # one dtype, no 0-d tensors beside others
-    rows = True  # no tensor that is in another order than row-major
-    batched = False  # whether vmap hides dimensions
-    for o in operands:
-        if isinstance(o, Tensor):
-            if not o._whole:
-                rows = False
-                if o._levels:
-                    batched = True
-            if first is None:
-                first = o
-                runtime, shape = o._storage.runtime, o._shape
-            elif (
-                o.dtype is not first.dtype
-                or (not o._shape) != (not shape)
-                or o._storage.runtime is not runtime
-            ):
-                plain = False
-        elif type(o) is complex:
-            return complex_numbers.apply_form(op, operands, numbers)
-    if first is None:
-        first, runtime, shape = _from_number(operands)
-        operands = [first, *operands[1:]]
-    assert runtime is not None and shape is not None
-    if not plain and any(
-        isinstance(o, Tensor) and o._storage.runtime is not runtime for o in operands
-    ):
-        operands, runtime = _to_one_device(op, operands)
-    dtype = first.dtype
-    if plain:
+class _Recorder:
+    """How the calls of an entry with one signature are recorded: worked out at the first (`_prepare`)."""
+
+    __slots__ = (
+        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "order", "runtime",
+        "shape", "stored", "strides",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: Elementwise,
+        operands: Sequence[Operand],
+        numbers: Sequence[Scalar],
+        dtype: DType,
+        runtime: Runtime,
+    ) -> None:
+        letters = ["t" if isinstance(o, Tensor) else "s" for o in operands] + ["s"] * len(numbers)
+        self.attrs = (op, "".join(letters), dtype.compute)
+        # The type of the calculation, and of the result.
+        self.compute = dtype
+        self.dtype = bool_ if op.promotion == "bool" else dtype
+        self.runtime = runtime
+        self.differentiable = op.differentiable and self.dtype.kind == "float"
+        # Whether the numbers become others, or may be wrong.
+        values = [*[o for o in operands if not isinstance(o, Tensor)], *numbers]
+        self.converts = bool(values) and (
+            dtype.kind != "float" or any(type(v) not in (int, float) for v in values)
+        )
+
+    def lie(self, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
+        """Say where the elements of the result lie; None: in order."""
+        self.shape = shape
+        self.strides = contiguous_strides(shape) if strides is None else strides
+        self.elements = numel(shape)
+        # Memory from the widest stride to the narrowest.
+        self.order = out_of_order(shape, self.strides)
+        self.stored = shape if self.order is None else tuple([shape[d] for d in self.order])
+
+    def record(self, operands: Sequence[Operand], numbers: Sequence[Scalar]) -> Tensor:
+        """Record a call, without gradients. `numbers` come after the operands."""
+        shape, order = self.shape, self.order
+        srcs: list[Node] = []
+        values: list[Scalar] = []
         for o in operands:
-            if not isinstance(o, Tensor) and (dtype.kind != "float"):
-                _check_operands(op, operands)
-                dtype = result_type(*operands)
-                break
-    else:
-        _check_operands(op, operands)
-        dtype = result_type(*operands)
-    compute = dtype
-    if dtype.is_complex:
-        return complex_numbers.apply_form(op, operands, numbers)
-    if op.promotion == "float" and dtype.kind != "float":
-        compute = dtype = (
-            _default_dtype
-            if float64 not in runtime.unsupported or _default_dtype is not float64
-            else float32
+            if isinstance(o, Tensor):
+                node = o._storage.node
+                if not o._whole or node.shape != shape or order is not None:
+                    node = _operand_node(o, shape, order)
+                srcs.append(node)
+            else:
+                values.append(o)  # type: ignore[arg-type]
+        values += numbers
+        if self.converts:
+            values = self._converted(operands, values)
+        node = Node(
+            "map", tuple(srcs), self.attrs, tuple(values), self.stored, self.dtype, user_line()
         )
-    if compute not in op.dtypes:
-        _check_operands(op, operands)
-        raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(compute)}': it takes "
-            f"{', '.join(d.name for d in op.dtypes)}"
+        out = object.__new__(Tensor)
+        out._adopt(
+            Storage(node, self.runtime, self.elements), shape, self.strides, 0, order is None
         )
-    for o in operands:
-        if isinstance(o, Tensor) and o._shape != shape:
-            shape = _broadcast(op, operands)
-            break
-    strides: tuple[int, ...] | None = None
-    levels: Levels = ()
-    full = shape
-    if batched:
-        levels = levels_of(operands)
-        # Behind the dimensions that vmap hides, all operands have the dims of the result.
-        given = operands
-        operands = [
-            physical(o, levels, len(shape)) if isinstance(o, Tensor) else o for o in operands
-        ]
-        full = sizes_of(levels) + shape
-    elif not rows:
-        tensors = tuple([(o._shape, o._strides) for o in operands if isinstance(o, Tensor)])
-        strides = result_strides(shape, tensors, len(tensors) == len(operands))
-    order = None if strides is None else out_of_order(shape, strides)
-    srcs: list[Node] = []
-    scalars: list[Scalar] = []
-    pattern = ""
-    for o in operands:
-        if isinstance(o, Tensor):
-            pattern += "t"
-            srcs.append(_operand_node(o, full, order))
-        else:
-            pattern += "s"
-            scalars.append(_scalar(op, o, compute, not op.numbers_fit))
-            if type(o) is bool:
-                _check_operands(op, operands)
+        return out
+
+    def _converted(self, operands: Sequence[Operand], values: list[Scalar]) -> list[Scalar]:
+        """Return the numbers in the type that the call computes in. Raises for those that it cannot hold."""
+        op, pattern, _ = self.attrs
+        compute, found = self.compute, []
+        places = [i for i, letter in enumerate(pattern) if letter == "s"]
+        for place, value in zip(places, values, strict=True):
+            if place >= len(operands):
+                found.append(_scalar(op, value, compute))
+                continue
+            number = _scalar(op, value, compute, not op.numbers_fit)
             if compute is int64:
-                check_int64(op.name, scalars[-1], runtime)
+                check_int64(op.name, number, self.runtime)
             if (
-                not scalars[-1]
+                not number
                 and compute.kind != "float"
                 and op.divides
-                and len(pattern) == 2
-                and 0 not in full
+                and place == 1
+                and 0 not in self.shape
             ):
                 raise RuntimeError(
                     f"ZeroDivisionError: {op.name.strip('_')} of {compute} by 0. Divide floats, or test the divisor."
                 )
+            found.append(number)
+        return found
+
+
+# What was prepared, by the entry and the signature of the call.
+_recorders: dict[tuple[Any, ...], _Recorder] = {}
+_MOST_RECORDERS = 1 << 14
+
+
+def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()) -> Tensor:
+    """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python
+    numbers.
+    """
+    signature: list[Any] = [op]
+    for o in operands:
+        if not isinstance(o, Tensor):
+            signature.append(type(o))
+        elif o._whole:
+            signature += (o._shape, o.dtype, o._storage.runtime)
+        elif not o._levels:
+            signature += (o._shape, o._strides, o.dtype, o._storage.runtime)
+        else:
+            return _batched(op, operands, numbers)
     for n in numbers:
-        pattern += "s"
-        scalars.append(_scalar(op, n, compute))
-    out_dtype = bool_ if op.promotion == "bool" else dtype
-    node = Node(
-        "map",
-        tuple(srcs),
-        (op, pattern, compute.compute),
-        tuple(scalars),
-        full if order is None else tuple([shape[d] for d in order]),
-        out_dtype,
-        user_line(),
-    )
-    out = Tensor._from_node(node, runtime)
-    if levels:
-        out, operands = logical(out, levels), given
-    if strides is not None and (out._shape, out._strides) != (shape, strides):
-        out = Tensor._from_storage(out._storage, shape, strides, 0, order is None)
-    _follow(op, out, operands, numbers)
+        signature.append(type(n))
+    key = tuple(signature)
+    recorder = _recorders.get(key)
+    if recorder is None:
+        recorder = _prepare(op, operands, numbers)
+        if recorder is None:
+            return _of_another_kind(op, operands, numbers)
+        if len(_recorders) >= _MOST_RECORDERS:
+            _recorders.clear()
+        _recorders[key] = recorder
+    out = recorder.record(operands, numbers)
+    if recorder.differentiable:
+        _follow(op, out, operands, numbers)
     return out
 
 
-def _simple(
-    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
-) -> tuple[tuple[Node, ...], str, tuple[Scalar, ...], DType, Any] | None:
-    """Return (sources, pattern, numbers, type, runtime) of a call on tensors of one type and device
-    that lie in order, and numbers that need no conversion; None for other calls.
-    """
-    first = operands[0]
-    if not isinstance(first, Tensor):
-        if len(operands) == 1:
-            return None
-        first = operands[1]
-        if not isinstance(first, Tensor):
-            return None
-    dtype, shape, runtime = first.dtype, first._shape, first._storage.runtime
-    floats = dtype.kind == "float"
-    if dtype not in op.dtypes or dtype.is_complex or (op.promotion == "float" and not floats):
-        return None
-    pattern = ""
-    equal = True
-    srcs: list[Node] = []
-    values: list[Scalar] = []
-    for o in operands:
-        if isinstance(o, Tensor):
-            storage = o._storage
-            if not o._whole or o.dtype is not dtype or storage.runtime is not runtime:
-                return None
-            if o._shape != shape:
-                equal = False
-            elif equal:
-                node = storage.node
-                srcs.append(node if node.shape == shape else o._node())
-            pattern += "t"
-        elif floats and (type(o) is float or type(o) is int):
-            values.append(o)
-            pattern += "s"
+def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
+    """Record an elementwise op of two operands: `apply`, written out for tensors in order."""
+    if isinstance(x, Tensor) and x._whole:
+        storage, shape = x._storage, x._shape
+        if not isinstance(y, Tensor):
+            recorder = _recorders.get((op, shape, x.dtype, storage.runtime, type(y)))
+        elif y._whole:
+            other = y._storage
+            recorder = _recorders.get(
+                (op, shape, x.dtype, storage.runtime, y._shape, y.dtype, other.runtime)
+            )
         else:
-            return None
-    for n in numbers:
-        if not floats or (type(n) is not float and type(n) is not int):
-            return None
-        values.append(n)
-        pattern += "s"
-    if not equal:
-        shape = _broadcast(op, operands)
-        srcs = [_operand_node(o, shape, None) for o in operands if isinstance(o, Tensor)]
-    return tuple(srcs), pattern, tuple(values), dtype, runtime
+            recorder = None
+        if recorder is not None and not recorder.converts:
+            shape = recorder.shape
+            first = storage.node if storage.node.shape == shape else _operand_node(x, shape, None)
+            srcs: tuple[Node, ...]
+            values: tuple[Scalar, ...]
+            if isinstance(y, Tensor):
+                node = other.node
+                srcs = first, node if node.shape == shape else _operand_node(y, shape, None)
+                values = ()
+            else:
+                srcs, values = (first,), (y,)  # type: ignore[assignment]
+            dtype, runtime = recorder.dtype, recorder.runtime
+            node = Node("map", srcs, recorder.attrs, values, shape, dtype, user_line())
+            out = object.__new__(Tensor)
+            out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
+            if recorder.differentiable and (
+                forward.levels
+                or x._requires_grad
+                or x._base is not None
+                or (not values and (y._requires_grad or y._base is not None))  # type: ignore[union-attr]
+            ):
+                _follow(op, out, (x, y), ())
+            return out
+    return apply(op, (x, y))
+
+
+def _of_another_kind(
+    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> Tensor:
+    """Record a call on complex numbers, on tensors of several devices or on a number alone."""
+    if any(o.dtype.is_complex if isinstance(o, Tensor) else type(o) is complex for o in operands):
+        return ask("apply_form")(op, operands, numbers)
+    if not any(isinstance(o, Tensor) for o in operands):
+        return apply(op, [_from_number(operands[0]), *operands[1:]], numbers)
+    return apply(op, _to_one_device(op, operands)[0], numbers)
+
+
+def _batched(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]) -> Tensor:
+    """Record a call on tensors with dimensions that vmap hides: the result has them first."""
+    recorder = _prepare(op, operands, numbers)
+    if recorder is None:
+        return _of_another_kind(op, operands, numbers)
+    levels, rank = levels_of(operands), len(recorder.shape)
+    recorder.lie((*sizes_of(levels), *recorder.shape), None)
+    # Behind the dimensions that vmap hides, all operands have the dims of the result.
+    full = [physical(o, levels, rank) if isinstance(o, Tensor) else o for o in operands]
+    out = logical(recorder.record(full, numbers), levels)
+    if recorder.differentiable:
+        _follow(op, out, operands, numbers)
+    return out
+
+
+def _prepare(
+    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> _Recorder | None:
+    """Work out what calls like this one record; None where they go another way."""
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    others = [o for o in operands if not isinstance(o, Tensor)]
+    if not tensors or any(type(o) is complex for o in others):
+        return None
+    first = tensors[0]
+    runtime = first._storage.runtime
+    if any(t._storage.runtime is not runtime for t in tensors):
+        return None
+    _check_operands(op, operands)
+    dtype = result_type(*operands)
+    if dtype.is_complex:
+        return None
+    if op.promotion == "float" and dtype.kind != "float":
+        wide = _default_dtype is float64 and float64 in runtime.unsupported
+        dtype = float32 if wide else _default_dtype
+    if dtype not in op.dtypes:
+        raise DTypeError(
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes "
+            f"{', '.join(d.name for d in op.dtypes)}"
+        )
+    alike = all(t._shape == first._shape for t in tensors)
+    shape = first._shape if alike else _broadcast(op, operands)
+    recorder = _Recorder(op, operands, numbers, dtype, runtime)
+    if recorder.dtype in runtime.unsupported:
+        raise DTypeError(unsupported_text(recorder.dtype, runtime))
+    rows = all(t._whole for t in tensors)
+    lying = tuple([(t._shape, t._strides) for t in tensors])
+    recorder.lie(shape, None if rows else result_strides(shape, lying, not others))
+    return recorder
 
 
 def _follow(
@@ -395,12 +441,10 @@ def _tangent(
     return total
 
 
-def _from_number(operands: Sequence[Operand]) -> tuple[Tensor, Any, tuple[int, ...]]:
-    value = operands[0]
+def _from_number(value: Any) -> Tensor:
     if not isinstance(value, (bool, int, float, complex)):
         raise TypeError(f"expected a Tensor or a number, not {type(value).__name__}")
-    first = fill((), value, result_type(value), None)
-    return first, first._storage.runtime, ()
+    return fill((), value, result_type(value), None)
 
 
 def _to_one_device(op: Op, operands: Sequence[Operand]) -> tuple[list[Operand], Any]:
@@ -664,7 +708,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
                 _check_numbers(op, input, other)
             try:
-                result = apply(op, (_operand(op, input), _operand(op, other, 1)))
+                result = apply_two(op, _operand(op, input), _operand(op, other, 1))
             except override.Foreign:
                 given = {} if out is None else {"out": out}
                 return override.meet(function, (input, other), given)
@@ -1111,9 +1155,6 @@ def _recorded(args: Sequence[Any]) -> bool:
                 return True
     return False
 
-
-# What is below needs the calls of real numbers.
-from webtorch.tensors import complex_numbers  # noqa: E402
 
 __all__ = [
     "Size",

@@ -11,6 +11,7 @@ from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import calls
+from webtorch.tensors.above import give
 from webtorch.tensors.forward import transposed
 from webtorch.tensors.primitives import (
     cast_to,
@@ -33,11 +34,6 @@ from webtorch.tensors.tensor import Tensor
 
 Operand = Any
 
-# Both parts are treated alike: the real entry on the pairs.
-_ALIKE = frozenset(("_add", "_sub", "neg", "positive"))
-# A real second operand scales both parts.
-_SCALED = frozenset(("mul", "_div"))
-
 
 def apply_form(
     op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()
@@ -51,7 +47,7 @@ def apply_form(
         operands = [fill((), operands[0], calls.result_type(operands[0]), None), *operands[1:]]
     operands, _ = calls._to_one_device(op, operands)
     dtype = calls.result_type(*operands)
-    if not (forms.has_form(op) or op.name in _ALIKE):
+    if not (forms.has_form(op) or op.on_parts == "alike"):
         raise DTypeError(
             f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes real "
             "numbers. Use .real, .imag or .abs()"
@@ -82,9 +78,11 @@ def _simple(
 ) -> Tensor | None:
     """Return the result where it is a real operation on the parts."""
     first, last = operands[0], operands[-1]
-    if op.name in _ALIKE and all(isinstance(o, Tensor) and o.dtype.is_complex for o in operands):
+    if op.on_parts == "alike" and all(
+        isinstance(o, Tensor) and o.dtype.is_complex for o in operands
+    ):
         return complex_of(calls.apply(op, [pairs(o) for o in _aligned(operands)]))
-    if op.name in _SCALED and isinstance(first, Tensor) and first.dtype.is_complex:
+    if op.on_parts == "scaled" and isinstance(first, Tensor) and first.dtype.is_complex:
         if isinstance(last, float):
             return complex_of(calls.apply(op, (pairs(first), last)))
         if isinstance(last, Tensor) and not last.dtype.is_complex:
@@ -205,3 +203,6 @@ def derivative(op: Elementwise, g: Tensor, values: Sequence[Operand]) -> Tensor:
     shape = broadcast_shapes(*[o._shape for o in operands if isinstance(o, Tensor)])
     count = len(op.tensors)
     return record(op, operands, count, shape, dtype)
+
+
+give(apply_form=apply_form)

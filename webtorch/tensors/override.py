@@ -28,6 +28,16 @@ class _State(threading.local):
 
 
 state = _State()
+# The classes of tensors and sizes, which stand above this file and make themselves known.
+Tensor: Any = None
+Size: Any = None
+
+
+def know(tensor: type[Any], size: type[Any]) -> None:
+    """Take the class of tensors, which is asked nothing, and that of sizes."""
+    global Tensor, Size
+    Tensor, Size = tensor, size
+    plain.add(tensor)
 
 
 def disabled(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,8 +70,6 @@ class Switch:
 
 def asks(kind: type[Any]) -> bool:
     """Whether objects of a class are asked before an operation runs."""
-    from webtorch.tensors.tensor import Tensor
-
     found = getattr(kind, "__torch_function__", disabled)
     return found is not disabled and kind is not Tensor
 
@@ -200,14 +208,10 @@ def keep_class(
 
 def nowrap() -> set[Any]:
     """Return the functions whose results keep the class they have."""
-    from webtorch.tensors.tensor import Tensor
-
     return {Tensor.grad.__get__}
 
 
 def _converted(found: Any, cls: type[Any]) -> Any:
-    from webtorch.tensors.tensor import Size, Tensor
-
     if cls is Tensor:
         return found
     if isinstance(found, Tensor):
@@ -223,8 +227,6 @@ def arm_for(cls: Any) -> None:
     """Get ready for tensors of a class. Raises TypeError where it is no class of tensors, and
     NotImplementedError where it replaces PyTorch's kernels.
     """
-    from webtorch.tensors.tensor import Tensor
-
     if not (isinstance(cls, type) and issubclass(cls, Tensor)):
         raise TypeError(
             "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. "
@@ -310,16 +312,6 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
 _IGNORED = frozenset(_NOT_ASKING.split())
 _INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
 _ARITHMETIC = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
-# Operators that arrive as the method of another name.
-_OPERATORS = {
-    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul",
-    "__truediv__": "div", "__mod__": "remainder", "__pow__": "pow", "__matmul__": "matmul",
-    "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor",
-    "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
-    "__neg__": "neg", "__pos__": "positive", "__abs__": "abs",
-    "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_",
-    "__ifloordiv__": "floor_divide_", "__imod__": "remainder_",
-}  # fmt: skip
 # Operators whose other operand may know the answer: Python asks it.
 _BINARY = frozenset(
     [
@@ -344,24 +336,26 @@ class Public(NamedTuple):
 
 def public_functions() -> Iterator[Public]:
     """The functions that ask."""
-    from webtorch.tensors.tensor import Tensor
-
     factories = {
         public_name(op.name, p) for op in TABLE.values() if op.factory for p in op.function_in
     }
     for place in MODULES:
         module = importlib.import_module(f"webtorch.{place}".rstrip("."))
-        for name, value in vars(module).items():
+        # The package loads some of its names when they are used.
+        for name in list(vars(module)) if place else module.__all__:
+            value = getattr(module, name)
             hidden = name.startswith("_") or name in _IGNORED
             if isinstance(value, FunctionType) and not hidden:
                 title = ".".join(filter(None, ("torch", place, name)))
                 yield Public(value, value, title, name in factories)
+    # Operators that arrive as the method of another name.
+    methods = {o: op.name + "_" * o.startswith("__i") for op in TABLE.values() for o in op.asks}
     for name, value in list(vars(Tensor).items()):
         hidden = name.startswith("_") and not name.startswith("__")
         if hidden or name in _IGNORED:
             continue
         if isinstance(value, FunctionType):
-            yield Public(value, getattr(Tensor, _OPERATORS.get(name, name)), f"torch.Tensor.{name}")
+            yield Public(value, getattr(Tensor, methods.get(name, name)), f"torch.Tensor.{name}")
         elif isinstance(value, property):
             for half, func in ((value.fget, value.__get__), (value.fset, value.__set__)):
                 if isinstance(half, FunctionType):

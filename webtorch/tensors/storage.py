@@ -87,11 +87,12 @@ class Storage:
 
     __slots__ = ("__weakref__", "donor", "dtype", "elements", "node", "runtime", "version")
 
-    def __init__(self, node: Node, runtime: Runtime) -> None:
+    def __init__(self, node: Node, runtime: Runtime, elements: int | None = None) -> None:
+        """`elements`: how many `node` has, where the caller knows."""
         self.node = node
         self.runtime = runtime
         self.dtype: DType = node.dtype
-        self.elements = numel(node.shape)
+        self.elements = numel(node.shape) if elements is None else elements
         self.version = 0
         # The computed value that a pending one will replace: its memory may be written in place.
         self.donor: Node | None = None

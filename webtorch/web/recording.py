@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import webtorch
+from webtorch import autograd
 from webtorch.capture.trace import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
-from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.functions import public as webtorch
+from webtorch.ops.record import TABLE, Elementwise, Example, Op
 from webtorch.runtime.realize import freeze, to_graph
 from webtorch.tensors.storage import Storage
 from webtorch.web.export import Exported, export_json
@@ -30,24 +31,6 @@ DERIVED = 4
 # More elements than this make no better test.
 LARGEST = 20_000
 
-# Entries without results to compare, with the reason.
-_HOST = "works on the host"
-_LIKE = "writes in place what another entry computes"
-WITHOUT = {
-    "manual_seed seed initial_seed get_rng_state set_rng_state": "is about the generator",
-    "tensor as_tensor asarray from_numpy frombuffer new new_tensor": "makes a tensor of host data",
-    "is_nonzero is_same_size is_neg is_conj dim_order apply_ map_ map2_ equal allclose item": _HOST,
-    "set_ resize_ resize_as_": "changes what memory a tensor shows",
-}  # fmt: skip
-_WITHOUT = {name: why for names, why in WITHOUT.items() for name in names.split()}
-# Random numbers, or memory that nobody wrote: type and shape are compared.
-_DRAWN = """
-    bernoulli multinomial normal rand rand_like randn randn_like randint randint_like randperm empty empty_like
-    empty_strided empty_permuted new_empty new_empty_strided dropout dropout1d dropout2d dropout3d alpha_dropout
-    feature_alpha_dropout rrelu gumbel_softmax fractional_max_pool2d fractional_max_pool3d poisson binomial
-    pca_lowrank svd_lowrank uniform_ normal_ bernoulli_ random_ exponential_ log_normal_ cauchy_ geometric_ uniform
-    exponential cauchy geometric log_normal"""
-_RANDOM = frozenset(_DRAWN.split())
 # What is known to differ from PyTorch on the CPU, with the reason.
 DIFFERENT = {
     ("as_strided_scatter", "gradient"): "PyTorch gives the input a gradient where it was replaced",
@@ -56,109 +39,10 @@ DIFFERENT = {
         "float16",
     ): "its statistics are float32, as PyTorch's are on a graphics card",
 }
-# Their last result says where something is: among equal elements (of narrow types), any place will do.
-_TIES = frozenset(
-    [
-        "topk",
-        "kthvalue",
-        "mode",
-        "sort",
-        "argsort",
-        "median",
-        "nanmedian",
-        "msort",
-        "argmax",
-        "argmin",
-    ]
-)
 # What a page does not have: types beyond 32 bits, and what only the CPU computes.
 _ABSENT = (DTypeError, OverflowError)
 _HOST_ONLY = "only the CPU computes"
 _T = "Tensor."
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call that PyTorch's database does not have: inputs by shape, then other arguments.
-
-    "i5" is a vector of nine integers below 5, "b" a mask for (3, 5), "+" before a shape asks for positive numbers.
-    """
-
-    inputs: tuple[Any, ...] = ()
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-_SQUARE = ((4, 4),)
-CALLS = {
-    "t_": Call(((4, 6),)),
-    "transpose_": Call(((3, 4, 2),), (0, 2)),
-    "swapaxes_": Call(((3, 4, 2),), (0, 1)),
-    "swapdims_": Call(((3, 4, 2),), (1, 2)),
-    "squeeze_": Call(((3, 1, 2),)),
-    "unsqueeze_": Call(((3, 2),), (1,)),
-    "as_strided_": Call(((4, 6),), ((3, 2), (6, 2), 1)),
-    "type_as": Call(((9,), "i5")),
-    "copy_": Call(((3, 5), (5,))),
-    "fill_": Call(((3, 5),), (2.5,)),
-    "fill_diagonal_": Call(_SQUARE, (1.5,)),
-    "where": Call(("b", (3, 5), (5,))),
-    "index_put_": Call(((5, 2),), (("i5",), (9, 2), True)),
-    "embedding": Call(("i5", (5, 3))),
-    "torch_embedding": Call(((5, 3), "i5")),
-    "einsum": Call((), ("bij,bjk->ik", (3, 4, 5), (3, 5, 2))),
-    "one_hot": Call(("i5",), (5,)),
-    "bincount": Call(("i5",)),
-    "tril_indices": Call((), (4, 5)),
-    "triu_indices": Call((), (4, 5)),
-    "unravel_index": Call(("i5",), ((2, 3),)),
-    "chain_matmul": Call(((4, 5), (5, 6), (6, 3))),
-    "max_pool1d_with_indices": Call(((2, 3, 20),), (3, 2)),
-    "max_pool2d_with_indices": Call(((2, 3, 9, 8),), (3, 2)),
-    "max_pool3d_with_indices": Call(((1, 2, 6, 7, 5),), (2,)),
-    "lp_pool1d": Call(((2, 3, 20),), (2.0, 3)),
-    "lp_pool2d": Call(((2, 3, 9, 8),), (2.0, 3)),
-    "lp_pool3d": Call(((1, 2, 6, 7, 5),), (2.0, 2)),
-    "functional_fold": Call(((2, 12, 12),), ((4, 5), (2, 2))),
-    "upsample": Call(((1, 2, 4, 5),), (), {"scale_factor": 2}),
-    "affine_grid": Call(((2, 2, 3),), ((2, 3, 4, 5),), {"align_corners": False}),
-    "grid_sampler": Call(((1, 2, 5, 6), (1, 3, 4, 2)), (0, 0, False)),
-    "hann_window": Call((), (12,)),
-    "blackman_window": Call((), (12,)),
-    "bartlett_window": Call((), (12,)),
-    "hamming_window": Call((), (12,)),
-    "kaiser_window": Call((), (12,)),
-    "fft_fftfreq": Call((), (9,), {"d": 0.5}),
-    "fft_rfftfreq": Call((), (9,)),
-    "range": Call((), (1, 9, 2)),
-    "select_copy": Call(((3, 5),), (1, 2)),
-    "split_copy": Call(((7, 3),), (3,)),
-    "unsafe_split_with_sizes": Call(((7, 3),), ([3, 4],)),
-    "view_as_real_copy": Call((), ("c6",)),
-    "view_as_complex_copy": Call(((5, 2),)),
-    "detach_copy": Call(((3, 5),)),
-    "slice_copy": Call(((9, 3),), (0, 1, 8, 2)),
-    "torch_batch_norm": Call(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-5, False)),
-    "torch_instance_norm": Call(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-5, False)),
-    "frobenius_norm": Call(((3, 5),), ([1],)),
-    "vander": Call(((6,),)),
-    "conv_tbc": Call(((7, 2, 3), (3, 3, 4), (4,))),
-    "rand": Call((), (3, 4)),
-    "randperm": Call((), (20,)),
-    "poisson": Call((("+", 3, 4),)),
-    "gumbel_softmax": Call(((3, 5),)),
-    "dropout1d": Call(((2, 3, 5),)),
-    "uniform_": Call(_SQUARE),
-    "normal_": Call(_SQUARE),
-    "bernoulli_": Call(_SQUARE),
-    "random_": Call(_SQUARE),
-    "exponential_": Call(_SQUARE),
-    "cauchy_": Call(_SQUARE),
-    "log_normal_": Call(_SQUARE),
-    "geometric_": Call(_SQUARE, (0.3,)),
-    "slogdet": Call(_SQUARE),
-    "nuclear_norm": Call(_SQUARE),
-}  # fmt: skip
 
 
 class RecordingError(WebtorchError):
@@ -299,7 +183,7 @@ def samples(op: Op, dtype: str, most: int) -> list[Sample]:
     kind = getattr(torch, dtype)
     found: list[Sample] = []
     name = op.torch.removeprefix(_T)
-    for info in () if op.name in CALLS else _database().get(name, ()):
+    for info in () if op.example is not None else _database().get(name, ()):
         if kind not in info.dtypes:
             continue
         torch.manual_seed(0)
@@ -330,9 +214,9 @@ def _spread(items: list[Sample], most: int) -> list[Sample]:
 
 
 def _listed(op: Op) -> list[Sample]:
-    """Return the call of an entry that `CALLS` has."""
-    call = CALLS.get(op.name)
-    if call is None:
+    """Return the call of an entry that has one."""
+    call = op.example
+    if not isinstance(call, Example):
         return []
     torch = _torch()
     generator = torch.Generator().manual_seed(len(op.name))
@@ -489,7 +373,7 @@ def record(
     `device` is where our operations are recorded ("webgpu", so that what an entry does there is tested);
     nothing of what the page computes is computed there.
     """
-    why = _WITHOUT.get(op.name)
+    why = op.example if isinstance(op.example, str) else None
     theirs, ours = _named(_torch(), op.torch), _named(webtorch, op.torch)
     if why is None and (theirs is None or ours is None):
         why = "has no function of its own to call"
@@ -524,9 +408,8 @@ def record(
 
 def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: str) -> Case | None:
     derived = kind == "gradient"
-    drawn = op.name in _RANDOM or op.torch.rpartition(".")[2] in _RANDOM
     # Each library draws numbers of its own.
-    values = not drawn and not sample.kwargs.get("dropout_p")
+    values = not op.drawn and not sample.kwargs.get("dropout_p")
     if derived and not values:
         return None
     exact = _reference(theirs, sample, False, derived)
@@ -544,7 +427,7 @@ def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: s
         if derived:
             outputs = [t for t in found if t.requires_grad]
             weights = [to_ours(w, device) for w in _weights(outputs)]
-            grads = webtorch.autograd.grad(outputs, given, weights, allow_unused=True)
+            grads = autograd.grad(outputs, given, weights, allow_unused=True)
             # No gradient is as good as zeros.
             pairs = [(m, e, w) for m, e, w in zip(grads, exact, wide, strict=True) if m is not None]
             if any(m is None and e.any() for m, e in zip(grads, exact)):
@@ -555,7 +438,7 @@ def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: s
     if not results:
         return None
     factor = DERIVED if derived else 1
-    tied = op.name in _TIES and not any(t.dtype is _torch().float32 for t in sample.tensors())
+    tied = op.ties and not any(t.dtype is _torch().float32 for t in sample.tensors())
     expected = [
         _expected(e, w, values and not (tied and i == len(pairs) - 1), op.rtol, factor)
         for i, (_, e, w) in enumerate(pairs)

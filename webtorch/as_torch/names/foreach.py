@@ -7,53 +7,12 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import linalg
+from webtorch.functions import public as webtorch
+from webtorch.ops.record import TABLE
+from webtorch.tensors.tensor import Tensor
 
-_ELEMENTWISE = [
-    "abs",
-    "acos",
-    "asin",
-    "atan",
-    "ceil",
-    "cos",
-    "cosh",
-    "erf",
-    "erfc",
-    "exp",
-    "expm1",
-    "floor",
-    "frac",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "neg",
-    "reciprocal",
-    "round",
-    "rsqrt",
-    "sigmoid",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "trunc",
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "addcdiv",
-    "addcmul",
-    "lerp",
-    "maximum",
-    "minimum",
-    "clamp_max",
-    "clamp_min",
-    "pow",
-]
+_ELEMENTWISE = [n for n, op in TABLE.items() if op.foreach]
 # Every name after `_foreach_`.
 NAMES = frozenset(
     [*_ELEMENTWISE, *(f"{n}_" for n in _ELEMENTWISE), "clone", "copy_", "max", "mm", "norm", "zero_"]
@@ -69,15 +28,12 @@ def foreach(name: str) -> Callable[..., Any]:
     plain = name.removesuffix("_")
 
     def one(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if plain in ("maximum", "minimum", "clamp_max", "clamp_min"):
-            low = plain in ("maximum", "clamp_min")
-            if isinstance(args[0], Tensor):
-                found = (webtorch.maximum if low else webtorch.minimum)(x, args[0])
-            else:
-                found = x.clamp(min=args[0]) if low else x.clamp(max=args[0])
+        if plain in ("maximum", "minimum"):
+            # These take numbers in lists of tensors, and have no form in place for single ones.
+            found = (x.clamp_min if plain == "maximum" else x.clamp_max)(*args)
             return x.copy_(found) if name.endswith("_") else found
         if plain == "norm":
-            return webtorch.linalg.vector_norm(x, *(args or (2,)), **kwargs)
+            return linalg.vector_norm(x, *(args or (2,)), **kwargs)
         if not isinstance(x, Tensor):
             return webtorch.pow(x, *args)
         return getattr(x, name)(*args, **kwargs)

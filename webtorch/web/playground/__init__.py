@@ -17,8 +17,9 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-import webtorch
 from webtorch.errors import WebtorchError
+from webtorch.runtime.disk import root
+from webtorch.version import PACKAGE
 
 HERE = Path(__file__).parent
 _PAGE = ("play.css", "play.js", "editor.js", "worker.js")
@@ -64,7 +65,7 @@ def build_playground(
         shutil.copyfile(source / name, path / "pyodide" / name)
     for name in _PAGE:
         shutil.copyfile(HERE / name, path / name)
-    engine = Path(webtorch.__file__).parent / "runtime" / "backends" / "webgpu" / "browser.js"
+    engine = HERE.parents[1] / "runtime" / "backends" / "webgpu" / "browser.js"
     shutil.copyfile(engine, path / "browser.js")
     for old in (*path.glob("webtorch-*.whl"), *path.glob("webtorch-*.zip")):
         old.unlink()
@@ -121,8 +122,6 @@ def _is_pyodide(folder: Path) -> bool:
 
 def _fetched() -> Path:
     """Return the package from the cache, where npm puts it if it is not there."""
-    from webtorch.runtime.disk import root
-
     folder = root() / f"pyodide-{PYODIDE_VERSION}"
     place = folder / "node_modules" / "pyodide"
     if _is_pyodide(place):
@@ -167,8 +166,8 @@ def build_wheel(folder: str | Path) -> Path:
 
     The same files give the same bytes.
     """
-    package = Path(webtorch.__file__).parent
-    version = webtorch.__version__
+    package = HERE.parents[1]
+    version = PACKAGE
     info = f"webtorch-{version}.dist-info"
     files = {
         f"webtorch/{file.relative_to(package).as_posix()}": file.read_bytes()

@@ -1,0 +1,14 @@
+"""`webtorch.special`: the entries of the op table that PyTorch's users find in torch.special."""
+
+import sys as _sys
+
+from webtorch.functions.bind import NAMESPACES as _NAMESPACES
+from webtorch.tensors.absent import MissingName as _MissingName
+
+globals().update(_NAMESPACES["special"])
+__all__ = sorted(_NAMESPACES["special"])
+
+
+def __getattr__(name: str) -> object:
+    """Say what is known of a name that does not exist here."""
+    raise _MissingName(_sys.modules[__name__], "special", name)
