@@ -1,4 +1,4 @@
-"""An interpreter of scalar expressions in NumPy, for tests that need no device. Imports NumPy, math and floor 0.
+"""An interpreter of scalar expressions in NumPy, for tests that need no device. Imports NumPy and floor 0.
 
 It is the meaning of every expression op written once more, apart from any renderer, so that formulas can be
 compared with PyTorch before a backend exists.
@@ -6,7 +6,6 @@ compared with PyTorch before a backend exists.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import Expr, ScalarFunction
 
 Array = np.ndarray[Any, Any]
 
@@ -22,10 +21,6 @@ Array = np.ndarray[Any, Any]
 def numpy_type(dtype: DType) -> Any:
     """Return NumPy's type of that name."""
     return np.dtype({"bool": "bool"}.get(dtype.name, dtype.name))
-
-
-def _each(function: Callable[[float], float]) -> Callable[[Array], Array]:
-    return lambda x: np.array([function(v) for v in np.ravel(x).tolist()], x.dtype).reshape(x.shape)
 
 
 def _pow(x: Array, y: Array) -> Array:
@@ -46,20 +41,21 @@ def _sign(x: Array) -> Array:
     return np.where(np.isnan(x), 0, np.sign(x)) if x.dtype.kind == "f" else np.sign(x)
 
 
+def _by_number(function: ScalarFunction) -> Callable[..., Array]:
+    def apply(*args: Array) -> Array:
+        rows = zip(*(np.ravel(a).tolist() for a in args), strict=True)
+        values = [function.of_floats(*row) for row in rows]
+        return np.array(values, args[0].dtype).reshape(args[0].shape)
+
+    return apply
+
+
+# NumPy's function, or else Python's, of each record: neither is of our making.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "neg": np.negative, "abs": np.abs, "sign": _sign, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
-    "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": _each(math.erf),
-    "erfc": _each(math.erfc), "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
-    "not": np.logical_not, "bitnot": np.invert, "isnan": np.isnan, "isinf": np.isinf, "add": np.add,
-    "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide,
-    "truncdiv": _truncdiv, "mod": np.remainder, "truncmod": np.fmod, "pow": _pow, "atan2": np.arctan2,
-    "hypot": np.hypot, "copysign": np.copysign, "min": np.minimum, "max": np.maximum, "lt": np.less,
-    "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "where": np.where,
-    "gcd": np.gcd, "fma": lambda x, y, z: x * y + z,
+    f.name: getattr(np, f.numpy) if f.numpy else _by_number(f) for f in ex.FUNCTIONS.values()
+}
+FUNCTIONS |= {
+    "sign": _sign, "rsqrt": lambda x: 1 / np.sqrt(x), "truncdiv": _truncdiv, "pow": _pow, "where": np.where,
 }  # fmt: skip
 
 

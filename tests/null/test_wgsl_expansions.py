@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.null import formula
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr import FUNCTIONS, Expr, expand
@@ -81,35 +82,9 @@ def ulps(actual: Any, exact: Any) -> Any:
     return np.where(edge & near, 1.0, np.where(tiny, 0.0, np.where(np.isnan(out), np.inf, out)))
 
 
-def _vec(f: Callable[[float], float]) -> Callable[[Any], Any]:
-    return np.vectorize(f, otypes=[np.float64])
-
-
 EXACT: dict[str, Callable[..., Any]] = {
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log2": np.log2,
-    "log10": np.log10,
-    "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "tanh": np.tanh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
-    "erf": _vec(math.erf),
-    "erfc": _vec(math.erfc),
+    **{name: formula.FUNCTIONS[name] for name in EXPANSIONS},
     "pow": np.power,
-    "atan2": np.arctan2,
-    "hypot": np.hypot,
 }
 SPECIAL = np.array(
     [

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.expr import Expr
+from webtorch.ir.reducer import REDUCERS, Reducer
 from webtorch.ir.view import numel
 
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
@@ -53,6 +54,16 @@ class Reduce:
     op: ReduceOp
     value: Expr
     dtype: DType
+
+    @property
+    def reducer(self) -> Reducer:
+        """What is known of the reduction."""
+        return REDUCERS[self.op]
+
+    @property
+    def identity(self) -> Scalar:
+        """The value that changes no other."""
+        return self.reducer.identity(self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)

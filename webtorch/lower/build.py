@@ -16,6 +16,7 @@ from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
 from webtorch.ir.kernel import Access, BufferSlot, Combine, Kernel, Level, Reduce, Store
 from webtorch.ir.program import Site
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import numel
 from webtorch.lower.body import Body, Loops, Unfusable, line_text, split_loops
 from webtorch.lower.fusion_rules import Group
@@ -232,7 +233,7 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
             value = body.value(node.srcs[0], body.loops.inner_flat)
             if op in ("any", "all"):
                 value = ex.cast(value, bool_)
-            elif op not in ("argmax", "argmin"):
+            elif not REDUCERS[op].is_position:
                 value = ex.cast(value, node.dtype.compute)
             reduces.append(Reduce(op, value, node.dtype.compute))
             body.stages[number] = len(body.stages)

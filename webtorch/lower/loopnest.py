@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, int32, integer_limits
+from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Access, BufferSlot, Kernel, Reduce, Store
 from webtorch.ir.view import numel
@@ -122,7 +122,7 @@ def split(
         or kernel.checks
     ):
         return None
-    if any(r.op in ("argmax", "argmin") for r in kernel.reduces) or any(
+    if any(r.reducer.is_position for r in kernel.reduces) or any(
         b.access == "read_write" for b in kernel.buffers
     ):
         return None
@@ -223,7 +223,7 @@ class _Splitter:
             r = kernel.reduces[k]
             value = ex.rewrite(r.value, rule, memo)
             if valid is not None:
-                value = ex.where(valid, value, _identity(r))
+                value = ex.where(valid, value, r.identity)
             reduces.append(Reduce(r.op, value, value.dtype))
             stores.append(
                 Store(
@@ -309,15 +309,3 @@ class _Splitter:
         )
         outer = kernel.outer + (kernel.inner if level == "inner" else ())
         self.add(Kernel(f"{kernel.name}_{level}", outer, (), slots, kernel.args, (), stores), known)
-
-
-def _identity(r: Reduce) -> Expr:
-    """Return the value that a reduction ignores."""
-    dtype = r.value.dtype
-    if dtype is bool_:
-        return ex.const(r.op in ("all", "min", "prod"), dtype)
-    if r.op in ("sum", "prod"):
-        return ex.const(int(r.op == "prod"), dtype)
-    if dtype.kind == "float":
-        return ex.const(-ex.math.inf if r.op == "max" else ex.math.inf, dtype)
-    return ex.const(integer_limits(dtype)[0 if r.op == "max" else 1], dtype)

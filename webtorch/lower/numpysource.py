@@ -175,7 +175,7 @@ class _Writer:
                 self.emit(
                     f"r{i} = reduce_{reduce.op}({value}, ({full},), {self.first_inner}, {array_type(reduce.dtype)})"
                 )
-            elif reduce.op in ("argmax", "argmin"):
+            elif reduce.reducer.is_position:
                 self.emit(f"r{i} = {array_type(reduce.dtype)}(0)")
             else:
                 self.emit(f"r{i} = {value}")

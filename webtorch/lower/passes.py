@@ -12,6 +12,7 @@ from math import gcd
 from webtorch.ir.dtype import Scalar, int32
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.ir.limits import Limits
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops.primitive import IDENTITY
 
@@ -128,7 +129,7 @@ def split_reductions(graph: Graph, limits: Limits) -> Graph:
 
 def _parts(graph: Graph, node: GraphNode, limits: Limits) -> int:
     op, dims = node.attrs
-    if op in ("argmax", "argmin") or limits.varying:
+    if REDUCERS[op].is_position or limits.varying:
         # A number of parts that divides one size does not divide another.
         return 1
     source = graph.nodes[node.srcs[0]]

@@ -146,8 +146,9 @@ class _Writer:
         dtype = self.kernel.buffers[s.buffer].dtype
         old = self.loaded(s.buffer, position)
         if s.combine != "set":
-            if s.combine in ("add", "mul"):
-                value = f"{old} {'+' if s.combine == 'add' else '*'} {value}"
+            infix = FUNCTIONS[s.combine].infix
+            if infix:
+                value = f"{old} {infix} {value}"
                 if dtype.kind != "float" and dtype is not bool_:
                     value = f"w_{dtype.name}({value})"
             else:
@@ -194,38 +195,26 @@ class _Writer:
     def reduce(self, number: int, r: Reduce) -> None:
         value, name = r.value, f"r{number}"
         floating = value.dtype.kind == "float"
-        first = {"sum": "0", "prod": "1", "any": "False", "all": "True"}.get(r.op)
-        if first is None:
-            low, high = (
-                ("float('-inf')", "float('inf')")
-                if floating
-                else map(str, integer_limits(value.dtype))
-            )
-            first = low if r.op in ("max", "argmax") else high
-        elif floating:
-            first += ".0"
+        first = _const(r.identity, value.dtype)
         self.emit(f"{name} = {first}")
-        if r.op in ("argmax", "argmin"):
+        if r.reducer.is_position:
             self.emit(f"n{number} = at{number} = 0")
             self.emit(f"seen{number} = False")
         depth = self.each_inner([value])
         x = self.value(value)
-        kind = "f" if floating else "i"
-        match r.op:
-            case "sum" | "prod":
-                self.emit(f"{name} {'+' if r.op == 'sum' else '*'}= {x}")
-            case "any" | "all":
-                self.emit(f"{name} = {name} {'or' if r.op == 'any' else 'and'} bool({x})")
-            case "max" | "min":
-                self.emit(f"{name} = {kind}_{r.op}({name}, {x})")
-            case "argmax" | "argmin":
-                self.emit(f"if not seen{number} or {r.op}_beats({x}, {name}):")
-                self.emit(f"    {name} = {x}; at{number} = n{number}; seen{number} = True")
-                self.emit(f"n{number} += 1")
+        function = r.reducer.function(value.dtype)
+        if r.reducer.is_position:
+            self.emit(f"if not seen{number} or {r.op}_beats({x}, {name}):")
+            self.emit(f"    {name} = {x}; at{number} = n{number}; seen{number} = True")
+            self.emit(f"n{number} += 1")
+        elif function.infix:
+            self.emit(f"{name} {function.infix}= {x}")
+        else:
+            self.emit(f"{name} = {'f' if floating else 'i'}_{function.name}({name}, {x})")
         self.end_inner(depth)
-        if r.op in ("argmax", "argmin"):
+        if r.reducer.is_position:
             self.emit(f"{name} = at{number}")
-        elif r.op in ("sum", "prod") and value.dtype is not bool_:
+        elif function.wraps and value.dtype is not bool_:
             if floating and value.dtype is not float64:
                 near = "f32" if value.dtype is not float16 else "near_float16"
                 self.emit(f"{name} = {near}({name})")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16, float32, int32, int64, integer_limits
-from webtorch.ir.expr import FUNCTIONS, Expr, cost_cpu
+from webtorch.ir.expr import FUNCTIONS, Expr, ScalarFunction, cost_cpu
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import Affine, affine
@@ -354,9 +354,7 @@ class _Writer:
         if dtype in (float16, bfloat16):
             widen = "float32" if dtype is float16 else "from_bfloat16"
             old, value = f"{widen}({old})", f"{widen}({value})"
-        text = {"add": f"{old} + {value}", "mul": f"{old} * {value}"}.get(
-            s.combine
-        ) or f"{s.combine}imum({old}, {value})"
+        text = called(FUNCTIONS[s.combine], old, value)
         if dtype is float16:
             return f"float16({text})"
         return f"to_bfloat16({text})" if dtype is bfloat16 else text
@@ -472,7 +470,7 @@ class _Writer:
             return
         self.checks("outer")
         for k, reduce in enumerate(self.kernel.reduces):
-            if reduce.op in ("argmax", "argmin"):
+            if reduce.reducer.is_position:
                 self.line(f"r{k} = {reduce.dtype.name}(0)")
             else:
                 self.line(f"r{k} = {self.value(reduce.value)}")
@@ -731,25 +729,22 @@ class _Writer:
     def accumulate(self, k: int, r: Reduce, acc: str) -> None:
         """Combine one inner point into the scalar `acc`."""
         value = self.value(r.value)
-        match r.op:
-            case "sum" if r.value.dtype is not bool_:
-                self.line(f"{acc} += {value}")
-            case "prod" if r.value.dtype is not bool_:
-                self.line(f"{acc} *= {value}")
-            case "max" | "min" if r.value.dtype.kind == "float":
-                self.line(f"{acc} = {r.op}imum({acc}, order_{r.op}({value}))")
-            case "max" | "min" if r.value.dtype is not bool_:
-                self.line(f"{acc} = {r.op}imum({acc}, {value})")
-            case "argmax" | "argmin" if not is_pair(r):
+        function = r.reducer.function(r.value.dtype)
+        if r.reducer.is_position:
+            if not is_pair(r):
                 self.line(f"{acc} = maximum({acc}, order_{r.op}({value}, {self.inner_number()}))")
-            case "argmax" | "argmin":
-                self.line(f"better = {self.better(r, value, acc)}")
-                self.line(f"{acc} = where(better, {value}, {acc})")
-                self.line(f"at{k} = where(better, int64({self.inner_number()}), at{k})")
-            case "all" | "min" | "prod":
-                self.line(f"{acc} = {acc} & int32({value})")
-            case _:
-                self.line(f"{acc} = {acc} | int32({value})")
+                return
+            self.line(f"better = {self.better(r, value, acc)}")
+            self.line(f"{acc} = where(better, {value}, {acc})")
+            self.line(f"at{k} = where(better, int64({self.inner_number()}), at{k})")
+        elif r.value.dtype is bool_:
+            self.line(f"{acc} = {acc} {function.infix} int32({value})")
+        elif function.infix:
+            self.line(f"{acc} {function.infix}= {value}")
+        else:
+            if r.value.dtype.kind == "float":
+                value = f"order_{r.op}({value})"
+            self.line(f"{acc} = {function.loops}({acc}, {value})")
 
     def better(self, r: Reduce, value: str, best: str) -> str:
         sign = ">" if r.op == "argmax" else "<"
@@ -758,7 +753,7 @@ class _Writer:
         return f"{value} {sign} {best}"
 
     def finish(self, k: int, r: Reduce) -> str:
-        if r.op in ("argmax", "argmin"):
+        if r.reducer.is_position:
             return (
                 f"{r.dtype.name}(at{k})"
                 if is_pair(r)
@@ -852,9 +847,9 @@ class _Writer:
             kind = int32 if r.value.dtype is bool_ else r.value.dtype
             self.arrays.append(f"acc{k} = local({kind.name}, {COLUMNS})")
             self.arrays.append(
-                f"result{k} = local({r.dtype.name if r.op in _POSITIONS else r.value.dtype.name}, {COLUMNS})"
+                f"result{k} = local({r.dtype.name if r.reducer.is_position else r.value.dtype.name}, {COLUMNS})"
             )
-            if r.op in _POSITIONS:
+            if r.reducer.is_position:
                 self.arrays.append(f"at{k} = local(int32, {COLUMNS})")
             if k in blocked:
                 self.arrays.append(f"part{k} = local({kind.name}, {COLUMNS})")
@@ -863,7 +858,7 @@ class _Writer:
             for k, r in reduces:
                 if not parts:
                     self.line(f"acc{k}[c] = {column_start(r)}")
-                    if r.op in _POSITIONS:
+                    if r.reducer.is_position:
                         self.line(f"at{k}[c] = int32(0)")
                 elif k in blocked:
                     self.line(f"part{k}[c] = {column_start(r)}")
@@ -894,7 +889,7 @@ class _Writer:
             for k, r in reduces:
                 text = f"acc{k}[c] != int32(0)" if r.value.dtype is bool_ else f"acc{k}[c]"
                 self.line(
-                    f"result{k}[c] = {f'{r.dtype.name}(at{k}[c])' if r.op in _POSITIONS else text}"
+                    f"result{k}[c] = {f'{r.dtype.name}(at{k}[c])' if r.reducer.is_position else text}"
                 )
 
         self.columns(last, results)
@@ -903,40 +898,36 @@ class _Writer:
     def column_accumulate(self, k: int, r: Reduce, acc: str) -> None:
         value = self.value(r.value)
         old = f"{acc}[c]"
-        match r.op:
-            case "argmax" | "argmin":
-                self.line(f"best{k} = {old}")
-                self.line(f"better{k} = {self.better(r, value, f'best{k}')}")
-                self.line(f"{old} = where(better{k}, {value}, best{k})")
-                self.line(f"at{k}[c] = where(better{k}, int32({self.inner_number()}), at{k}[c])")
-            case "all" | "any":
-                self.line(f"{old} = {old} {'&' if r.op == 'all' else '|'} int32({value})")
-            case op if r.value.dtype is bool_:
-                self.line(f"{old} = {old} {'&' if op in ('min', 'prod') else '|'} int32({value})")
-            case "sum":
-                self.line(f"{old} = {old} + {value}")
-            case "prod":
-                self.line(f"{old} = {old} * {value}")
-            case op:
-                self.line(f"{old} = {op}imum({old}, {value})")
+        function = r.reducer.function(r.value.dtype)
+        if r.reducer.is_position:
+            self.line(f"best{k} = {old}")
+            self.line(f"better{k} = {self.better(r, value, f'best{k}')}")
+            self.line(f"{old} = where(better{k}, {value}, best{k})")
+            self.line(f"at{k}[c] = where(better{k}, int32({self.inner_number()}), at{k}[c])")
+        elif r.value.dtype is bool_:
+            self.line(f"{old} = {old} {function.infix} int32({value})")
+        else:
+            self.line(f"{old} = {called(function, old, value)}")
 
 
-_POSITIONS = ("argmax", "argmin")
+def called(function: ScalarFunction, a: str, b: str) -> str:
+    """Return the text of a function of two values."""
+    return f"{a} {function.infix} {b}" if function.infix else f"{function.loops}({a}, {b})"
 
 
 def is_pair(r: Reduce) -> bool:
     """Whether an argmax needs its value and its position apart: 64-bit values leave no room for both in one integer."""
-    return r.op in _POSITIONS and r.value.dtype.itemsize == 8
+    return r.reducer.is_position and r.value.dtype.itemsize == 8
 
 
 def start(r: Reduce) -> str:
     """Return the accumulator's first value in a row kernel."""
     dtype = r.value.dtype
-    if r.op in _POSITIONS and not is_pair(r):
+    if r.reducer.is_position and not is_pair(r):
         return f"int64({integer_limits(int64)[0]})"
     if r.op in ("max", "min") and dtype.kind == "float":
         wide = int64 if dtype.itemsize == 8 else int32
-        return f"{wide.name}({integer_limits(wide)[0 if r.op == 'max' else 1]})"
+        return f"{wide.name}({r.reducer.identity(wide)})"
     return column_start(r)
 
 
@@ -944,13 +935,8 @@ def column_start(r: Reduce) -> str:
     """Return the accumulator's first value where it has the value's own type."""
     dtype = r.value.dtype
     if dtype is bool_:
-        return f"int32({int(r.op in ('all', 'min', 'prod'))})"
-    if r.op in ("sum", "prod"):
-        return f"{dtype.name}({int(r.op == 'prod')})"
-    largest = r.op in ("max", "argmax")
-    if dtype.kind == "float":
-        return f"{dtype.name}({'-inf' if largest else 'inf'})"
-    return f"{dtype.name}({integer_limits(dtype)[0 if largest else 1]})"
+        return f"int32({int(r.identity)})"
+    return f"{dtype.name}({r.identity})"
 
 
 def constant(node: Expr) -> str:

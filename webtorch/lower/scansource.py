@@ -7,8 +7,10 @@ are combined in their order.
 
 from __future__ import annotations
 
-from webtorch.ir.dtype import DType, bool_, integer_limits
+from webtorch.ir.dtype import bool_
 from webtorch.ir.kernel import Scan
+from webtorch.ir.reducer import REDUCERS
+from webtorch.lower.pysource import called
 
 # Rows that are walked together: each waits for its last sum, the processor for none of them.
 _TOGETHER = 8
@@ -42,19 +44,11 @@ def scan_source(r: Scan) -> str:
     """Return the loops of a scan, a unit of which is a row."""
     source, out = (b.dtype for b in r.buffers[:2])
     wide = out.compute
-    combined = {
-        "sum": "total + x",
-        "prod": "total * x",
-        "max": "maximum(total, x)",
-        "min": "minimum(total, x)",
-    }[r.op]
+    reducer = REDUCERS[r.op]
+    combined = called(reducer.function(wide), "total", "x")
+    start = f"{wide.name}({reducer.identity(wide)})"
     if wide is bool_:
-        combined = "total | x" if r.op in ("sum", "max") else "total & x"
-    start = f"{wide.name}({1 if r.op == 'prod' else 0})"
-    if wide is bool_:
-        start = f"bool({int(r.op in ('prod', 'min'))})"
-    elif r.op in ("max", "min"):
-        start = f"{wide.name}({_least(wide, r.op)})"
+        start = f"bool({int(reducer.identity(wide))})"
 
     def loaded(position: str) -> str:
         load = f"b0[{position}]"
@@ -89,10 +83,3 @@ def scan_source(r: Scan) -> str:
             ]
         lines.append(f"        i = i + {count}")
     return "\n".join(lines)
-
-
-def _least(dtype: DType, op: str) -> str:
-    """Return what no element is beyond."""
-    if dtype.kind == "float":
-        return "-inf" if op == "max" else "inf"
-    return str(integer_limits(dtype)[0 if op == "max" else 1])

@@ -19,8 +19,12 @@ from webtorch.ir.dtype import (
     float32,
     int8,
     int16,
+    int32,
     uint8,
+    uint32,
 )
+from webtorch.ir.expr import FUNCTIONS
+from webtorch.ir.reducer import REDUCERS
 
 # Elements per 32-bit word of the types that WGSL cannot address on their own.
 PER_WORD: dict[DType, int] = {bool_: 4, int8: 4, uint8: 4, int16: 2, float16: 2, bfloat16: 2}
@@ -88,36 +92,20 @@ def literal(value: object, dtype: DType) -> str:
             return f"({number})" if number < 0 else f"{number}"
 
 
-_IDENTITY: dict[str, dict[str, str]] = {
-    "sum": {"f32": "0f", "i32": "0", "u32": "0u"},
-    "prod": {"f32": "1f", "i32": "1", "u32": "1u"},
-    "max": {"f32": "(-wt_inf())", "i32": "bitcast<i32>(0x80000000u)", "u32": "0u", "bool": "false"},
-    "min": {"f32": "wt_inf()", "i32": "2147483647", "u32": "0xffffffffu", "bool": "true"},
-    "any": {"bool": "false"},
-    "all": {"bool": "true"},
-}
+_OF_KIND = {"f32": float32, "i32": int32, "u32": uint32, "bool": bool_}
 
 
 def identity(op: str, kind: str) -> str:
     """Return the neutral value of reduction `op` in WGSL type `kind`."""
-    return _IDENTITY[op.removeprefix("arg")][kind]
+    dtype = _OF_KIND[kind]
+    return literal(REDUCERS[op].identity(dtype), dtype)
 
 
 def combine(op: str, kind: str, a: str, b: str) -> str:
-    """Return the text that combines `a` and `b` under reduction `op` (not argmax or argmin)."""
-    match op, kind:
-        case "sum" | "add", _:
-            return f"({a} + {b})"
-        case "prod" | "mul", _:
-            return f"({a} * {b})"
-        case "max" | "min", "f32":
-            return f"wt_{op}({a}, {b})"
-        case ("any", _) | ("max", "bool"):
-            return f"({a} || {b})"
-        case ("all", _) | ("min", "bool"):
-            return f"({a} && {b})"
-        case _:
-            return f"{op}({a}, {b})"
+    """Return the text that combines `a` and `b` under a reduction or the scalar function `op`."""
+    reducer = REDUCERS.get(op)
+    function = FUNCTIONS[op] if reducer is None else reducer.function(_OF_KIND[kind])
+    return function.wgsl[kind].format(a, b)
 
 
 def wrap(dtype: DType, text: str) -> str:

@@ -769,12 +769,7 @@ class KernelWriter:
             new_bits = encode(value, dtype)
         else:
             old = decode(f"((old >> {shift}) & {mask}u)", dtype)
-            if dtype is bool_:
-                new_bits = encode(
-                    combine({"add": "any", "mul": "all"}.get(how, how), kind, old, value), dtype
-                )
-            else:
-                new_bits = encode(combine(how, kind, old, value), dtype)
+            new_bits = encode(combine(how, kind, old, value), dtype)
         return _exchange_loop(place, f"(old & ~({mask}u << {shift})) | ({new_bits} << {shift})")
 
 

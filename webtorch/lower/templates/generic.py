@@ -21,6 +21,7 @@ from webtorch.ir.kernel import (
     Scan,
     Store,
 )
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.affine import affine
 
@@ -226,7 +227,7 @@ def scan_kernel(routine: Scan) -> Kernel:
     i = [ex.index(d, s) for d, s in enumerate((r.outer, r.length, r.inner, r.length))]
     x = ex.cast(ex.load(0, r.buffers[0].dtype, (i[0] * r.length + i[3]) * r.inner + i[2]), dtype)
     if r.op in ("sum", "prod"):
-        value = ex.where(ex.le(i[3], i[1]), x, 0 if r.op == "sum" else 1)
+        value = ex.where(ex.le(i[3], i[1]), x, REDUCERS[r.op].identity(dtype))
     else:
         # A prefix always holds its own first element, whatever the type's smallest value is.
         start = ex.cast(ex.load(0, r.buffers[0].dtype, i[0] * (r.length * r.inner) + i[2]), dtype)

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from webtorch.ir.dtype import DType, bfloat16, float16, uint8
+from webtorch.ir.expr import FUNCTIONS
 from webtorch.ir.kernel import Convolution, Matmul, Scan
+from webtorch.ir.reducer import REDUCERS
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
-from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, view
+from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, ufunc, view
 
 Array = npt.NDArray[Any]
 Run = Callable[..., None]
@@ -269,13 +271,11 @@ def convolution(routine: Convolution) -> Run:
 
 # -- scans ---------------------------
 
-_SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-
 
 def scan(routine: Scan) -> Run:
     """Return a function of (x, out) flat arrays."""
     shape = (routine.outer, routine.length, routine.inner)
-    accumulate = _SCANS[routine.op].accumulate
+    accumulate = ufunc(FUNCTIONS[REDUCERS[routine.op].combine]).accumulate
     source, target = routine.buffers[0].dtype, routine.buffers[1].dtype
     plain = source not in (bfloat16, float16) and target not in (bfloat16, float16)
 

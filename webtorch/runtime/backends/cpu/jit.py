@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -36,8 +37,7 @@ from webtorch.runtime.backends.cpu import lane_loops, philox
 from webtorch.runtime.disk import CODE
 from webtorch.runtime.interrupt import firm
 
-# Part of the key of code on disk: raise it when this file, lane_loops.py or an `expansion_cpu` in ir/expr changes what
-# is generated.
+# Part of the key of code on disk: raise it when this file or lane_loops.py changes what is generated.
 _VERSION = 11
 
 # Loops of so many turns fill vectors; shorter ones are better written out, longer ones never are.
@@ -1151,7 +1151,14 @@ def wasm_object(
     """
     known = key or text
     assert isinstance(known, str)
-    parts = [str(_VERSION), _llvmlite_version(), WASM_FEATURES, str((unroll, interleave)), known]
+    parts = [
+        str(_VERSION),
+        _expansions(),
+        _llvmlite_version(),
+        WASM_FEATURES,
+        str((unroll, interleave)),
+        known,
+    ]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     with _LOCK:
         code = CODE.read(digest)
@@ -1299,7 +1306,15 @@ def _compile(engine: _Engine, source: str) -> Native:
 
 def _digest(engine: _Engine, text: str) -> str:
     key = "\n".join(
-        [str(_VERSION), _llvmlite_version(), engine.triple, engine.cpu, engine.features, text]
+        [
+            str(_VERSION),
+            _expansions(),
+            _llvmlite_version(),
+            engine.triple,
+            engine.cpu,
+            engine.features,
+            text,
+        ]
     )
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
@@ -1334,6 +1349,13 @@ def processor() -> tuple[str, bool]:
     with _LOCK:
         engine = _engine()
         return engine.features, engine.fused
+
+
+@cache
+def _expansions() -> str:
+    """Return a digest of the files that declare scalar functions: code on disk holds their forms."""
+    files = sorted(Path(ex.__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @cache

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from webtorch.ir.expr import FUNCTIONS, ScalarFunction
+from webtorch.ir.reducer import REDUCERS
 from webtorch.runtime.backends.cpu import philox as random_bits
 
 Array = npt.NDArray[Any]
@@ -37,7 +38,10 @@ def put(target: Array, value: Array) -> None:
     target[...] = value
 
 
-_AT = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+def ufunc(function: ScalarFunction) -> np.ufunc:
+    """Return NumPy's form of a scalar function."""
+    found: np.ufunc = getattr(np, function.numpy)
+    return found
 
 
 def scatter(
@@ -62,10 +66,10 @@ def scatter(
         places, number = np.unique(position, return_inverse=True)
         total = from_bfloat16(flat[places]) if bits else flat[places].astype(np.float32)
         terms = from_bfloat16(value) if bits else value.astype(np.float32)
-        _AT[combine].at(total, number.reshape(position.shape), terms)
+        ufunc(FUNCTIONS[combine]).at(total, number.reshape(position.shape), terms)
         flat[places] = to_bfloat16(total) if bits else total.astype(np.float16)
     else:
-        _AT[combine].at(flat, position, value)
+        ufunc(FUNCTIONS[combine]).at(flat, position, value)
 
 
 def check(status: Array, site: int, value: Array, low: int, high: int) -> None:
@@ -79,7 +83,7 @@ def check(status: Array, site: int, value: Array, low: int, high: int) -> None:
 # -- reductions over the inner dims ---------------------------
 
 
-def _reducer(ufunc: np.ufunc) -> Any:
+def _reduction(ufunc: np.ufunc) -> Any:
     def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
         full = np.broadcast_to(value, shape)
         return ufunc.reduce(
@@ -89,12 +93,7 @@ def _reducer(ufunc: np.ufunc) -> Any:
     return reduce
 
 
-reduce_sum, reduce_prod = _reducer(np.add), _reducer(np.multiply)
-reduce_max, reduce_min = _reducer(np.maximum), _reducer(np.minimum)
-reduce_any, reduce_all = _reducer(np.logical_or), _reducer(np.logical_and)
-
-
-def _position_reducer(find: Any) -> Any:
+def _position_reduction(find: Any) -> Any:
     def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
         rows = np.broadcast_to(value, shape).reshape(*shape[:first], -1)
         return (
@@ -102,9 +101,6 @@ def _position_reducer(find: Any) -> Any:
         )
 
     return reduce
-
-
-reduce_argmax, reduce_argmin = _position_reducer(np.argmax), _position_reducer(np.argmin)
 
 
 # -- types ---------------------------
@@ -218,11 +214,12 @@ NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _NAMES.split()}
         philox,
     )
 }
-NAMESPACE |= {
-    "reduce_sum": reduce_sum, "reduce_prod": reduce_prod, "reduce_max": reduce_max,
-    "reduce_min": reduce_min, "reduce_any": reduce_any, "reduce_all": reduce_all, "reduce_argmax": reduce_argmax,
-    "reduce_argmin": reduce_argmin,
-}  # fmt: skip
+for _reducer in REDUCERS.values():
+    NAMESPACE[f"reduce_{_reducer.name}"] = (
+        _position_reduction(getattr(np, _reducer.name))
+        if _reducer.is_position
+        else _reduction(ufunc(FUNCTIONS[_reducer.combine]))
+    )
 for _function in FUNCTIONS.values():
     if _function.numpy:
         NAMESPACE[_function.numpy] = getattr(np, _function.numpy)
