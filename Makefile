@@ -23,6 +23,9 @@ CONFORMANCE_ARGS ?= --limit 8
 # The long run of random programs: make meet MINUTES=60 MEET_ARGS="--face pytorch --mode compiled_step"
 MINUTES ?= 10
 MEET_ARGS ?=
+# Which faults are planted, and how many copies of the sources are at work at once.
+FAULTS ?=
+FAULT_JOBS ?= 1
 # One process a core; the libraries below then need no threads of their own.
 WORKERS ?= auto
 
@@ -37,7 +40,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-as-gpu venv lint types format check system coverage-table clean
+.PHONY: faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-as-gpu venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -49,6 +52,7 @@ help:
 	@echo "make types           mypy, strict"
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
 	@echo "make meet MINUTES=60 random programs in every mode (compiled, transformed, in threads, ...) against PyTorch"
+	@echo "make faults          plant faults into a copy of the sources; the suite must find them"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
@@ -91,6 +95,11 @@ conformance: $(VENV)/.full system
 meet: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.meet.run --minutes $(MINUTES) $(MEET_ARGS)
+
+# FAULTS="--room optim --room nn", FAULTS="--only adam-bias", FAULTS=--list
+faults: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	$(TEST_ENV) $(BIN)/python -m tools.plant_faults --jobs $(FAULT_JOBS) $(FAULTS)
 
 testpage: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

@@ -118,12 +118,15 @@ def _register(torch: ModuleType) -> None:
         """Answers of `torch.accelerator`. Does not open a device."""
 
         def is_available(self) -> bool:
+            """Return whether a device can be opened."""
             return bool(module.is_available())
 
         def has_primary_context(self, dev_id: int) -> bool:
+            """Return whether the device is open."""
             return bool(module.is_initialized())
 
         def is_built(self) -> bool:
+            """Return True: there is nothing to build."""
             return True
 
     guard: Any = torch._C._acc.DeviceGuard
@@ -185,6 +188,7 @@ def _allocation(torch: ModuleType) -> None:
         pin_memory: Any = None,
         memory_format: Any = None,
     ) -> Any:
+        """Stand for aten::empty.memory_format."""
         return _engine().empty(size, dtype, layout, device, memory_format)
 
     def empty_strided(
@@ -195,6 +199,7 @@ def _allocation(torch: ModuleType) -> None:
         device: Any = None,
         pin_memory: Any = None,
     ) -> Any:
+        """Stand for aten::empty_strided."""
         return _engine().empty_strided(size, stride, dtype, layout, device)
 
     library.impl("empty.memory_format", hide(empty), "PrivateUse1")
@@ -210,6 +215,7 @@ def _storages(torch: ModuleType) -> None:
     original = torch.UntypedStorage.__new__
 
     def new(cls: Any, *args: Any, device: Any = None, **options: Any) -> Any:
+        """Return one of our storages for our device, else PyTorch's."""
         if device is not None and torch.device(device).type == NAME:
             return _engine().untyped_storage(*args, device=torch.device(device))
         return (
@@ -246,6 +252,7 @@ def _other_layouts(torch: ModuleType) -> None:
     for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
 
         def refuse(operator: Any, *args: Any, kind: str = kind, **kwargs: Any) -> Any:
+            """Raise NotImplementedError for an operator on a tensor that is not dense."""
             word = {"NestedTensor": "nested"}.get(kind, kind.lower().removesuffix("csr"))
             raise NotImplementedError(
                 f"webgpu: '{operator}' of a {word} tensor: tensors on the device are dense. Keep it on the CPU, "
@@ -258,6 +265,7 @@ def _other_layouts(torch: ModuleType) -> None:
     makers = torch.library.Library("aten", "IMPL")
 
     def refuse_nested(*args: Any, **kwargs: Any) -> Any:
+        """Raise NotImplementedError for nested tensors of layout torch.strided."""
         raise NotImplementedError(
             "webgpu: nested tensors of layout torch.strided are not on the device: use layout=torch.jagged, or keep "
             "them on the CPU"
@@ -284,7 +292,10 @@ def _refuse_export(torch: ModuleType) -> None:
     text = "the memory of 'webgpu' tensors cannot be shared with other libraries or processes: use .cpu() first"
 
     def guarded(function: Any, name: str, error: type[Exception]) -> Any:
+        """Return the method, which raises for tensors on the device."""
+
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Raise for a tensor on the device, else call the method."""
             if self.device.type == NAME:
                 raise error(f"{name}: {text}")
             return function(self, *args, **kwargs)
@@ -313,6 +324,7 @@ def _printing(torch: ModuleType) -> None:
     original = module._tensor_str
 
     def tensor_str(self: Any, indent: Any) -> Any:
+        """Return the text of a tensor's values, from a copy on the CPU."""
         return original(self.cpu() if self.device.type == NAME else self, indent)
 
     module._tensor_str = hide(tensor_str)
@@ -330,15 +342,18 @@ def _default_compiler(torch: ModuleType, module: ModuleType) -> None:
     begin, compile_graph = wrapper.__init__, wrapper.__call__
 
     def compiler() -> Any:
+        """Return the module of our compiler, imported when it is needed."""
         return importlib.import_module("webtorch.pytorch.dynamo")
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Make PyTorch's wrapper; prepare our compiler if a device is open."""
         begin(self, *args, **kwargs)
         if module.is_initialized():
             # What it changes of how optimizers are traced must be there before the first is.
             compiler()
 
     def call(self: Any, model_: Any, inputs_: Any, **options: Any) -> Any:
+        """Compile a graph with our compiler if it has values on the device, else with Inductor."""
         if type(self) is wrapper and is_on_device(model_):
             return compiler().compile_backend(model_, inputs_)
         return compile_graph(self, model_, inputs_, **options)
@@ -387,6 +402,7 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
     exchange = torch.accelerator.device_index.__enter__
 
     def enter(self: Any) -> None:
+        """Check the index, and enter PyTorch's context."""
         module._check("device_index", self.idx)
         exchange(self)
 
@@ -413,14 +429,18 @@ def _streams(torch: ModuleType, module: Any) -> None:
     """
 
     def own_stream(device: Any = None, priority: int = 0, **place: Any) -> Any:
+        """Return a stream of our device."""
         # PyTorch makes one anew from its number, its device's and the kind of that.
         return module.Stream(place.get("device_index") if device is None else device, priority)
 
     def own_event(device: Any = None, **options: Any) -> Any:
+        """Return an event of our device. Raises for another one."""
         module._check("Event", device)
         return module.Event(**options)
 
     def replace(base: Any, own: Any) -> None:
+        """Put a class in the place of PyTorch's, which makes ours for our device."""
+
         class Replaced(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
             __doc__ = base.__doc__
 
@@ -465,6 +485,7 @@ def _generators(torch: ModuleType) -> None:
 
         @property
         def device(self) -> Any:
+            """The device."""
             return torch.device(NAME, 0)
 
         def clone_state(self) -> Any:

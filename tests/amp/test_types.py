@@ -181,10 +181,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
+CASES["conv_tbc"] = (
+    lambda t, i, x, weight, bias: t.conv_tbc(x, weight, bias),
+    ((5, 2, 3), (3, 3, 4), (4,)),
+)
+CASES["grid_sampler"] = (
+    lambda t, i, x, g: t.grid_sampler(x, g, 0, 0, False),
+    ((1, 1, 4, 4), (1, 2, 2, 2)),
+)
 CASES["stft"] = lambda t, i, x: t.stft(x, 4, return_complex=True), ((16,),)
 
 # What PyTorch cannot do on fake tensors of a device that is not there.
-NOT_FAKED = ("batch_norm", "grid_sample", "float_power")
+NOT_FAKED = ("batch_norm", "grid_sample", "grid_sampler", "float_power")
 
 
 @contextlib.contextmanager

@@ -263,6 +263,12 @@ def test_columns_are_reduced_in_more_parts() -> None:
     )
 
 
+def test_columns_of_2048_are_the_shortest_that_are_split() -> None:
+    assert "view float32[64, 32, 16]" in after(split_reductions, _summed(2048, 16, dims=(0,)))
+    # 23 parts of 89 would be possible.
+    assert after(split_reductions, _summed(2047, 16, dims=(0,))) == ""
+
+
 def test_dims_behind_the_one_that_is_split_move_up() -> None:
     assert after(split_reductions, _summed(4096, 3, 2, dims=(0, 2))) == (
         "%0 = buffer float32[4096, 3, 2]\n"

@@ -170,6 +170,14 @@ def _scatter_reads(b: Builder) -> Graph:
     )
 
 
+def _scatter_of_taken(b: Builder) -> Graph:
+    """Elements are read where they are written; of a position that repeats the second would read the first's."""
+    x, i = b.buffer(8), b.buffer(4, dtype=int32)
+    taken = b.add("take", (x, i), (1, (0,), "index", False), (4,))
+    attrs = (1, (0,), "set", "index_copy", False)
+    return b.graph((b.add("scatter", (x, i, b.map("exp", taken)), attrs, (8,)), x))
+
+
 PLANS: dict[str, tuple[Make, str]] = {
     "in place": (_in_place, ("  #0: input float32[8]\n  map_exp(#0)")),
     "not donated": (
@@ -292,6 +300,16 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  matmul_1x4x8x2(#3, #2, #4)\n"
             "  matmul_1x4x2x8(#4, #1, #5)\n"
             "  matmul_1x4x8x2(#5, #2, #6)"
+        ),
+    ),
+    "scatter of taken": (
+        _scatter_of_taken,
+        (
+            "  #0: input float32[8]\n"
+            "  #1: input int32[4]\n"
+            "  #2: temporary float32[4] slot 0\n"
+            "  map_exp(#1, #0, #2)\n"
+            "  scatter_scatter(#1, #2, #0)"
         ),
     ),
     "empty out": (_empty_out, ("  #0: output float32[4]")),

@@ -16,7 +16,6 @@ import pytest
 import webtorch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
-from webtorch.onnx.recording import _raw
 from webtorch.onnx.rules import _GATES
 from webtorch.onnx.writer import RULES
 from webtorch.ops.record import TABLE
@@ -375,7 +374,7 @@ def test_rules_take_the_arguments_of_their_operations() -> None:
         op = by_name.get(name)
         if op is None:
             continue
-        code = (_raw(op.function) or op.function).__code__
+        code = (op.written or op.function).__code__
         flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(
             code.co_flags & inspect.CO_VARKEYWORDS
         )

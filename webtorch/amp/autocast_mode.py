@@ -207,6 +207,7 @@ class autocast:
 
         @functools.wraps(func)
         def run(*args: Any, **kwargs: Any) -> Any:
+            """Call the function under this autocast."""
             with self:
                 return func(*args, **kwargs)
 
@@ -246,6 +247,7 @@ def custom_fwd(
 
     @functools.wraps(fwd)
     def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward function, and note the autocast for its backward function."""
         on = is_autocast_enabled(device_type)
         ctx._dtype = get_autocast_dtype(device_type)
         ctx._fwd_used_autocast = on and cast_inputs is None
@@ -270,6 +272,7 @@ def custom_bwd(bwd: _SELF | None = None, *, device_type: str) -> _SELF:
 
     @functools.wraps(bwd)
     def backward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the backward function under the autocast of its forward function."""
         with autocast(device_type, dtype=ctx._dtype, enabled=ctx._fwd_used_autocast):
             return bwd(ctx, *args, **kwargs)
 

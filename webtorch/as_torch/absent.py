@@ -83,6 +83,7 @@ def stand_in(module: str, name: str) -> Any:
     message = f"{module}.{name}: {ABSENT[module][0]}"
 
     def refuse(*args: Any, **kwargs: Any) -> None:
+        """Raise RuntimeError: the name is not here."""
         raise RuntimeError(message)
 
     names = {"__doc__": f"Not here: {message}.", "__module__": module}

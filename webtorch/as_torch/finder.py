@@ -52,11 +52,14 @@ class Finder(DistributionFinder, Loader):
 
 class _Torch(Distribution):
     def read_text(self, filename: str) -> str | None:
+        """Return the metadata of a distribution called torch, of our version; None for other files."""
+
         if filename in ("METADATA", "PKG-INFO"):
             return f"Metadata-Version: 2.1\nName: torch\nVersion: {__version__}\n"
         return None
 
     def locate_file(self, path: str | PathLike[str]) -> Any:
+        """Return the path as it is: there are no files."""
         return PackagePath(path)
 
 

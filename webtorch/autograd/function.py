@@ -21,6 +21,7 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Compute the gradients unrecorded."""
         with no_grad():
             found = fn(ctx, *grads)
         given = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
@@ -28,6 +29,7 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
             return found
 
         def refuse(cotangents: Any) -> Any:
+            """Raise RuntimeError."""
             raise RuntimeError(
                 "trying to differentiate twice a function that was marked with @once_differentiable"
             )

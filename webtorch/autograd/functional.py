@@ -254,6 +254,7 @@ def hessian(
     several, inputs = _tuple(inputs, "inputs", "hessian")
 
     def slope(*points: Tensor) -> Tensors:
+        """Return the gradient, recorded."""
         points = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in points)
         y = _number(func, points, "hessian")
         _check_strict((y,), strict)

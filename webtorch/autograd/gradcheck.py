@@ -39,6 +39,7 @@ def _real(func: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Any, tuple
     turned = [isinstance(x, Tensor) and x.dtype.is_complex for x in inputs]
 
     def run(*args: Any) -> Any:
+        """Call the function with pairs turned into complex numbers, and the reverse for its results."""
         given = [paired(a) if t else a for a, t in zip(args, turned, strict=True)]
         return tuple([pairs(y) if y.dtype.is_complex else y for y in _outputs(func(*given))])
 
@@ -320,6 +321,7 @@ def gradgradcheck(
     count = len(cotangents)
 
     def slopes(*args: Any) -> tuple[Tensor, ...]:
+        """Return the gradients for these inputs and cotangents."""
         points, gs = args[:-count], args[-count:]
         wanted = [x for x in points if isinstance(x, Tensor) and x.requires_grad]
         ys = _evaluate(func, points)

@@ -50,9 +50,11 @@ class save_on_cpu(saved_tensors_hooks):
 
     def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
         def pack(tensor: Tensor) -> tuple[device, Tensor]:
+            """Return a copy on the CPU, and where the tensor was."""
             return tensor.device, tensor.cpu()
 
         def unpack(packed: tuple[device, Tensor]) -> Tensor:
+            """Return the tensor where it was."""
             where, tensor = packed
             return tensor.to(where)
 
@@ -142,7 +144,10 @@ def register_multi_grad_hook(
     served: list[Any] = []
 
     def hook_of(i: int) -> Callable[[Tensor], None]:
+        """Return the hook of tensor i."""
+
         def hook(g: Tensor) -> None:
+            """Keep a gradient; call `fn` when all of this pass are there."""
             task = _task()
             if not served or served[-1] is not task:
                 served[:] = [task]

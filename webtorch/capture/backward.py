@@ -243,6 +243,7 @@ class Backward:
         leaves = [given[x] if isinstance(x, int) else x for x in self.leaves]
 
         def rule(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+            """Run the second program. Raises CaptureError to be differentiated again."""
             if mode.grad:
                 raise CaptureError(
                     "backward(create_graph=True) through a compiled function: only its first "

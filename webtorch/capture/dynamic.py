@@ -320,6 +320,7 @@ def _maker(x: Any) -> Maker | None:
             relative = x.relative
 
             def offset(row: list[int]) -> Any:
+                """Return the host number at these sizes."""
                 made = copy.copy(x)
                 made.relative = relative.at(row)
                 return made
@@ -342,6 +343,7 @@ def _maker(x: Any) -> Maker | None:
                 return None
 
             def filled(row: list[int]) -> Any:
+                """Return the container with its parts at these sizes."""
                 following = iter(parts(row))
                 return rebuilt(x, lambda _: next(following))
 
@@ -364,6 +366,7 @@ def _makers(items: Iterable[Any]) -> Callable[[list[int]], list[Any]] | None:
         return None
 
     def make(row: list[int]) -> list[Any]:
+        """Return all values at these sizes."""
         out = whole.copy()
         for i, m in varied:
             out[i] = m(row)

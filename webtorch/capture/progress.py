@@ -27,6 +27,7 @@ def told(what: str) -> Iterator[None]:
     over = False
 
     def show() -> None:
+        """Print the line, unless the block is over."""
         with lock:
             if over:
                 return

@@ -10,8 +10,8 @@ from webtorch.capture.trace import Capture
 from webtorch.ir.view import is_contiguous
 from webtorch.runtime.compilations import Input, changes, grown, nearest, told
 from webtorch.tensors import autocast
-from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.device import device_of, get_default_device
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 

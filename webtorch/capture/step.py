@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -60,10 +61,10 @@ from webtorch.runtime.realize import Runtime
 from webtorch.runtime.trace import debug_level
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast, override
-from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.device import get_default_device
 from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
 from webtorch.tensors.primitives import rebase
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import continue_graph, end_of, looks_at_each, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -85,6 +86,29 @@ _DECIDED = "its program was dropped when a number was found to decide what is co
 _MAX_REFUSALS = 3
 # Constants of up to this many bytes are compared to find out whether a number went into them.
 _MAX_COMPARED = 1 << 20
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that has to be captured: `tensors` are its tensor arguments as a program takes them, `given` as the
+    caller has them. `in_place`: parts of tensors were taken as they are, and not copied. `reason` says how
+    its `inputs` differ from those of earlier captures.
+    """
+
+    key: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+    given: list[Tensor]
+    numbers: dict[str, Any]
+    sizes: tuple[int, ...]
+    in_place: bool
+    inputs: list[Input]
+    reason: str
+
+    def again(self, function: Callable[..., Any]) -> Callable[[], Any]:
+        """Return what calls a function with the arguments."""
+        return functools.partial(function, *self.args, **self.kwargs)
 
 
 class CompiledFunction:
@@ -214,40 +238,59 @@ class CompiledFunction:
             return self.function(*args, **kwargs)
         inputs = inputs_of(argument_names(self.function, args), args, kwargs, given)
         reason = self._reason(key, inputs, numbers, given, in_place)
+        call = _Call(
+            key, args, kwargs, tensors, given, numbers, tuple(sizes), in_place, inputs, reason
+        )
         with told(f"compiling {_title(self.function)}"):
-            run = self._capture(
-                key, args, kwargs, tensors, given, numbers, tuple(sizes), in_place, inputs, reason
-            )
+            run = self._capture(call)
         return run()
 
-    def _capture(
-        self,
-        key: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        given: list[Tensor],
-        numbers: dict[str, Any],
-        sizes: tuple[int, ...],
-        in_place: bool,
-        inputs: list[Input],
-        reason: str,
-    ) -> Callable[[], Any]:
-        """Capture the function for a signature, whose `inputs` differ from earlier ones by what `reason`
-        says; return what runs its program. `in_place`: parts of tensors were taken as they are, and not
-        copied.
+    def _capture(self, call: _Call) -> Callable[[], Any]:
+        """Capture the function for a signature; return what runs its program, or what else is to be
+        done for this call.
         """
         started = time.perf_counter()
-        live = dict(numbers)
-        taken = tensors
-        if sizes:
-            if in_place:
-                self._unmark(NotPolynomial("it writes a part of a tensor"))
-                return functools.partial(self, *args, **kwargs)
-            taken = self._at_sizes(tensors, sizes, sizes)
+        live = dict(call.numbers)
+        if call.sizes and call.in_place:
+            self._unmark(NotPolynomial("it writes a part of a tensor"))
+            return call.again(self)
+        captured = self._recorded(call, live)
+        if not isinstance(captured, Capture):
+            return captured
+        self.refusals.pop(call.key, None)
+        captured.names = [i.name for i in call.inputs if "shape" in i.facts]
+        parts = [i for i, t in enumerate(call.given) if not t._whole]
+        if not call.in_place and any(i in parts for _, i in captured.arguments):
+            # The copy of a part would be written or returned, and not the part.
+            self.written.add(call.key)
+            return call.again(self)
+        if not self._settle(call.key, captured, call.numbers, call.sizes):
+            return call.again(self)
+        self.free.setdefault(call.key, set()).update(_free(captured, live))
+        chosen = captured
+        if call.sizes:
+            try:
+                captured.template = self._vary(
+                    captured, call.sizes, call.args, call.kwargs, call.tensors, live
+                )
+                chosen = captured.template.at(call.sizes)
+            except NotPolynomial as refused:
+                self._unmark(refused)
+                return call.again(self)
+        steps = len(chosen.executable.program.steps)
+        self._note(call.reason, steps=steps, seconds=time.perf_counter() - started)
+        self._keep(call, captured, live)
+        return functools.partial(self._replay, chosen, call.tensors, call.given)
+
+    def _recorded(self, call: _Call, live: dict[str, Any]) -> Capture | Callable[[], Any]:
+        """Record a call with the numbers `live`; where no program can repeat it, return what gives its
+        result.
+        """
+        sizes = call.sizes
+        taken = self._at_sizes(call.tensors, sizes, sizes) if sizes else call.tensors
         arguments = _Arguments(taken, live)
-        positional, named = arguments((args, kwargs))
-        joint = _Joint(taken, given)
+        positional, named = arguments((call.args, call.kwargs))
+        joint = _Joint(taken, call.given)
         # Arguments of other sizes have no values.
         may_read = self.runs and not sizes and not self.fullgraph
         try:
@@ -260,56 +303,43 @@ class CompiledFunction:
             if sizes:
                 # That call was one without values.
                 self._unmark(NotPolynomial(usual.reason))
-                return functools.partial(self, *args, **kwargs)
+                return call.again(self)
             joint.close()
-            count = self.refusals[key] = self.refusals.get(key, 0) + 1
-            if count >= _MAX_REFUSALS:
-                self._give_up(key, usual.reason)
-            else:
-                self._note(usual.reason, ran_as_usual=True)
-            result = arguments.given_back(usual.result, taken, given)
+            self._refuse(call.key, usual.reason)
+            result = arguments.given_back(usual.result, taken, call.given)
             return lambda: result
         except RunAsUsual:
-            return functools.partial(self.function, *args, **kwargs)
+            return call.again(self.function)
         except CaptureError as error:
             if not sizes or self.fullgraph or not self.runs:
                 raise
             self._unmark(NotPolynomial(str(error)))
-            return functools.partial(self, *args, **kwargs)
+            return call.again(self)
         finally:
             joint.write_back()
         changed = arguments.changed()
         if changed:
-            self._give_up(key, f"it changes a {changed} that it is given")
-            return functools.partial(self.function, *args, **kwargs)
-        self.refusals.pop(key, None)
-        captured.names = [i.name for i in inputs if "shape" in i.facts]
-        parts = [i for i, t in enumerate(given) if not t._whole]
-        if not in_place and any(i in parts for _, i in captured.arguments):
-            # The copy of a part would be written or returned, and not the part.
-            self.written.add(key)
-            return functools.partial(self, *args, **kwargs)
-        if not self._settle(key, captured, numbers, tuple(sizes)):
-            return functools.partial(self, *args, **kwargs)
-        self.free.setdefault(key, set()).update(_free(captured, live))
-        chosen = captured
-        if sizes:
-            try:
-                captured.template = self._vary(captured, sizes, args, kwargs, tensors, live)
-                chosen = captured.template.at(sizes)
-            except NotPolynomial as refused:
-                self._unmark(refused)
-                return functools.partial(self, *args, **kwargs)
-        self.captures.setdefault(key, []).insert(0, (captured, live))
-        self.captures.move_to_end(key)
-        steps = len(chosen.executable.program.steps)
-        self._note(reason, steps=steps, seconds=time.perf_counter() - started)
-        self._note_signature(key, inputs)
+            self._give_up(call.key, f"it changes a {changed} that it is given")
+            return call.again(self.function)
+        return captured
+
+    def _refuse(self, key: Any, reason: str) -> None:
+        """Note that a call of a signature could not be repeated; after some in a row none is tried."""
+        count = self.refusals[key] = self.refusals.get(key, 0) + 1
+        if count >= _MAX_REFUSALS:
+            self._give_up(key, reason)
+        else:
+            self._note(reason, ran_as_usual=True)
+
+    def _keep(self, call: _Call, captured: Capture, live: dict[str, Any]) -> None:
+        """Keep a capture, and drop the oldest signature beyond those that are kept."""
+        self.captures.setdefault(call.key, []).insert(0, (captured, live))
+        self.captures.move_to_end(call.key)
+        self._note_signature(call.key, call.inputs)
         if len(self.captures) > _MAX_SIGNATURES:
             gone, _ = self.captures.popitem(last=False)
             self.signatures.pop(gone, None)
             self.dropped.add(hash(gone))
-        return functools.partial(self._replay, chosen, tensors, given)
 
     def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
         if not self.runs:

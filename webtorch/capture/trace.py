@@ -55,8 +55,8 @@ from webtorch.ir.view import is_contiguous, numel
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Runtime, freeze, open_runtimes, to_graph
-from webtorch.runtime.recording import one_at_a_time
+from webtorch.runtime.realize import Frozen, Runtime, freeze, open_runtimes, to_graph
+from webtorch.runtime.recording import Owner, Recording, one_at_a_time
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.host import (
     Decision,
@@ -530,10 +530,11 @@ def capture(
         # Another thread captures, and may be waiting for this one.
         raise RunAsUsual
     try:
-        return _capture(function, args, kwargs, tensors, objects, *rest)
+        return _Capturing(function, args, kwargs, tensors, objects, *rest).run()
     except _Unwatched as met:
         # What does not go by a name that the survey follows is looked at the second time.
-        return _capture(function, args, kwargs, tensors, [*objects, *met.objects], *rest)
+        more = [*objects, *met.objects]
+        return _Capturing(function, args, kwargs, tensors, more, *rest).run()
     finally:
         one_at_a_time.release()
 
@@ -546,237 +547,329 @@ class _Unwatched(Exception):
         self.objects = objects
 
 
-def _capture(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    tensors: list[Tensor],
-    objects: Sequence[Any],
-    careful: bool,
-    runtime: Runtime | None,
-    compiler: Compiler | None,
-    wanted: bool | frozenset[str],
-    reading: Callable[[], object] | None,
-) -> Capture:
-    survey = Survey(function, objects) if careful else None
-    runtime = runtime or _one_runtime(function, tensors, survey)
-    others = [r for r in open_runtimes() if r is not runtime]
-    for r in (runtime, *others):
-        r.realize()
-    _part(runtime)
-    existing = {s.node for s in Storage.live(runtime)} if careful else set()
-    older: weakref.WeakSet[Storage] = weakref.WeakSet(Storage.live(runtime))
-    argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
-    tracing.begin()
-    tracing.wanted = wanted
-    if survey is not None and wanted:
-        tracing.module_names = survey.module_names()
-    if survey is not None:
-        groups = [group for o in survey.optimizers for group in o.param_groups]
-        tracing.options = TracedOptions(groups)
-        tracing.undo.append(tracing.options.restore)
-    try:
-        recording = runtime.record()
-        for r in others:
-            r.record(elsewhere=True)
-    except BaseException:
-        for r in (runtime, *others):
-            r.stop_recording(keep=False)
-        tracing.end()
-        raise
-    effects: list[tuple[Place, Any]] = []
-    dropped: set[int] = set()
-    complete = replayable = False
-    # Arguments of other sizes have no values, and what such a call did is undone.
-    computes = all(t._storage.node.buffer is not None for t in tensors)
-    gradient_mode = mode.grad, mode.inference
-    # Operations from here on are the call's.
-    beginning = tracing.first = mark()
-    # Where gradients of the arguments end: what is written in place gets another history.
-    ends = [leaf_of(t) for t in tensors]
-    # Why the call goes on as usual, once it does.
-    usual: list[str] = []
+class _Capturing:
+    """One call on its way to a program: it is recorded, what it left is looked through, the host gets its
+    state back, and what was recorded becomes a `Capture`.
+    """
 
-    def go_on() -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        objects: Sequence[Any],
+        careful: bool,
+        runtime: Runtime | None,
+        compiler: Compiler | None,
+        wanted: bool | frozenset[str],
+        reading: Callable[[], object] | None,
+    ) -> None:
+        self.function, self.args, self.kwargs, self.tensors = function, args, kwargs, tensors
+        self.careful, self.wanted, self.reading = careful, wanted, reading
+        self.compiler = compiler or compile_cached
+        self.survey = Survey(function, objects) if careful else None
+        self.runtime = runtime or _one_runtime(function, tensors, self.survey)
+        self.others = [r for r in open_runtimes() if r is not self.runtime]
+        # What the call changed outside, to be repeated, and what to watch no more.
+        self.effects: list[tuple[Place, Any]] = []
+        self.dropped: set[int] = set()
+        # Whether what the call did stands, and whether a program can repeat it.
+        self.complete = self.replayable = False
+        # Why the call goes on as usual, once it does.
+        self.usual: str | None = None
+        self.backward: Backward | None = None
+        self.aliases = _Aliases()
+        # What is differentiated outside, and which of that are arguments that the call writes.
+        self.live: list[Tensor] = []
+        self.written: list[Tensor] = []
+        self.named: dict[str, Any] = {}
+        self.grads: list[Gradient] = []
+
+    def run(self) -> Capture:
+        """Capture the call; raises what `capture` does."""
+        recording = self._begin()
+        try:
+            result = self._call()
+            frozen, graph, owners = self._look_through(result, recording)
+            self._note_host(frozen)
+        finally:
+            recording.stop = None
+            self._end()
+        return self._captured(result, frozen, graph, owners)
+
+    # ---- before the call
+
+    def _begin(self) -> Recording:
+        """Compute what is pending, and start recording."""
+        runtime, others, survey, tensors = self.runtime, self.others, self.survey, self.tensors
+        for r in (runtime, *others):
+            r.realize()
+        _part(runtime)
+        self.existing = {s.node for s in Storage.live(runtime)} if self.careful else set()
+        self.older: weakref.WeakSet[Storage] = weakref.WeakSet(Storage.live(runtime))
+        tracing.begin()
+        tracing.wanted = self.wanted
+        if survey is not None:
+            if self.wanted:
+                tracing.module_names = survey.module_names()
+            groups = [group for o in survey.optimizers for group in o.param_groups]
+            tracing.options = TracedOptions(groups)
+            tracing.undo.append(tracing.options.restore)
+        try:
+            recording = runtime.record()
+            for r in others:
+                r.record(elsewhere=True)
+        except BaseException:
+            for r in (runtime, *others):
+                r.stop_recording(keep=False)
+            tracing.end()
+            raise
+        # Arguments of other sizes have no values, and what such a call did is undone.
+        self.computes = all(t._storage.node.buffer is not None for t in tensors)
+        self.gradient_mode = mode.grad, mode.inference
+        # Operations from here on are the call's.
+        self.beginning = tracing.first = mark()
+        # Where gradients of the arguments end: what is written in place gets another history.
+        self.ends = [leaf_of(t) for t in tensors]
+        recording.stop = self._go_on if self.reading is not None else None
+        return recording
+
+    # ---- the call
+
+    def _call(self) -> Any:
+        """Run the function, recording."""
+        # Gradient functions of this call may still hold tensors in reference cycles; what is
+        # garbage is no output.
+        with _garbage_collected():
+            if tracing.options is not None:
+                tracing.options.show()
+            result = _called(self.function, self.args, self.kwargs)
+            if self.usual is not None:
+                raise NotReplayable(result, self.usual)
+            if tracing.options is not None:
+                tracing.options.hide()
+        if self.survey is not None:
+            reached = set(map(id, self.survey.optimizers))
+            unwatched = [o for o in tracing.optimizers.values() if id(o) not in reached]
+            if unwatched:
+                raise _Unwatched(unwatched)
+        return result
+
+    def _go_on(self) -> None:
         """Stop recording, where that is allowed: what the call did so far stands, and is computed
         like any other work.
         """
         if not reads.allowed:
             return
         place = _place_of(traceback.walk_stack(sys._getframe(1)))
-        usual.append("it reads a value of what it computes" + (f", at {place}" if place else ""))
+        self.usual = "it reads a value of what it computes" + (f", at {place}" if place else "")
         if tracing.options is not None and tracing.options.plain:
             tracing.options.hide()
-        for r in (runtime, *others):
+        for r in (self.runtime, *self.others):
             r.stop_recording(keep=True)
         picked = tracing.picked
         tracing.end()
         # Copies stand for views until the call ends.
         tracing.picked = picked
-        assert reading is not None
-        reading()
+        assert self.reading is not None
+        self.reading()
 
-    recording.stop = go_on if reading is not None else None
-    try:
-        # Gradient functions of this call may still hold tensors in reference cycles; what is
-        # garbage is no output.
-        with _garbage_collected():
-            if tracing.options is not None:
-                tracing.options.show()
-            result = _called(function, args, kwargs)
-            if usual:
-                raise NotReplayable(result, usual[0])
-            if tracing.options is not None:
-                tracing.options.hide()
-        if survey is not None:
-            reached = set(map(id, survey.optimizers))
-            unwatched = [o for o in tracing.optimizers.values() if id(o) not in reached]
-            if unwatched:
-                raise _Unwatched(unwatched)
-        named = dict(tracing.named)
+    # ---- what the call left
+
+    def _look_through(self, result: Any, recording: Recording) -> tuple[Frozen, Graph, list[Owner]]:
+        """Freeze what the call would have computed; raise NotReplayable where no program repeats it."""
+        self.named = dict(tracing.named)
         reason = tracing.refused
-        if any(r.recording is not None and r.recording.count for r in others):
+        if any(r.recording is not None and r.recording.count for r in self.others):
             reason = reason or (
                 "it computes on two devices: move the arguments to one before the call"
             )
-        backward: Backward | None = None
-        written: list[Tensor] = []
-        aliases = _Aliases()
         # What the call itself leaves; the backward pass that is recorded next has results of its own.
         owners = recording.live()
-        if survey is not None:
-            reason = _effects(survey, runtime, effects, dropped) or reason
-            there = [*_watched_tensors(survey), *tensors]
-            reason = reason or _unknown(result, set(map(id, there)))
-            reason = reason or _passes_out(survey, tensors, ends)
-            aliases = _Aliases((result, [v for _, v in effects], named), there)
-            reason = reason or aliases.refused
-            written = [t for t in tensors if id(t) in tracing.histories and is_live(t)]
-            live = [t for t in aliases.roots if is_live(t)] + written
-            reason = reason or whole_graph(live, beginning)
-            if live and reason is None:
-                backward, reason = _with_backward(live, ends, survey, runtime, effects)
-        extra = backward.owners() if backward is not None else []
-        owners += extra
-        with runtime.lock:
+        if self.survey is not None:
+            reason = self._refusal(self.survey, result, reason)
+        self.extra = self.backward.owners() if self.backward is not None else []
+        owners += self.extra
+        with self.runtime.lock:
             # Another thread that computes changes nodes.
             frozen = freeze(owners)
             graph = to_graph(frozen)
         if not recording.foreign.isdisjoint(frozen.order):
             # What another thread computes for it would be a constant of the program.
-            if careful:
+            if self.careful:
                 raise RunAsUsual
             raise CaptureError(
                 "another thread wrote a tensor that the function reads while it was captured: let the "
                 "thread wait until the capture is done"
             )
-        overwritten = {**recording.before, **recording.overwritten}
+        self.overwritten = {**recording.before, **recording.overwritten}
         before = {id(g._storage): g for _, g, _ in tracing.grads.values() if g is not None}
-        homes = _homes(frozen.inputs, tensors, overwritten, runtime)
+        self.homes = _homes(frozen.inputs, self.tensors, self.overwritten, self.runtime)
         for g in before.values():
-            homes[overwritten.get(g._storage, g._storage.node)] = g._storage
-        if reason is None and any(n in existing and n not in homes for n in frozen.inputs):
+            self.homes[self.overwritten.get(g._storage, g._storage.node)] = g._storage
+        lost = (n in self.existing and n not in self.homes for n in frozen.inputs)
+        if reason is None and any(lost):
             reason = "it binds a name of the outside to what it computed from the old value"
-        if careful and reason is not None:
-            complete = computes
+        if self.careful and reason is not None:
+            self.complete = self.computes
             raise NotReplayable(result, reason)
-        replayable = True
-        grads = [
+        self.replayable = True
+        return frozen, graph, owners
+
+    def _refusal(self, survey: Survey, result: Any, reason: str | None) -> str | None:
+        """Say why a program cannot repeat the call, if so; record its backward pass if it can."""
+        tensors = self.tensors
+        reason = _effects(survey, self.runtime, self.effects, self.dropped) or reason
+        there = [*_watched_tensors(survey), *tensors]
+        reason = reason or _unknown(result, set(map(id, there)))
+        reason = reason or _passes_out(survey, tensors, self.ends)
+        self.aliases = _Aliases((result, [v for _, v in self.effects], self.named), there)
+        reason = reason or self.aliases.refused
+        self.written = [t for t in tensors if id(t) in tracing.histories and is_live(t)]
+        self.live = [t for t in self.aliases.roots if is_live(t)] + self.written
+        reason = reason or whole_graph(self.live, self.beginning)
+        if self.live and reason is None:
+            self.backward, reason = _with_backward(
+                self.live, self.ends, survey, self.runtime, self.effects
+            )
+        return reason
+
+    def _note_host(self, frozen: Frozen) -> None:
+        """Note what the call did on the host, while that is known."""
+        self.grads = [
             Gradient(
-                next((i for i, a in enumerate(tensors) if a is t), weakref.ref(t)),
+                next((i for i, a in enumerate(self.tensors) if a is t), weakref.ref(t)),
                 ANY if not reads else None if g is None else (g._shape, g.dtype),
                 None if g is None else g._storage,
                 KEPT if t._grad is g else t._grad,
             )
             for t, g, reads in tracing.grads.values()
         ]
+        survey = self.survey
         surveyed = set(map(id, survey.modules)) if survey is not None else set()
-        modules = [
+        self.modules = [
             (weakref.ref(m), state[:-1] if id(m) in surveyed else state)
             for m, state in tracing.modules.items()
         ]
-        actions, decisions = list(tracing.actions), list(tracing.decisions.values())
-        draws = [(g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()]
-    finally:
-        for r in (runtime, *others):
+        self.actions, self.decisions = list(tracing.actions), list(tracing.decisions.values())
+        self.draws = [
+            (g, (g._offset - start) % 2**64) for g, _, start in tracing.generators.values()
+        ]
+
+    def _end(self) -> None:
+        """Stop recording, and give the host its state back unless what the call did stands."""
+        stands = self.complete or self.usual is not None
+        for r in (self.runtime, *self.others):
             # Unless the work stands, nothing was computed: overwritten storages have their values back, ...
-            r.stop_recording(keep=complete or bool(usual) or r is not runtime)
-        if not (complete or usual):
+            r.stop_recording(keep=stands or r is not self.runtime)
+        if not stands:
             # ... and so have gradients; generators and schedules their places, variables what they held.
             tracing.restore()
-            for place, _ in effects:
+            for place, _ in self.effects:
                 place.set(place.before)
-            if survey is not None and not (computes or replayable):
-                survey.undo()
+            if self.survey is not None and not (self.computes or self.replayable):
+                self.survey.undo()
         tracing.end()
-        mode.grad, mode.inference = gradient_mode
-    storages = [o for o in owners if isinstance(o, Storage)]
-    count = len(storages) - len(extra)
-    sources = [
-        argument_storages.get(id(home), home)
-        for home in (homes.get(n) or _constant(n, runtime) for n in frozen.inputs)
-    ]
-    watched = None
-    if survey is not None:
-        watched = Watched(survey, dropped)
-        watched.modules = modules
-    numbers = {id(s): i for i, s in enumerate(storages[:count])}
-    known: dict[int, Any] = {}
-    if watched is not None:
-        known = {id(t.now): t.place for t in reversed(watched.tensors)}
-    known |= {id(t): i for i, t in enumerate(tensors)}
-    describe = _Describe(numbers, known, aliases)
-    if backward is not None:
-        backward.results = [describe(t) for t in live]
-        backward.written = frozenset(range(len(live) - len(written), len(live)))
-    result = describe(result)
-    for gradient in grads:
-        gradient.after = describe(gradient.after)
-    effects = [(place, describe(value)) for place, value in effects]
-    shown = {name: describe(value) for name, value in named.items()}
-    targets: list[int | Storage] = []
-    # A storage keeps the shape that its memory had before, so that later graphs look the same.
-    shapes = [overwritten[s].shape if s in overwritten else s.node.shape for s in storages]
-    for i, (storage, donor) in enumerate(zip(storages, frozen.donors, strict=True)):
-        # A copy of what there was, written in place, is a new value at each call.
-        stays = storage in overwritten and storage in older
-        new = i in describe.returned and donor is None and not stays
-        targets.append(i if new or i >= count else storage)
-    used = {id(x) for x in (*sources, *targets)}
-    for gradient in grads:
-        if id(gradient.before) not in used:
-            gradient.before = None
-    left = (result, shown, [value for _, value in effects], [g.after for g in grads])
-    used = {id(x) for x in targets} | {id(r.storage) for r in _returned(left)}
-    donors = {d for d in frozen.donors if d is not None}
-    dynamic = [
-        i
-        for i, a in enumerate(frozen.args)
-        if isinstance(a, (HostScalar, RandomOffset, RandomSeed))
-    ]
-    compiler = compiler or compile_cached
-    donated = [n in donors for n in frozen.inputs]
-    if backward is None:
-        executable = compiler(runtime, frozen.key, graph)
-    else:
+        mode.grad, mode.inference = self.gradient_mode
+
+    # ---- the program
+
+    def _captured(self, result: Any, frozen: Frozen, graph: Graph, owners: list[Owner]) -> Capture:
+        """Return the program of the call, where its inputs come from and where its outputs go."""
+        runtime, tensors, grads = self.runtime, self.tensors, self.grads
+        storages = [o for o in owners if isinstance(o, Storage)]
+        count = len(storages) - len(self.extra)
+        argument_storages = {id(t._storage): i for i, t in enumerate(tensors)}
+        sources = [
+            argument_storages.get(id(home), home)
+            for home in (self.homes.get(n) or _constant(n, runtime) for n in frozen.inputs)
+        ]
+        watched = None
+        if self.survey is not None:
+            watched = Watched(self.survey, self.dropped)
+            watched.modules = self.modules
+        describe = self._describer(storages[:count], watched)
+        result = describe(result)
+        for gradient in grads:
+            gradient.after = describe(gradient.after)
+        effects = [(place, describe(value)) for place, value in self.effects]
+        shown = {name: describe(value) for name, value in self.named.items()}
+        targets = self._targets(storages, frozen.donors, count, describe.returned)
+        # A storage keeps the shape that its memory had before, so that later graphs look the same.
+        overwritten = self.overwritten
+        shapes = [overwritten[s].shape if s in overwritten else s.node.shape for s in storages]
+        used = {id(x) for x in (*sources, *targets)}
+        for gradient in grads:
+            if id(gradient.before) not in used:
+                gradient.before = None
+        left = (result, shown, [value for _, value in effects], [g.after for g in grads])
+        used = {id(x) for x in targets} | {id(r.storage) for r in _returned(left)}
+        arguments = [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used]
+        dynamic = [
+            i
+            for i, a in enumerate(frozen.args)
+            if isinstance(a, (HostScalar, RandomOffset, RandomSeed))
+        ]
+        executable, graph, sources, donated = self._compiled(frozen, graph, sources, count)
+        captured = Capture(
+            runtime, graph, executable, sources, donated, targets[:count] if self.backward else targets,
+            shapes, frozen.args, dynamic, self.draws, result, grads, arguments, watched, self.actions,
+            effects, self.decisions, shown, [], None, self.backward, bindings.epoch,
+        )  # fmt: skip
+        if watched is not None:
+            watched.holds()
+        return captured
+
+    def _describer(self, storages: list[Storage], watched: Watched | None) -> _Describe:
+        """Return what describes the tensors that the call leaves; the backward pass is described."""
+        numbers = {id(s): i for i, s in enumerate(storages)}
+        known: dict[int, Any] = {}
+        if watched is not None:
+            known = {id(t.now): t.place for t in reversed(watched.tensors)}
+        known |= {id(t): i for i, t in enumerate(self.tensors)}
+        describe = _Describe(numbers, known, self.aliases)
+        if self.backward is not None:
+            self.backward.results = [describe(t) for t in self.live]
+            first = len(self.live) - len(self.written)
+            self.backward.written = frozenset(range(first, len(self.live)))
+        return describe
+
+    def _targets(
+        self,
+        storages: list[Storage],
+        donors: Sequence[Node | None],
+        count: int,
+        returned: set[int],
+    ) -> list[int | Storage]:
+        """Return where the program's outputs go: into new tensors, by number, or into storages."""
+        targets: list[int | Storage] = []
+        for i, (storage, donor) in enumerate(zip(storages, donors, strict=True)):
+            # A copy of what there was, written in place, is a new value at each call.
+            stays = storage in self.overwritten and storage in self.older
+            new = i in returned and donor is None and not stays
+            targets.append(i if new or i >= count else storage)
+        return targets
+
+    def _compiled(
+        self, frozen: Frozen, graph: Graph, sources: list[int | Storage], count: int
+    ) -> tuple[Executable, Graph, list[int | Storage], list[bool]]:
+        """Compile the program; cut off the backward pass, if there is one. Return the program, its graph,
+        and of its inputs the sources and whether their memory is overwritten.
+        """
+        donors = {d for d in frozen.donors if d is not None}
+        donated = [n in donors for n in frozen.inputs]
+        backward, runtime, tensors = self.backward, self.runtime, self.tensors
+        if backward is None:
+            return self.compiler(runtime, frozen.key, graph), graph, sources, donated
         written_to = {
             k
             for k, x in enumerate(sources)
-            if (tensors[x]._storage if isinstance(x, int) else x) in overwritten
+            if (tensors[x]._storage if isinstance(x, int) else x) in self.overwritten
         }
         graph, kept = backward.split(graph, frozen.key, count, sources, written_to, runtime)
-        sources, donated = [sources[k] for k in kept], [donated[k] for k in kept]
-        executable = compiler(runtime, (frozen.key, "forward", count), graph)
-        targets = targets[:count]
-    captured = Capture(
-        runtime, graph, executable, sources, donated, targets, shapes, frozen.args, dynamic, draws, result,
-        grads, [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used],
-        watched, actions, effects, decisions, shown, [], None, backward,
-        bindings.epoch,
-    )  # fmt: skip
-    if watched is not None:
-        watched.holds()
-    return captured
+        executable = self.compiler(runtime, (frozen.key, "forward", count), graph)
+        return executable, graph, [sources[k] for k in kept], [donated[k] for k in kept]
 
 
 @contextlib.contextmanager
@@ -844,10 +937,12 @@ def _effects(
     reason = None
 
     def computed(t: Tensor) -> bool:
+        """Return whether a tensor's value is one of the call's."""
         node = t._storage.node
         return node.kind != "buffer" or t._storage in runtime.overwritten
 
     def fresh(t: Tensor) -> bool:
+        """Return whether a tensor was made in the call."""
         return t._storage.node.kind != "buffer" and t._storage not in runtime.overwritten
 
     for place in (*survey.quick, *survey.slow):

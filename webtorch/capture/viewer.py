@@ -13,6 +13,7 @@ from typing import Any
 from webtorch.capture.kernels import KernelText
 from webtorch.capture.memory import MemoryPlan
 from webtorch.ir.program import Copy, Program
+from webtorch.theme import style
 
 _PAGE = Path(__file__).with_name("viewer.html")
 
@@ -77,5 +78,5 @@ def page(
     }
     # "</script>" must not end the element that holds the data.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    whole = _PAGE.read_text(encoding="utf-8")
+    whole = _PAGE.read_text(encoding="utf-8").replace("{{theme}}", style())
     return whole.replace("{{title}}", html.escape(title)).replace("{{data}}", text)

@@ -274,6 +274,7 @@ def _formula_check(op: Elementwise) -> Check:
     arguments, options = op.samples[0]
 
     def run(device: str, wide: bool = False) -> Any:
+        """Return the entry's result on a device; `wide` computes in float64."""
         inputs = [torch.tensor(array.tolist(), dtype=dtype, device=device) for array in arrays]
         if wide and is_float:
             # The rounded values, so that both compute from the same numbers.
@@ -288,16 +289,13 @@ def _reduction_checks() -> Iterator[Check]:
     """Check reductions along one dim, along two, and over everything, against NumPy in float64."""
     import numpy as np
 
+    from webtorch.functions import public as torch
+    from webtorch.ops.record import TABLE
+
     array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4)).astype(np.float32).astype(float)
+    named = [op for op in TABLE.values() if op.numpy]
     references: dict[str, Callable[..., Any]] = {
-        "sum": np.sum,
-        "mean": np.mean,
-        "prod": np.prod,
-        "amax": np.max,
-        "amin": np.min,
-        "argmax": np.argmax,
-        "argmin": np.argmin,
-        "count_nonzero": np.count_nonzero,
+        **{op.name: getattr(np, op.numpy) for op in named if op.out != "mask"},
         "var": lambda x, axis=None: np.var(x, axis, ddof=1),
         "std": lambda x, axis=None: np.std(x, axis, ddof=1),
         "logsumexp": lambda x, axis=None: np.log(np.exp(x).sum(axis)),
@@ -308,13 +306,15 @@ def _reduction_checks() -> Iterator[Check]:
         for dim in dims:
 
             def run(device: str, name: str = name, dim: int | tuple[int, ...] = dim) -> Any:
+                """Return the reduction on a device."""
                 x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
                 return getattr(torch, name)(x, dim)
 
             yield Check("reduce", f"{name} over {dim}", run, partial(reference, array, axis=dim))
-    for name, truth in (("any", np.any), ("all", np.all)):
+    for name, truth in [(op.name, getattr(np, op.numpy)) for op in named if op.out == "mask"]:
 
         def test(device: str, name: str = name) -> Any:
+            """Return any or all on a device."""
             x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
             return getattr(torch, name)(x > 0.52, 1)
 
@@ -334,54 +334,65 @@ def _kernel_checks() -> list[Check]:
     labels = random.integers(0, 10, 7)
 
     def put(array: Any, device: str) -> Any:
+        """Return an array as a tensor on a device."""
         dtype = torch.int64 if array.dtype.kind == "i" else torch.float32
         return torch.tensor(array.tolist(), dtype=dtype, device=device)
 
     def single(array: Any) -> Any:
+        """Return the float64 array of what float32 can hold."""
         # What float32 makes of the input is not the kernel's error.
         return array.astype(np.float32).astype(np.float64)
 
     a, b, image, kernel, rows, logits = map(single, (a, b, image, kernel, rows, logits))
 
     def convolved() -> Any:
+        """Return NumPy's convolution of stride 2, padding 1."""
         padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         return np.einsum("nchwij,ocij->nohw", windows[:, :, ::2, ::2], kernel)
 
     def convolution_gradient(device: str) -> Any:
+        """Return the gradient of a convolution's weight on a device."""
         weight = put(kernel, device).requires_grad_()
         F.conv2d(put(image, device), weight, stride=2, padding=1).sum().backward()
         return weight.grad
 
     def expected_gradient() -> Any:
+        """Return NumPy's gradient of the weight."""
         padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
         one = windows[:, :, ::2, ::2].sum(axis=(0, 2, 3))
         return np.broadcast_to(one, kernel.shape)
 
     def log_softmax(x: Any) -> Any:
+        """Return NumPy's log_softmax of the last dim."""
         shifted = x - x.max(-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
     def scattered() -> Any:
+        """Return NumPy's sum of rows at indices."""
         out = np.zeros_like(rows)
         np.add.at(out, (np.arange(6)[:, None], index), single(rows[:, :11]))
         return out
 
     def normalised() -> Any:
+        """Return NumPy's layer norm of the last dim."""
         centred = rows - rows.mean(-1, keepdims=True)
         return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
     def attended() -> Any:
+        """Return NumPy's attention."""
         q = rows[:, :64].reshape(1, 2, 3, 64)
         scores = np.einsum("bhid,bhjd->bhij", q, q) / 8.0
         return np.einsum("bhij,bhjd->bhid", np.exp(log_softmax(scores)), q)
 
     def attention(device: str) -> Any:
+        """Return the attention on a device."""
         q = put(rows[:, :64].reshape(1, 2, 3, 64), device)
         return F.scaled_dot_product_attention(q, q, q)
 
     def drawn(device: str) -> Any:
+        """Return random numbers of a fixed seed on a device."""
         torch.manual_seed(11)
         return torch.rand(1000, device=device)
 

@@ -78,6 +78,7 @@ class _Answers:
         self.results, self.name = results, name
 
     def put(self, item: tuple[int, int, int, Any]) -> None:
+        """Send an item; one that cannot be pickled goes as the failure that it is."""
         epoch, number, worker, out = item
         try:
             if isinstance(out, Failure):
@@ -126,6 +127,7 @@ class _Tasks:
         self.parent = multiprocessing.parent_process()
 
     def get(self) -> Any:
+        """Return the next task, None once the parent process is gone."""
         while True:
             try:
                 return self.tasks.get(timeout=_LOOK_SECONDS)

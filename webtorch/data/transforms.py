@@ -100,6 +100,7 @@ def normalize(tensor: Tensor, mean: Any, std: Any, inplace: bool = False) -> Ten
         )
 
     def made(v: Any) -> Tensor:
+        """Return a mean or deviation as a tensor that broadcasts over (C, H, W)."""
         t = webtorch.as_tensor(v, dtype=tensor.dtype, device=tensor.device)
         return t.reshape(-1, 1, 1) if t.ndim == 1 else t
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
@@ -24,6 +25,7 @@ class Beta(ExponentialFamily):
     }
     support = constraints.unit_interval
     has_rsample = True
+    _batched = ("_dirichlet",)
 
     def __init__(
         self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
@@ -34,9 +36,6 @@ class Beta(ExponentialFamily):
             both = webtorch.stack(broadcast_all(concentration1, concentration0), -1)
         self._dirichlet = Dirichlet(both, validate_args=validate_args)
         super().__init__(self._dirichlet._batch_shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(Beta, batch_shape, _instance, "_dirichlet")
 
     @property
     def concentration1(self) -> Tensor:
@@ -50,26 +49,29 @@ class Beta(ExponentialFamily):
 
     @property
     def mean(self) -> Tensor:
+        """`concentration1 / (concentration1 + concentration0)`."""
         return self.concentration1 / (self.concentration1 + self.concentration0)
 
     @property
     def mode(self) -> Tensor:
+        """`(concentration1 - 1) / (both - 2)` where both are above 1; else an end of the interval."""
         return self._dirichlet.mode[..., 0]
 
     @property
     def variance(self) -> Tensor:
+        """`concentration1 * concentration0 / (both ** 2 * (both + 1))`."""
         total = self.concentration1 + self.concentration0
         return self.concentration1 * self.concentration0 / (total.square() * (total + 1))
 
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Return samples with gradients: the first numbers of Dirichlet pairs."""
         return self._dirichlet.rsample(sample_shape).select(-1, 0)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return self._dirichlet.log_prob(webtorch.stack([value, 1.0 - value], -1))
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, by digamma functions."""
         return self._dirichlet.entropy()
 
     @property

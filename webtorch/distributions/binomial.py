@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -22,6 +23,7 @@ class Binomial(BinaryParameter, Distribution):
         "logits": constraints.real,
     }
     has_enumerate_support = True
+    _batched = ("total_count", "probs", "logits", "_param")
 
     def __init__(
         self,
@@ -34,35 +36,33 @@ class Binomial(BinaryParameter, Distribution):
         self.total_count = count.type_as(self._param)
         super().__init__(self._param.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(
-            Binomial, batch_shape, _instance, "total_count", "probs", "logits", "_param"
-        )
-
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> Any:
+        """The integers from 0 to total_count."""
         return constraints.integer_interval(0, self.total_count)
 
     @property
     def mean(self) -> Tensor:
+        """`total_count * probs`."""
         return self.total_count * self.probs
 
     @property
     def mode(self) -> Tensor:
+        """`floor((total_count + 1) * probs)`, at most total_count."""
         return ((self.total_count + 1) * self.probs).floor().clamp(max=self.total_count)
 
     @property
     def variance(self) -> Tensor:
+        """`total_count * probs * (1 - probs)`."""
         return self.total_count * self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return counts of the parameter's dtype, without gradient."""
         shape = self._extended_shape(sample_shape)
         with webtorch.no_grad():
             return webtorch.binomial(self.total_count.expand(shape), self.probs.expand(shape))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         n, logits = self.total_count, self.logits
         # n log(1 + exp(logits)), from the side that does not overflow; the gradient at 0 is a half.
         above = (logits.clamp(min=0) + logits - logits.clamp(max=0)) / 2
@@ -71,6 +71,10 @@ class Binomial(BinaryParameter, Distribution):
         return value * logits - choices - normalizer
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, summed over the support.
+
+        Waits for the device. Raises NotImplementedError unless all trials have one total_count.
+        """
         self._one_count("entropy")
         log_prob = self.log_prob(self.enumerate_support(False))
         return -(log_prob.exp() * log_prob).sum(0)
@@ -82,6 +86,10 @@ class Binomial(BinaryParameter, Distribution):
         return count
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Return 0 to total_count along a new first dim; without `expand`, for a batch of ones.
+
+        Waits for the device. Raises NotImplementedError unless all trials have one total_count.
+        """
         count = self._one_count("enumerate_support")
         values = webtorch.arange(1 + count, dtype=self._param.dtype, device=self._param.device)
         return self._enumerated(values, expand)

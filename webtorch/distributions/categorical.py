@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import lazy_property, logits_to_probs, probs_to_logits
+from webtorch.distributions.utils import lazy_property, logits_to_probs, part, probs_to_logits
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -19,6 +20,8 @@ class Categorical(Distribution):
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     has_enumerate_support = True
+    _batched = ("probs", "logits", "_param")
+    _unbatched = ("_num_events",)
 
     def __init__(
         self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
@@ -36,16 +39,12 @@ class Categorical(Distribution):
         self._num_events = self._param.shape[-1]
         super().__init__(self._param.shape[:-1], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(Categorical, batch_shape, _instance, "probs", "logits", "_param")
-        new._num_events = self._num_events
-        return new
-
     def _new(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._param.new(*args, **kwargs)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> Any:
+        """The integers from 0 to the number of events minus 1."""
         return constraints.integer_interval(0, self._num_events - 1)
 
     @lazy_property
@@ -65,17 +64,21 @@ class Categorical(Distribution):
 
     @property
     def mean(self) -> Tensor:
+        """NaN: the numbers of events have no order."""
         return self._full(self.probs, math.nan)
 
     @property
     def mode(self) -> Tensor:
+        """The likeliest event, as int64."""
         return self.probs.argmax(dim=-1)
 
     @property
     def variance(self) -> Tensor:
+        """NaN: the numbers of events have no order."""
         return self._full(self.probs, math.nan)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return numbers of events as int64, of shape sample_shape + batch_shape."""
         sample_shape = Size(sample_shape)
         rows = self.probs.detach().reshape(-1, self._num_events)
         shape = self._extended_shape(sample_shape)
@@ -83,16 +86,28 @@ class Categorical(Distribution):
             return webtorch.empty(shape, dtype=webtorch.int64, device=rows.device)
         return webtorch.multinomial(rows, sample_shape.numel(), True).T.reshape(shape)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         value, table = webtorch.broadcast_tensors(value.long().unsqueeze(-1), self.logits)
         return table.gather(-1, value[..., :1]).squeeze(-1)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats; events of probability 0 add nothing."""
         logits = self.logits.clamp(min=webtorch.finfo(self.logits.dtype).min)
         return -(logits * self.probs).sum(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Return all numbers of events along a new first dim; without `expand`, for a batch of ones."""
         values = webtorch.arange(self._num_events, dtype=webtorch.long, device=self._param.device)
         return self._enumerated(values, expand)
+
+
+class OfCategorical(Distribution):
+    """A distribution whose samples come from those of a Categorical, `_categorical`, with its parameters."""
+
+    _categorical: Categorical
+    probs = part("_categorical.probs", "Probabilities along the last dim.")
+    logits = part("_categorical.logits", "Log probabilities along the last dim.")
+    param_shape = part("_categorical.param_shape", "The shape of the parameter that was given.")
+
+    def _new(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._categorical._new(*args, **kwargs)

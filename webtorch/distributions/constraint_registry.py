@@ -46,6 +46,7 @@ transform_to = ConstraintRegistry()
 
 def _both(*kinds: Any) -> Callable[[Any], Any]:
     def register(factory: Any) -> Any:
+        """Add a pair of functions for one constraint to both registries."""
         for kind in kinds:
             biject_to.register(kind, factory)
             transform_to.register(kind, factory)

@@ -199,6 +199,7 @@ class _Boolean(Constraint):
     is_discrete = True
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is 0 or 1."""
         return (value == 0) | (value == 1)
 
 
@@ -207,6 +208,7 @@ class _OneHot(Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each vector has one 1 and zeros."""
         return boolean.check(value).all(-1) & (value.sum(-1) == 1)
 
 
@@ -245,6 +247,7 @@ class _IntegerInterval(_Between):
     is_discrete = True
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is whole and within both bounds."""
         return (value % 1 == 0) & (value >= self.lower_bound) & (value <= self.upper_bound)
 
 
@@ -252,6 +255,7 @@ class _IntegerLessThan(_Below):
     is_discrete = True
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is whole and at most the bound."""
         return (value % 1 == 0) & (value <= self.upper_bound)
 
 
@@ -259,36 +263,43 @@ class _IntegerGreaterThan(_Above):
     is_discrete = True
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is whole and at least the bound."""
         return (value % 1 == 0) & (value >= self.lower_bound)
 
 
 class _Real(Constraint):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is not NaN."""
         return value == value
 
 
 class _GreaterThan(_Above):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is above the bound."""
         return value > self.lower_bound
 
 
 class _GreaterThanEq(_Above):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is at least the bound."""
         return value >= self.lower_bound
 
 
 class _LessThan(_Below):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is below the bound."""
         return value < self.upper_bound
 
 
 class _Interval(_Between):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is within both bounds, which belong to the interval."""
         return (value >= self.lower_bound) & (value <= self.upper_bound)
 
 
 class _HalfOpenInterval(_Between):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each number is at least the lower bound and below the upper one."""
         return (value >= self.lower_bound) & (value < self.upper_bound)
 
 
@@ -296,6 +307,7 @@ class _Simplex(Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each vector has no negative number and the sum 1, to 1e-6."""
         return (value >= 0).all(dim=-1) & ((value.sum(-1) - 1).abs() < 1e-6)
 
 
@@ -307,6 +319,7 @@ class _Multinomial(Constraint):
         self.upper_bound = upper_bound
 
     def check(self, x: Tensor) -> Tensor:
+        """Whether each vector has no negative number and a sum of at most the bound."""
         return (x >= 0).all(dim=-1) & (x.sum(dim=-1) <= self.upper_bound)
 
 
@@ -314,6 +327,7 @@ class _LowerTriangular(Constraint):
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each matrix is 0 above the diagonal."""
         return (value.tril() == value).all(-1).all(-1)
 
 
@@ -321,6 +335,7 @@ class _LowerCholesky(Constraint):
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each matrix is lower triangular with a positive diagonal."""
         positive_diagonal = (value.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
         return lower_triangular.check(value) & positive_diagonal
 
@@ -329,6 +344,7 @@ class _CorrCholesky(Constraint):
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each matrix is a Cholesky factor whose rows have length 1, to rounding."""
         tolerance = webtorch.finfo(value.dtype).eps * value.size(-1) * 10
         length = value.detach().square().sum(-1).sqrt()
         return lower_cholesky.check(value) & ((length - 1).abs() <= tolerance).all(-1)
@@ -338,12 +354,14 @@ class _Square(Constraint):
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether the matrices are square: the same for all."""
         equal = value.shape[-2] == value.shape[-1]
         return webtorch.full(value.shape[:-2], equal, dtype=webtorch.bool, device=value.device)
 
 
 class _Symmetric(_Square):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each matrix is square and equal to its transpose, to 1e-6."""
         if value.shape[-2] != value.shape[-1]:
             return super().check(value)
         return webtorch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
@@ -351,6 +369,7 @@ class _Symmetric(_Square):
 
 class _PositiveSemidefinite(_Symmetric):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each matrix is symmetric without a negative eigenvalue. Waits for the device."""
         symmetric = super().check(value)
         if not bool(symmetric.all()):
             return symmetric
@@ -359,6 +378,7 @@ class _PositiveSemidefinite(_Symmetric):
 
 class _PositiveDefinite(_Symmetric):
     def check(self, value: Tensor) -> Tensor:
+        """Whether each matrix is symmetric and has a Cholesky factor. Waits for the device."""
         symmetric = super().check(value)
         if not bool(symmetric.all()):
             return symmetric
@@ -377,6 +397,7 @@ class _Sequence(Constraint):
 
     @property
     def is_discrete(self) -> bool:
+        """Whether one of the regions is."""
         return any(c.is_discrete for c in self.cseq)
 
     def _check_dim(self, value: Tensor) -> None:
@@ -401,9 +422,11 @@ class _Cat(_Sequence):
 
     @property
     def event_dim(self) -> int:
+        """The largest of the regions'."""
         return max(c.event_dim for c in self.cseq)
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each slice lies in its region, put together along `dim`."""
         self._check_dim(value)
         checks, start = [], 0
         for one, length in zip(self.cseq, self.lengths, strict=True):
@@ -417,10 +440,12 @@ class _Stack(_Sequence):
 
     @property
     def event_dim(self) -> int:
+        """The largest of the regions', and `dim` itself if that lies within an event."""
         dim = max(c.event_dim for c in self.cseq)
         return dim + 1 if self.dim + dim < 0 else dim
 
     def check(self, value: Tensor) -> Tensor:
+        """Whether each element along `dim` lies in its region, stacked along it."""
         self._check_dim(value)
         parts = [value.select(self.dim, i) for i in range(value.size(self.dim))]
         checks = [one.check(part) for part, one in zip(parts, self.cseq, strict=True)]

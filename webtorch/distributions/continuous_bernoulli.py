@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -31,6 +32,8 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
     support = constraints.unit_interval
     has_rsample = True
     _mean_carrier_measure = 0
+    _batched = ("probs", "logits", "_param")
+    _unbatched = ("_lims",)
 
     def __init__(
         self,
@@ -47,11 +50,6 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
             self.probs = self._param = clamp_probs(self._param)
         self._lims = lims
         super().__init__(self._param.shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(ContinuousBernoulli, batch_shape, _instance, "probs", "logits", "_param")
-        new._lims = self._lims
-        return new
 
     @lazy_property
     def probs(self) -> Tensor:
@@ -78,6 +76,7 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
 
     @property
     def mean(self) -> Tensor:
+        """`probs / (2 * probs - 1) + 1 / (log(1 - probs) - log(probs))`, 1/2 at probs = 1/2."""
         p = self._safe_probs()
         exact = p / (2.0 * p - 1.0) + 1.0 / ((-p).log1p() - p.log())
         x = self.probs - 0.5
@@ -86,6 +85,7 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
 
     @property
     def variance(self) -> Tensor:
+        """The variance: 1/12, that of a uniform number, at probs = 1/2, and smaller elsewhere."""
         p = self._safe_probs()
         slope = ((-p).log1p() - p.log()).square()
         exact = p * (p - 1.0) / (1.0 - 2.0 * p).square() + 1.0 / slope
@@ -93,35 +93,34 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
         series = 1.0 / 12.0 - (1.0 / 15.0 - 128.0 / 945.0 * x) * x
         return webtorch.where(self._regular(), exact, series)
 
-    def _uniform(self, sample_shape: Any) -> Tensor:
+    def _uniform(self, sample_shape: Sequence[int]) -> Tensor:
         shape = self._extended_shape(sample_shape)
         return webtorch.rand(shape, dtype=self.probs.dtype, device=self.probs.device)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients, by the inverse of the distribution function."""
         return self.icdf(self._uniform(sample_shape))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         logits, value = broadcast_all(self.logits, value)
         loss = binary_cross_entropy_with_logits(logits, value, reduction="none")
         return -loss + self._cont_bern_log_norm()
 
-    def cdf(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _cdf(self, value: Tensor) -> Tensor:
         p = self._safe_probs()
         exact = (p.pow(value) * (1.0 - p).pow(1.0 - value) + p - 1.0) / (2.0 * p - 1.0)
         inside = webtorch.where(self._regular(), exact, value)
         return webtorch.where(value <= 0.0, 0.0, webtorch.where(value >= 1.0, 1.0, inside))
 
     def icdf(self, value: Tensor) -> Tensor:
+        """Return the value that has a cumulative probability; within `lims` the probability itself."""
         p = self._safe_probs()
         rest = (-p).log1p()
         exact = ((-p + value * (2.0 * p - 1.0)).log1p() - rest) / (p.log() - rest)
         return webtorch.where(self._regular(), exact, value)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: at most 0, that of a uniform number."""
         zero, one = (-self.probs).log1p(), self.probs.log()
         return self.mean * (zero - one) - self._cont_bern_log_norm() - zero
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -19,6 +20,7 @@ class Dirichlet(ExponentialFamily):
     arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}
     support = constraints.simplex
     has_rsample = True
+    _batched = ("concentration",)
 
     def __init__(self, concentration: Any, validate_args: bool | None = None) -> None:
         if concentration.dim() < 1:
@@ -27,25 +29,23 @@ class Dirichlet(ExponentialFamily):
         shape = concentration.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(Dirichlet, batch_shape, _instance, "concentration")
-
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Return samples with gradients: gamma numbers divided by their sum."""
         shape = self._extended_shape(sample_shape)
         return _sample_dirichlet(self.concentration.expand(shape))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         c = self.concentration
         return (c - 1.0).xlogy(value).sum(-1) + c.sum(-1).lgamma() - c.lgamma().sum(-1)
 
     @property
     def mean(self) -> Tensor:
+        """`concentration / sum(concentration)`."""
         return self.concentration / self.concentration.sum(-1, True)
 
     @property
     def mode(self) -> Tensor:
+        """`(concentration - 1)` where positive, over its sum; a corner if all concentrations are below 1."""
         above = (self.concentration - 1).clamp(min=0.0)
         inside = above / above.sum(-1, True)
         # Where all concentrations are below 1: a corner, the first one since all are as likely.
@@ -55,10 +55,12 @@ class Dirichlet(ExponentialFamily):
 
     @property
     def variance(self) -> Tensor:
+        """Variances of the single numbers: mean * (1 - mean) / (sum(concentration) + 1)."""
         c, total = self.concentration, self.concentration.sum(-1, True)
         return c * (total - c) / (total.square() * (total + 1))
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, by digamma functions; of the batch's shape."""
         c, total = self.concentration, self.concentration.sum(-1)
         inner = ((c - 1.0) * c.digamma()).sum(-1)
         rest = (c.shape[-1] - total) * total.digamma()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -26,6 +27,13 @@ class Distribution:
     has_rsample: Any = False
     has_enumerate_support: Any = False
     _validate_args = __debug__
+    # What `expand` takes over: attributes (tensors, distributions) that start with the batch, and others. A class with
+    # an `__init__` of its own names its own.
+    _batched: tuple[str, ...] | None = None
+    _unbatched: tuple[str, ...] = ()
+    # log_prob and cdf of a checked value, where the distribution has them.
+    _log_prob: Any = None
+    _cdf: Any = None
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
@@ -77,20 +85,24 @@ class Distribution:
                     f"but found invalid values:\n{value}"
                 )
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        """Return the distribution with its parameters expanded to a batch shape. No memory is used for it."""
-        raise NotImplementedError
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        """Return the distribution with its parameters expanded to a batch shape. No memory is used for it.
 
-    def _expand(self, cls: Any, batch_shape: Any, instance: Any, *names: str) -> Any:
-        """Return what `expand` of `cls` does whose attributes `names` (tensors, distributions) start with the batch."""
-        new = self._get_checked_instance(cls, instance)
+        A subclass with an `__init__` of its own overrides this, and hands the instance that it made on as `_instance`.
+        """
+        if self._batched is None:
+            raise NotImplementedError
+        owner = next(cls for cls in type(self).__mro__ if "_batched" in vars(cls))
+        new = self._get_checked_instance(owner, _instance)
         batch_shape = Size(batch_shape)
         rank = len(self._batch_shape)
-        for name in names:
+        for name in self._batched:
             if name in self.__dict__:
                 value = self.__dict__[name]
                 shape = value.shape if isinstance(value, Tensor) else value.batch_shape
                 setattr(new, name, value.expand(batch_shape + shape[rank:]))
+        for name in self._unbatched:
+            setattr(new, name, getattr(self, name))
         Distribution.__init__(new, batch_shape, self._event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -135,12 +147,12 @@ class Distribution:
         """The standard deviation."""
         return self.variance.sqrt()
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples of shape sample_shape + batch_shape + event_shape, without gradient."""
         with webtorch.no_grad():
             return self.rsample(sample_shape)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples through which gradients reach the parameters."""
         raise NotImplementedError
 
@@ -154,12 +166,25 @@ class Distribution:
         return self.sample(Size((n,)))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the logarithm of the density, or of the probability, of a value."""
-        raise NotImplementedError
+        """Return the logarithm of the density, or of the probability, of a value.
+
+        The value broadcasts against batch_shape + event_shape; the result has one number for each event. Raises
+        ValueError, if values are checked, for another shape and for a value outside the support.
+        """
+        return self._at(self._log_prob, value)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of being at most a value."""
-        raise NotImplementedError
+        """Return the probability of being at most a value. Checks the value as `log_prob` does."""
+        return self._at(self._cdf, value)
+
+    def _at(self, rule: Any, value: Tensor) -> Tensor:
+        """Return what a rule gives for a value, which is checked. Raises NotImplementedError without a rule."""
+        if rule is None:
+            raise NotImplementedError
+        if self._validate_args:
+            self._validate_sample(value)
+        result: Tensor = rule(value)
+        return result
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the value that has a cumulative probability."""
@@ -177,7 +202,7 @@ class Distribution:
         """Return exp(entropy)."""
         return self.entropy().exp()
 
-    def _extended_shape(self, sample_shape: Any = Size()) -> Size:
+    def _extended_shape(self, sample_shape: Sequence[int] = Size()) -> Size:
         return Size(sample_shape) + self._batch_shape + self._event_shape
 
     def _enumerated(self, values: Tensor, expand: bool) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -23,6 +24,8 @@ class GeneralizedPareto(Distribution):
         "concentration": constraints.real,
     }
     has_rsample = True
+    _batched = ("loc", "scale", "concentration")
+    mode = part("loc", "The location, the smallest value.")
 
     def __init__(
         self, loc: Any, scale: Any, concentration: Any, validate_args: bool | None = None
@@ -30,23 +33,17 @@ class GeneralizedPareto(Distribution):
         self.loc, self.scale, self.concentration = broadcast_all(loc, scale, concentration)
         super().__init__(self.loc.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(
-            GeneralizedPareto, batch_shape, _instance, "loc", "scale", "concentration"
-        )
-
     def _parts(self) -> tuple[Tensor, Tensor]:
         """Return whether the concentration is 0, and one that can be divided by."""
         zero = webtorch.isclose(self.concentration, webtorch.zeros_like(self.concentration))
         return zero, webtorch.where(zero, 1.0, self.concentration)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients, by the inverse of the distribution function."""
         shape = self._extended_shape(sample_shape)
         return self.icdf(webtorch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         z = (value - self.loc) / self.scale
         zero, c = self._parts()
         power = 1 / c + webtorch.ones_like(z)
@@ -66,9 +63,11 @@ class GeneralizedPareto(Distribution):
         return (-self.log_survival_function(value).exp()).log1p()
 
     def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of being at most a value: exp(log_cdf(value))."""
         return self.log_cdf(value).exp()
 
     def icdf(self, value: Tensor) -> Tensor:
+        """Return the value that has a cumulative probability."""
         zero, c = self._parts()
         logu = (-value).log1p()
         curved = self.loc + self.scale / c * (-c * logu).expm1()
@@ -76,26 +75,26 @@ class GeneralizedPareto(Distribution):
 
     @property
     def mean(self) -> Tensor:
+        """`loc + scale / (1 - concentration)`; NaN for concentration >= 1."""
         valid = self.concentration < 1
         safe = webtorch.where(valid, self.concentration, 0.5)
         return webtorch.where(valid, self.loc + self.scale / (1 - safe), math.nan)
 
     @property
     def variance(self) -> Tensor:
+        """The variance; NaN for concentration >= 1/2."""
         valid = self.concentration < 0.5
         safe = webtorch.where(valid, self.concentration, 0.25)
         variance = self.scale.square() / ((1 - safe).square() * (1 - 2 * safe))
         return webtorch.where(valid, variance, math.nan)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: log(scale) + concentration + 1."""
         return (self.scale.log() + self.concentration + 1).expand(self._batch_shape)
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> Any:
+        """From loc on; up to loc - scale / concentration where the concentration is negative."""
         bounded = self.loc - self.scale / self.concentration
         return constraints.interval(
             self.loc, webtorch.where(self.concentration < 0, bounded, math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -20,6 +21,7 @@ class Geometric(BinaryParameter, Distribution):
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.nonnegative_integer
+    _batched = ("probs", "logits", "_param")
 
     def __init__(
         self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
@@ -35,22 +37,23 @@ class Geometric(BinaryParameter, Distribution):
                     f"invalid values:\n{self.probs.detach()[~valid]}"
                 )
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(Geometric, batch_shape, _instance, "probs", "logits", "_param")
-
     @property
     def mean(self) -> Tensor:
+        """1 / probs - 1."""
         return 1.0 / self.probs - 1.0
 
     @property
     def mode(self) -> Tensor:
+        """0."""
         return webtorch.zeros_like(self.probs)
 
     @property
     def variance(self) -> Tensor:
+        """`(1 / probs - 1) / probs`."""
         return (1.0 / self.probs - 1.0) / self.probs
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return counts of the parameter's dtype, without gradient, by the inverse of the distribution function."""
         shape = self._extended_shape(sample_shape)
         tiny = webtorch.finfo(self.probs.dtype).tiny
         with webtorch.no_grad():
@@ -58,14 +61,13 @@ class Geometric(BinaryParameter, Distribution):
             u = webtorch.rand(shape, dtype=self.probs.dtype, device=self.probs.device)
             return ((1 - u).clamp(min=tiny).log() / (-self.probs).log1p()).floor()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         value, probs = broadcast_all(value, self.probs)
         # 0 * log(0) is 0 here: a sure success leaves no failures.
         failure = webtorch.where((probs == 1) & (value == 0), 0.0, probs)
         return value * (-failure).log1p() + self.probs.log()
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: that of one trial / probs."""
         loss = binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
         return loss / self.probs

@@ -9,7 +9,7 @@ from webtorch.distributions import constraints
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, ExpTransform
 from webtorch.distributions.uniform import Uniform
-from webtorch.distributions.utils import broadcast_all, euler_constant
+from webtorch.distributions.utils import broadcast_all, euler_constant, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -21,6 +21,8 @@ class Gumbel(TransformedDistribution):
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.real
+    _batched = ("loc", "scale")
+    mode = part("loc", "The location.")
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast_all(loc, scale)
@@ -35,32 +37,25 @@ class Gumbel(TransformedDistribution):
         log = ExpTransform().inv
         super().__init__(base, [log, flip, ExpTransform().inv, final], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(Gumbel, _instance)
-        new.loc, new.scale = self.loc.expand(batch_shape), self.scale.expand(batch_shape)
-        return super().expand(batch_shape, _instance=new)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         y = (self.loc - value) / self.scale
         return y - y.exp() - self.scale.log()
 
     @property
     def mean(self) -> Tensor:
+        """`loc + scale * (Euler's constant)`."""
         return self.loc + self.scale * euler_constant
 
     @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
     def stddev(self) -> Tensor:
+        """`pi / sqrt(6) * scale`."""
         return math.pi / math.sqrt(6) * self.scale
 
     @property
     def variance(self) -> Tensor:
+        """`(pi * scale) ** 2 / 6`."""
         return self.stddev.square()
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: log(scale) + 1 + (Euler's constant)."""
         return self.scale.log() + (1 + euler_constant)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import _sum_rightmost
+from webtorch.distributions.utils import _sum_rightmost, part
 from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Independent"]
@@ -19,6 +20,11 @@ class Independent(Distribution, Generic[D]):
     """Another distribution whose last dims of the batch are one event: log_prob is summed over them."""
 
     arg_constraints: Any = {}
+    _batched = ("base_dist",)
+    _unbatched = ("reinterpreted_batch_ndims",)
+    mean = part("base_dist.mean", "The mean of the base.")
+    mode = part("base_dist.mode", "The mode of the base.")
+    variance = part("base_dist.variance", "The variance of the base.")
 
     def __init__(
         self,
@@ -38,11 +44,6 @@ class Independent(Distribution, Generic[D]):
         self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
         super().__init__(shape[:cut], shape[cut:], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(Independent, batch_shape, _instance, "base_dist")
-        new.reinterpreted_batch_ndims = self.reinterpreted_batch_ndims
-        return new
-
     @property
     def has_rsample(self) -> bool:
         """That of the base."""
@@ -55,36 +56,30 @@ class Independent(Distribution, Generic[D]):
 
     @constraints.dependent_property
     def support(self) -> Any:
+        """The base's, with the dims taken together as one event."""
         result = self.base_dist.support
         if self.reinterpreted_batch_ndims:
             result = constraints.independent(result, self.reinterpreted_batch_ndims)
         return result
 
-    @property
-    def mean(self) -> Tensor:
-        return self.base_dist.mean
-
-    @property
-    def mode(self) -> Tensor:
-        return self.base_dist.mode
-
-    @property
-    def variance(self) -> Tensor:
-        return self.base_dist.variance
-
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples of the base, without gradient."""
         return self.base_dist.sample(sample_shape)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples of the base, with gradients if it has them."""
         return self.base_dist.rsample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """Return the base's log_prob, summed over the dims taken together."""
         return _sum_rightmost(self.base_dist.log_prob(value), self.reinterpreted_batch_ndims)
 
     def entropy(self) -> Tensor:
+        """Return the base's entropy in nats, summed over the dims taken together."""
         return _sum_rightmost(self.base_dist.entropy(), self.reinterpreted_batch_ndims)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Return the base's values. Raises NotImplementedError if dims are taken together."""
         if self.reinterpreted_batch_ndims > 0:
             raise NotImplementedError("Enumeration over cartesian product is not implemented")
         return self.base_dist.enumerate_support(expand=expand)

@@ -9,6 +9,7 @@ from webtorch.distributions import constraints
 from webtorch.distributions.gamma import Gamma
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import PowerTransform
+from webtorch.distributions.utils import part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -21,41 +22,34 @@ class InverseGamma(TransformedDistribution):
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
     support = constraints.positive
     has_rsample = True
+    _batched = ()
+    concentration = part("base_dist.concentration", "The concentration of the gamma number.")
+    rate = part("base_dist.rate", "The rate of the gamma number.")
 
     def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
         base = Gamma(concentration, rate, validate_args=validate_args)
         power = PowerTransform(-base.rate.new_ones(()))
         super().__init__(base, power, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(InverseGamma, _instance)
-        return super().expand(batch_shape, _instance=new)
-
-    @property
-    def concentration(self) -> Tensor:
-        """The concentration of the gamma number."""
-        return self.base_dist.concentration
-
-    @property
-    def rate(self) -> Tensor:
-        """The rate of the gamma number."""
-        return self.base_dist.rate
-
     @property
     def mean(self) -> Tensor:
+        """`rate / (concentration - 1)`; infinite for concentration <= 1."""
         a = self.concentration
         return webtorch.where(a > 1, self.rate / (a - 1), math.inf)
 
     @property
     def mode(self) -> Tensor:
+        """`rate / (concentration + 1)`."""
         return self.rate / (self.concentration + 1)
 
     @property
     def variance(self) -> Tensor:
+        """The variance; infinite for concentration <= 2."""
         a = self.concentration
         variance = self.rate.square() / ((a - 1).square() * (a - 2))
         return webtorch.where(a > 2, variance, math.inf)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, by the digamma function."""
         a = self.concentration
         return a + self.rate.log() + a.lgamma() - (1 + a) * a.digamma()

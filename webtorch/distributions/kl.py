@@ -67,6 +67,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[Any], Any]:
             raise TypeError(f"Expected {name} to be a Distribution subclass but got {kind}")
 
     def decorator(fun: Any) -> Any:
+        """Put the function into the registry, and return it."""
         _KL_REGISTRY[type_p, type_q] = fun
         _KL_MEMOIZE.clear()
         return fun
@@ -133,7 +134,7 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
 
 
 @register_kl(Bernoulli, Bernoulli)
-def _kl_bernoulli_bernoulli(p: Any, q: Any) -> Tensor:
+def _kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
     one = p.probs * (softplus(-q.logits) - softplus(-p.logits))
     one = where(p.probs == 0, 0.0, where(q.probs == 0, math.inf, one))
     zero = (1 - p.probs) * (softplus(q.logits) - softplus(p.logits))
@@ -141,7 +142,7 @@ def _kl_bernoulli_bernoulli(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Beta, Beta)
-def _kl_beta_beta(p: Any, q: Any) -> Tensor:
+def _kl_beta_beta(p: Beta, q: Beta) -> Tensor:
     a, b, c, d = p.concentration1, p.concentration0, q.concentration1, q.concentration0
     constants = c.lgamma() + d.lgamma() - (c + d).lgamma()
     constants = constants - a.lgamma() - b.lgamma() + (a + b).lgamma()
@@ -150,7 +151,7 @@ def _kl_beta_beta(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Binomial, Binomial)
-def _kl_binomial_binomial(p: Any, q: Any) -> Tensor:
+def _kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor:
     if bool((p.total_count < q.total_count).any()):
         raise NotImplementedError(
             "KL between Binomials where q.total_count > p.total_count is not implemented"
@@ -160,28 +161,30 @@ def _kl_binomial_binomial(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Categorical, Categorical)
-def _kl_categorical_categorical(p: Any, q: Any) -> Tensor:
+def _kl_categorical_categorical(p: Categorical, q: Categorical) -> Tensor:
     each = p.probs * (p.logits - q.logits)
     each = where(p.probs == 0, 0.0, where(q.probs == 0, math.inf, each))
     return each.sum(-1)
 
 
 @register_kl(Cauchy, Cauchy)
-def _kl_cauchy_cauchy(p: Any, q: Any) -> Tensor:
+def _kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
     # Chyzak and Nielsen, 2019.
     spread = ((p.scale + q.scale).square() + (p.loc - q.loc).square()).log()
     return spread - (4 * p.scale * q.scale).log()
 
 
 @register_kl(ContinuousBernoulli, ContinuousBernoulli)
-def _kl_continuous_bernoulli_continuous_bernoulli(p: Any, q: Any) -> Tensor:
+def _kl_continuous_bernoulli_continuous_bernoulli(
+    p: ContinuousBernoulli, q: ContinuousBernoulli
+) -> Tensor:
     constants = p._cont_bern_log_norm() - q._cont_bern_log_norm()
     constants = constants + (-p.probs).log1p() - (-q.probs).log1p()
     return p.mean * (p.logits - q.logits) + constants
 
 
 @register_kl(Dirichlet, Dirichlet)
-def _kl_dirichlet_dirichlet(p: Any, q: Any) -> Tensor:
+def _kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
     a, b = p.concentration, q.concentration
     total = a.sum(-1)
     constants = total.lgamma() - b.sum(-1).lgamma() - (a.lgamma() - b.lgamma()).sum(-1)
@@ -190,13 +193,13 @@ def _kl_dirichlet_dirichlet(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Exponential, Exponential)
-def _kl_exponential_exponential(p: Any, q: Any) -> Tensor:
+def _kl_exponential_exponential(p: Exponential, q: Exponential) -> Tensor:
     ratio = q.rate / p.rate
     return ratio - ratio.log() - 1
 
 
 @register_kl(ExponentialFamily, ExponentialFamily)
-def _kl_expfamily_expfamily(p: Any, q: Any) -> Tensor:
+def _kl_expfamily_expfamily(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
     """Bregman's divergence of the log normalizer (Nielsen and Nock, 2010)."""
     if type(p) is not type(q):
         raise NotImplementedError(
@@ -214,31 +217,31 @@ def _kl_expfamily_expfamily(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Gamma, Gamma)
-def _kl_gamma_gamma(p: Any, q: Any) -> Tensor:
+def _kl_gamma_gamma(p: Gamma, q: Gamma) -> Tensor:
     a, b = p.concentration, q.concentration
     constants = b * (p.rate / q.rate).log() + b.lgamma() - a.lgamma()
     return constants + (a - b) * a.digamma() + (q.rate - p.rate) * (a / p.rate)
 
 
 @register_kl(Geometric, Geometric)
-def _kl_geometric_geometric(p: Any, q: Any) -> Tensor:
+def _kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     return -p.entropy() - (-q.probs).log1p() / p.probs - q.logits
 
 
 @register_kl(Gumbel, Gumbel)
-def _kl_gumbel_gumbel(p: Any, q: Any) -> Tensor:
+def _kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     ratio, shift = p.scale / q.scale, (q.loc - p.loc) / q.scale
     mean = ratio * euler_constant - shift - (1 + euler_constant)
     return mean - ratio.log() + (shift + (1 + ratio).lgamma()).exp()
 
 
 @register_kl(HalfNormal, HalfNormal)
-def _kl_halfnormal_halfnormal(p: Any, q: Any) -> Tensor:
+def _kl_halfnormal_halfnormal(p: HalfNormal, q: HalfNormal) -> Tensor:
     return _kl_normal_normal(p.base_dist, q.base_dist)
 
 
 @register_kl(Independent, Independent)
-def _kl_independent_independent(p: Any, q: Any) -> Tensor:
+def _kl_independent_independent(p: Independent[Any], q: Independent[Any]) -> Tensor:
     if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
         raise NotImplementedError(
             "KL between Independents with different reinterpreted_batch_ndims is not implemented"
@@ -247,12 +250,12 @@ def _kl_independent_independent(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Laplace, Laplace)
-def _kl_laplace_laplace(p: Any, q: Any) -> Tensor:
+def _kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     ratio, away = p.scale / q.scale, (p.loc - q.loc).abs()
     return ratio * (-away / p.scale).exp() + away / q.scale - ratio.log() - 1
 
 
-def _check_events(p: Any, q: Any, kind: str) -> None:
+def _check_events(p: Distribution, q: Distribution, kind: str) -> None:
     if p.event_shape != q.event_shape:
         raise ValueError(
             f"KL-divergence between two {kind} Normals with different event shapes cannot be computed"
@@ -301,6 +304,7 @@ def _distance_and_trace(p: Any, q: Any) -> Tensor:
 
 def _kl_of_vectors(kind: str) -> Callable[[Any, Any], Tensor]:
     def divergence(p: Any, q: Any) -> Tensor:
+        """Return the divergence of two normal vectors, of the batch's shape."""
         _check_events(p, q, kind)
         size = p.event_shape[0]
         return 0.5 * (_log_det(q) - _log_det(p) + _distance_and_trace(p, q) - size)
@@ -321,30 +325,30 @@ register_kl(LowRankMultivariateNormal, MultivariateNormal)(
 
 
 @register_kl(Normal, Normal)
-def _kl_normal_normal(p: Any, q: Any) -> Tensor:
+def _kl_normal_normal(p: Normal, q: Normal) -> Tensor:
     ratio = (p.scale / q.scale).square()
     return 0.5 * (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log())
 
 
 @register_kl(OneHotCategorical, OneHotCategorical)
-def _kl_onehotcategorical_onehotcategorical(p: Any, q: Any) -> Tensor:
+def _kl_onehotcategorical_onehotcategorical(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
     return _kl_categorical_categorical(p._categorical, q._categorical)
 
 
 @register_kl(Pareto, Pareto)
-def _kl_pareto_pareto(p: Any, q: Any) -> Tensor:
+def _kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     ratio = q.alpha / p.alpha
     result = q.alpha * (p.scale / q.scale).log() - ratio.log() + ratio - 1
     return where(p.scale < q.scale, math.inf, result)
 
 
 @register_kl(Poisson, Poisson)
-def _kl_poisson_poisson(p: Any, q: Any) -> Tensor:
+def _kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
     return p.rate * (p.rate.log() - q.rate.log()) - (p.rate - q.rate)
 
 
 @register_kl(TransformedDistribution, TransformedDistribution)
-def _kl_transformed_transformed(p: Any, q: Any) -> Tensor:
+def _kl_transformed_transformed(p: TransformedDistribution, q: TransformedDistribution) -> Tensor:
     if p.transforms != q.transforms or p.event_shape != q.event_shape:
         raise NotImplementedError(
             "KL between TransformedDistributions with different transforms or event shapes is not implemented"
@@ -353,7 +357,7 @@ def _kl_transformed_transformed(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Uniform, Uniform)
-def _kl_uniform_uniform(p: Any, q: Any) -> Tensor:
+def _kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     result = ((q.high - q.low) / (p.high - p.low)).log()
     return where((q.low > p.low) | (q.high < p.high), math.inf, result)
 
@@ -405,7 +409,7 @@ def _mean_log_gumbel(q: Any, mean: Tensor, mean_exp: Tensor) -> Tensor:
 
 
 @register_kl(Bernoulli, Poisson)
-def _kl_bernoulli_poisson(p: Any, q: Any) -> Tensor:
+def _kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     return -p.entropy() - (p.probs * q.rate.log() - q.rate)
 
 
@@ -415,12 +419,12 @@ def _kl_to_continuous_bernoulli(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Beta, ContinuousBernoulli)
-def _kl_beta_continuous_bernoulli(p: Any, q: Any) -> Tensor:
+def _kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
     return _kl_to_continuous_bernoulli(p, q)
 
 
 @register_kl(Uniform, ContinuousBernoulli)
-def _kl_uniform_continuous_bernoulli(p: Any, q: Any) -> Tensor:
+def _kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tensor:
     outside = (p.high >= 1.0) | (p.low <= 0.0)
     return where(outside, math.inf, _kl_to_continuous_bernoulli(p, q))
 
@@ -428,12 +432,12 @@ def _kl_uniform_continuous_bernoulli(p: Any, q: Any) -> Tensor:
 @register_kl(Beta, Exponential)
 @register_kl(ContinuousBernoulli, Exponential)
 @register_kl(Gamma, Exponential)
-def _kl_to_exponential(p: Any, q: Any) -> Tensor:
+def _kl_to_exponential(p: Beta | ContinuousBernoulli | Gamma, q: Exponential) -> Tensor:
     return -p.entropy() - _mean_log_exponential(q, p.mean)
 
 
 @register_kl(Beta, Gamma)
-def _kl_beta_gamma(p: Any, q: Any) -> Tensor:
+def _kl_beta_gamma(p: Beta, q: Gamma) -> Tensor:
     mean_log = p.concentration1.digamma() - (p.concentration1 + p.concentration0).digamma()
     return -p.entropy() - _mean_log_gamma(q, p.mean, mean_log)
 
@@ -445,55 +449,57 @@ def _kl_beta_gamma(p: Any, q: Any) -> Tensor:
 @register_kl(Gumbel, Normal)
 @register_kl(Laplace, Normal)
 @register_kl(Uniform, Normal)
-def _kl_to_normal(p: Any, q: Any) -> Tensor:
+def _kl_to_normal(
+    p: Beta | ContinuousBernoulli | Exponential | Gamma | Gumbel | Laplace | Uniform, q: Normal
+) -> Tensor:
     return -p.entropy() - _mean_log_normal(q, p.mean, p.variance)
 
 
 @register_kl(Beta, Uniform)
-def _kl_beta_uniform(p: Any, q: Any) -> Tensor:
+def _kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
     result = -p.entropy() + (q.high - q.low).log()
     return where((q.low > 0.0) | (q.high < 1.0), math.inf, result)
 
 
 @register_kl(ContinuousBernoulli, Uniform)
-def _kl_continuous_bernoulli_uniform(p: Any, q: Any) -> Tensor:
+def _kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
     result = -p.entropy() + (q.high - q.low).log()
     return where((q.low >= 0.0) | (q.high <= 1.0), math.inf, result)
 
 
 @register_kl(Exponential, Gamma)
-def _kl_exponential_gamma(p: Any, q: Any) -> Tensor:
+def _kl_exponential_gamma(p: Exponential, q: Gamma) -> Tensor:
     return -p.entropy() - _mean_log_gamma(q, p.mean, -p.rate.log() - euler_constant)
 
 
 @register_kl(Exponential, Gumbel)
-def _kl_exponential_gumbel(p: Any, q: Any) -> Tensor:
+def _kl_exponential_gumbel(p: Exponential, q: Gumbel) -> Tensor:
     product = p.rate * q.scale
     mean_exp = (q.loc / q.scale).exp() * product / (product + 1)
     return -p.entropy() - _mean_log_gumbel(q, p.mean, mean_exp)
 
 
 @register_kl(Gamma, Gumbel)
-def _kl_gamma_gumbel(p: Any, q: Any) -> Tensor:
+def _kl_gamma_gumbel(p: Gamma, q: Gumbel) -> Tensor:
     shrink = (1 + (p.rate * q.scale).reciprocal()).pow(-p.concentration)
     return -p.entropy() - _mean_log_gumbel(q, p.mean, (q.loc / q.scale).exp() * shrink)
 
 
 @register_kl(Normal, Gumbel)
-def _kl_normal_gumbel(p: Any, q: Any) -> Tensor:
+def _kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
     mean_exp = ((q.loc - p.loc) / q.scale + 0.5 * (p.scale / q.scale).square()).exp()
     return -p.entropy() - _mean_log_gumbel(q, p.mean, mean_exp)
 
 
 @register_kl(Uniform, Gumbel)
-def _kl_uniform_gumbel(p: Any, q: Any) -> Tensor:
+def _kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     ends = ((q.loc - p.low) / q.scale).exp() - ((q.loc - p.high) / q.scale).exp()
     mean_exp = ends * q.scale / (p.high - p.low)
     return -p.entropy() - _mean_log_gumbel(q, p.mean, mean_exp)
 
 
 @register_kl(Normal, Laplace)
-def _kl_normal_laplace(p: Any, q: Any) -> Tensor:
+def _kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
     away = p.loc - q.loc
     z = away / p.scale
     mean_size = math.sqrt(2 / math.pi) * p.scale * (-0.5 * z.square()).exp()
@@ -502,21 +508,21 @@ def _kl_normal_laplace(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Pareto, Exponential)
-def _kl_pareto_exponential(p: Any, q: Any) -> Tensor:
+def _kl_pareto_exponential(p: Pareto, q: Exponential) -> Tensor:
     mean = p.alpha * p.scale / (p.alpha - 1)
     result = -p.entropy() - _mean_log_exponential(q, mean)
     return where(p.alpha <= 1, math.inf, result)
 
 
 @register_kl(Pareto, Gamma)
-def _kl_pareto_gamma(p: Any, q: Any) -> Tensor:
+def _kl_pareto_gamma(p: Pareto, q: Gamma) -> Tensor:
     mean = p.alpha * p.scale / (p.alpha - 1)
     mean_log = p.scale.log() + p.alpha.reciprocal()
     return where(p.alpha <= 1, math.inf, -p.entropy() - _mean_log_gamma(q, mean, mean_log))
 
 
 @register_kl(Pareto, Normal)
-def _kl_pareto_normal(p: Any, q: Any) -> Tensor:
+def _kl_pareto_normal(p: Pareto, q: Normal) -> Tensor:
     part = p.scale / (p.alpha - 1)
     variance = p.alpha * part.square() / (p.alpha - 2)
     result = -p.entropy() - _mean_log_normal(q, p.alpha * part, variance)
@@ -529,7 +535,7 @@ def _mean_log_of_uniform(p: Any) -> Tensor:
 
 
 @register_kl(Uniform, Beta)
-def _kl_uniform_beta(p: Any, q: Any) -> Tensor:
+def _kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     a, b = q.concentration1, q.concentration0
     rest = Uniform(1 - p.high, 1 - p.low, validate_args=False)
     powers = (a - 1) * _mean_log_of_uniform(p) + (b - 1) * _mean_log_of_uniform(rest)
@@ -539,18 +545,18 @@ def _kl_uniform_beta(p: Any, q: Any) -> Tensor:
 
 
 @register_kl(Uniform, Exponential)
-def _kl_uniform_exponential(p: Any, q: Any) -> Tensor:
+def _kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     result = -p.entropy() - _mean_log_exponential(q, p.mean)
     return where(p.low < 0.0, math.inf, result)
 
 
 @register_kl(Uniform, Gamma)
-def _kl_uniform_gamma(p: Any, q: Any) -> Tensor:
+def _kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     result = -p.entropy() - _mean_log_gamma(q, p.mean, _mean_log_of_uniform(p))
     return where(p.low < 0.0, math.inf, result)
 
 
 @register_kl(Uniform, Pareto)
-def _kl_uniform_pareto(p: Any, q: Any) -> Tensor:
+def _kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     mean_log = q.alpha.log() + q.alpha * q.scale.log() - (q.alpha + 1) * _mean_log_of_uniform(p)
     return where(p.low < q.scale, math.inf, -p.entropy() - mean_log)

@@ -25,6 +25,7 @@ class Kumaraswamy(TransformedDistribution):
     }
     support = constraints.unit_interval
     has_rsample = True
+    _batched = ("concentration1", "concentration0")
 
     def __init__(
         self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
@@ -42,12 +43,6 @@ class Kumaraswamy(TransformedDistribution):
         ]
         super().__init__(base, steps, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(Kumaraswamy, _instance)
-        new.concentration1 = self.concentration1.expand(batch_shape)
-        new.concentration0 = self.concentration0.expand(batch_shape)
-        return super().expand(batch_shape, _instance=new)
-
     def _moment(self, n: int) -> Tensor:
         """Return the mean of x ** n: b * beta(1 + n / a, b)."""
         b, first = self.concentration0, 1 + n / self.concentration1
@@ -55,19 +50,23 @@ class Kumaraswamy(TransformedDistribution):
 
     @property
     def mean(self) -> Tensor:
+        """`concentration0 * beta(1 + 1 / concentration1, concentration0)`."""
         return self._moment(1)
 
     @property
     def mode(self) -> Tensor:
+        """The mode; NaN where a concentration is below 1."""
         a, b = self.concentration1, self.concentration0
         log_mode = b.reciprocal() * (-b).log1p() - (-b * a).log1p()
         return webtorch.where((b < 1) | (a < 1), math.nan, log_mode).exp()
 
     @property
     def variance(self) -> Tensor:
+        """The mean of the squares minus the square of the mean."""
         return self._moment(2) - self.mean.square()
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, by the harmonic number of concentration0."""
         a, b = self.concentration1, self.concentration0
         harmonic = (b + 1).digamma() + euler_constant
         return (1 - b.reciprocal()) + (1 - a.reciprocal()) * harmonic - a.log() - b.log()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -24,6 +25,8 @@ class LKJCholesky(Distribution):
 
     arg_constraints = {"concentration": constraints.positive}
     support = constraints.corr_cholesky
+    _batched = ("concentration", "_beta")
+    _unbatched = ("dim",)
 
     def __init__(
         self, dim: int, concentration: Any = 1.0, validate_args: bool | None = None
@@ -42,12 +45,8 @@ class LKJCholesky(Distribution):
         self._beta = Beta(0.5 * offset + 0.5, marginal.unsqueeze(-1) - 0.5 * offset)
         super().__init__(c.shape, Size((dim, dim)), validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(LKJCholesky, batch_shape, _instance, "concentration", "_beta")
-        new.dim = self.dim
-        return new
-
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return Cholesky factors (dim, dim), without gradient, row by row by the onion method."""
         with webtorch.no_grad():
             y = self._beta.sample(sample_shape).unsqueeze(-1)
             shape = self._extended_shape(sample_shape)
@@ -59,9 +58,7 @@ class LKJCholesky(Distribution):
             rest = (1 - w.square().sum(-1)).clamp(min=tiny).sqrt()
             return w + rest.diag_embed()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         c = self.concentration
         diagonal = value.diagonal(dim1=-1, dim2=-2)[..., 1:]
         order = webtorch.arange(2, self.dim + 1, device=c.device)

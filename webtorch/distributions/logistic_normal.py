@@ -8,7 +8,7 @@ from webtorch.distributions import constraints
 from webtorch.distributions.normal import Normal
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import StickBreakingTransform
-from webtorch.tensors.tensor import Tensor
+from webtorch.distributions.utils import part
 
 __all__ = ["LogisticNormal"]
 
@@ -19,23 +19,12 @@ class LogisticNormal(TransformedDistribution):
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.simplex
     has_rsample = True
+    _batched = ()
+    loc = part("base_dist.base_dist.loc", "The means of the normal numbers.")
+    scale = part("base_dist.base_dist.scale", "The standard deviations of the normal numbers.")
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
         base = Normal(loc, scale, validate_args=validate_args)
         if not base.batch_shape:
             base = base.expand([1])
         super().__init__(base, StickBreakingTransform(), validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(LogisticNormal, _instance)
-        return super().expand(batch_shape, _instance=new)
-
-    @property
-    def loc(self) -> Tensor:
-        """The means of the normal numbers."""
-        return self.base_dist.base_dist.loc
-
-    @property
-    def scale(self) -> Tensor:
-        """The standard deviations of the normal numbers."""
-        return self.base_dist.base_dist.scale

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.multivariate_normal import _batch_mahalanobis, _batch_mv, _log_diagonal
-from webtorch.distributions.utils import _standard_normal, lazy_property
+from webtorch.distributions.utils import _standard_normal, lazy_property, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -46,6 +47,9 @@ class LowRankMultivariateNormal(Distribution):
     }
     support = constraints.real_vector
     has_rsample = True
+    _batched = ("loc", "cov_diag", "cov_factor")
+    _unbatched = ("_unbroadcasted_cov_factor", "_unbroadcasted_cov_diag", "_capacitance_tril")
+    mean = mode = part("loc", "The mean.")
 
     def __init__(
         self, loc: Any, cov_factor: Any, cov_diag: Any, validate_args: bool | None = None
@@ -77,24 +81,9 @@ class LowRankMultivariateNormal(Distribution):
         self._capacitance_tril = _batch_capacitance_tril(cov_factor, cov_diag)
         super().__init__(self.loc.shape[:-1], event_shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(
-            LowRankMultivariateNormal, batch_shape, _instance, "loc", "cov_diag", "cov_factor"
-        )
-        for name in ("_unbroadcasted_cov_factor", "_unbroadcasted_cov_diag", "_capacitance_tril"):
-            setattr(new, name, getattr(self, name))
-        return new
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
-
     @lazy_property
     def variance(self) -> Tensor:
+        """The diagonal of the covariance."""
         whole = self._unbroadcasted_cov_factor.square().sum(-1) + self._unbroadcasted_cov_diag
         return whole.expand(self._batch_shape + self._event_shape)
 
@@ -122,7 +111,8 @@ class LowRankMultivariateNormal(Distribution):
         a = linalg.solve_triangular(self._capacitance_tril, scaled, upper=False)
         return self._matrix(diagonal.reciprocal().diag_embed() - a.mT @ a)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: loc + cov_factor @ e + sqrt(cov_diag) * f, e and f standard normal."""
         shape = self._extended_shape(sample_shape)
         kind = {"dtype": self.loc.dtype, "device": self.loc.device}
         narrow = _standard_normal(shape[:-1] + self.cov_factor.shape[-1:], **kind)
@@ -135,9 +125,7 @@ class LowRankMultivariateNormal(Distribution):
             self._unbroadcasted_cov_factor, self._unbroadcasted_cov_diag, self._capacitance_tril
         )
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         distance = _batch_lowrank_mahalanobis(
             self._unbroadcasted_cov_factor,
             self._unbroadcasted_cov_diag,
@@ -148,5 +136,6 @@ class LowRankMultivariateNormal(Distribution):
         return -0.5 * (constant + self._log_det() + distance)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, of the batch's shape."""
         constant = self._event_shape[0] * (1.0 + math.log(2 * math.pi))
         return (0.5 * (constant + self._log_det())).expand(self._batch_shape)

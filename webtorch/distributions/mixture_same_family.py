@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -19,6 +20,8 @@ class MixtureSameFamily(Distribution):
 
     arg_constraints: Any = {}
     has_rsample = False
+    _batched = ("_mixture_distribution", "_component_distribution")
+    _unbatched = ("_num_component", "_event_ndims")
 
     def __init__(
         self,
@@ -56,15 +59,9 @@ class MixtureSameFamily(Distribution):
         self._event_ndims = len(event_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        batch_shape = Size(batch_shape)
-        new = self._expand(MixtureSameFamily, batch_shape, _instance, "_component_distribution")
-        new._mixture_distribution = self._mixture_distribution.expand(batch_shape)
-        new._num_component, new._event_ndims = self._num_component, self._event_ndims
-        return new
-
     @constraints.dependent_property
     def support(self) -> Any:
+        """That of the components."""
         return MixtureSameFamilyConstraint(self._component_distribution.support)
 
     @property
@@ -85,25 +82,30 @@ class MixtureSameFamily(Distribution):
 
     @property
     def mean(self) -> Tensor:
+        """The weighted mean of the components' means."""
         return self._weighted(self._component_distribution.mean)
 
     @property
     def variance(self) -> Tensor:
+        """The weighted mean of the components' variances, plus the variance of their means."""
         away = self._component_distribution.mean - self._pad(self.mean)
         within = self._weighted(self._component_distribution.variance)
         return within + self._weighted(away.square())
 
     def cdf(self, x: Tensor) -> Tensor:
+        """Return the weighted mean of the components' probabilities of being at most a value."""
         parts = self._component_distribution.cdf(self._pad(x))
         return (parts * self._mixture_distribution.probs).sum(-1)
 
     def log_prob(self, x: Tensor) -> Tensor:
+        """Return the logarithm of the weighted mean of the components' densities; the value is checked."""
         if self._validate_args:
             self._validate_sample(x)
         parts = self._component_distribution.log_prob(self._pad(x))
         return (parts + self._mixture_distribution.logits.log_softmax(-1)).logsumexp(-1)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples without gradient: one of all components, of which the chosen one is taken."""
         with webtorch.no_grad():
             dim = len(sample_shape) + len(self.batch_shape)
             chosen = self._mixture_distribution.sample(sample_shape)

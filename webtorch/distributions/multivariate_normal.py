@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import _standard_normal, lazy_property
+from webtorch.distributions.utils import _standard_normal, lazy_property, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -56,6 +57,9 @@ class MultivariateNormal(Distribution):
     }
     support = constraints.real_vector
     has_rsample = True
+    _batched = ("loc", "covariance_matrix", "scale_tril", "precision_matrix")
+    _unbatched = ("_unbroadcasted_scale_tril",)
+    mean = mode = part("loc", "The mean.")
 
     def __init__(
         self,
@@ -78,14 +82,6 @@ class MultivariateNormal(Distribution):
         super().__init__(Size(batch_shape), self.loc.shape[-1:], validate_args=validate_args)
         self._unbroadcasted_scale_tril = _factor(name, matrix)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(
-            MultivariateNormal, batch_shape, _instance, "loc", "covariance_matrix", "scale_tril",
-            "precision_matrix",
-        )  # fmt: skip
-        new._unbroadcasted_scale_tril = self._unbroadcasted_scale_tril
-        return new
-
     def _matrix(self, one: Tensor) -> Tensor:
         return one.expand(self._batch_shape + self._event_shape + self._event_shape)
 
@@ -106,31 +102,24 @@ class MultivariateNormal(Distribution):
         return self._matrix(webtorch.cholesky_inverse(self._unbroadcasted_scale_tril))
 
     @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
+        """The diagonal of the covariance."""
         squares = self._unbroadcasted_scale_tril.square().sum(-1)
         return squares.expand(self._batch_shape + self._event_shape)
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: loc + scale_tril @ (standard normal vectors)."""
         shape = self._extended_shape(sample_shape)
         eps = _standard_normal(shape, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + _batch_mv(self._unbroadcasted_scale_tril, eps)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         distance = _batch_mahalanobis(self._unbroadcasted_scale_tril, value - self.loc)
         constant = self._event_shape[0] * math.log(2 * math.pi)
         return -0.5 * (constant + distance) - _log_diagonal(self._unbroadcasted_scale_tril)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, of the batch's shape."""
         constant = 0.5 * self._event_shape[0] * (1.0 + math.log(2 * math.pi))
         whole = constant + _log_diagonal(self._unbroadcasted_scale_tril)
         return whole.expand(self._batch_shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -24,6 +25,7 @@ class NegativeBinomial(BinaryParameter, Distribution):
         "logits": constraints.real,
     }
     support = constraints.nonnegative_integer
+    _batched = ("total_count", "probs", "logits", "_param")
 
     def __init__(
         self,
@@ -36,21 +38,19 @@ class NegativeBinomial(BinaryParameter, Distribution):
         self.total_count = count.type_as(self._param)
         super().__init__(self._param.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(
-            NegativeBinomial, batch_shape, _instance, "total_count", "probs", "logits", "_param"
-        )
-
     @property
     def mean(self) -> Tensor:
+        """`total_count * probs / (1 - probs)`."""
         return self.total_count * self.logits.exp()
 
     @property
     def mode(self) -> Tensor:
+        """`floor((total_count - 1) * probs / (1 - probs))`, at least 0."""
         return ((self.total_count - 1) * self.logits.exp()).floor().clamp(min=0.0)
 
     @property
     def variance(self) -> Tensor:
+        """`mean / (1 - probs)`."""
         return self.mean / (-self.logits).sigmoid()
 
     @lazy_property
@@ -58,13 +58,12 @@ class NegativeBinomial(BinaryParameter, Distribution):
         # A rate of exp(-logits): the mixture of Poisson numbers over it.
         return Gamma(concentration=self.total_count, rate=(-self.logits).exp(), validate_args=False)
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return counts of the parameter's dtype, without gradient: Poisson numbers of gamma rates."""
         with webtorch.no_grad():
             return webtorch.poisson(self._gamma.sample(sample_shape=sample_shape))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         n = self.total_count
         density = n * logsigmoid(-self.logits) + value * logsigmoid(self.logits)
         constant = -(n + value).lgamma() + (1.0 + value).lgamma() + n.lgamma()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.utils import _standard_normal, broadcast_all
+from webtorch.distributions.utils import _standard_normal, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -21,56 +22,45 @@ class Normal(ExponentialFamily):
     support = constraints.real
     has_rsample = True
     _mean_carrier_measure = 0
+    _batched = ("loc", "scale")
+    mean = mode = part("loc", "The mean.")
+    stddev = part("scale", "The standard deviation.")
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast_all(loc, scale)
         super().__init__(self.loc.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(Normal, batch_shape, _instance, "loc", "scale")
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
-    def stddev(self) -> Tensor:
-        return self.scale
-
     @property
     def variance(self) -> Tensor:
+        """`scale ** 2`."""
         return self.stddev.square()
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples without gradient."""
         shape = self._extended_shape(sample_shape)
         with webtorch.no_grad():
             return webtorch.normal(self.loc.expand(shape), self.scale.expand(shape))
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: loc + scale * (standard normal numbers)."""
         shape = self._extended_shape(sample_shape)
         eps = _standard_normal(shape, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + eps * self.scale
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         away = (value - self.loc).square() / (2 * self.scale.square())
         return -away - self.scale.log() - math.log(math.sqrt(2 * math.pi))
 
-    def cdf(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _cdf(self, value: Tensor) -> Tensor:
         z = (value - self.loc) * self.scale.reciprocal() / math.sqrt(2)
         return 0.5 * (1 + z.erf())
 
     def icdf(self, value: Tensor) -> Tensor:
+        """Return the value that has a cumulative probability, by erfinv."""
         return self.loc + self.scale * (2 * value - 1).erfinv() * math.sqrt(2)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: (1 + log(2 * pi)) / 2 + log(scale)."""
         return 0.5 + 0.5 * math.log(2 * math.pi) + self.scale.log()
 
     @property

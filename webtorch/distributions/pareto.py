@@ -8,7 +8,7 @@ from webtorch.distributions import constraints
 from webtorch.distributions.exponential import Exponential
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, ExpTransform
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import broadcast_all, part
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Pareto"]
@@ -18,6 +18,8 @@ class Pareto(TransformedDistribution):
     """Numbers above `scale`, of survival (scale / x) ** alpha."""
 
     arg_constraints = {"alpha": constraints.positive, "scale": constraints.positive}
+    _batched = ("scale", "alpha")
+    mode = part("scale", "The scale, the smallest value.")
 
     def __init__(self, scale: Any, alpha: Any, validate_args: bool | None = None) -> None:
         self.scale, self.alpha = broadcast_all(scale, alpha)
@@ -25,29 +27,23 @@ class Pareto(TransformedDistribution):
         steps = [ExpTransform(), AffineTransform(loc=0, scale=self.scale)]
         super().__init__(base, steps, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(Pareto, _instance)
-        new.scale, new.alpha = self.scale.expand(batch_shape), self.alpha.expand(batch_shape)
-        return super().expand(batch_shape, _instance=new)
-
     @property
     def mean(self) -> Tensor:
-        # Infinite for alpha <= 1.
+        """`alpha * scale / (alpha - 1)`; infinite for alpha <= 1."""
         a = self.alpha.clamp(min=1)
         return a * self.scale / (a - 1)
 
     @property
-    def mode(self) -> Tensor:
-        return self.scale
-
-    @property
     def variance(self) -> Tensor:
+        """The variance; infinite for alpha <= 2."""
         a = self.alpha.clamp(min=2)
         return self.scale.square() * a / ((a - 1).square() * (a - 2))
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> Any:
+        """From scale on."""
         return constraints.greater_than_eq(self.scale)
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: log(scale / alpha) + 1 + 1 / alpha."""
         return (self.scale / self.alpha).log() + (1 + self.alpha.reciprocal())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import SigmoidTransform
-from webtorch.distributions.utils import BinaryParameter, broadcast_all, clamp_probs
+from webtorch.distributions.utils import BinaryParameter, broadcast_all, clamp_probs, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -20,6 +21,8 @@ class LogitRelaxedBernoulli(BinaryParameter, Distribution):
 
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.real
+    _batched = ("probs", "logits", "_param")
+    _unbatched = ("temperature",)
 
     def __init__(
         self,
@@ -32,23 +35,15 @@ class LogitRelaxedBernoulli(BinaryParameter, Distribution):
         self._set_probs_or_logits(probs, logits)
         super().__init__(self._param.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(
-            LogitRelaxedBernoulli, batch_shape, _instance, "probs", "logits", "_param"
-        )
-        new.temperature = self.temperature
-        return new
-
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: (logits + logistic noise) / temperature."""
         shape = self._extended_shape(sample_shape)
         probs = clamp_probs(self.probs.expand(shape))
         u = clamp_probs(webtorch.rand(shape, dtype=probs.dtype, device=probs.device))
         noise = u.log() - (-u).log1p()
         return (noise + probs.log() - (-probs).log1p()) / self.temperature
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         logits, value = broadcast_all(self.logits, value)
         away = logits - value * self.temperature
         return self.temperature.log() + away - 2 * away.exp().log1p()
@@ -63,6 +58,10 @@ class RelaxedBernoulli(TransformedDistribution):
     arg_constraints = {"probs": constraints.unit_interval, "logits": constraints.real}
     support = constraints.unit_interval
     has_rsample = True
+    _batched = ()
+    temperature = part("base_dist.temperature", "The temperature.")
+    logits = part("base_dist.logits", "Log odds.")
+    probs = part("base_dist.probs", "Probabilities.")
 
     def __init__(
         self,
@@ -73,22 +72,3 @@ class RelaxedBernoulli(TransformedDistribution):
     ) -> None:
         base = LogitRelaxedBernoulli(temperature, probs, logits)
         super().__init__(base, SigmoidTransform(), validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(RelaxedBernoulli, _instance)
-        return super().expand(batch_shape, _instance=new)
-
-    @property
-    def temperature(self) -> Tensor:
-        """The temperature."""
-        return self.base_dist.temperature
-
-    @property
-    def logits(self) -> Tensor:
-        """Log odds."""
-        return self.base_dist.logits
-
-    @property
-    def probs(self) -> Tensor:
-        """Probabilities."""
-        return self.base_dist.probs

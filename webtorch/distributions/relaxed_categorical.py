@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
-from webtorch.distributions.categorical import Categorical
-from webtorch.distributions.distribution import Distribution
+from webtorch.distributions.categorical import Categorical, OfCategorical
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import ExpTransform
-from webtorch.distributions.utils import broadcast_all, clamp_probs
+from webtorch.distributions.utils import broadcast_all, clamp_probs, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["ExpRelaxedCategorical", "RelaxedOneHotCategorical"]
 
 
-class ExpRelaxedCategorical(Distribution):
+class ExpRelaxedCategorical(OfCategorical):
     """The logarithm of a RelaxedOneHotCategorical vector (Maddison, Mnih and Teh, 2017)."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.real_vector
     has_rsample = True
+    _batched = ("_categorical",)
+    _unbatched = ("temperature",)
 
     def __init__(
         self,
@@ -35,39 +37,15 @@ class ExpRelaxedCategorical(Distribution):
         shape = self._categorical.param_shape
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._expand(ExpRelaxedCategorical, batch_shape, _instance, "_categorical")
-        new.temperature = self.temperature
-        return new
-
-    def _new(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._categorical._new(*args, **kwargs)
-
-    @property
-    def param_shape(self) -> Size:
-        """The shape of the parameter."""
-        return self._categorical.param_shape
-
-    @property
-    def logits(self) -> Tensor:
-        """Log probabilities."""
-        return self._categorical.logits
-
-    @property
-    def probs(self) -> Tensor:
-        """Probabilities."""
-        return self._categorical.probs
-
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: log_softmax((logits + Gumbel noise) / temperature)."""
         shape = self._extended_shape(sample_shape)
         logits = self.logits
         u = clamp_probs(webtorch.rand(shape, dtype=logits.dtype, device=logits.device))
         scores = (logits - (-u.log()).log()) / self.temperature
         return scores - scores.logsumexp(dim=-1, keepdim=True)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         count = self._categorical._num_events
         logits, value = broadcast_all(self.logits, value)
         score = logits - value * self.temperature
@@ -85,6 +63,10 @@ class RelaxedOneHotCategorical(TransformedDistribution):
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.simplex
     has_rsample = True
+    _batched = ()
+    temperature = part("base_dist.temperature", "The temperature.")
+    logits = part("base_dist.logits", "Log probabilities.")
+    probs = part("base_dist.probs", "Probabilities.")
 
     def __init__(
         self,
@@ -95,22 +77,3 @@ class RelaxedOneHotCategorical(TransformedDistribution):
     ) -> None:
         base = ExpRelaxedCategorical(temperature, probs, logits, validate_args=validate_args)
         super().__init__(base, ExpTransform(), validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(RelaxedOneHotCategorical, _instance)
-        return super().expand(batch_shape, _instance=new)
-
-    @property
-    def temperature(self) -> Tensor:
-        """The temperature."""
-        return self.base_dist.temperature
-
-    @property
-    def logits(self) -> Tensor:
-        """Log probabilities."""
-        return self.base_dist.logits
-
-    @property
-    def probs(self) -> Tensor:
-        """Probabilities."""
-        return self.base_dist.probs

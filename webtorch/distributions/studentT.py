@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import _standard_normal, broadcast_all
+from webtorch.distributions.utils import _standard_normal, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Size, Tensor
 
@@ -25,6 +26,8 @@ class StudentT(Distribution):
     }
     support = constraints.real
     has_rsample = True
+    _batched = ("df", "loc", "scale", "_chi2")
+    mode = part("loc", "The location.")
 
     def __init__(
         self, df: Any, loc: Any = 0.0, scale: Any = 1.0, validate_args: bool | None = None
@@ -33,39 +36,34 @@ class StudentT(Distribution):
         self._chi2 = Chi2(self.df)
         super().__init__(self.df.shape, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(StudentT, batch_shape, _instance, "df", "loc", "scale", "_chi2")
-
     @property
     def mean(self) -> Tensor:
+        """`loc`; NaN for df <= 1."""
         return webtorch.where(self.df <= 1, math.nan, self.loc)
 
     @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
+        """`scale ** 2 * df / (df - 2)`; infinite for 1 < df <= 2, NaN for df <= 1."""
         wide = webtorch.where(self.df > 2, self.df, 3.0)
         finite = self.scale.square() * wide / (wide - 2)
         infinite = webtorch.where(self.df > 1, math.inf, math.nan)
         return webtorch.where(self.df > 2, finite, infinite.to(finite.dtype))
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: normal numbers over roots of chi-square numbers."""
         shape = self._extended_shape(sample_shape)
         normal = _standard_normal(shape, dtype=self.df.dtype, device=self.df.device)
         spread = self._chi2.rsample(sample_shape) / self.df
         return self.loc + self.scale * (normal * spread.rsqrt())
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         y = (value - self.loc) / self.scale
         constant = self.scale.log() + 0.5 * self.df.log() + 0.5 * math.log(math.pi)
         constant = constant + (0.5 * self.df).lgamma() - (0.5 * (self.df + 1.0)).lgamma()
         return -0.5 * (self.df + 1.0) * (y.square() / self.df).log1p() - constant
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, by digamma functions."""
         half, more = 0.5 * self.df, 0.5 * (self.df + 1)
         log_beta = half.lgamma() + math.lgamma(0.5) - more.lgamma()
         slope = more * (more.digamma() - half.digamma())

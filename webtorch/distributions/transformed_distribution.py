@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -19,6 +20,8 @@ class TransformedDistribution(Distribution):
     """The distribution of transforms of a base's samples; log_prob subtracts the logarithms of their Jacobians."""
 
     arg_constraints: Any = {}
+    _batched: tuple[str, ...] = ()
+    _unbatched = ("transforms",)
 
     def __init__(
         self,
@@ -56,18 +59,19 @@ class TransformedDistribution(Distribution):
         cut = len(forward_shape) - event_dim
         super().__init__(forward_shape[:cut], forward_shape[cut:], validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(TransformedDistribution, _instance)
-        shape = Size(batch_shape) + self.event_shape
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        """Return the distribution with its parameters, and those of its base, expanded to a batch shape."""
+        new = super().expand(batch_shape, _instance)
+        shape = new._batch_shape + self._event_shape
         for t in reversed(self.transforms):
             shape = Size(t.inverse_shape(shape))
         base_event_dim = len(self.base_dist.event_shape)
         new.base_dist = self.base_dist.expand(shape[: len(shape) - base_event_dim])
-        new.transforms = self.transforms
-        return self._expand(TransformedDistribution, batch_shape, new)
+        return new
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> Any:
+        """The last transform's codomain, with the event's other dims taken together."""
         if not self.transforms:
             return self.base_dist.support
         support = self.transforms[-1].codomain
@@ -84,16 +88,16 @@ class TransformedDistribution(Distribution):
             x = transform(x)
         return x
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return transforms of the base's samples, without gradient."""
         with webtorch.no_grad():
             return self._forward(self.base_dist.sample(sample_shape))
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return transforms of the base's samples, with gradients if the base has them."""
         return self._forward(self.base_dist.rsample(sample_shape))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         event_dim = len(self.event_shape)
         log_prob: Any = 0.0
         y = value
@@ -116,6 +120,7 @@ class TransformedDistribution(Distribution):
         return sign * (value - 0.5) + 0.5
 
     def cdf(self, value: Tensor) -> Tensor:
+        """Return the base's cumulative probability of the inverse; of 1 minus that, where the transforms fall."""
         for transform in reversed(self.transforms):
             value = transform.inv(value)
         if self._validate_args:
@@ -123,4 +128,5 @@ class TransformedDistribution(Distribution):
         return self._monotonize_cdf(self.base_dist.cdf(value))
 
     def icdf(self, value: Tensor) -> Tensor:
+        """Return transforms of the base's value of a cumulative probability."""
         return self._forward(self.base_dist.icdf(self._monotonize_cdf(value)))

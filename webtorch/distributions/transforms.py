@@ -53,6 +53,8 @@ class Transform:
     bijective: Any = False
     domain: Any
     codomain: Any
+    # What the constructor takes beside cache_size, if it is a subclass's own: names of attributes.
+    _arguments: tuple[str, ...] | None = None
 
     def __init__(self, cache_size: int = 0) -> None:
         if cache_size not in (0, 1):
@@ -90,7 +92,10 @@ class Transform:
             return self
         if type(self).__init__ is Transform.__init__:
             return type(self)(cache_size=cache_size)
-        raise NotImplementedError(f"{type(self)}.with_cache is not implemented")
+        if self._arguments is None:
+            raise NotImplementedError(f"{type(self)}.with_cache is not implemented")
+        owner = next(cls for cls in type(self).__mro__ if "_arguments" in vars(cls))
+        return owner(*[getattr(self, name) for name in self._arguments], cache_size=cache_size)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -146,25 +151,31 @@ class _InverseTransform(Transform):
 
     @constraints.dependent_property(is_discrete=False)
     def domain(self) -> Any:
+        """The transform's codomain."""
         return self._inv.codomain
 
     @constraints.dependent_property(is_discrete=False)
     def codomain(self) -> Any:
+        """The transform's domain."""
         return self._inv.domain
 
     @property
     def bijective(self) -> bool:
+        """Whether the transform is."""
         return self._inv.bijective
 
     @property
     def sign(self) -> Any:
+        """That of the transform."""
         return self._inv.sign
 
     @property
     def inv(self) -> Any:
+        """The transform."""
         return self._inv
 
     def with_cache(self, cache_size: int = 1) -> Any:
+        """Return the inverse of the transform with another cache."""
         return self.inv.with_cache(cache_size).inv
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,17 +193,22 @@ class _InverseTransform(Transform):
         return self._inv._inv_call(x)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the transform's at (y, x), negated."""
         return -self._inv.log_abs_det_jacobian(y, x)
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape that the transform needs for an output shape."""
         return self._inv.inverse_shape(shape)
 
     def inverse_shape(self, shape: Any) -> Any:
+        """Return the shape of the transform's output."""
         return self._inv.forward_shape(shape)
 
 
 class ComposeTransform(Transform):
     """Several transforms, the first one first."""
+
+    _arguments = ("parts",)
 
     def __init__(self, parts: list[Transform], cache_size: int = 0) -> None:
         super().__init__(cache_size=cache_size)
@@ -246,12 +262,6 @@ class ComposeTransform(Transform):
             self._inv._inv = self
         return self._inv
 
-    def with_cache(self, cache_size: int = 1) -> Any:
-        """Return the same with another cache in each part."""
-        if self._cache_size == cache_size:
-            return self
-        return ComposeTransform(self.parts, cache_size=cache_size)
-
     def __call__(self, x: Tensor) -> Tensor:
         for part in self.parts:
             x = part(x)
@@ -275,11 +285,13 @@ class ComposeTransform(Transform):
         return total
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape after all parts."""
         for part in self.parts:
             shape = part.forward_shape(shape)
         return shape
 
     def inverse_shape(self, shape: Any) -> Any:
+        """Return the shape that the first part needs."""
         for part in reversed(self.parts):
             shape = part.inverse_shape(shape)
         return shape
@@ -300,6 +312,8 @@ identity_transform = ComposeTransform([])
 class IndependentTransform(Transform):
     """Another transform whose last dims are one event."""
 
+    _arguments = ("base_transform", "reinterpreted_batch_ndims")
+
     def __init__(
         self, base_transform: Transform, reinterpreted_batch_ndims: int, cache_size: int = 0
     ) -> None:
@@ -307,27 +321,24 @@ class IndependentTransform(Transform):
         self.base_transform = base_transform.with_cache(cache_size)
         self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
 
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return IndependentTransform(
-            self.base_transform, self.reinterpreted_batch_ndims, cache_size=cache_size
-        )
-
     @constraints.dependent_property(is_discrete=False)
     def domain(self) -> Any:
+        """The base's, with the dims taken together."""
         return constraints.independent(self.base_transform.domain, self.reinterpreted_batch_ndims)
 
     @constraints.dependent_property(is_discrete=False)
     def codomain(self) -> Any:
+        """The base's, with the dims taken together."""
         return constraints.independent(self.base_transform.codomain, self.reinterpreted_batch_ndims)
 
     @property
     def bijective(self) -> bool:
+        """Whether the base is."""
         return self.base_transform.bijective
 
     @property
     def sign(self) -> Any:
+        """That of the base."""
         return self.base_transform.sign
 
     def _call(self, x: Tensor) -> Tensor:
@@ -341,6 +352,7 @@ class IndependentTransform(Transform):
         return self.base_transform.inv(y)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the base's, summed over the dims taken together."""
         result = self.base_transform.log_abs_det_jacobian(x, y)
         return _sum_rightmost(result, self.reinterpreted_batch_ndims)
 
@@ -350,15 +362,18 @@ class IndependentTransform(Transform):
         )
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape of the base's output."""
         return self.base_transform.forward_shape(shape)
 
     def inverse_shape(self, shape: Any) -> Any:
+        """Return the shape of the base's input."""
         return self.base_transform.inverse_shape(shape)
 
 
 class ReshapeTransform(Transform):
     """The last dims in another shape of as many elements."""
 
+    _arguments = ("in_shape", "out_shape")
     bijective = True
 
     def __init__(self, in_shape: Any, out_shape: Any, cache_size: int = 0) -> None:
@@ -370,16 +385,13 @@ class ReshapeTransform(Transform):
 
     @constraints.dependent_property
     def domain(self) -> Any:
+        """Real tensors of as many dims as in_shape."""
         return constraints.independent(constraints.real, len(self.in_shape))
 
     @constraints.dependent_property
     def codomain(self) -> Any:
+        """Real tensors of as many dims as out_shape."""
         return constraints.independent(constraints.real, len(self.out_shape))
-
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return ReshapeTransform(self.in_shape, self.out_shape, cache_size=cache_size)
 
     def _call(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[: x.dim() - len(self.in_shape)] + self.out_shape)
@@ -388,12 +400,15 @@ class ReshapeTransform(Transform):
         return y.reshape(y.shape[: y.dim() - len(self.out_shape)] + self.in_shape)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return zeros of the batch's shape: no volume changes."""
         return x.new_zeros(x.shape[: x.dim() - len(self.in_shape)])
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape with out_shape at its end. Raises ValueError unless it ends with in_shape."""
         return self._changed(shape, self.in_shape, self.out_shape)
 
     def inverse_shape(self, shape: Any) -> Any:
+        """Return the shape with in_shape at its end. Raises ValueError unless it ends with out_shape."""
         return self._changed(shape, self.out_shape, self.in_shape)
 
     @staticmethod
@@ -430,12 +445,14 @@ class ExpTransform(_Plain):
         return y.log()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x."""
         return x
 
 
 class PowerTransform(Transform):
     """x ** exponent, of positive x."""
 
+    _arguments = ("exponent",)
     domain = constraints.positive
     codomain = constraints.positive
     bijective = True
@@ -443,11 +460,6 @@ class PowerTransform(Transform):
     def __init__(self, exponent: Tensor, cache_size: int = 0) -> None:
         super().__init__(cache_size=cache_size)
         (self.exponent,) = broadcast_all(exponent)
-
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return PowerTransform(self.exponent, cache_size=cache_size)
 
     @lazy_property
     def sign(self) -> Any:
@@ -466,9 +478,11 @@ class PowerTransform(Transform):
         return y.pow(1 / self.exponent)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return log |exponent * y / x|."""
         return (self.exponent * y / x).abs().log()
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape broadcast with that of the exponent."""
         return webtorch.broadcast_shapes(shape, self.exponent.shape)
 
     inverse_shape = forward_shape
@@ -503,6 +517,7 @@ class SigmoidTransform(_Plain):
         return y.log() - (-y).log1p()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return log(sigmoid(x) * (1 - sigmoid(x))), by softplus."""
         return -softplus(-x) - softplus(x)
 
 
@@ -521,6 +536,7 @@ class SoftplusTransform(_Plain):
         return (-(-y).expm1()).log() + y
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return log(sigmoid(x)), by softplus."""
         return -softplus(-x)
 
 
@@ -539,6 +555,7 @@ class TanhTransform(_Plain):
         return y.atanh()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return log(1 - tanh(x) ** 2), by softplus."""
         # log(1 - tanh(x)**2) without cancellation.
         return 2.0 * (math.log(2.0) - x - softplus(-2.0 * x))
 
@@ -559,6 +576,7 @@ class AbsTransform(_Plain):
 class AffineTransform(Transform):
     """loc + scale * x; event_dim of the last dims are one event."""
 
+    _arguments = ("loc", "scale", "event_dim")
     bijective = True
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 0, cache_size: int = 0) -> None:
@@ -574,16 +592,13 @@ class AffineTransform(Transform):
 
     @constraints.dependent_property(is_discrete=False)
     def domain(self) -> Any:
+        """Real tensors of event_dim dims."""
         return _widened(constraints.real, self.event_dim)
 
     @constraints.dependent_property(is_discrete=False)
     def codomain(self) -> Any:
+        """Real tensors of event_dim dims."""
         return _widened(constraints.real, self.event_dim)
-
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return AffineTransform(self.loc, self.scale, self.event_dim, cache_size=cache_size)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -608,6 +623,7 @@ class AffineTransform(Transform):
         return (y - self.loc) / self.scale
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return log |scale|, summed over the event's dims."""
         shape = x.shape
         if isinstance(self.scale, Number):
             result = webtorch.full_like(x, math.log(abs(self.scale)))  # type: ignore[arg-type]
@@ -619,6 +635,7 @@ class AffineTransform(Transform):
         return result.expand(shape)
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape broadcast with those of loc and scale."""
         return webtorch.broadcast_shapes(
             shape, getattr(self.loc, "shape", ()), getattr(self.scale, "shape", ())
         )
@@ -650,12 +667,14 @@ class CorrCholeskyTransform(Transform):
         return (t.log1p() - (-t).log1p()) / 2
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor, intermediates: Any = None) -> Tensor:
+        """Return the logarithm for each vector; `intermediates` is ignored."""
         # Each column's numbers below the first enter with the root of what is left of the row.
         left = tril_matrix_to_vec(1 - y.square().cumsum(-1), diag=-2)
         of_tanh = -2 * (x + softplus(-2 * x) - math.log(2.0)).sum(-1)
         return 0.5 * left.log().sum(-1) + of_tanh
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return (..., n, n) for (..., n * (n - 1) / 2). Raises ValueError for other sizes."""
         if len(shape) < 1:
             raise ValueError("Too few dimensions on input")
         n = shape[-1]
@@ -665,6 +684,7 @@ class CorrCholeskyTransform(Transform):
         return shape[:-1] + (d, d)  # noqa: RUF005 - a Size stays one
 
     def inverse_shape(self, shape: Any) -> Any:
+        """Return (..., n * (n - 1) / 2) for (..., n, n). Raises ValueError unless square."""
         if len(shape) < 2:
             raise ValueError("Too few dimensions on input")
         if shape[-2] != shape[-1]:
@@ -684,9 +704,11 @@ class _OfVectors(_Plain):
         return shape[:-1] + (shape[-1] + change,)  # noqa: RUF005 - a Size stays one
 
     def forward_shape(self, shape: Any) -> Any:
+        """Return the shape of the output. Raises ValueError for a scalar."""
         return self._shape(shape, self._more)
 
     def inverse_shape(self, shape: Any) -> Any:
+        """Return the shape of the input. Raises ValueError for a scalar."""
         return self._shape(shape, -self._more)
 
 
@@ -727,6 +749,7 @@ class StickBreakingTransform(_OfVectors):
         return parts.log() - left.log() + self._log_left(parts, y.shape[-1] - 1)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the logarithm for each vector."""
         x = x - self._log_left(x, x.shape[-1])
         return (-x + logsigmoid(x) + y[..., :-1].log()).sum(-1)
 
@@ -772,6 +795,7 @@ class _Parts(Transform):
 
     @property
     def bijective(self) -> bool:
+        """Whether all parts are."""
         return all(t.bijective for t in self.transforms)
 
     def _split(self, x: Tensor) -> list[Tensor]:
@@ -806,6 +830,8 @@ class _Parts(Transform):
 class CatTransform(_Parts):
     """Transforms of slices of given lengths along a dim, as torch.cat puts them together."""
 
+    _arguments = ("transforms", "dim", "lengths")
+
     def __init__(
         self,
         tseq: Sequence[Transform],
@@ -830,11 +856,6 @@ class CatTransform(_Parts):
         """The size of the dim."""
         return sum(self.lengths)
 
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return CatTransform(self.transforms, self.dim, self.lengths, cache_size)
-
     def _split(self, x: Tensor) -> list[Tensor]:
         self._check(x, self.length, "length")
         return list(x.split(self.lengths, dim=self.dim))
@@ -843,6 +864,7 @@ class CatTransform(_Parts):
         return webtorch.cat(parts, dim=self.dim)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the parts' along `dim`; their sum if `dim` lies within an event."""
         found = [
             _sum_rightmost(term, self.event_dim - t.event_dim)
             for term, t in zip(self._jacobians(x, y), self.transforms, strict=True)
@@ -855,20 +877,19 @@ class CatTransform(_Parts):
 
     @constraints.dependent_property
     def domain(self) -> Any:
+        """The parts' domains, one after the other along `dim`."""
         return constraints.cat([t.domain for t in self.transforms], self.dim, self.lengths)
 
     @constraints.dependent_property
     def codomain(self) -> Any:
+        """The parts' codomains, one after the other along `dim`."""
         return constraints.cat([t.codomain for t in self.transforms], self.dim, self.lengths)
 
 
 class StackTransform(_Parts):
     """Transforms of the elements along a dim, as torch.stack puts them together."""
 
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return StackTransform(self.transforms, self.dim, cache_size)
+    _arguments = ("transforms", "dim")
 
     def _split(self, x: Tensor) -> list[Tensor]:
         self._check(x, len(self.transforms), "len(transforms)")
@@ -878,20 +899,24 @@ class StackTransform(_Parts):
         return webtorch.stack(parts, dim=self.dim)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the parts', stacked along `dim`."""
         return self._join(self._jacobians(x, y))
 
     @constraints.dependent_property
     def domain(self) -> Any:
+        """The parts' domains, stacked along `dim`."""
         return constraints.stack([t.domain for t in self.transforms], self.dim)
 
     @constraints.dependent_property
     def codomain(self) -> Any:
+        """The parts' codomains, stacked along `dim`."""
         return constraints.stack([t.codomain for t in self.transforms], self.dim)
 
 
 class CumulativeDistributionTransform(Transform):
     """The cumulative probability of a distribution: from its support to (0, 1)."""
 
+    _arguments = ("distribution",)
     bijective = True
     codomain = constraints.unit_interval
     sign = +1
@@ -902,6 +927,7 @@ class CumulativeDistributionTransform(Transform):
 
     @property
     def domain(self) -> Any:
+        """The distribution's support."""
         return self.distribution.support
 
     def _call(self, x: Tensor) -> Tensor:
@@ -911,9 +937,5 @@ class CumulativeDistributionTransform(Transform):
         return self.distribution.icdf(y)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the distribution's log_prob of x: the density is the derivative."""
         return self.distribution.log_prob(x)
-
-    def with_cache(self, cache_size: int = 1) -> Any:
-        if self._cache_size == cache_size:
-            return self
-        return CumulativeDistributionTransform(self.distribution, cache_size=cache_size)

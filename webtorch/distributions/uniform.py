@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributions import constraints
@@ -18,13 +19,11 @@ class Uniform(Distribution):
     """Numbers in [low, high), all as likely."""
 
     has_rsample = True
+    _batched = ("low", "high")
 
     def __init__(self, low: Any, high: Any, validate_args: bool | None = None) -> None:
         self.low, self.high = broadcast_all(low, high)
         super().__init__(self.low.shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(Uniform, batch_shape, _instance, "low", "high")
 
     @property
     def arg_constraints(self) -> Any:
@@ -36,42 +35,46 @@ class Uniform(Distribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> Any:
+        """From low to high."""
         return constraints.interval(self.low, self.high)
 
     @property
     def mean(self) -> Tensor:
+        """`(low + high) / 2`."""
         return (self.high + self.low) / 2
 
     @property
     def mode(self) -> Tensor:
+        """NaN: all numbers are as likely."""
         return math.nan * self.high
 
     @property
     def stddev(self) -> Tensor:
+        """`(high - low) / sqrt(12)`."""
         return (self.high - self.low) / math.sqrt(12)
 
     @property
     def variance(self) -> Tensor:
+        """`(high - low) ** 2 / 12`."""
         return (self.high - self.low).square() / 12
 
-    def rsample(self, sample_shape: Any = Size()) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return samples with gradients: low + u * (high - low), u in [0, 1)."""
         shape = self._extended_shape(sample_shape)
         u = webtorch.rand(shape, dtype=self.low.dtype, device=self.low.device)
         return self.low + u * (self.high - self.low)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         inside = (self.low <= value) & (self.high > value)
         return inside.type_as(self.low).log() - (self.high - self.low).log()
 
-    def cdf(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _cdf(self, value: Tensor) -> Tensor:
         return ((value - self.low) / (self.high - self.low)).clamp(min=0, max=1)
 
     def icdf(self, value: Tensor) -> Tensor:
+        """Return the value that has a cumulative probability: low + value * (high - low)."""
         return value * (self.high - self.low) + self.low
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: log(high - low)."""
         return (self.high - self.low).log()

@@ -6,6 +6,7 @@ The name is PyTorch's, `torch.distributions.utils`. May import floors 0 to 4.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from numbers import Number
 from typing import Any
@@ -75,6 +76,11 @@ def probs_to_logits(probs: Tensor, is_binary: bool = False) -> Tensor:
     """Return log odds of probabilities (is_binary), or log probabilities; both of clamped probabilities."""
     clamped = clamp_probs(probs)
     return clamped.log() - (-clamped).log1p() if is_binary else clamped.log()
+
+
+def part(path: str, doc: str) -> Any:
+    """Return a property that reads an attribute of a part of the instance, such as "base_dist.loc"."""
+    return property(operator.attrgetter(path), doc=doc)
 
 
 class lazy_property:

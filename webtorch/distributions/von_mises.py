@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch import special
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all, lazy_property
+from webtorch.distributions.utils import broadcast_all, lazy_property, part
 from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _sample_von_mises
 from webtorch.tensors.tensor import Size, Tensor
@@ -22,35 +23,25 @@ class VonMises(Distribution):
     arg_constraints = {"loc": constraints.real, "concentration": constraints.positive}
     support = constraints.real
     has_rsample = False
+    _batched = ("loc", "concentration")
+    mean = mode = part("loc", "The location.")
 
     def __init__(self, loc: Any, concentration: Any, validate_args: bool | None = None) -> None:
         self.loc, self.concentration = broadcast_all(loc, concentration)
         super().__init__(self.loc.shape, Size(), validate_args)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         k = self.concentration
         # log I0(k), whose exponential part cancels against the cosine's.
         bessel = special.i0e(k).log() + k
         return k * (value - self.loc).cos() - math.log(2 * math.pi) - bessel
 
-    def sample(self, sample_shape: Any = Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
+        """Return angles in [-pi, pi), without gradient, by rejection (Best and Fisher, 1979)."""
         with webtorch.no_grad():
             k = self.concentration.expand(self._extended_shape(sample_shape))
             angle = _sample_von_mises(k)
             return (angle + math.pi + self.loc) % (2 * math.pi) - math.pi
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(VonMises, batch_shape, _instance, "loc", "concentration")
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @lazy_property
     def variance(self) -> Tensor:

@@ -20,44 +20,37 @@ class Weibull(TransformedDistribution):
 
     arg_constraints = {"scale": constraints.positive, "concentration": constraints.positive}
     support = constraints.positive
+    _batched = ("scale", "concentration", "concentration_reciprocal")
 
     def __init__(self, scale: Any, concentration: Any, validate_args: bool | None = None) -> None:
         self.scale, self.concentration = broadcast_all(scale, concentration)
         self.concentration_reciprocal = self.concentration.reciprocal()
         base = Exponential(webtorch.ones_like(self.scale), validate_args=validate_args)
-        super().__init__(base, self._steps(), validate_args=validate_args)
-
-    def _steps(self) -> list[Any]:
-        return [
+        steps = [
             PowerTransform(exponent=self.concentration_reciprocal),
             AffineTransform(loc=0, scale=self.scale),
         ]
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(Weibull, _instance)
-        new.scale = self.scale.expand(batch_shape)
-        new.concentration = self.concentration.expand(batch_shape)
-        new.concentration_reciprocal = new.concentration.reciprocal()
-        base = self.base_dist.expand(batch_shape)
-        TransformedDistribution.__init__(new, base, Weibull._steps(new), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        super().__init__(base, steps, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
+        """`scale * gamma(1 + 1 / concentration)`."""
         return self.scale * (1 + self.concentration_reciprocal).lgamma().exp()
 
     @property
     def mode(self) -> Tensor:
+        """`scale * (1 - 1 / concentration) ** (1 / concentration)`; NaN for concentration < 1."""
         k = self.concentration
         return self.scale * ((k - 1) / k) ** k.reciprocal()
 
     @property
     def variance(self) -> Tensor:
+        """`scale ** 2 * (gamma(1 + 2 / concentration) - gamma(1 + 1 / concentration) ** 2)`."""
         r = self.concentration_reciprocal
         spread = (1 + 2 * r).lgamma().exp() - (2 * (1 + r).lgamma()).exp()
         return self.scale.square() * spread
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats: Euler's constant * (1 - 1 / concentration) + log(scale / concentration) + 1."""
         r = self.concentration_reciprocal
         return euler_constant * (1 - r) + (self.scale * r).log() + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
@@ -39,6 +40,14 @@ class Wishart(ExponentialFamily):
     support = constraints.positive_definite
     has_rsample = True
     _mean_carrier_measure = 0
+    _batched = (
+        "df",
+        "covariance_matrix",
+        "scale_tril",
+        "precision_matrix",
+        "_unbroadcasted_scale_tril",
+        "_dist_chi2",
+    )
 
     def __init__(
         self,
@@ -82,12 +91,6 @@ class Wishart(ExponentialFamily):
         steps = webtorch.arange(p, dtype=df.dtype, device=df.device)
         return df.unsqueeze(-1) - steps.expand((*self._batch_shape, -1))
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return self._expand(
-            Wishart, batch_shape, _instance, "df", "covariance_matrix", "scale_tril",
-            "precision_matrix", "_unbroadcasted_scale_tril", "_dist_chi2",
-        )  # fmt: skip
-
     @property
     def arg_constraints(self) -> Any:
         """Df is above p - 1."""
@@ -119,22 +122,25 @@ class Wishart(ExponentialFamily):
 
     @property
     def mean(self) -> Tensor:
+        """`df * covariance_matrix`."""
         return self.df[..., None, None] * self.covariance_matrix
 
     @property
     def mode(self) -> Tensor:
+        """`(df - p - 1) * covariance_matrix`; NaN for df <= p + 1."""
         factor = self.df - self.covariance_matrix.shape[-1] - 1
         factor = webtorch.where(factor <= 0, math.nan, factor)
         return factor[..., None, None] * self.covariance_matrix
 
     @property
     def variance(self) -> Tensor:
+        """Variances of the single numbers: df * (c_ij ** 2 + c_ii * c_jj), c the covariance."""
         matrix = self.covariance_matrix
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
         outer = diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
         return self.df[..., None, None] * (matrix.square() + outer)
 
-    def _bartlett_sampling(self, sample_shape: Any = Size()) -> Tensor:
+    def _bartlett_sampling(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         eps = webtorch.finfo(self._unbroadcasted_scale_tril.dtype).eps
         diagonal = self._dist_chi2.rsample(sample_shape).sqrt().clamp(min=eps)
         below = webtorch.randn(
@@ -143,7 +149,14 @@ class Wishart(ExponentialFamily):
         factor = self._unbroadcasted_scale_tril @ (diagonal.diag_embed() + below.tril(-1))
         return factor @ factor.mT
 
-    def rsample(self, sample_shape: Any = Size(), max_try_correction: int | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Sequence[int] = Size(), max_try_correction: int | None = None
+    ) -> Tensor:
+        """Return positive definite matrices (p, p) with gradients.
+
+        Singular ones are drawn again, at most `max_try_correction` (10) times, which waits for the device; not where a
+        function is being captured. Warns if one stays singular.
+        """
         sample = self._bartlett_sampling(sample_shape)
         if tracing.active:
             return sample
@@ -156,9 +169,7 @@ class Wishart(ExponentialFamily):
         warnings.warn("Singular sample detected.", stacklevel=user_depth())
         return sample
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         nu, p, factor = self.df, self._event_shape[-1], self._unbroadcasted_scale_tril
         constant = nu * (p * _log_2 / 2 + _log_diagonal(factor)) + webtorch.mvlgamma(nu / 2, p)
         size = linalg.slogdet(value).logabsdet
@@ -166,6 +177,7 @@ class Wishart(ExponentialFamily):
         return -constant + (nu - p - 1) / 2 * size - trace / 2
 
     def entropy(self) -> Tensor:
+        """Return the entropy in nats, by multivariate gamma functions."""
         nu, p = self.df, self._event_shape[-1]
         scale = (p + 1) * (p * _log_2 / 2 + _log_diagonal(self._unbroadcasted_scale_tril))
         slope = (nu - p - 1) / 2 * _mvdigamma(nu / 2, p)

@@ -118,6 +118,7 @@ def _choose(
     kept = set(runtime.overwritten)
 
     def gated(x: webtorch.Tensor, taken: bool) -> webtorch.Tensor:
+        """Return x, whose gradient ends here for examples that take the other branch."""
         # What is not chosen may have a derivative, of any order, of NaN or infinity, which must end here.
         if not x.requires_grad:
             return x
@@ -153,12 +154,14 @@ def _gate(pred: webtorch.Tensor, taken: bool, results: list[Any], start: int) ->
     """
 
     def rule(cotangents: Cotangents) -> Cotangents:
+        """Return the cotangent where the branch was taken, 0 elsewhere."""
         (g,) = cotangents
         return (webtorch.where(pred, g, 0) if taken else webtorch.where(pred, 0, g),)
 
     gates: dict[Edge, Edge] = {}
 
     def gate(edge: Edge | None) -> Edge | None:
+        """Return the edge, behind a gate if its function is younger than the branch."""
         if edge is None or edge[0].sequence > start:
             return edge
         if edge not in gates:

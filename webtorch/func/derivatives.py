@@ -202,6 +202,7 @@ def grad_and_value(
 
     @functools.wraps(func)
     def computed(*args: Any, **kwargs: Any) -> Any:
+        """Return the gradient and the value, with aux if there is one."""
         numbers = _argnums(argnums, len(args))
         with _Transform() as transform:
             starts = [tree_map(transform.start, args[n]) for n in numbers]
@@ -239,6 +240,7 @@ def grad(
 
     @functools.wraps(func)
     def computed(*args: Any, **kwargs: Any) -> Any:
+        """Return the gradient, with aux if there is one."""
         found, value = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
@@ -278,6 +280,10 @@ def _vjp(
     inputs, in_spec = tree_flatten(tuple(starts) if single else starts[0])
 
     def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+        """Return the products of cotangents, of the output's structure, with the Jacobian.
+
+        Raises RuntimeError for another structure.
+        """
         given, spec = tree_flatten(cotangents)
         if spec != out_spec:
             raise RuntimeError(
@@ -393,6 +399,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         rows, _ = tree_flatten(vjp_fn(tree_unflatten(us, out_spec), create_graph=True))
 
     def jvp_fn(*tangents: Any) -> Any:
+        """Return the products of the Jacobian with tangents, of the primals' structure, shapes and dtypes."""
         given, given_spec = tree_flatten(tangents)
         if given_spec != spec:
             raise RuntimeError(
@@ -460,6 +467,7 @@ def jacrev(
 
     @functools.wraps(func)
     def computed(*args: Any) -> Any:
+        """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacrev", args, "inputs")
         result = _vjp(func, args, argnums, has_aux)
         output, vjp_fn = result[:2]
@@ -514,6 +522,7 @@ def jacfwd(
 
     @functools.wraps(func)
     def computed(*args: Any) -> Any:
+        """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacfwd", args, "inputs")
         numbers = tuple(range(len(args))) if argnums is None else _argnums(argnums, len(args))
         chosen = tuple([args[n] for n in numbers])
@@ -524,6 +533,7 @@ def jacfwd(
         kept: list[Any] = []
 
         def push(direction: Any) -> Any:
+            """Return the product of the Jacobian with one direction."""
             found = _jvp(func, args, direction, numbers, False, has_aux)
             _refuse_complex("jacfwd", found[0], "outputs")
             kept.extend(found[2:])

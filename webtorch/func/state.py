@@ -78,6 +78,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
     @functools.wraps(func)
     def same(*args: Any, **kwargs: Any) -> Any:
+        """Call the function: recorded graphs are functional already."""
         return func(*args, **kwargs)
 
     return same

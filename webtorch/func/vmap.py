@@ -38,11 +38,13 @@ def vmap(
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        """Return the results for all examples, stacked along `out_dims`."""
         _check_out_dims(func, out_dims)
         size, dims, leaves, spec = _parse_inputs(func, in_dims, args)
         given = [*zip(leaves, dims, strict=True)]
 
         def run(parts: list[Any]) -> Any:
+            """Call the function with parts in the places of its arguments' tensors."""
             return func(*tree_unflatten(parts, spec), **kwargs)
 
         if chunk_size is None or chunk_size >= size:
@@ -193,6 +195,7 @@ def _parse_out_dims(
     func: Callable[..., Any], out_dims: Any, found: Any, spec: Any, count: int
 ) -> list[Any]:
     def refuse() -> NoReturn:
+        """Raise ValueError: out_dims does not fit the output's structure."""
         raise ValueError(
             f"vmap({_name(func)}, ..., out_dims={out_dims})(<inputs>): out_dims is not compatible "
             f"with the structure of `outputs`. out_dims has structure {tree_flatten(out_dims)[1]} "

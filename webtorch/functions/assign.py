@@ -93,7 +93,7 @@ def overwrite(x: Any, values: Any, fresh: bool = False) -> Any:
     name="_replacing",
     function_in=(),
     torch="",
-    vjp=lambda g, out, old, shape, values: (fill(shape, 0, g.dtype, g.device), None, g),
+    vjp=lambda g, _out, _old, shape, _values: (fill(shape, 0, g.dtype, g.device), None, g),
 )
 def _replacing(old: Any, shape: tuple[int, ...], values: Any) -> Any:
     return copy(values)
@@ -200,7 +200,13 @@ def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> A
     return resize_(input, tuple(the_template._shape), memory_format=memory_format)
 
 
-@composite(name="set_", function_in=METHOD, torch="", example="changes what memory a tensor shows")
+@composite(
+    name="set_",
+    function_in=METHOD,
+    torch="",
+    example="changes what memory a tensor shows",
+    geometry=("set_.source_Tensor", "is_set_to"),
+)
 def set_(self: Any, source: Any = None) -> Any:
     """Make this tensor the same view of the same storage as `source`."""
     if source is None:
@@ -218,7 +224,7 @@ def set_(self: Any, source: Any = None) -> Any:
 # -------------------------------------------------------------------------------------------
 
 
-@composite(differentiable=False, example="works on the host")
+@composite(differentiable=False, example="works on the host", aten=("equal",))
 def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same shape and the same elements. Waits for the device."""
     if input._shape != other._shape:

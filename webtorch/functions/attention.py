@@ -213,6 +213,7 @@ def _without_scores(
         drawn = (dropout_p, *default_generator(query.device).advance(count))
 
     def again(q: Any, k: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
+        """Return the gradients by products, which can be differentiated again."""
         return _gradients(q, k, v, m, is_causal, factor, drawn, g)
 
     out = attention(q, k, v, m, is_causal, factor, drawn, again)
@@ -232,6 +233,7 @@ def by_rank_four(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) 
         return None
 
     def ranked(x: Any) -> Any:
+        """Return a tensor with dims of size 1 before its own."""
         return x.reshape((*(1,) * (4 - x.ndim), *x.shape)) if x.ndim < 4 else x
 
     q, k, v = (ranked(t) for t in (query, key, value))
@@ -278,6 +280,7 @@ def _gradients(
     change = weights * (change - reduce_dims(change * weights, "sum", (3,))) * factor
 
     def summed(x: Any) -> Any:
+        """Return the sum over heads of queries that share one of keys."""
         split = x.reshape((batch, shared, heads // shared, source, x.shape[-1]))
         return reduce_dims(split, "sum", (2,)).reshape((batch, shared, source, x.shape[-1]))
 

@@ -9,12 +9,19 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from webtorch.functions import show
 from webtorch.functions import subscript as indexing
 from webtorch.functions.assign import CONVERSIONS
 from webtorch.functions.movement import PROPERTIES
 from webtorch.ops.record import TABLE, Elementwise, Op, public_name
-from webtorch.tensors import attention, calls, complex_numbers, lapack, override, primitives
+from webtorch.tensors import (
+    attention,
+    calls,
+    complex_numbers,
+    lapack,
+    override,
+    primitives,
+    recorders,
+)
 from webtorch.tensors.absent import MissingName
 from webtorch.tensors.autocast import follow, without_autocast
 from webtorch.tensors.remember import remembered
@@ -47,7 +54,6 @@ def load_table() -> None:
     assert attention.suits is not None
     assert lapack.host is not None
     assert complex_numbers.apply_form is not None
-    assert show.show_tensor is not None
     for name in _FORMULAS:
         importlib.import_module(f"webtorch.ops.{name}")
     for name in _FUNCTIONS:
@@ -150,7 +156,7 @@ def _operators() -> None:
 
         def operator(self: Tensor, other: Any) -> Any:
             if isinstance(other, (Tensor, float, int, complex)):
-                return calls.apply_two(fast, self, other) if fast else function(self, other)
+                return recorders.apply_two(fast, self, other) if fast else function(self, other)
             if override.is_foreign((other,), {}):
                 return override.meet(operator, (self, other), {})
             return function(self, other) if _is_number_like(other) else NotImplemented
@@ -169,7 +175,7 @@ def _operators() -> None:
                     f"descriptor '{name}' requires a Tensor, but received a {type(self).__name__}"
                 )
             if isinstance(other, (Tensor, float, int, complex)):
-                return calls.apply_two(fast, other, self) if fast else function(other, self)
+                return recorders.apply_two(fast, other, self) if fast else function(other, self)
             if override.is_foreign((other,), {}):
                 return override.meet(operator, (self, other), {})
             return function(other, self) if _is_number_like(other) else NotImplemented

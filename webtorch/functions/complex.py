@@ -60,7 +60,7 @@ def polar(abs: Any, angle: Any) -> Any:
     return join(size * elementwise.cos(turn), size * elementwise.sin(turn))
 
 
-@composite(family="movement", function_in=FUNCTION)
+@composite(family="movement", function_in=FUNCTION, geometry=("view_as_real",))
 def view_as_real(input: Any) -> Any:
     """The real and imaginary parts of a complex tensor along a last dim of size 2: a view."""
     if not input.dtype.is_complex:
@@ -68,7 +68,7 @@ def view_as_real(input: Any) -> Any:
     return pairs(input)
 
 
-@composite(family="movement", function_in=FUNCTION)
+@composite(family="movement", function_in=FUNCTION, geometry=("view_as_complex",))
 def view_as_complex(input: Any) -> Any:
     """The complex tensor whose parts are along the last dim of a real one: a view."""
     if input.dtype.kind != "float" or input.dtype.itemsize < 4:
@@ -139,7 +139,7 @@ def resolve_neg(input: Any) -> Any:
     return input
 
 
-@composite(inplace=True, gradient_name="SgnBackward0")
+@composite(inplace=True, gradient_name="SgnBackward0", aten=("sgn",))
 def sgn(input: Any) -> Any:
     """The number of absolute value 1 and the same angle, 0 for 0; the sign of real numbers."""
     if not input.dtype.is_complex:

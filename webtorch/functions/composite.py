@@ -27,7 +27,7 @@ from webtorch.ops.record import TABLE, Autocast, Example, composite
     name="_softmax",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dim: ((g - reduce_dims(g * out, "sum", (dim,))) * out,),
+    vjp=lambda g, out, _x, dim: ((g - reduce_dims(g * out, "sum", (dim,))) * out,),
 )
 def _softmax(x: Any, dim: int) -> Any:
     e = exp(x - reduce_dims(x, "max", (dim,)))
@@ -38,7 +38,7 @@ def _softmax(x: Any, dim: int) -> Any:
     name="_log_softmax",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dim: (g - exp(out) * reduce_dims(g, "sum", (dim,)),),
+    vjp=lambda g, out, _x, dim: (g - exp(out) * reduce_dims(g, "sum", (dim,)),),
 )
 def _log_softmax(x: Any, dim: int) -> Any:
     shifted = x - reduce_dims(x, "max", (dim,))

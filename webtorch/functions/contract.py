@@ -143,6 +143,7 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     turned = transposed or (rows == 1 and columns != 1)
 
     def rule(g: Any) -> tuple[Any, Any]:
+        """Return the cotangents of both operands."""
         grad_a = saved_b and rows_times(g, conjugate(saved_b.unpack()), not transposed)
         if saved_a is None:
             return grad_a, None
@@ -172,7 +173,7 @@ def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(family="contract", autocast=LOWER, gradient_name="MmBackward0")
+@composite(family="contract", autocast=LOWER, gradient_name="MmBackward0", aten=("mm",))
 def mm(input: Any, mat2: Any) -> Any:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -188,7 +189,9 @@ def mm(input: Any, mat2: Any) -> Any:
     return rows_times(input, mat2)
 
 
-@composite(family="contract", autocast=LOWER, gradient_name="BmmBackward0")
+@composite(
+    family="contract", autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",)
+)
 def bmm(input: Any, mat2: Any) -> Any:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -231,7 +234,9 @@ def mv(input: Any, vec: Any) -> Any:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0")
+@composite(
+    family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",)
+)
 def dot(input: Any, tensor: Any) -> Any:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -259,7 +264,12 @@ def dot(input: Any, tensor: Any) -> Any:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(family="contract", autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0")
+@composite(
+    family="contract",
+    autocast=Autocast(gpu="promote"),
+    gradient_name="VdotBackward0",
+    aten=("vdot",),
+)
 def vdot(input: Any, other: Any) -> Any:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)
@@ -412,6 +422,7 @@ def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
     autocast=LOWER,
     takes_out=True,
     gradient_name=_linear_name,
+    gain=1.0,
 )
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
@@ -526,7 +537,14 @@ def _combine(
 
 
 @composite(
-    factor="alpha", family="contract", inplace=True, autocast=LOWER, gradient_name="AddmmBackward0"
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=LOWER,
+    gradient_name="AddmmBackward0",
+    direct=("addmm",),
+    remembered=("addmm",),
+    aten=("addmm",),
 )
 def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
@@ -542,6 +560,7 @@ def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any
     autocast=Autocast(gpu="lower"),
     inplace_functions=("torch.addmv_",),
     gradient_name="AddmvBackward0",
+    aten=("addmv",),
 )
 def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (mat @ vec)."""
@@ -556,6 +575,7 @@ def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any =
     inplace=True,
     autocast=LOWER,
     gradient_name="BaddbmmBackward0",
+    aten=("baddbmm",),
 )
 def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
@@ -567,7 +587,12 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alph
 
 
 @composite(
-    factor="alpha", family="contract", inplace=True, autocast=LOWER, gradient_name="AddbmmBackward0"
+    factor="alpha",
+    family="contract",
+    inplace=True,
+    autocast=LOWER,
+    gradient_name="AddbmmBackward0",
+    aten=("addbmm",),
 )
 def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
@@ -587,6 +612,7 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
         )
 
     def multiply(x: Any, y: Any) -> Any:
+        """Return the sum of the products."""
         return tensordot(x, y, ([0, 2], [0, 1]))
 
     return _combine("addbmm", input, multiply, batch1, batch2, beta, alpha)
@@ -599,6 +625,8 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
     autocast=Autocast(gpu="lower"),
     out="cast",
     gradient_name="AddrBackward0",
+    aten=("addr",),
+    overlap="whole",
 )
 def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * input + alpha * (vec1 outer vec2)."""
@@ -615,6 +643,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
         beta, alpha = bool(beta), bool(alpha)
 
     def multiply(x: Any, y: Any) -> Any:
+        """Return the outer product."""
         return outer(widened(x), widened(y))
 
     return _combine("addr", input.to(dtype), multiply, vec1.to(dtype), vec2.to(dtype), beta, alpha)
@@ -873,6 +902,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
     both = [n for n in labels_a if n in labels_b]
 
     def size(x: Any, labels: list[Any], n: Any) -> int:
+        """Return the size of a subscript."""
         return int(x.shape[labels.index(n)])
 
     # Where one operand has size 1 it broadcasts: a sum over the subscript is then the other's own sum.
@@ -893,6 +923,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
     check_types("einsum", a, b)
 
     def arranged(x: Any, labels: list[Any], order: list[Any]) -> Any:
+        """Return the operand with its subscripts in another order."""
         return x.permute([labels.index(n) for n in order])
 
     if not summed:
@@ -976,6 +1007,7 @@ def _chain(given: list[Any]) -> Any:
             )
 
     def multiply(i: int, j: int) -> Any:
+        """Return the product of matrices i to j."""
         if i == j:
             return given[i]
         return mm(multiply(i, split[i][j]), multiply(split[i][j] + 1, j))
@@ -1071,6 +1103,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     autocast=Autocast("fp32", "whole"),
     refuses=BOOL,
     gradient_name="TraceBackward0",
+    aten=("trace",),
 )
 def trace(input: Any) -> Any:
     """Return the sum of the diagonal of a matrix."""

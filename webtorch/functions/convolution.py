@@ -142,6 +142,7 @@ def _raw(
     out = fill(out_shape, 0, a.dtype, a.device)
 
     def rule(g: Any) -> tuple[Any, Any]:
+        """Return zeros: nothing was added."""
         return tuple(fill(tuple(x.shape), 0, g.dtype, g.device) for x in (a, b))
 
     return attach(out, "Convolution", (a, b), rule)
@@ -290,6 +291,7 @@ def _convolve_3d(
     torch="nn.functional.conv1d",
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv1d(
     input: Any,
@@ -310,6 +312,8 @@ def conv1d(
     torch="nn.functional.conv2d",
     autocast=LOWER,
     gradient_name="ConvolutionBackward0",
+    operators=("convolution", "_convolution"),
+    gain=1.0,
 )
 def conv2d(
     input: Any,
@@ -331,6 +335,7 @@ def conv2d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv3d(
     input: Any,
@@ -477,6 +482,7 @@ def _transposed_3d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose1d(
     input: Any,
@@ -511,6 +517,7 @@ def conv_transpose1d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose2d(
     input: Any,
@@ -545,6 +552,7 @@ def conv_transpose2d(
     autocast=LOWER,
     refuses=NARROW_INTEGERS,
     gradient_name="ConvolutionBackward0",
+    gain=1.0,
 )
 def conv_transpose3d(
     input: Any,

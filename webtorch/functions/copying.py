@@ -21,7 +21,7 @@ def _copied(found: Any) -> Any:
     )
 
 
-def _copying(name: str, methods: bool = False, example: Example | None = None) -> None:
+def _copying(name: str, methods: bool = False, **fields: Any) -> None:
     view = TABLE[name]
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -31,13 +31,13 @@ def _copying(name: str, methods: bool = False, example: Example | None = None) -
     function.__doc__ = f"What {name} gives, in memory of its own."
     function.__signature__ = inspect.signature(view.function)  # type: ignore[attr-defined]
     places = ("torch", "Tensor") if methods else FUNCTION
-    composite(family="movement", function_in=places, example=example)(function)
+    composite(family="movement", function_in=places, **fields)(function)
 
 
 for _name in """as_strided diagonal expand permute split_with_sizes squeeze t transpose unbind
     unfold unsqueeze view""".split():  # noqa: SIM905
     _copying(_name)
-_copying("narrow", methods=True)
+_copying("narrow", methods=True, aten=("narrow_copy",))
 _copying("select", example=Example(((3, 5),), (1, 2)))
 _copying("split", example=Example(((7, 3),), (3,)))
 
@@ -66,7 +66,7 @@ def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
     return movement.split_with_sizes(input, split_sizes, dim)
 
 
-@composite(family="movement", gradient_name="AsStridedScatterBackward0")
+@composite(family="movement", gradient_name="AsStridedScatterBackward0", traced=True)
 def as_strided_scatter(
     input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
 ) -> Any:

@@ -33,9 +33,10 @@ from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import Example, composite
-from webtorch.tensors.calls import get_default_dtype, store_in
+from webtorch.tensors.calls import store_in
 from webtorch.tensors.creation import from_array, from_bytes
 from webtorch.tensors.device import resolve
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 TORCH = ("torch",)

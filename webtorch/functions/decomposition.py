@@ -110,6 +110,7 @@ def _qr(a: Any, mode: str) -> Any:
     torch="linalg.qr",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgQrBackward0",
+    lapack=("linalg_qr.out",),
 )
 def linalg_qr(A: Any, mode: str = "reduced") -> Any:
     """(Q, R) with A = Q R; mode "reduced", "complete" or "r" (Q is empty)."""
@@ -129,7 +130,7 @@ def linalg_qr(A: Any, mode: str = "reduced") -> Any:
     return QR(*_qr(A, mode))
 
 
-def _no_qr(g: Any, out: Any, a: Any, r: Any) -> Any:
+def _no_qr(_g: Any, _out: Any, _a: Any, _r: Any) -> Any:
     raise RuntimeError(
         "The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
         "linalg.qr(A, mode='reduced') if you are going to require gradients through linalg.qr."
@@ -155,7 +156,13 @@ def qr(input: Any, some: bool = True) -> Any:
     return OldQR(*_qr(input, "reduced" if some else "complete"))
 
 
-@composite(family="index", differentiable=False, autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    family="index",
+    differentiable=False,
+    autocast=Autocast(cpu="fp32"),
+    out="cast",
+    lapack=("geqrf", "geqrf.a"),
+)
 def geqrf(input: Any) -> Any:
     """(R above the Householder vectors in one matrix, tau)."""
     check_matrix("geqrf", input, "input")
@@ -194,6 +201,7 @@ def _reflectors(name: str, v: Any, tau: Any) -> Any:
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="LinalgHouseholderProductBackward0",
+    lapack=("linalg_householder_product", "linalg_householder_product.out"),
 )
 def householder_product(A: Any, tau: Any) -> Any:
     """The first columns of the product of the reflections I - tau v v^T."""
@@ -214,7 +222,12 @@ def orgqr(input: Any, input2: Any) -> Any:
     return householder_product(input, input2)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="OrmqrBackward0")
+@composite(
+    family="index",
+    autocast=Autocast(cpu="fp32"),
+    gradient_name="OrmqrBackward0",
+    lapack=("ormqr", "ormqr.out"),
+)
 def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
     """The product of Q (of its transpose) and the third tensor; Q's reflections and their factors are the others."""
     tau, other = input2, input3
@@ -265,7 +278,7 @@ def _gaps(values: Any) -> Any:
     return values.unsqueeze(-2) - values.unsqueeze(-1) + identity(values._shape[-1], values)
 
 
-def _eigh_vjp(g: Any, out: Any, a: Any, uplo: str) -> Any:
+def _eigh_vjp(g: Any, out: Any, _a: Any, _uplo: str) -> Any:
     gw, gv = g[:2]
     w, v = out[:2]
     core = None
@@ -303,6 +316,7 @@ _NOT_CONVERGED = (
     torch="linalg.eigh",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgEighBackward0",
+    lapack=("_linalg_eigh.eigenvalues",),
 )
 def eigh(A: Any, UPLO: str = "L") -> Any:
     """(eigenvalues in ascending order, eigenvectors) of symmetric matrices, from one triangle."""
@@ -362,6 +376,7 @@ def _eig(a: Any) -> Any:
     function_in=LINALG,
     torch="linalg.eig",
     gradient_name="LinalgEigBackward0",
+    lapack=("linalg_eig", "linalg_eig.out"),
 )
 def linalg_eig(A: Any) -> Any:
     """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
@@ -377,6 +392,7 @@ def linalg_eig(A: Any) -> Any:
     function_in=LINALG,
     torch="linalg.eigvals",
     gradient_name="LinalgEigBackward0",
+    lapack=("_linalg_eigvals", "linalg_eigvals.out"),
 )
 def linalg_eigvals(A: Any) -> Any:
     """The eigenvalues of any square matrices, complex also where A is real."""
@@ -468,6 +484,7 @@ def _check_driver(name: str, driver: Any) -> None:
     torch="linalg.svd",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSvdBackward0",
+    lapack=("_linalg_svd.U",),
 )
 def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
     """(U, singular values in descending order, V^T) with A = U diag(S) V^T."""
@@ -529,7 +546,7 @@ def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     return bound.clamp(min=0.0 if atol is None else float(atol))
 
 
-def _pinv_vjp(g: Any, out: Any, a: Any, bound: Any, hermitian: bool = False) -> Any:
+def _pinv_vjp(g: Any, out: Any, a: Any, _bound: Any, _hermitian: bool = False) -> Any:
     """Golub and Pereyra, 1973."""
     gh, ph = g.mH, out.mH
     m, n = a._shape[-2:]
@@ -612,7 +629,7 @@ def matrix_rank(
     return (values > bound.unsqueeze(-1)).sum(-1)
 
 
-def _lstsq_vjp(g: Any, out: Any, a: Any, b: Any, rcond: float) -> Any:
+def _lstsq_vjp(g: Any, _out: Any, a: Any, b: Any, rcond: float) -> Any:
     s = svdvals(a.detach())
     bound = s.amax(-1) * rcond
     p = _pinv(a, bound)
@@ -634,6 +651,7 @@ def _lstsq(a: Any, b: Any, rcond: float) -> Any:
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="LinalgLstsqBackward0",
+    lapack=("linalg_lstsq.out",),
 )
 def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """(the X that makes A X - B smallest, residuals, ranks, singular values)."""
@@ -805,7 +823,7 @@ def cond(A: Any, p: Any = None) -> Any:
 # -- functions of matrices ----------------------------------------------------------------------------
 
 
-def _matrix_exp_vjp(g: Any, out: Any, a: Any) -> Any:
+def _matrix_exp_vjp(g: Any, _out: Any, a: Any) -> Any:
     """Al-Mohy and Higham, 2009: the derivative is a block of the exponential of a larger matrix."""
     n = a._shape[-1]
     t = a.mT
@@ -819,7 +837,12 @@ def _matrix_exp(a: Any) -> Any:
     return call("matrix_exp", (a,), (), (a._shape[-2:],))[0]
 
 
-@composite(family="index", function_in=EVERYWHERE, gradient_name="LinalgMatrixExpBackward0")
+@composite(
+    family="index",
+    function_in=EVERYWHERE,
+    gradient_name="LinalgMatrixExpBackward0",
+    lapack=("linalg_matrix_exp",),
+)
 def matrix_exp(input: Any) -> Any:
     """The exponentials of matrices (*, N, N)."""
     if not input.dtype.has_gradient:

@@ -243,6 +243,7 @@ def _declare(kind: str) -> None:
     run, flag, text = _DIRECTIONS[kind]
 
     def result(name: str, input: Any, s: Any, dim: Any, norm: str | None) -> Any:
+        """Return the transform; one to half a spectrum from real numbers is conjugated."""
         found = run(name, input, s, dim, norm, flag)
         return conjugate(found) if kind == "ihfft" else found
 

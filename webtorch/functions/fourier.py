@@ -49,7 +49,7 @@ def _on_cpu(x: Any) -> bool:
     return x._storage.runtime.kind == "cpu"
 
 
-def _complex_vjp(g: Any, out: Any, x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+def _complex_vjp(g: Any, _out: Any, _x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
     return (complex_transform(g, dims, inverse),)
 
 
@@ -64,7 +64,7 @@ def complex_transform(x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
     return movement.clone(x) if out is x else out
 
 
-def _real_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+def _real_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
     low, high = [0] * g.ndim, [0] * g.ndim
     high[dim] = n - g._shape[dim]
     padded = pad_with(g, tuple(low), tuple(high), 0)
@@ -86,7 +86,7 @@ def real_transform(x: Any, dim: int) -> Any:
     return _real_transform(x, dim, x._shape[dim])
 
 
-def _half_vjp(g: Any, out: Any, x: Any, dim: int, n: int) -> Any:
+def _half_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
     terms = real_transform(g, dim)
     twice = (n - 1) // 2
     weights = [1.0] * terms._shape[dim]
@@ -226,6 +226,7 @@ def _entry(name: str, expr: Any) -> Elementwise:
 @functools.lru_cache(maxsize=1024)
 def _matrix_of_roots(n: int, inverse: bool, dtype: DType) -> Elementwise:
     def expr(position: Expr) -> Expr:
+        """Return one part of the root of unity at a position of the matrix."""
         # (part, k, part of the source, i)
         i, source = ex.truncmod(position, n), ex.truncmod(ex.truncdiv(position, n), 2)
         k = ex.truncmod(ex.truncdiv(position, 2 * n), n)
@@ -245,6 +246,7 @@ def _roots(n: int, inverse: bool, like: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _turn(first: int, rest: int, inverse: bool) -> Elementwise:
     def expr(position: Expr, re: Expr, im: Expr) -> Expr:
+        """Return one part of a number turned by its root of unity."""
         # (batch, i, part, j)
         j, part = ex.truncmod(position, rest), ex.truncmod(ex.truncdiv(position, rest), 2)
         i = ex.truncmod(ex.truncdiv(position, 2 * rest), first)

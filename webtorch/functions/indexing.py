@@ -332,7 +332,12 @@ def _vector(op: str, index: Any) -> Any:
     return index if index._shape else movement.reshape(index, (1,))
 
 
-@composite(family="index", overlap="refused", gradient_name="IndexSelectBackward0")
+@composite(
+    family="index",
+    overlap="none",
+    gradient_name="IndexSelectBackward0",
+    aten=("index_select",),
+)
 def index_select(input: Any, dim: int, index: Any) -> Any:
     """The slices of input at the positions of a 1-d index along `dim`."""
     index = _vector("index_select", index)
@@ -383,14 +388,14 @@ def _same_type(op: str, x: Any, source: Any) -> None:
     name="_with_none_of",
     function_in=(),
     torch="",
-    vjp=lambda g, out, base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
+    vjp=lambda g, _out, _base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
 )
 def _with_none_of(base: Any, source: Any) -> Any:
     """A copy of base, where no element of `source` is written, which takes part in gradients all the same."""
     return copy(base)
 
 
-@composite(family="index", inplace=True, gradient_name="IndexAddBackward0")
+@composite(family="index", inplace=True, gradient_name="IndexAddBackward0", aten=("index_add",))
 def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 1) -> Any:
     """A copy of input with alpha times the slices of `source` added at the positions of `index`."""
     _same_type("index_add_", input, source)
@@ -408,6 +413,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 
     inplace=True,
     autocast=Autocast(cpu="promote"),
     gradient_name="IndexCopyBackward0",
+    aten=("index_copy",),
 )
 def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     """A copy of input with the slices of `source` at the positions of `index`."""
@@ -423,7 +429,13 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     return movement.reshape(_from_front(out, dim), input._shape)
 
 
-@composite(family="index", inplace=True, refuses=BOOL, gradient_name="IndexReduceBackward0")
+@composite(
+    family="index",
+    inplace=True,
+    refuses=BOOL,
+    gradient_name="IndexReduceBackward0",
+    aten=("index_reduce",),
+)
 def index_reduce(
     input: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -483,7 +495,7 @@ def _as_value(op: str, value: Any, like: Any) -> Any:
     return cast_to(value.to(like.device), like.dtype)
 
 
-@composite(family="index", inplace=True, gradient_name="IndexFillBackward0")
+@composite(family="index", inplace=True, gradient_name="IndexFillBackward0", aten=("index_fill",))
 def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     """A copy of input with `value` in the slices at the positions of `index`."""
     if len(index._shape) > 1:
@@ -565,7 +577,7 @@ def _gather(x: Any, dim: int, index: Any, op: str = "gather") -> Any:
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(family="index", overlap="refused", gradient_name="GatherBackward0")
+@composite(family="index", overlap="none", gradient_name="GatherBackward0")
 def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
     return _gather(input, dim, index)
@@ -608,7 +620,7 @@ def _scatter_along(op: str, x: Any, dim: int, index: Any, src: Any, combine: str
 _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 
-@composite(family="index", inplace=True, gradient_name="ScatterBackward0")
+@composite(family="index", inplace=True, gradient_name="ScatterBackward0", overlap="first")
 def scatter(
     input: Any,
     dim: int,
@@ -640,6 +652,7 @@ def scatter(
     inplace=True,
     autocast=Autocast(gpu="promote"),
     gradient_name="ScatterAddBackward0",
+    overlap="first",
 )
 def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Any:
     """A copy of input with `src` added at input[index[i][j]][j] for dim 0, and so on."""
@@ -721,6 +734,7 @@ def scatter_reduce(
     shape, src_shape = input._shape, src._shape
 
     def rule(g: Any) -> tuple[Any, Any]:
+        """Return the cotangents of input and src."""
         x, values, where = (s.unpack() for s in saved)
         to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
         if not include_self:
@@ -776,9 +790,11 @@ def _product_rule(
     op = "scatter_reduce"
 
     def zero(t: Any) -> Any:
+        """Return where a tensor is 0."""
         return elementwise.eq(t, 0)
 
     def without_zeros(t: Any) -> Any:
+        """Return a tensor with 1 in the place of 0."""
         return elementwise.where(zero(t), 1, t)
 
     start = (
@@ -792,6 +808,7 @@ def _product_rule(
     zeros = _scatter_along(op, zeros, dim, index, cast_to(zero(src), g.dtype), "add")
 
     def others(t: Any, product: Any, zeros: Any) -> Any:
+        """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
         none_left = elementwise.eq(zeros - cast_to(zero(t), g.dtype), 0)
         return elementwise.where(none_left, rest, 0.0)
@@ -801,7 +818,12 @@ def _product_rule(
     return g * others(x, product, zeros), _gather(g, dim, index, op) * others(src, here, meets)
 
 
-@composite(family="index", overlap="refused", gradient_name="TakeBackward0")
+@composite(
+    family="index",
+    overlap="none",
+    gradient_name="TakeBackward0",
+    aten=("take",),
+)
 def take(input: Any, index: Any) -> Any:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
     if index.dtype is not int64:
@@ -846,7 +868,12 @@ def _check_mask(op: str, mask: Any) -> None:
         )
 
 
-@composite(family="index", overlap="refused", gradient_name="MaskedSelectBackward0")
+@composite(
+    family="index",
+    overlap="none",
+    gradient_name="MaskedSelectBackward0",
+    aten=("masked_select",),
+)
 def masked_select(input: Any, mask: Any) -> Any:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
     _check_mask("masked_select", mask)
@@ -858,7 +885,9 @@ def masked_select(input: Any, mask: Any) -> Any:
     )
 
 
-@composite(family="index", inplace=True, gradient_name="MaskedScatterBackward0")
+@composite(
+    family="index", inplace=True, gradient_name="MaskedScatterBackward0", aten=("masked_scatter",)
+)
 def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""
     _check_mask("masked_scatter", mask)
@@ -898,7 +927,7 @@ def nonzero(input: Any, *, as_tuple: bool = False) -> Any:
     return movement.stack(columns, 1)
 
 
-@composite(family="index")
+@composite(family="index", aten=("nonzero_static",))
 def nonzero_static(input: Any, *, size: int, fill_value: int = -1) -> Any:
     """The first `size` positions of elements that are not zero; missing rows are `fill_value`."""
     if size < 0:
@@ -1025,6 +1054,7 @@ def embedding(
     saved = tape.SavedTensor(input)
 
     def rule(g: Any) -> tuple[Any]:
+        """Return the cotangent of the weight: rows added where they were read."""
         flat = _flat(saved.unpack())
         n = flat.numel()
         rows = movement.reshape(g, (n, width))
@@ -1050,7 +1080,7 @@ def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) ->
     )
 
 
-@composite(family="index", example=Example(("i5",)))
+@composite(family="index", example=Example(("i5",)), aten=("bincount",))
 def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):
@@ -1074,7 +1104,7 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     return counted(input, size, None if weights is None else weights.detach(), kind)
 
 
-@composite(family="index", function_in=("torch",))
+@composite(family="index", function_in=("torch",), aten=("searchsorted",))
 def searchsorted(
     sorted_sequence: Any,
     input: Any,
@@ -1170,7 +1200,7 @@ def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     return movement.reshape(cast_to(low, dtype), shape)
 
 
-@composite(family="index", function_in=("torch",), refuses=BOOL)
+@composite(family="index", function_in=("torch",), refuses=BOOL, aten=("bucketize",))
 def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
     """The number of the interval between sorted `boundaries` in which each value lies."""
     if len(boundaries._shape) != 1:
@@ -1180,7 +1210,7 @@ def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bo
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
-@composite(family="index", function_in=("torch",), refuses=BOOL)
+@composite(family="index", function_in=("torch",), refuses=BOOL, aten=("isin",))
 def isin(
     elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> Any:

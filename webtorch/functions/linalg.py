@@ -160,7 +160,7 @@ def expand_batch(a: Any, b: Any) -> tuple[Any, Any]:
 # -- triangular systems -------------------------------------------------------------------------------
 
 
-def _solve_triangular_vjp(g: Any, out: Any, a: Any, b: Any, upper: bool, unit: bool) -> Any:
+def _solve_triangular_vjp(g: Any, out: Any, a: Any, _b: Any, upper: bool, unit: bool) -> Any:
     gb = _solve_triangular(a.mT, g, not upper, unit)
     ga = -(gb @ out.mT)
     shift = 1 if unit else 0
@@ -179,6 +179,7 @@ def _solve_triangular(a: Any, b: Any, upper: bool, unit: bool) -> Any:
     function_in=LINALG,
     torch="linalg.solve_triangular",
     gradient_name="LinalgSolveTriangularBackward0",
+    lapack=("linalg_solve_triangular", "linalg_solve_triangular.out"),
 )
 def solve_triangular(
     A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
@@ -200,7 +201,12 @@ def solve_triangular(
     return _solve_triangular(a.mT, b.mT, not upper, unitriangular).mT
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="TriangularSolveBackward0")
+@composite(
+    family="index",
+    autocast=Autocast(cpu="fp32"),
+    gradient_name="TriangularSolveBackward0",
+    lapack=("triangular_solve.X",),
+)
 def triangular_solve(
     input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
@@ -235,7 +241,7 @@ def triangular_solve(
 # -- general systems ----------------------------------------------------------------------------------
 
 
-def _solve_vjp(g: Any, out: Any, a: Any, b: Any) -> Any:
+def _solve_vjp(g: Any, out: Any, a: Any, _b: Any) -> Any:
     gb = _solve(a.mT, g)[0]
     return -(gb @ out.mT), gb
 
@@ -275,6 +281,7 @@ def _system(name: str, A: Any, B: Any, left: bool) -> tuple[Any, Any, bool]:
     function_in=LINALG,
     torch="linalg.solve_ex",
     gradient_name="LinalgSolveExBackward0",
+    lapack=("_linalg_solve_ex.result",),
 )
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """(the solution of A X = B, info); info is not 0 where A is singular."""
@@ -306,7 +313,9 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     return solve_ex(A, B, left=left, check_errors=True).result
 
 
-@composite(name="_inv", function_in=(), torch="", vjp=lambda g, out, a: (-(out.mT @ (g @ out.mT)),))
+@composite(
+    name="_inv", function_in=(), torch="", vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),)
+)
 def _inv(a: Any) -> Any:
     return call("inv", (a,), (), (a._shape[-2:], ()))
 
@@ -318,6 +327,7 @@ def _inv(a: Any) -> Any:
     torch="linalg.inv_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
+    lapack=("linalg_inv_ex.inverse",),
 )
 def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     """(the inverses of matrices, info)."""
@@ -400,7 +410,7 @@ def tensorinv(A: Any, ind: int = 2) -> Any:
 # -- LU -----------------------------------------------------------------------------------------------
 
 
-def _lu_vjp(g: Any, out: Any, a: Any, pivot: bool) -> Any:
+def _lu_vjp(g: Any, out: Any, a: Any, _pivot: bool) -> Any:
     packed, pivots = out[0], out[1]
     m, n = a._shape[-2:]
     k = min(m, n)
@@ -447,6 +457,7 @@ def _check_pivot(name: str, pivot: bool) -> None:
     function_in=LINALG,
     torch="linalg.lu_factor_ex",
     gradient_name="LinalgLuFactorExBackward0",
+    lapack=("linalg_lu_factor_ex.out",),
 )
 def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """(L and U in one matrix, pivots counted from 1, info)."""
@@ -511,7 +522,7 @@ def _permutation_matrix(pivots: Any, rows: int) -> Any:
     return cast_to(perm.unsqueeze(-2) == where_, dtype)
 
 
-@composite(family="index", gradient_name="LuUnpackBackward0")
+@composite(family="index", gradient_name="LuUnpackBackward0", lapack=("lu_unpack.out",))
 def lu_unpack(
     LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Any:
@@ -539,6 +550,7 @@ def lu_unpack(
     function_in=LINALG,
     torch="linalg.lu",
     gradient_name="LinalgLuBackward0",
+    lapack=("linalg_lu.out",),
 )
 def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     """(P, L, U) with A = P L U."""
@@ -554,6 +566,7 @@ def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     torch="linalg.lu_solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgLuSolveBackward0",
+    lapack=("linalg_lu_solve.out",),
 )
 def linalg_lu_solve(
     LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
@@ -616,14 +629,19 @@ def _cofactors(a: Any) -> Any:
     name="_det",
     function_in=(),
     torch="",
-    vjp=lambda g, out, a: (g[..., None, None] * _cofactors(a),),
+    vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),),
 )
 def _det(a: Any) -> Any:
     packed, pivots, _ = _lu(a, True)
     return packed.diagonal(0, -2, -1).prod(-1) * _signed(packed, pivots)
 
 
-@composite(family="index", function_in=EVERYWHERE, gradient_name="LinalgDetBackward0")
+@composite(
+    family="index",
+    function_in=EVERYWHERE,
+    gradient_name="LinalgDetBackward0",
+    lapack=("_linalg_det.result",),
+)
 def det(input: Any) -> Any:
     """The determinants of matrices (*, N, N)."""
     check_matrix("linalg.det", input, "A", square=True)
@@ -634,7 +652,7 @@ def det(input: Any) -> Any:
     name="_slogdet",
     function_in=(),
     torch="",
-    vjp=lambda g, out, a: (g[..., None, None] * _inv(a)[0].mT,),
+    vjp=lambda g, _out, a: (g[..., None, None] * _inv(a)[0].mT,),
 )
 def _slogdet(a: Any) -> Any:
     packed, pivots, _ = _lu(a, True)
@@ -655,6 +673,7 @@ def _complex_slogdet(a: Any) -> tuple[Any, Any]:
     function_in=LINALG,
     torch="linalg.slogdet",
     gradient_name="LinalgSlogdetBackward0",
+    lapack=("_linalg_slogdet.sign",),
 )
 def linalg_slogdet(A: Any) -> Any:
     """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""
@@ -686,7 +705,7 @@ def logdet(input: Any) -> Any:
 # -- symmetric positive definite ----------------------------------------------------------------------
 
 
-def _cholesky_vjp(g: Any, out: Any, a: Any, upper: bool) -> Any:
+def _cholesky_vjp(g: Any, out: Any, _a: Any, _upper: bool) -> Any:
     """Murray, "Differentiation of the Cholesky decomposition", 2016."""
     phi = (out.mH @ g).tril()
     inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
@@ -708,6 +727,7 @@ def _cholesky(a: Any, upper: bool) -> Any:
     torch="linalg.cholesky_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgCholeskyExBackward0",
+    lapack=("linalg_cholesky_ex.L",),
 )
 def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
@@ -744,6 +764,7 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="CholeskyBackward0",
+    lapack=("cholesky", "cholesky.out"),
 )
 def cholesky(input: Any, upper: bool = False) -> Any:
     """L with input = L L^T; `upper` gives L^T."""
@@ -759,7 +780,9 @@ def cholesky(input: Any, upper: bool = False) -> Any:
     return x.mH if upper else x
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    family="index", autocast=Autocast(cpu="fp32"), out="cast", lapack=("_cholesky_solve_helper",)
+)
 def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
     for x, what in ((input, "b"), (input2, "u")):
@@ -776,7 +799,7 @@ def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
     return _cholesky_solve(*expand_batch(input, input2), upper)
 
 
-def _cholesky_solve_vjp(g: Any, out: Any, b: Any, factor: Any, upper: bool) -> Any:
+def _cholesky_solve_vjp(g: Any, out: Any, _b: Any, factor: Any, upper: bool) -> Any:
     gb = _cholesky_solve(g, factor, upper)
     common = gb @ out.mH
     common = -(common + common.mH)
@@ -791,7 +814,12 @@ def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(
+    family="index",
+    autocast=Autocast(cpu="fp32"),
+    out="cast",
+    lapack=("cholesky_inverse", "cholesky_inverse.out"),
+)
 def cholesky_inverse(input: Any, upper: bool = False) -> Any:
     """The inverse of A = L L^T from L."""
     check_matrix("cholesky_inverse", input, "A", square=True)
@@ -817,6 +845,7 @@ def _cholesky_inverse(factor: Any, upper: bool) -> Any:
     function_in=LINALG,
     torch="linalg.ldl_factor_ex",
     differentiable=False,
+    lapack=("linalg_ldl_factor_ex.out",),
 )
 def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
     """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
@@ -853,6 +882,7 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     function_in=LINALG,
     torch="linalg.ldl_solve",
     differentiable=False,
+    lapack=("linalg_ldl_solve.out",),
 )
 def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     """The solution of A X = B from what ldl_factor returned."""

@@ -32,6 +32,7 @@ from webtorch.ops.elementwise import (
     sqrt,
     xlogy,
 )
+from webtorch.ops.layout import of_operands
 from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.purity import warn
@@ -149,6 +150,7 @@ _huber_error = _pair_loss("_huber_error", _huber, "huber_loss of one element.", 
     samples=_REDUCTIONS,
     autocast=FP32,
     gradient_name="MseLossBackward0",
+    out="cast",
 )
 def mse_loss(
     input: Any,
@@ -194,6 +196,7 @@ def l1_loss(
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
     autocast=FP32,
     gradient_name="SmoothL1LossBackward0",
+    out="cast",
 )
 def smooth_l1_loss(
     input: Any,
@@ -219,6 +222,8 @@ def smooth_l1_loss(
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
     autocast=FP32,
     gradient_name="HuberLossBackward0",
+    layout=of_operands,
+    out="cast",
 )
 def huber_loss(
     input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
@@ -246,7 +251,7 @@ _bce_error: Elementwise = elementwise(
     "_bce_error",
     _bce,
     tensors=("input", "target"),
-    vjp=lambda g, out, x, y: (_bce_backward(g, x, y), _bce_target_backward(g, x)),
+    vjp=lambda g, _out, x, y: (_bce_backward(g, x, y), _bce_target_backward(g, x)),
     dtypes=FLOATS,
     inplace=False,
     torch="",
@@ -309,7 +314,7 @@ _bce_logits_error: Elementwise = elementwise(
     "_bce_logits_error",
     lambda x, y: (1 - y) * x + log1pexp(-x),
     tensors=("input", "target"),
-    vjp=lambda g, out, x, y: (_bce_logits_backward(g, x, y), -g * x),
+    vjp=lambda g, _out, x, y: (_bce_logits_backward(g, x, y), -g * x),
     dtypes=FLOATS,
     inplace=False,
     torch="",
@@ -572,6 +577,7 @@ def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
     input: Any,
@@ -602,6 +608,7 @@ def nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    operators=("cross_entropy_loss",),
 )
 def cross_entropy(
     input: Any,

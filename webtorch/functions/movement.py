@@ -38,6 +38,7 @@ from webtorch.ir.view import (
     strides_like,
 )
 from webtorch.ops import elementwise
+from webtorch.ops.layout import channels_last_together, of_first
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
@@ -139,7 +140,9 @@ def _inferred(op: str, x: Any, sizes: Shape) -> Shape:
         ) from None
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.view")
+@composite(
+    family="movement", function_in=METHOD, torch="Tensor.view", geometry=("view", "_reshape_alias")
+)
 def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -> Any:
     """The same memory in another shape; one size may be -1. Raises RuntimeError when strides do not allow it.
 
@@ -272,7 +275,7 @@ def squeeze(input: Any, dim: int | Sequence[int] | None = None) -> Any:
     )
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def unsqueeze(input: Any, dim: int) -> Any:
     """With a new dimension of size 1 at `dim`."""
     shape, strides = input._shape, input._strides
@@ -286,7 +289,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
     )
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.expand")
+@composite(family="movement", function_in=METHOD, torch="Tensor.expand", grows=True)
 def expand(input: Any, *args: Any, size: Any = None, implicit: bool = False) -> Any:
     """A view in which dimensions of size 1 are repeated; -1 keeps a size."""
     return _expand("expand", input, sizes_of("expand", args, size))
@@ -329,7 +332,7 @@ def expand_as(input: Any, other: Any) -> Any:
     return _expand("expand_as", input, other._shape)
 
 
-@composite(family="movement")
+@composite(family="movement", grows=True)
 def broadcast_to(input: Any, size: Sequence[int]) -> Any:
     """Expanded to `size`."""
     return _expand("broadcast_to", input, sizes_of("broadcast_to", (size,)))
@@ -388,7 +391,7 @@ def _swap(x: Any, dim0: int, dim1: int, name: str = "Transpose") -> Any:
     return _permute(x, tuple(order), name)
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
     """Dimensions dim0 and dim1 exchanged."""
     return _swap(input, dim0, dim1)
@@ -406,7 +409,7 @@ def swapdims(input: Any, dim0: int, dim1: int) -> Any:
     return _swap(input, dim0, dim1)
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def t(input: Any) -> Any:
     """The transpose of a matrix; 0-d and 1-d tensors as they are."""
     rank = len(input._shape)
@@ -566,7 +569,7 @@ def pick(x: Any, dim: int, index: int) -> Any:
     )
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def select(input: Any, dim: int, index: int) -> Any:
     """The view at position `index` of `dim`, without that dimension."""
     shape = input._shape
@@ -586,7 +589,7 @@ def slice_bounds(size: int, start: int | None, stop: int | None, step: int) -> t
     return first, max(0, -(-(last - first) // step))
 
 
-@composite(family="movement", function_in=(), torch="", name="slice")
+@composite(family="movement", function_in=(), torch="", name="slice", traced=True)
 def slice_(
     input: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
@@ -626,7 +629,7 @@ def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
     return window(input, dim, start, length)
 
 
-@composite(family="movement", gradient_name="UnbindBackward0")
+@composite(family="movement", gradient_name="UnbindBackward0", traced=True)
 def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     """The views at each position of `dim`."""
     if not input._shape:
@@ -690,7 +693,7 @@ def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0)
     return _split_evenly(input, length, dim)
 
 
-@composite(family="movement", gradient_name="SplitWithSizesBackward0")
+@composite(family="movement", gradient_name="SplitWithSizesBackward0", traced=True)
 def split_with_sizes(input: Any, split_sizes: Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     """Views of parts of the sizes listed along `dim`."""
     return _split_with_sizes(input, list(split_sizes), _splittable("split", input, dim))
@@ -813,7 +816,7 @@ def _place_diagonal(square: Any, rows: int, columns: int, offset: int, dim1: int
     return _movedim(square, (rank - 2, rank - 1), (dim1, dim2))
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """The view of diagonal `offset` of dimensions dim1 and dim2, as a new last dimension."""
     shape, strides = input._shape, input._strides
@@ -827,6 +830,7 @@ def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     kept = [d for d in range(rank) if d not in (first, second)]
 
     def vjp(g: Any) -> Any:
+        """Return zeros with the cotangent on the diagonal."""
         if not n:
             return fill(shape, 0, g.dtype, g.device)
         return _place_diagonal(_square(g), rows, columns, offset, first, second)
@@ -897,7 +901,9 @@ def _overlap(g: Any, shape: Shape, dim: int, size: int, step: int) -> Any:
     return pad_dim(g, dim, 0, shape[dim] - length)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.unfold")
+@composite(
+    family="movement", function_in=METHOD, torch="Tensor.unfold", traced=True, geometry=("unfold",)
+)
 def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
     """The view of all windows of `size` along `dimension`, `step` apart; the window is the last dimension."""
     shape, strides = input._shape, input._strides
@@ -927,7 +933,7 @@ def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
     )
 
 
-@composite(family="movement")
+@composite(family="movement", geometry=("as_strided",))
 def as_strided(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
@@ -1220,6 +1226,7 @@ def join(tensors: Sequence[Any], dim: int) -> Any:
     shapes = [p._shape for p in tensors]
 
     def rule(g: Any) -> tuple[Any, ...]:
+        """Return each operand's window of the cotangent."""
         return tuple(
             fill(shape, 0, g.dtype, g.device) if at is None else window(g, dim, at, shape[dim])
             for at, shape in zip(starts, shapes, strict=True)
@@ -1228,7 +1235,16 @@ def join(tensors: Sequence[Any], dim: int) -> Any:
     return tape.attach(out, "Cat", tensors, rule)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
+@composite(
+    family="movement",
+    function_in=("torch",),
+    autocast=Autocast(cpu="promote"),
+    out="cast",
+    layout=channels_last_together,
+    direct=("cat",),
+    aten=("cat",),
+    overlap="none",
+)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors one after another along `dim`; types are promoted."""
     return join(tensors, dim)
@@ -1252,6 +1268,7 @@ def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None
     autocast=Autocast(cpu="promote"),
     out="cast",
     gradient_name="StackBackward0",
+    traced=True,
 )
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """The tensors, all of one shape, along a new dimension `dim`."""
@@ -1428,7 +1445,11 @@ def _repeat(x: Any, counts: Shape) -> Any:
 
 
 @composite(
-    family="movement", function_in=METHOD, torch="Tensor.repeat", gradient_name="RepeatBackward0"
+    family="movement",
+    function_in=METHOD,
+    torch="Tensor.repeat",
+    gradient_name="RepeatBackward0",
+    grows=True,
 )
 def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""
@@ -1440,7 +1461,7 @@ def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
     return _repeat(input, counts)
 
 
-@composite(family="movement", gradient_name="RepeatBackward0")
+@composite(family="movement", gradient_name="RepeatBackward0", grows=True)
 def tile(input: Any, *args: Any, dims: Any = None) -> Any:
     """The tensor repeated `dims` times; missing leading counts are 1."""
     counts = sizes_of("tile", args, dims, "dims") if args != ((),) else ()
@@ -1520,7 +1541,9 @@ def _flip(x: Any, dims: tuple[int, ...]) -> Any:
     return copy(as_view(x, shape, turned, offset, vjp=lambda g: _flip(g, dims), name="Flip"))
 
 
-@composite(family="movement", gradient_name="FlipBackward0")
+@composite(
+    family="movement", gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True
+)
 def flip(input: Any, *args: Any, dims: Any = None) -> Any:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()
@@ -1545,7 +1568,7 @@ def flipud(input: Any) -> Any:
     return _flip(input, (0,))
 
 
-@composite(family="movement", gradient_name="RollBackward0")
+@composite(family="movement", gradient_name="RollBackward0", aten=("roll",), traced=True)
 def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
     """A copy with elements shifted along `dims`, the last ones coming in at the front; no dims: over all elements."""
     shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
@@ -1616,14 +1639,18 @@ def _triangle(name: str, x: Any) -> None:
         raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
 
 
-@composite(family="movement", inplace=True, gradient_name="TrilBackward0")
+@composite(
+    family="movement", inplace=True, gradient_name="TrilBackward0", direct=("tril",), aten=("tril",)
+)
 def tril(input: Any, diagonal: int = 0) -> Any:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
     _triangle("tril", input)
     return elementwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
 
 
-@composite(family="movement", inplace=True, gradient_name="TriuBackward0")
+@composite(
+    family="movement", inplace=True, gradient_name="TriuBackward0", direct=("triu",), aten=("triu",)
+)
 def triu(input: Any, diagonal: int = 0) -> Any:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""
     _triangle("triu", input)
@@ -1653,6 +1680,7 @@ def _replicate(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
         )
 
     def edge(at: int, count: int) -> Any:
+        """Return one place of the dim, `count` times; None for 0 times."""
         shape = (*x._shape[:dim], count, *x._shape[dim + 1 :])
         return _expand(name, window(x, dim, at, 1), shape) if count > 0 else None
 

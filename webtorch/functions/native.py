@@ -101,7 +101,11 @@ def _sampler(name: str, **fields: Any) -> None:
     composite(name=name, family="index", function_in=FUNCTION, **fields)(function)
 
 
-_sampler("grid_sampler", example=Example(((1, 2, 5, 6), (1, 3, 4, 2)), (0, 0, False)))
+_sampler(
+    "grid_sampler",
+    autocast=Autocast("fp32", "promote"),
+    example=Example(((1, 2, 5, 6), (1, 3, 4, 2)), (0, 0, False)),
+)
 _sampler("grid_sampler_2d", gradient_name="GridSampler2DBackward0")
 _sampler("grid_sampler_3d", gradient_name="GridSampler3DBackward0")
 
@@ -148,6 +152,7 @@ def _next_of_16_bits(
     """
 
     def formula(x: Expr, y: Expr) -> Expr:
+        """Return the number after x towards y."""
         bits, step = ex.bitcast(x, int32), ex.const(1 << dropped, int32)
         grows = (y > x) ^ (x < 0)
         value = ex.bitcast(ex.where(grows, bits + step, bits - step), x.dtype)
@@ -182,7 +187,7 @@ _nextafter, _nextafter_half, _nextafter_bfloat16 = (
         name,
         formula,
         # PyTorch's convention: as if the result were the input.
-        vjp=lambda g, out, x, y: (where(x == y, 0.0, g), fill(g._shape, 0, g.dtype, g.device)),
+        vjp=lambda g, _out, x, y: (where(x == y, 0.0, g), fill(g._shape, 0, g.dtype, g.device)),
         saves_values=True,
         dtypes=dtypes,
         function_in=(),
@@ -203,7 +208,7 @@ _nextafter, _nextafter_half, _nextafter_bfloat16 = (
 )
 
 
-@composite(inplace=True, dtypes=FLOATS, out="cast")
+@composite(inplace=True, dtypes=FLOATS, out="cast", aten=("nextafter",), overlap="whole")
 def nextafter(input: Any, other: Any) -> Any:
     """The next number of the type after input, towards other."""
     for number, x in enumerate((input, other)):
@@ -238,7 +243,7 @@ _frexp_exponent = elementwise(
 )  # fmt: skip
 
 
-@composite(family="index", gradient_name="FrexpBackward0")
+@composite(family="index", gradient_name="FrexpBackward0", aten=("frexp",))
 def frexp(input: Any) -> Any:
     """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
     if input.dtype.kind != "float":

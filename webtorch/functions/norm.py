@@ -43,7 +43,7 @@ def _normalized_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     name="_normalized",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dims, eps: (_normalized_slope(g, x, dims, eps),),
+    vjp=lambda g, _out, x, dims, eps: (_normalized_slope(g, x, dims, eps),),
 )
 def normalized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     """Return (x - mean) / sqrt(variance + eps) over `dims`."""
@@ -61,7 +61,7 @@ def _rms_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     name="_rms_normalized",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dims, eps: (_rms_slope(g, x, dims, eps),),
+    vjp=lambda g, _out, x, dims, eps: (_rms_slope(g, x, dims, eps),),
 )
 def rms_normalized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     """Return x / sqrt(mean(x ** 2) + eps) over `dims`."""

@@ -15,7 +15,7 @@ from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import activation
 from webtorch.ops.primitive import as_view, write
 from webtorch.ops.purity import warn
-from webtorch.ops.record import Example
+from webtorch.ops.record import LOWER, Example
 from webtorch.ops.record import composite as declare
 
 FUNCTION = ("torch",)
@@ -294,6 +294,8 @@ def slice_inverse(
     function_in=("torch", "nn.functional"),
     torch="",
     example=Example(((7, 2, 3), (3, 3, 4), (4,))),
+    autocast=LOWER,
+    operators=("conv_tbc",),
 )
 def conv_tbc(input: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
     """The convolution of (time, batch, channels) with a weight (width, in_channels, out_channels)."""

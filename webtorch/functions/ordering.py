@@ -96,7 +96,12 @@ def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
 
 
 @composite(
-    family="index", refuses=BOOL, overlap="refused", gradient_name="KthvalueBackward0", ties=True
+    family="index",
+    refuses=BOOL,
+    overlap="none",
+    gradient_name="KthvalueBackward0",
+    ties=True,
+    aten=("kthvalue",),
 )
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """(values, indices): the k-th smallest element along `dim`, counted from 1."""
@@ -132,6 +137,7 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
 
 def _median_of_all(x: Any, skip_nan: bool) -> Any:
     def find(x: Any) -> Any:
+        """Return the median of all elements."""
         return _median(movement.reshape(x, (-1,)), 0, False, skip_nan, Median).values
 
     return one_of_all.function(x, find)

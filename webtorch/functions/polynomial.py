@@ -15,7 +15,7 @@ from webtorch.ops.elementwise import is_tensor, where
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL
-from webtorch.tensors.calls import get_default_dtype, result_type
+from webtorch.tensors.promotion import get_default_dtype, result_type
 
 # (x, p of degree k, p of degree k - 1, k) -> p of degree k + 1.
 Step = Callable[[Any, Any, Any, int], Any]
@@ -56,6 +56,7 @@ def _polynomial(name: str, doc: str, first: Callable[[Any], Any], step: Step) ->
         torch=f"special.{full}",
         differentiable=False,
         out="cast",
+        aten=(f"special_{full}",),
     )(function)
 
 

@@ -17,6 +17,7 @@ from webtorch.functions.movement import integers_held, pick
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
+from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, Example, composite
 from webtorch.tensors.tape import attach, needs_grad, no_grad
@@ -84,6 +85,7 @@ def spread(
             out = crop(out, before, (*lead, *sizes)).contiguous().detach()
 
     def rule(h: Any) -> tuple[Any]:
+        """Return the windows of the cotangent."""
         if any(low) or any(high):
             h = pad_with(h, before, after, 0)
         return (windows(h, kernel, stride, dilation),)
@@ -321,6 +323,7 @@ def _max_pool(
             chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
 
     def rule(g: Any) -> tuple[Any]:
+        """Return the cotangents sent to the maxima."""
         numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
         ones = (*shape, *(1,) * rank)
         return (pool.spread(where(chosen.reshape(ones) == numbers, g.reshape(ones), 0.0)),)
@@ -449,6 +452,7 @@ def _with_indices(rank: int, example: Example) -> None:
         ceil_mode: bool = False,
         return_indices: bool = True,
     ) -> Any:
+        """Return the maxima and their positions."""
         return _max_pool(name, rank, input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
     composite(
@@ -458,6 +462,7 @@ def _with_indices(rank: int, example: Example) -> None:
         torch=f"nn.functional.{name}_with_indices",
         doc=f"Return the maxima of {name} and where they were.",
         example=example,
+        layout=channels_last_as(0) if rank == 3 else None,
     )(function)
 
 
@@ -632,6 +637,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     torch="nn.functional.avg_pool1d",
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",
+    aten=("avg_pool1d",),
 )
 def avg_pool1d(
     input: Any,
@@ -654,6 +660,7 @@ def avg_pool1d(
     refuses=NARROW_INTEGERS,
     takes_out=True,
     gradient_name="AvgPool2DBackward0",
+    aten=("avg_pool2d",),
 )
 def avg_pool2d(
     input: Any,
@@ -686,6 +693,7 @@ def avg_pool2d(
     refuses=NARROW_INTEGERS,
     takes_out=True,
     gradient_name="AvgPool3DBackward0",
+    aten=("avg_pool3d",),
 )
 def avg_pool3d(
     input: Any,
@@ -887,6 +895,7 @@ def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
         chosen = where(chosen < starts, starts, chosen)
 
     def rule(g: Any) -> tuple[Any]:
+        """Return the cotangents sent to the maxima."""
         positions = iota(size, 0, 1, int64, g.device)
         hit = chosen.unsqueeze(-1) == positions
         return (where(hit, g.unsqueeze(-1), 0.0).sum(-2),)

@@ -28,7 +28,6 @@ from webtorch.ir.dtype import (
     uint32,
 )
 from webtorch.ir.dtype import bool_ as bool
-from webtorch.tensors.calls import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.device import device, get_default_device, set_default_device
 from webtorch.tensors.formats import (
     channels_last,
@@ -41,6 +40,7 @@ from webtorch.tensors.formats import (
 )
 from webtorch.tensors.limits import finfo, iinfo
 from webtorch.tensors.printing import get_printoptions, printoptions, set_printoptions
+from webtorch.tensors.promotion import can_cast, get_default_dtype, result_type, set_default_dtype
 from webtorch.tensors.switches import (
     are_deterministic_algorithms_enabled,
     get_deterministic_debug_mode,

@@ -24,10 +24,6 @@ from webtorch.ir.dtype import int64 as int64
 from webtorch.ir.dtype import promote_types as promote_types
 from webtorch.ir.dtype import uint8 as uint8
 from webtorch.ir.dtype import uint32 as uint32
-from webtorch.tensors.calls import can_cast as can_cast
-from webtorch.tensors.calls import get_default_dtype as get_default_dtype
-from webtorch.tensors.calls import result_type as result_type
-from webtorch.tensors.calls import set_default_dtype as set_default_dtype
 from webtorch.tensors.device import device as device
 from webtorch.tensors.device import get_default_device as get_default_device
 from webtorch.tensors.device import set_default_device as set_default_device
@@ -43,6 +39,10 @@ from webtorch.tensors.limits import iinfo as iinfo
 from webtorch.tensors.printing import get_printoptions as get_printoptions
 from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.printing import set_printoptions as set_printoptions
+from webtorch.tensors.promotion import can_cast as can_cast
+from webtorch.tensors.promotion import get_default_dtype as get_default_dtype
+from webtorch.tensors.promotion import result_type as result_type
+from webtorch.tensors.promotion import set_default_dtype as set_default_dtype
 from webtorch.tensors.switches import (
     are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
 )

@@ -150,12 +150,12 @@ def _lowered(input: Any) -> Any:
 
 def _cotangents(
     g: Any,
-    out: Any,
-    input: Any,
+    _out: Any,
+    _input: Any,
     packed: Any,
     scales: Any,
     zeros: Any,
-    bias: Any,
+    _bias: Any,
     bits: int,
 ) -> tuple[Any, ...]:
     weight = cast_to(dequantize_weight(packed, scales, zeros, bits), g.dtype)

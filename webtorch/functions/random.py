@@ -447,6 +447,7 @@ def rand_like(
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
 
     def make(shape: Shape, dtype: DType, device: Any) -> Any:
+        """Return the numbers in a shape."""
         return _draw(shape, _floating("rand_like", dtype), device, generator)
 
     return finish(_like(input, dtype, device, memory_format, make), requires_grad)
@@ -467,6 +468,7 @@ def randn_like(
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
 
     def make(shape: Shape, dtype: DType, device: Any) -> Any:
+        """Return the numbers in a shape."""
         return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
     return finish(_like(input, dtype, device, memory_format, make), requires_grad)
@@ -490,6 +492,7 @@ def randint_like(
     low, high = (0, low) if high is None else (low, high)
 
     def make(shape: Shape, dtype: DType, device: Any) -> Any:
+        """Return the numbers in a shape."""
         return _integers(shape, low, high, dtype, device, generator)
 
     return finish(_like(input, dtype, device, memory_format, make), requires_grad)

@@ -157,7 +157,7 @@ def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     name="_of_nothing",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, shape, value, dtype: (fill(x.shape, 0, x.dtype, x.device),),
+    vjp=lambda _g, _out, x, _shape, _value, _dtype: (fill(x.shape, 0, x.dtype, x.device),),
 )
 def _of_nothing(x: Any, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Any:
     """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""
@@ -204,6 +204,8 @@ def _accumulated(x: Any, dtype: DType | None) -> Any:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name=over_dims("Sum"),
+    onnx="ReduceSum",
+    numpy="sum",
 )
 def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the sum over `dim` (all dims for None); integers and bools give int64."""
@@ -240,6 +242,8 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     autocast=WHOLE,
     out="stated",
     gradient_name=over_dims("Mean"),
+    onnx="ReduceMean",
+    numpy="mean",
 )
 def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
     """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
@@ -300,7 +304,7 @@ def _others(x: Any, dim: int) -> Any:
     function_in=(),
     torch="",
     # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
-    vjp=computed_wide(lambda g, out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
+    vjp=computed_wide(lambda g, _out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
 )
 def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
@@ -312,6 +316,8 @@ def _prod(x: Any, dim: int) -> Any:
     autocast=Autocast("fp32", "fp32_result"),
     out="into",
     gradient_name=over_dims("Prod"),
+    onnx="ReduceProd",
+    numpy="prod",
 )
 def prod(
     input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
@@ -329,7 +335,9 @@ def prod(
     return _prod(x, dims[0]).reshape(shape) if x.ndim else copy(x)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})))
+@composite(
+    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), numpy="count_nonzero"
+)
 def count_nonzero(input: Any, dim: Dims = None) -> Any:
     """Return how many elements are not zero, as int64."""
     dims = wrap_dims("count_nonzero", dim, input.ndim)
@@ -353,13 +361,17 @@ def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
     return to_type(result, uint8) if x.dtype is uint8 else result
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask")
+@composite(
+    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="any"
+)
 def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """Return whether one element is not zero; False of nothing."""
     return _logical("any", input, dim, keepdim)
 
 
-@composite(family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask")
+@composite(
+    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="all"
+)
 def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """Return whether no element is zero; True of nothing."""
     return _logical("all", input, dim, keepdim)
@@ -380,6 +392,8 @@ def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: t
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AmaxBackward0",
+    onnx="ReduceMax",
+    numpy="max",
 )
 def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     """Return the largest element over `dim`; NaN wins. Ties share the gradient evenly."""
@@ -390,6 +404,8 @@ def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AminBackward0",
+    onnx="ReduceMin",
+    numpy="min",
 )
 def amin(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     """Return the smallest element over `dim`; NaN wins. Ties share the gradient evenly."""
@@ -419,6 +435,8 @@ def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     differentiable=False,
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     ties=True,
+    aten=("argmax",),
+    numpy="argmax",
 )
 def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first largest element is (in the flattened input for None), as int64."""
@@ -430,6 +448,8 @@ def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     differentiable=False,
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     ties=True,
+    aten=("argmin",),
+    numpy="argmin",
 )
 def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the first smallest element is (in the flattened input for None), as int64."""
@@ -452,7 +472,7 @@ def positions(x: Any, dim: int, size: int | None = None) -> Any:
     torch="",
     # All of the gradient goes to the element whose index is returned, not shared among ties as in amax.
     # Nothing of x is needed for it, so x may be overwritten before the backward pass.
-    vjp=lambda g, out, x, indices, combine, dim, size: (
+    vjp=lambda g, _out, _x, indices, _combine, dim, size: (
         _where(eq(positions(indices, dim, size), indices), g, 0.0),
     ),
 )
@@ -471,7 +491,7 @@ def _shared(g: Any, out: Any, x: Any) -> Any:
     name="_one_of_all",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, find: (_shared(g, out, x),),
+    vjp=lambda g, out, x, _find: (_shared(g, out, x),),
 )
 def one_of_all(x: Any, find: Callable[[Any], Any]) -> Any:
     """Return `find(x)`, which is one of the elements of x. Ties share the gradient evenly."""
@@ -556,7 +576,7 @@ def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     function_in=(),
     torch="",
     # The path through the mean cancels: it is left out.
-    vjp=lambda g, out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
+    vjp=lambda g, _out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
 )
 def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     """Return the variance over `dims`, kept: in two passes, so that a large mean cancels nothing."""
@@ -568,7 +588,7 @@ def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
 _root: Elementwise = elementwise(
     "_root",
     lambda x: ex.sqrt(x),
-    vjp=lambda g, out, x: (_root_backward(g, out),),
+    vjp=lambda g, out, _x: (_root_backward(g, out),),
     dtypes=FLOATS,
     torch="",
     function_in=(),
@@ -753,7 +773,7 @@ _norm_slope = elementwise(
     name="_p_norm",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, p, dims: (g * _norm_slope(x, out, p),),
+    vjp=lambda g, out, x, p, _dims: (g * _norm_slope(x, out, p),),
 )
 def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
     return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
@@ -857,7 +877,7 @@ def norm(
     name="_logsumexp",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, dims: (g * exp(x - out),),
+    vjp=lambda g, out, x, _dims: (g * exp(x - out),),
 )
 def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     largest = combine_dims(x, "max", dims, True)
@@ -873,6 +893,8 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     out="cast",
     gradient_name="LogsumexpBackward0",
     also=("special.logsumexp",),
+    traced=True,
+    onnx="ReduceLogSumExp",
 )
 def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
@@ -911,6 +933,8 @@ def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name="CumsumBackward0",
+    aten=("cumsum",),
+    overlap="whole",
 )
 def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running sum along `dim`; integers and bools give int64."""
@@ -943,7 +967,7 @@ def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
     name="_cumprod",
     function_in=(),
     torch="",
-    vjp=computed_wide(lambda g, out, x, dim: (_cumprod_slope(g, x, dim),)),
+    vjp=computed_wide(lambda g, _out, x, dim: (_cumprod_slope(g, x, dim),)),
 )
 def _cumprod(x: Any, dim: int) -> Any:
     return scan(x, "prod", dim)
@@ -956,6 +980,8 @@ def _cumprod(x: Any, dim: int) -> Any:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name="CumprodBackward0",
+    aten=("cumprod",),
+    overlap="whole",
 )
 def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     """Return the running product along `dim`; gradients are exact where elements are zero."""
@@ -967,7 +993,7 @@ def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
 _log_add: Elementwise = elementwise(
     "_log_add",
     logaddexp.expr,
-    vjp=lambda g, out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
+    vjp=lambda g, _out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
     dtypes=FLOATS,
     tensors=("input", "other"),
     inplace=False,
@@ -995,6 +1021,7 @@ _log_add_backward: Elementwise = elementwise(
     samples=(((0,), {}), ((-1,), {})),
     autocast=WHOLE,
     gradient_name="LogcumsumexpBackward0",
+    overlap="whole",
 )
 def logcumsumexp(input: Any, dim: int) -> Any:
     """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
@@ -1020,6 +1047,7 @@ def _running_logsumexp(x: Any, dim: int) -> Any:
     highest = scan(values, "max", dim)
 
     def weight(low: Any, high: Any) -> Any:
+        """Return exp(low - high), 1 where both are equal, as infinities may be."""
         # Of two equal infinities too.
         return exp(_where(eq(low, high), 0, low - high))
 
@@ -1051,6 +1079,7 @@ def _on_branch(total: Any, x: Any, dim: int) -> Any:
     phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
 
     def turns(to: Any) -> Any:
+        """Return how many turns a phase is away from another, 0 for NaN and infinities."""
         found = _round((to - phase) / (2 * math.pi))
         return _where(isfinite(found), found, 0)
 

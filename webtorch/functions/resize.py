@@ -20,6 +20,7 @@ from webtorch.ir.dtype import FLOATS, DType, int32, int64, uint8
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import numel
 from webtorch.ops.elementwise import where
+from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, Example, composite, elementwise
@@ -288,6 +289,20 @@ def _interpolate_name(
     torch="nn.functional.interpolate",
     autocast=Autocast(gpu="fp32"),
     gradient_name=_interpolate_name,
+    operators=(
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "upsample_linear1d",
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "upsample_trilinear3d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    ),
 )
 def interpolate(
     input: Any,
@@ -462,6 +477,9 @@ def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) ->
     function_in=EVERYWHERE,
     torch="nn.functional.pixel_shuffle",
     gradient_name="PixelShuffleBackward0",
+    layout=channels_last_as(0),
+    direct=("pixel_shuffle",),
+    aten=("pixel_shuffle",),
 )
 def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
     """Return (*, C r r, H, W) as (*, C, H r, W r) (Shi et al., 2016)."""
@@ -492,6 +510,9 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
     function_in=EVERYWHERE,
     torch="nn.functional.pixel_unshuffle",
     gradient_name="PixelUnshuffleBackward0",
+    layout=channels_last_as(0),
+    direct=("pixel_unshuffle",),
+    aten=("pixel_unshuffle",),
 )
 def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
     """Return (*, C, H r, W r) as (*, C r r, H, W): the inverse of pixel_shuffle."""
@@ -785,6 +806,7 @@ def _four_corners(rank: int, first: int) -> Elementwise:
     """
 
     def formula(*given: Expr) -> Expr:
+        """Return the weighted sum of the corners that lie inside."""
         values, places, last = given[:4], given[4 : 4 + rank], given[4 + rank :]
         total: Expr | None = None
         for number, value in enumerate(values, first):
@@ -843,9 +865,11 @@ def _cubic_weights(t: Any) -> list[Any]:
     a = -0.75
 
     def near(x: Any) -> Any:
+        """Return the weight of a neighbour within distance 1."""
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
     def far(x: Any) -> Any:
+        """Return the weight of a neighbour between distance 1 and 2."""
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]

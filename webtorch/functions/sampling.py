@@ -64,6 +64,7 @@ def _sampler(name: str, count: int, rule: Callable[..., Expr], doc: str) -> Elem
     """Return the formula of a sampler: `rule(words, *parameters)`."""
 
     def formula(*inputs: Expr) -> Expr:
+        """Return the sample for parameters and random words."""
         parameters = inputs[:count]
         return rule(_Words(parameters[0].dtype, *inputs[count:]), *parameters)
 
@@ -137,7 +138,8 @@ _GAMMA = _sampler("_gamma_sample", 1, _gamma_rule, "Gamma numbers of rate 1.")
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (g * _standard_gamma_grad(input, out),),
+    vjp=lambda g, out, input, _generator: (g * _standard_gamma_grad(input, out),),
+    aten=("_standard_gamma",),
 )
 def _standard_gamma(input: Any, generator: Any = None) -> Any:
     """Gamma numbers of the concentrations `input` and of rate 1.
@@ -157,6 +159,7 @@ def _of_inputs(rule: Callable[..., Expr]) -> Callable[..., Expr]:
     """Return a formula whose rule takes derivatives: it is written for plain inputs, in whose place others are put."""
 
     def formula(*values: Expr) -> Expr:
+        """Return the rule for these values."""
         symbols = tuple(ex.input_(i, v.dtype) for i, v in enumerate(values))
         return ex.substitute(rule(*symbols), values)
 
@@ -230,6 +233,7 @@ _standard_gamma_grad: Elementwise = declare(
     torch="",
     function_in=(),
     domain=(0.3, 5.0),
+    aten=("_standard_gamma_grad",),
     doc="The derivative of a gamma number `output` by its concentration, at fixed randomness.",
 )
 
@@ -243,7 +247,8 @@ _standard_gamma_grad: Elementwise = declare(
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (_dirichlet_backward(out, input, g),),
+    vjp=lambda g, out, input, _generator: (_dirichlet_backward(out, input, g),),
+    aten=("_sample_dirichlet",),
 )
 def _sample_dirichlet(input: Any, generator: Any = None) -> Any:
     """Points of the simplex of the last dim, of the Dirichlet distribution of the concentrations `input`."""
@@ -315,6 +320,7 @@ _dirichlet_grad: Elementwise = declare(
     inplace=False,
     torch="",
     function_in=(),
+    aten=("_dirichlet_grad",),
     doc="The derivative of a Dirichlet number x by its concentration alpha, over 1 - x, at fixed randomness.",
 )
 
@@ -392,6 +398,7 @@ def _poisson_rule(words: _Words, rate: Expr) -> Expr:
     scale = b * 0.02483 - 0.059
 
     def log_mass(k: Expr) -> Expr:
+        """Return the logarithm of the probability of k (Loader, 2000)."""
         some = ex.where(k > 0, k, 1.0)
         many = -_deviance(k, mean) - ex.log(some * (2.0 * math.pi)) * 0.5 - _tail(some)
         return ex.where(k > 0, many, -mean)
@@ -412,9 +419,10 @@ _POISSON = _sampler("_poisson_sample", 1, _poisson_rule, "Poisson numbers.")
     family="random",
     function_in=TORCH,
     dtypes=FLOATS,
-    vjp=lambda g, out, input, generator: (creation.zeros_like(g),),
+    vjp=lambda g, _out, _input, _generator: (creation.zeros_like(g),),
     example=Example((("+", 3, 4),)),
     drawn=True,
+    aten=("poisson",),
 )
 def poisson(input: Any, generator: Any = None) -> Any:
     """Numbers of the Poisson distribution of the rates `input`, in their dtype. Its gradient is zero.
@@ -437,6 +445,7 @@ def _binomial_rule(words: _Words, count: Expr, prob: Expr) -> Expr:
     odds = low_p / (1.0 - low_p)
 
     def ratio(j: int) -> Expr:
+        """Return the probability of j + 1 over that of j."""
         left = low_n - j
         return ex.where(left > 0, left, 0.0) * odds * (1.0 / (j + 1))
 
@@ -452,6 +461,7 @@ def _binomial_rule(words: _Words, count: Expr, prob: Expr) -> Expr:
     scale = b * 0.0248 - 0.0873 + p_ * 0.01
 
     def log_mass(k: Expr) -> Expr:
+        """Return the logarithm of the probability of k (Loader, 2000)."""
         rest = n_ - k
         inside = (k > 0) & (rest > 0)
         i, j = ex.where(inside, k, 1.0), ex.where(inside, rest, 1.0)
@@ -480,8 +490,9 @@ _BINOMIAL = _sampler("_binomial_sample", 2, _binomial_rule, "Binomial numbers.")
     family="random",
     function_in=TORCH,
     dtypes=FLOATS,
-    vjp=lambda g, out, count, prob, generator: (None, creation.zeros_like(prob)),
+    vjp=lambda _g, _out, _count, prob, _generator: (None, creation.zeros_like(prob)),
     drawn=True,
+    aten=("binomial",),
 )
 def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     """Numbers of successes in `count` trials of probability `prob` each, broadcast. Its gradient is zero."""

@@ -14,7 +14,9 @@ from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 
 
-@composite(family="index", function_in=("torch",), torch="", refuses=NOT_FLOATS)
+@composite(
+    family="index", function_in=("torch",), torch="", refuses=NOT_FLOATS, aten=("segment_reduce",)
+)
 def segment_reduce(
     data: Any,
     reduce: str,

@@ -7,8 +7,8 @@ from typing import Any
 from webtorch.functions.movement import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
-from webtorch.tensors.calls import get_default_dtype
 from webtorch.tensors.printing import format_tensor
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -19,6 +19,7 @@ def show_tensor(x: Tensor) -> str:
         return _show_batched(x)
 
     def fetch(edge: int | None) -> Any:
+        """Return the elements as nested lists, of long dims the ends alone."""
         with no_grad():
             part = x.detach()
             if edge is not None:

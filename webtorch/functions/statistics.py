@@ -75,6 +75,7 @@ def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
         first = second = last = previous = spacing
 
     def at(k: int) -> Any:
+        """Return place k along the dim, from the end for negative k."""
         return movement.narrow(x, d, k % size, 1)
 
     if edge_order == 1:
@@ -277,7 +278,7 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
     return tuple(reversed(out))
 
 
-@composite(family="index")
+@composite(family="index", aten=("histc",))
 def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """How many elements lie in each of equal bins between min and max (both 0: the data's range)."""
     if bins <= 0:
@@ -411,7 +412,11 @@ def _histogram(
 
 
 @composite(
-    family="index", inplace=True, autocast=Autocast(gpu="fp32"), gradient_name="RenormBackward0"
+    family="index",
+    inplace=True,
+    autocast=Autocast(gpu="fp32"),
+    gradient_name="RenormBackward0",
+    aten=("renorm",),
 )
 @computed_wide
 def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
@@ -430,7 +435,13 @@ def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     return input * elementwise.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
 
 
-@composite(family="index", ties=True, gradient_name="ModeBackward0")
+@composite(
+    family="index",
+    ties=True,
+    gradient_name="ModeBackward0",
+    direct=("mode.values",),
+    aten=("mode",),
+)
 def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Any:
     """The most frequent value along a dim, the smallest of equals, and where it is: (values, indices)."""
     if not input.ndim:

@@ -46,9 +46,11 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         ):
 
             def take() -> Tensor:
+                """Return the indexed elements."""
                 return indexing.take_at(view, tensors, single, names)
 
             def put() -> None:
+                """Write the indexed elements into `out`."""
                 indexing.put_at(view, tensors, out, single, names=names)
 
             tracing.picked.append(Picked(view, out, take, put))

@@ -142,6 +142,7 @@ def load(
     records = safetensors.records(view, header, name=file)
 
     def make(ref: TensorRef) -> Tensor:
+        """Return the tensor that a reference of the checkpoint's structure names."""
         return _rebuild(records[ref.name], ref, map_location, file)
 
     text = header.metadata.get(_TREE_KEY)
@@ -154,6 +155,7 @@ def _place_storage(
     map_location: MapLocation, file: str, count: int, dtype: DType, data: memoryview, device: str
 ) -> Tensor:
     def build(where: Place) -> Tensor:
+        """Return the storage's numbers as a 1-d tensor on a device."""
         return from_bytes(data, (count,), dtype, webtorch.device(where))
 
     return _placed(build, "a tensor", device, map_location, file)
@@ -187,6 +189,7 @@ def _rebuild(record: RawTensor, ref: TensorRef, map_location: MapLocation, file:
     dtype = dtypes.by_name(record.dtype)
 
     def build(device: Place) -> Tensor:
+        """Return the record's numbers as a tensor on a device."""
         data: Any = record.data
         return from_bytes(data, record.shape, dtype, webtorch.device(device))
 
@@ -202,6 +205,7 @@ def _placed(
     """Return what `build` makes on the device that `map_location` wants for one saved on `device`."""
 
     def build_as_saved() -> Tensor:
+        """Return it on the device that it was saved on. Raises DeviceError if that is not here."""
         try:
             return build(device)
         except (DeviceError, RuntimeError) as error:

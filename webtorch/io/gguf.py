@@ -230,6 +230,7 @@ class _Cursor:
         self.view, self.file, self.at = view, file, 0
 
     def take(self, count: int, what: str) -> memoryview:
+        """Return the next `count` bytes. Refuses a file that ends before; `what` is what they are."""
         if count > len(self.view) - self.at:
             _refuse(
                 self.file,
@@ -241,15 +242,18 @@ class _Cursor:
         return found
 
     def number(self, code: str, what: str) -> Any:
+        """Return the next number, of a code of `struct`."""
         return struct.unpack(code, self.take(struct.calcsize(code), what))[0]
 
     def count(self, what: str, most: int = _MAX_COUNT) -> int:
+        """Return the next 64-bit count. Refuses more than `most`."""
         n = int(self.number("<Q", what))
         if n > most:
             _refuse(self.file, f"{what} is {n}, more than {most}: the file is damaged")
         return n
 
     def text(self, what: str) -> str:
+        """Return the next text, in UTF-8 after its length."""
         length = self.count(f"the length of {what}", _MAX_STRING)
         try:
             return bytes(self.take(length, what)).decode("utf-8")
@@ -257,6 +261,7 @@ class _Cursor:
             _refuse(self.file, f"{what} is not UTF-8: {error}")
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
+        """Return the next value of a metadata type: a number, a text, or an array of them."""
         what = f"the value of {key!r}"
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], what)
@@ -465,6 +470,7 @@ def save_gguf(
     head += b"\0" * (-len(head) % _DEFAULT_ALIGNMENT)
 
     def write(stream: Any) -> None:
+        """Write the head, then each tensor, padded to the alignment."""
         stream.write(bytes(head))
         for t in tensors.values():
             data = memoryview(t._to_bytes()).cast("B")[: t.numel() * t.dtype.itemsize]

@@ -191,6 +191,7 @@ def _write(data: Tensor, filename: FilePath) -> None:
     content = bytes(memoryview(data._to_bytes())[: data.numel()])
 
     def write(stream: BinaryIO) -> None:
+        """Write the file's bytes."""
         stream.write(content)
 
     replace_file(filename, write)

@@ -179,9 +179,11 @@ class _Unpickler(pickle.Unpickler):
         self.names, self.persistent = names, persistent
 
     def persistent_load(self, pid: Any) -> Any:
+        """Return the storage that a persistent id names."""
         return self.persistent(pid)
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return what a global name of the pickle stands for: PyTorch's names mean ours."""
         full = f"{module}.{name}"
         if full in _CLASSES:
             return _CLASSES[full]

@@ -182,6 +182,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> object:
+        """Run a pickle's opcodes; return the value that is left at STOP."""
         push, stack = self.stack.append, self.stack
         for opcode, argument, _ in pickletools.genops(data):
             arg: Any = argument
@@ -244,12 +245,14 @@ class _Machine:
         raise ValueError("it does not end")
 
     def pop(self) -> Any:
+        """Take the top of the stack. Raises ValueError for a mark."""
         value = self.stack.pop()
         if value is _MARK:
             raise ValueError("a mark is used as a value")
         return value
 
     def since_mark(self) -> list[Any]:
+        """Take what lies above the last mark, and the mark. Raises ValueError without one."""
         stack = self.stack
         at = len(stack) - 1
         while stack[at] is not _MARK:
@@ -261,16 +264,19 @@ class _Machine:
         return items
 
     def expect(self, kind: type[Any]) -> Any:
+        """Return the top of the stack, which stays. Raises TypeError unless it is a `kind`."""
         if not isinstance(self.stack[-1], kind):
             raise TypeError(f"a {kind.__name__} was expected, not {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
     def plain(self, items: list[Any]) -> None:
+        """Refuse items that are names themselves: code, not data."""
         for item in items:
             if isinstance(item, Name):
                 raise self.refuse(f"it holds {item.text} itself, which is code, not data")
 
     def fill(self, into: Any, items: list[Any]) -> Any:
+        """Put keys and values, one after the other, into a dict; return it."""
         if len(items) % 2:
             raise ValueError("a key has no value")
         self.plain(items[1::2])
@@ -279,6 +285,7 @@ class _Machine:
         return into
 
     def named(self, opcode: str, arg: Any) -> object:
+        """Return what a global name stands for. Refuses names that are not allowed."""
         if opcode == "GLOBAL":
             # pickletools joins the two by a blank; a name with a blank in it is not found.
             module, _, name = arg.partition(" ")
@@ -296,6 +303,7 @@ class _Machine:
         return found.value if isinstance(found, Given) else found
 
     def call(self, opcode: str) -> object:
+        """Return the result of an allowed function, or a new object of an allowed class."""
         args, what = self.pop(), self.pop()
         given = any(what is x for x in self.given)
         if not (given or isinstance(what, Call)) or not isinstance(args, tuple):

@@ -140,9 +140,11 @@ class _Window:
         self.view, self.position = view, 0
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to `offset` from the start, the position (whence 1) or the end (2); return the new position."""
         start = (0, self.position, len(self.view))[whence]
         if start + offset < 0:
             raise OSError("a position before the start")
@@ -150,9 +152,11 @@ class _Window:
         return self.position
 
     def tell(self) -> int:
+        """Return the position, in bytes."""
         return self.position
 
     def read(self, count: int | None = -1) -> bytes:
+        """Return `count` bytes from the position on, or all that are left for None and numbers below 0."""
         end = len(self.view) if count is None or count < 0 else self.position + count
         data = bytes(self.view[self.position : end])
         self.position += len(data)
@@ -177,6 +181,10 @@ class _Reader:
         self.raw: dict[str, memoryview] = {}
 
     def load(self, trusted: bool) -> object:
+        """Return the value that the archive holds; `trusted` lets its pickle run code.
+
+        Raises CheckpointError for what is damaged, and for what weights do not need if not `trusted`.
+        """
         archive = self.archive
         order = archive.text_of("byteorder")
         if order not in (None, "little"):
@@ -193,6 +201,7 @@ class _Reader:
             archive.refuse(f"data.pkl takes {len(data)} bytes, more than a description needs")
 
         def refuse(message: str) -> CheckpointError:
+            """Return the error for a fault of the pickle."""
             return CheckpointError(f"load: {archive.file}: {message}.")
 
         if trusted:
@@ -227,6 +236,7 @@ class _Reader:
         return out
 
     def storage(self, persistent_id: object) -> _Stored:
+        """Return the storage that a persistent id of the pickle names; its bytes are not read yet."""
         match persistent_id:
             case ("storage", Name(text=kind), str(key), str(device), int(elements)):
                 pass
@@ -271,6 +281,7 @@ class _Reader:
         return out.requires_grad_() if grad is True else out
 
     def memory(self, stored: _Stored, dtype: DType) -> Tensor:
+        """Return a whole storage as a 1-d tensor of `dtype`, made once for all views of it."""
         key = (stored.key, dtype)
         found = self.flat.get(key)
         if found is not None:
@@ -294,11 +305,13 @@ class _Reader:
         return made
 
     def tensor_v1(self, stored: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
+        """Stand for `torch._utils._rebuild_tensor`."""
         return self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, False)
 
     def tensor_v2(
         self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, more: Any = None
     ) -> Tensor:  # fmt: skip
+        """Stand for `torch._utils._rebuild_tensor_v2`. Raises DTypeError for a negated tensor."""
         if more and (more.get("neg") or set(more) - {"neg", "conj"}):
             raise DTypeError(f"load: {self.archive.file}: a tensor in it is negated")
         found = self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, grad)
@@ -310,9 +323,11 @@ class _Reader:
         self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any,
         more: Any = None,
     ) -> Tensor:  # fmt: skip
+        """Stand for `torch._utils._rebuild_tensor_v3`, of dtypes that have no storage class."""
         return self.view(stored, dtype, offset, shape, strides, grad)
 
     def meta_tensor(self, dtype: Any, shape: Any, strides: Any, grad: Any) -> Tensor:
+        """Stand for `torch._utils._rebuild_meta_tensor_no_storage`: a tensor on "meta", without values."""
         if not (isinstance(dtype, DType) and _counts(shape) and _counts(strides)):
             self.archive.refuse(f"a tensor without values has shape {_short(shape)} of {dtype}")
         if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
@@ -321,16 +336,19 @@ class _Reader:
         return made.requires_grad_() if grad is True else made
 
     def parameter(self, data: Any, grad: Any, hooks: Any) -> Parameter:
+        """Stand for `torch._utils._rebuild_parameter`; its hooks are dropped."""
         if not isinstance(data, Tensor):
             self.archive.refuse(f"a parameter is made of {_short(data)}")
         return Parameter(data, bool(grad))
 
     def parameter_with_state(self, data: Any, grad: Any, hooks: Any, state: Any) -> Parameter:
+        """Stand for `torch._utils._rebuild_parameter_with_state`: a parameter with attributes."""
         made = self.parameter(data, grad, hooks)
         self.set_attributes(made, state)
         return made
 
     def from_type(self, make: Any, kind: Any, args: Any, state: Any) -> Tensor:
+        """Stand for `torch._tensor._rebuild_from_type_v2`: a tensor of a class, with attributes."""
         if not isinstance(make, Call) or not isinstance(args, tuple):
             self.archive.refuse(f"a tensor is made by {_short(make)}")
         made = make.function(*args)
@@ -353,11 +371,13 @@ class _Reader:
             tensor.__dict__[name] = value
 
     def size(self, sizes: Any) -> Size:
+        """Stand for `torch.Size`."""
         if not _counts(sizes):
             self.archive.refuse(f"a size is {_short(sizes)}")
         return Size(sizes)
 
     def device(self, *args: Any) -> webtorch.device:
+        """Stand for `torch.device`."""
         try:
             return webtorch.device(*args)
         except RuntimeError as error:
@@ -420,6 +440,7 @@ class _Saver:
         self.types: dict[int, DType] = {}
 
     def special(self, value: object) -> Callable[[Writer], None] | None:
+        """Return the function that writes a value of PyTorch's kinds, None for others."""
         kind = type(value)
         if isinstance(value, Tensor) and kind.__reduce_ex__ in _OURS:
             if issubclass(kind, Parameter):
@@ -444,11 +465,13 @@ class _Saver:
         return None
 
     def call(self, w: Writer, module: str, name: str, args: tuple[object, ...]) -> None:
+        """Write the call of a function of PyTorch, by its name."""
         w.name(module, name)
         w.items(args)
         w.out += b"R"
 
     def parameter(self, w: Writer, value: Tensor) -> None:
+        """Write a parameter as PyTorch does, with its attributes if it has some."""
         data = value.detach()
         args: tuple[object, ...] = (data, value.requires_grad, OrderedDict())
         if state := dict(vars(value)):
@@ -458,6 +481,7 @@ class _Saver:
         w.remember(value)
 
     def tensor(self, w: Writer, x: Tensor) -> None:
+        """Write a tensor as PyTorch does, with its class and attributes if it has some."""
         name, args = self.form(x)
         # What a Module knows of a Buffer stands in the Module.
         kind = Tensor if type(x) is Buffer else type(x)
@@ -484,6 +508,7 @@ class _Saver:
         return "_rebuild_tensor_v3", (*args, x.dtype)
 
     def reference(self, w: Writer, storage: Storage, dtype: DType) -> None:
+        """Write the persistent id of a storage. Raises RuntimeError if it was written with another dtype."""
         if self.types.setdefault(id(storage), dtype.to_real()) is not dtype.to_real():
             raise RuntimeError(
                 "Cannot save multiple tensors or storages that view the same data as different types"

@@ -235,6 +235,7 @@ def _parse_header(text: bytes, file_bytes: int, name: str, allow_misaligned: boo
 
 def _parse_json(text: bytes, name: str) -> dict[str, object]:
     def unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+        """Return the pairs as a dict. Refuses a key that occurs twice."""
         found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
@@ -243,6 +244,7 @@ def _parse_json(text: bytes, name: str) -> dict[str, object]:
         return found
 
     def constant(word: str) -> NoReturn:
+        """Raise ValueError for NaN and infinities."""
         raise ValueError(f"{word} is not JSON")
 
     if not text.startswith(b"{"):

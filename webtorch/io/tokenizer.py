@@ -217,6 +217,7 @@ class Tokenizer:
         where: dict[Pair, set[str]] = {}
 
         def note(word: str, sign: int) -> None:
+            """Count a word's pairs, times how often it occurs; with sign -1 take them back."""
             for pair in zip(parts[word], parts[word][1:], strict=False):
                 pairs[pair] += sign * words[word]
                 if sign > 0:

@@ -85,6 +85,10 @@ class _Writer:
         self.first: dict[Leaf, str] = {}
 
     def node(self, value: object, path: tuple[object, ...]) -> object:
+        """Return a value as JSON has it; tensors are noted in `tensors`.
+
+        Raises TypeError for what no checkpoint holds, ValueError below MAX_DEPTH levels.
+        """
         if len(path) > MAX_DEPTH:
             raise ValueError(
                 f"save: {_place(path[:4])}... is nested deeper than {MAX_DEPTH} levels; does it "
@@ -114,6 +118,7 @@ class _Writer:
         raise refuse(value, path)
 
     def mapping(self, value: dict[object, object], path: tuple[object, ...]) -> object:
+        """Return a dict as a JSON object, or as "$dict" pairs where a key is no plain string."""
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.node(item, (*path, key)) for key, item in value.items()}
         return {
@@ -123,6 +128,7 @@ class _Writer:
         }
 
     def key(self, key: object, path: tuple[object, ...]) -> object:
+        """Return a key as JSON has it. Raises TypeError for a tensor."""
         if self.leaf_of(key) is None:
             return self.node(key, (*path, key))
         raise TypeError(
@@ -130,6 +136,7 @@ class _Writer:
         )
 
     def tensor(self, value: object, leaf: Leaf, path: tuple[object, ...]) -> object:
+        """Name a tensor by its path, note it, and return the reference to it."""
         base = name = ".".join(map(str, path)) or "tensor"
         count = 1
         while name in self.tensors or name == METADATA_KEY:
@@ -191,9 +198,11 @@ class _Reader:
         self.made: dict[tuple[str, str, bool, bool], object] = {}
 
     def refuse(self, message: str) -> NoReturn:
+        """Raise SafetensorError, naming the file."""
         raise SafetensorError(f"{self.file}: the checkpoint's structure is damaged: {message}.")
 
     def node(self, node: object, depth: int) -> object:
+        """Return the value that a JSON node stands for."""
         if depth > MAX_DEPTH:
             self.refuse(f"it is nested deeper than {MAX_DEPTH} levels")
         match node:
@@ -216,6 +225,7 @@ class _Reader:
         self.refuse(f"{_short(node)} has no meaning here")
 
     def mapping(self, pairs: list[object], depth: int) -> dict[object, object]:
+        """Return the dict of "$dict" pairs. Refuses keys that occur twice or cannot be hashed."""
         found: dict[object, object] = {}
         for pair in pairs:
             if not (isinstance(pair, list) and len(pair) == 2):
@@ -231,6 +241,7 @@ class _Reader:
         return found
 
     def tensor(self, name: str, rest: dict[object, object]) -> object:
+        """Return the tensor of a reference, the same object for the same name, device and options."""
         copy, device = rest.pop("copy", None), rest.pop("device", "cpu")
         requires_grad, parameter = rest.pop("requires_grad", False), rest.pop("parameter", False)
         if (

@@ -201,6 +201,7 @@ def _renaming(rename: Rename | None) -> Callable[[str], str | None]:
     patterns = [(re.compile(pattern), new) for pattern, new in rename.items()]
 
     def apply(key: str) -> str:
+        """Return a key with all patterns replaced."""
         for pattern, new in patterns:
             key = pattern.sub(new, key)
         return key
@@ -261,6 +262,7 @@ def save_model(
 
 def _records(tensors: Mapping[str, Tensor]) -> dict[str, RawTensor]:
     def made(t: Tensor) -> RawTensor:
+        """Return a tensor as what the file holds; its bytes are read when it is written."""
         read: Callable[[], Any] = t._to_bytes
         return RawTensor(t.dtype.name, tuple(t.shape), read)
 

@@ -238,6 +238,7 @@ def _from_narrowest(shape: Shape, operands: tuple[Shape, ...]) -> list[int]:
     order = list(range(len(shape)))[::-1]
 
     def comparison(a: int, b: int) -> int:
+        """Return 1 if dim a is wider than b, -1 if narrower, 0 if nothing tells."""
         for strides in operands:
             if strides[a] and strides[b]:
                 if strides[a] != strides[b]:

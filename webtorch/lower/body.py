@@ -91,6 +91,7 @@ def split_loops(loops: Loops, splits: dict[int, int]) -> Loops:
     new_sizes = (*new_outer, *new_inner)
 
     def mapping(dim: int, size: int) -> Index:
+        """Return an old loop variable in terms of the new ones."""
         first, step = positions[dim]
         if step is None:
             return ix.loop(first, size)

@@ -193,6 +193,7 @@ class _Joiner:
             return None
 
         def other(e: Expr, operands: tuple[Expr, ...]) -> Expr | None:
+            """Return what the other product stores, read from its sums instead of from memory."""
             if e.op == "load" and e.value in stored:
                 # Rounded as if it had been in memory.
                 return ex.cast(ex.cast(stored[e.value].value, whole[e.value].dtype), e.dtype)

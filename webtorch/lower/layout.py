@@ -240,6 +240,7 @@ def lay_out(
     rendered: dict[int, list[tuple[WgslPass, tuple[int, ...]]]] = {}
 
     def parts_of(number: int) -> list[tuple[WgslPass, tuple[int, ...]]]:
+        """Return a routine's shaders, each with the numbers of its own scratch buffers."""
         out = []
         for one in render(program.routines[number]):
             numbers = tuple(range(len(types), len(types) + len(one.sizes)))
@@ -249,6 +250,7 @@ def lay_out(
         return out
 
     def bound(buffer: int) -> tuple[int, int]:
+        """Return the place of a buffer in memory, and how many bytes are bound."""
         declared = program.buffers[buffer]
         return memory.places[buffer], binding_bytes(declared.dtype, declared.elements)
 
@@ -324,6 +326,7 @@ class _Uniforms:
         return self.chunks[key], aligned(nbytes)
 
     def fields(self) -> tuple[Field, ...]:
+        """Return where each argument stands in the buffer, with its number and type."""
         return tuple(
             [Field(at + offset, n, t) for key, at in self.chunks.items() for offset, t, n in key]
         )

@@ -63,6 +63,7 @@ def tile(kernel: Kernel) -> Kernel:
     memo: dict[Expr, Expr] = {}
 
     def moved(x: Expr) -> Expr:
+        """Return an expression over the new loops."""
         return _renumbered(x, new, memo)
 
     stores = tuple(
@@ -148,6 +149,7 @@ class _Splitter:
         self.finished: dict[int, int] = {}
 
     def split(self) -> tuple[list[Kernel], list[tuple[DType, int]], list[tuple[int, ...]]]:
+        """Split all stages, each after those that it reads."""
         done: set[int] = set()
         while len(done) < len(self.kernel.reduces):
             ready = [
@@ -161,6 +163,7 @@ class _Splitter:
         return self.kernels, self.scratch, self.bindings
 
     def new_scratch(self, dtype: DType, elements: int) -> int:
+        """Return the number of a new scratch buffer."""
         self.scratch.append((dtype, elements))
         return self.own + len(self.scratch) - 1
 
@@ -172,10 +175,12 @@ class _Splitter:
         return number
 
     def add(self, kernel: Kernel, extra: list[int]) -> None:
+        """Add a kernel; its bindings are the own buffers, then `extra`."""
         self.kernels.append(kernel)
         self.bindings.append((*range(self.own), *extra))
 
     def slots(self, extra: list[tuple[int, Access]]) -> tuple[BufferSlot, ...]:
+        """Return the bindings of a kernel that reads the own buffers and uses scratch ones."""
         own = tuple(replace(b, access="read") for b in self.kernel.buffers)
         scratch = [(*self.scratch[number - self.own], access) for number, access in extra]
         return own + tuple(
@@ -184,27 +189,29 @@ class _Splitter:
 
     def stage(self, group: list[int]) -> None:
         """Reduce each part, then the parts."""
+        results = numel(self.outer)
+        types = [self.kernel.reduces[k].value.dtype for k in group]
+        partials = [self.new_scratch(dtype, self.parts * results) for dtype in types]
+        wholes = [self.new_scratch(dtype, results) for dtype in types]
+        self.reduce_parts(group, partials)
+        self.join_parts(group, partials, wholes)
+
+    def reduce_parts(self, group: list[int], partials: list[int]) -> None:
+        """Reduce each part into its place in `partials`."""
         kernel, outer = self.kernel, self.outer
-        results = numel(outer)
-        partials = [
-            self.new_scratch(kernel.reduces[k].value.dtype, self.parts * results) for k in group
-        ]
-        wholes = [self.new_scratch(kernel.reduces[k].value.dtype, results) for k in group]
         known = sorted(self.finished.values())
         local = {n: self.own + i for i, n in enumerate(known)}
         part = ex.index(0, self.parts)
         dims = len(outer)
         at = part * self.chunk + ex.index(dims + 1 + self.first, self.chunk)
-        valid = (
-            None
-            if self.chunk * self.parts == self.length
-            else ex.lt(at, ex.const(self.length, int32))
-        )
+        whole = self.chunk * self.parts == self.length
+        valid = None if whole else ex.lt(at, ex.const(self.length, int32))
         new = {d: ex.index(d + 1, size) for d, size in enumerate(outer + kernel.inner)}
         new[dims + self.first] = at
         number = self.outer_number(1)
 
         def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Return what a node of the stage is in the kernel of the parts."""
             if node.op == "index":
                 return new[node.value[0]]
             if node.op == "reduced":
@@ -225,48 +232,35 @@ class _Splitter:
             if valid is not None:
                 value = ex.where(valid, value, r.identity)
             reduces.append(Reduce(r.op, value, value.dtype))
-            stores.append(
-                Store(
-                    self.own + len(known) + i, part * results + number, ex.reduced(i, value.dtype)
-                )
-            )
+            place = part * numel(outer) + number
+            stores.append(Store(self.own + len(known) + i, place, ex.reduced(i, value.dtype)))
         inner = tuple(
             self.chunk if d == self.first else size for d, size in enumerate(kernel.inner)
         )
         slots = self.slots([(n, "read") for n in known] + [(n, "write") for n in partials])
+        loops = (self.parts, *outer), inner
+        name = f"{kernel.name}_parts"
         self.add(
-            Kernel(
-                f"{kernel.name}_parts",
-                (self.parts, *outer),
-                inner,
-                slots,
-                kernel.args,
-                tuple(reduces),
-                tuple(stores),
-            ),
+            Kernel(name, *loops, slots, kernel.args, tuple(reduces), tuple(stores)),
             known + partials,
         )
 
+    def join_parts(self, group: list[int], partials: list[int], wholes: list[int]) -> None:
+        """Reduce the parts into `wholes`."""
+        kernel, outer = self.kernel, self.outer
         number = self.outer_number(0)
+        place = ex.index(len(outer), self.parts) * numel(outer) + number
         reduces, stores = [], []
         for i, k in enumerate(group):
             r = kernel.reduces[k]
             dtype = r.value.dtype
-            value = ex.load(self.own + i, dtype, ex.index(dims, self.parts) * results + number)
-            reduces.append(Reduce(r.op, value, dtype))
+            reduces.append(Reduce(r.op, ex.load(self.own + i, dtype, place), dtype))
             stores.append(Store(self.own + len(group) + i, number, ex.reduced(i, dtype)))
             self.finished[k] = wholes[i]
         slots = self.slots([(n, "read") for n in partials] + [(n, "write") for n in wholes])
+        name = f"{kernel.name}_join"
         self.add(
-            Kernel(
-                f"{kernel.name}_join",
-                outer,
-                (self.parts,),
-                slots,
-                kernel.args,
-                tuple(reduces),
-                tuple(stores),
-            ),
+            Kernel(name, outer, (self.parts,), slots, kernel.args, tuple(reduces), tuple(stores)),
             partials + wholes,
         )
 
@@ -282,6 +276,7 @@ class _Splitter:
         memo: dict[Expr, Expr] = {}
 
         def moved(x: Expr) -> Expr:
+            """Return an expression with the finished reductions read from scratch memory."""
             return ex.rewrite(
                 x,
                 lambda n, _: (

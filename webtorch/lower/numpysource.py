@@ -32,13 +32,16 @@ class _Writer:
         self.count = 0
 
     def fresh(self, prefix: str) -> str:
+        """Return a new name."""
         self.count += 1
         return f"{prefix}{self.count}"
 
     def emit(self, text: str) -> None:
+        """Write a line of the function."""
         self.lines.append("    " + text)
 
     def assign(self, prefix: str, text: str) -> str:
+        """Write the assignment of a new name; return the name."""
         name = self.fresh(prefix)
         self.emit(f"{name} = {text}")
         return name
@@ -65,6 +68,7 @@ class _Writer:
         return f"view(b{buffer}, {start}, ({shape},), ({', '.join(map(str, strides))},))"
 
     def load(self, node: Expr) -> str:
+        """Return the text that reads a buffer: a strided view where the position is affine."""
         slot = node.value
         assert isinstance(slot, int)
         if len(node.args) == 1:
@@ -78,16 +82,19 @@ class _Writer:
     # -- expressions ---------------------------
 
     def value(self, root: Expr) -> str:
+        """Return the name of an expression's value, and write what it needs before."""
         for node in ex.walk(root):
             if node not in self.names and self.needed(node, root):
                 self.names[node] = self.node(node)
         return self.names[root]
 
     def needed(self, node: Expr, root: Expr) -> bool:
+        """Return whether a node gets a name in this order of writing."""
         # Positions of strided loads are never computed: walk() meets them first, `load` asks for them if it must.
         return node is root or node in self.wanted
 
     def node(self, node: Expr) -> str:
+        """Return the name or text of a node whose operands are written."""
         match node.op:
             case "const":
                 return self.constant(node)
@@ -123,9 +130,11 @@ class _Writer:
         return f"{name}({args}, out={out})" if out else f"{name}({args})"
 
     def function(self, node: Expr) -> str:
+        """Return the name of the NumPy function of a node, by its operand's type."""
         return FUNCTIONS[node.op].numpy or node.op
 
     def constant(self, node: Expr) -> str:
+        """Return the text of a constant, typed as its dtype."""
         value = node.value
         if node.dtype is bfloat16:
             return f"uint16({int.from_bytes(node.dtype.to_bytes([value]), 'little')})"
@@ -137,6 +146,7 @@ class _Writer:
         return f"{array_type(node.dtype)}({text})"
 
     def cast(self, node: Expr) -> str:
+        """Return the text of a conversion; bfloat16 lies in memory as uint16."""
         source, target = node.args[0].dtype, node.dtype
         x = self.value(node.args[0])
         if source is bfloat16:
@@ -151,6 +161,7 @@ class _Writer:
     # -- the kernel -----------------------------------------------------------------------------------------------
 
     def render(self) -> str:
+        """Return the source of the function (begin, end, buffers, arguments, status)."""
         kernel = self.kernel
         params = ["begin", "end"]
         params += [f"b{i}" for i in range(len(kernel.buffers))]
@@ -187,6 +198,7 @@ class _Writer:
         return "\n".join([head, *self.lines]) + "\n"
 
     def checks(self, checks: list[Check]) -> None:
+        """Write the tests of indices."""
         for c in checks:
             self.emit(f"check(status, {c.site}, {self.value(c.value)}, {c.low}, {c.high})")
 
@@ -203,6 +215,7 @@ class _Writer:
             stack.extend(node.args)
 
     def stores(self, stores: tuple[Store, ...]) -> None:
+        """Write the stores of one level; several are computed before the first one writes."""
         # Every value is computed before the first store, for an output may be an input too.
         direct = len(stores) == 1 and stores[0].combine == "set" and stores[0].valid is None
         if direct and self.store_into(stores[0]):

@@ -74,6 +74,7 @@ def split_reductions(graph: Graph, limits: Limits) -> Graph:
     new_number: dict[int, int] = {}
 
     def add(node: GraphNode) -> int:
+        """Add a node; return its number."""
         nodes.append(node)
         return len(nodes) - 1
 

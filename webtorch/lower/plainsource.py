@@ -40,6 +40,7 @@ class _Writer:
         self.is_inner: dict[Expr, bool] = {}
 
     def emit(self, text: str) -> None:
+        """Write a line at the current depth."""
         self.lines.append("    " * self.depth + text)
 
     def varies(self, node: Expr) -> bool:
@@ -62,11 +63,13 @@ class _Writer:
         return self.name(root)
 
     def name(self, node: Expr) -> str:
+        """Return the name of a node's value at the current level of loops."""
         if self.inner is not None and self.varies(node):
             return self.inner[node]
         return self.outer[node]
 
     def text(self, node: Expr, names: dict[Expr, str]) -> str:
+        """Return the text of a node without operands, or of an operation on named ones."""
         match node.op:
             case "const":
                 return _const(node.value, node.dtype)
@@ -81,6 +84,7 @@ class _Writer:
         return f"t{self.count}"
 
     def operation(self, node: Expr) -> str:
+        """Return the text of an operation on its operands' names."""
         args = [self.name(a) for a in node.args]
         op, dtype = node.op, node.dtype
         source = node.args[0].dtype
@@ -119,11 +123,13 @@ class _Writer:
         return all(n.op in _POSITIONS for n in ex.walk(node))
 
     def loaded(self, slot: int, position: str) -> str:
+        """Return the text of a buffer's element as a Python number."""
         dtype = self.kernel.buffers[slot].dtype
         text = f"b{slot}[{position}]"
         return f"from_{dtype.name}({text})" if dtype.name in ("float16", "bfloat16") else text
 
     def cast(self, x: str, source: DType, target: DType) -> str:
+        """Return the text of a conversion between Python numbers of two dtypes, wrapped and rounded."""
         if source is target:
             return x
         if target is bool_:
@@ -143,6 +149,7 @@ class _Writer:
         return whole if fits else f"w_{target.name}({whole})"
 
     def store(self, s: Store, position: str, value: str, valid: str) -> None:
+        """Write a store, combined with the old value if it is not a plain one."""
         dtype = self.kernel.buffers[s.buffer].dtype
         old = self.loaded(s.buffer, position)
         if s.combine != "set":
@@ -163,6 +170,7 @@ class _Writer:
     # -- the loop nest
 
     def loops(self, dims: range, sizes: tuple[int, ...]) -> None:
+        """Open a loop for each dim."""
         for dim, size in zip(dims, sizes, strict=True):
             self.emit(f"for i{dim} in range({size}):")
             self.depth += 1
@@ -180,10 +188,12 @@ class _Writer:
         return depth
 
     def end_inner(self, depth: int) -> None:
+        """Leave the inner loops."""
         self.inner = None
         self.depth = depth
 
     def checks(self, checks: list[Check]) -> None:
+        """Write the tests of indices, in the inner loops where they vary."""
         for c in checks:
             if not self.varies(c.value):
                 self.emit(f"check(status, {c.site}, {self.value(c.value)}, {c.low}, {c.high})")
@@ -193,6 +203,7 @@ class _Writer:
             self.end_inner(depth)
 
     def reduce(self, number: int, r: Reduce) -> None:
+        """Write a reduction over the inner points, as r0, r1, ..."""
         value, name = r.value, f"r{number}"
         floating = value.dtype.kind == "float"
         first = _const(r.identity, value.dtype)
@@ -222,6 +233,7 @@ class _Writer:
                 self.emit(f"{name} = w_{value.dtype.name}({name})")
 
     def render(self) -> str:
+        """Return the source of the function `kernel(buffers, arguments, status)`."""
         kernel = self.kernel
         names = [f"b{i}" for i in range(len(kernel.buffers))]
         names += [f"a{i}" for i in range(len(kernel.args))]
@@ -246,6 +258,7 @@ class _Writer:
         return "\n".join([head, *self.lines, "    return"]) + "\n"
 
     def parts(self, s: Store) -> tuple[str, str, str]:
+        """Return the texts of a store's position, value and condition ("" without one)."""
         valid = self.value(s.valid) if s.valid is not None else ""
         return self.value(s.position), self.value(s.value), valid
 

@@ -188,6 +188,7 @@ def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
     line = line_text(node.line)
 
     def slot(n: int, access: str = "read") -> BufferSlot:
+        """Return the binding of a node's buffer."""
         return BufferSlot(graph.nodes[n].dtype, access, graph.nodes[n].elements)  # type: ignore[arg-type]
 
     if node.kind == "matmul":

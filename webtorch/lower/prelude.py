@@ -331,6 +331,7 @@ def needed(texts: Iterable[str], extra: dict[str, str] | None = None) -> str:
     seen: set[str] = set()
 
     def visit(name: str) -> None:
+        """Add a helper after those that it uses."""
         if name in seen or name not in table:
             return
         seen.add(name)

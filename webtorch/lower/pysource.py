@@ -753,6 +753,7 @@ class _Writer:
         return f"{value} {sign} {best}"
 
     def finish(self, k: int, r: Reduce) -> str:
+        """Return the text of a reduction's result from its accumulator."""
         if r.reducer.is_position:
             return (
                 f"{r.dtype.name}(at{k})"

@@ -51,6 +51,7 @@ def scan_source(r: Scan) -> str:
         start = f"bool({int(reducer.identity(wide))})"
 
     def loaded(position: str) -> str:
+        """Return the text that reads an element in the type that is added in."""
         load = f"b0[{position}]"
         return load if source is wide else f"{wide.name}({load})"
 

@@ -66,6 +66,7 @@ def in_frugal_order(graph: Graph, tasks: list[T]) -> list[T]:
             waiting[t] += 1
 
     def size(n: int) -> int:
+        """Return the bytes of a node's result."""
         node = graph.nodes[n]
         return node.elements * node.dtype.itemsize
 

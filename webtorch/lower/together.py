@@ -40,7 +40,10 @@ def renumbered(
     whose reductions come after `stages` others."""
 
     def move(e: Expr) -> Expr:
+        """Return an expression with its buffers, arguments and stages renumbered."""
+
         def other(n: Expr, operands: tuple[Expr, ...]) -> Expr | None:
+            """Return a renumbered node, None for one without numbers."""
             if n.op == "load":
                 return ex.make("load", n.dtype, operands, slots[n.value])
             if n.op == "arg":

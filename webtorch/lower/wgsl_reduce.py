@@ -163,6 +163,7 @@ class _Accumulator:
 
     @property
     def is_arg(self) -> bool:
+        """Return whether the stage looks for a position: argmax or argmin."""
         return self.reduce.op.startswith("arg")
 
     def better(self, value: str, position: str) -> str:
@@ -288,6 +289,7 @@ class ReductionWriter:
             self.lanes.append(self.lane_scopes(name, self.body))
 
     def lane_scopes(self, base: str, lines: list[str]) -> list[Scope]:
+        """Return a scope for each neighbouring point that an invocation handles at once."""
         scopes: list[Scope] = []
         for lane in range(self.w.lanes):
             scope = Scope(parent=self.w.top, lines=lines, lane=lane)
@@ -297,11 +299,13 @@ class ReductionWriter:
         return scopes
 
     def is_whole(self, block: int) -> bool:
+        """Return whether a block of the loop has no point past the end."""
         return (block + 1) * self.per_block <= self.k.inner_count
 
     # -- one stage batch --
 
     def accumulators(self, stages: list[int]) -> list[_Accumulator]:
+        """Declare the running states of these stages; return them."""
         out = []
         for stage in stages:
             reduce = self.k.reduces[stage]
@@ -342,6 +346,7 @@ class ReductionWriter:
         self.merge(acc, text, "", lines)
 
     def run_batch(self, stages: list[int]) -> list[_Accumulator]:
+        """Write the loop that computes stages of one iteration space; return their states."""
         if self.static:
             return self._static_batch(stages)
         accs = self.accumulators(stages)
@@ -397,6 +402,7 @@ class ReductionWriter:
         step = self.per_block
 
         def turn(offset: int) -> list[str]:
+            """Return the lines of one turn, `offset` points further."""
             lines: list[str] = []
             name = "k"
             if offset:
@@ -415,6 +421,7 @@ class ReductionWriter:
             a.value = renamed[a.stage]
 
         def loops(begin: str, end: str, indent: str) -> list[str]:
+            """Return the loop from `begin` to `end`, unrolled if that pays."""
             if not four:
                 head = f"for (var k: i32 = {begin}; k < {end}; k = k + {step}) {{"
                 return [indent + x for x in (head, *("  " + y for y in once), "}")]
@@ -544,6 +551,7 @@ class ReductionWriter:
     def inner_stores(
         self, stores: list[Store], checks: list[Check], scopes: list[Scope], guard: str
     ) -> None:
+        """Write the checks and stores of inner points."""
         writer = self.w
         for check in checks:
             for scope in scopes:
@@ -599,6 +607,7 @@ def _writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
 
 
 def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
+    """Return the shaders of a kernel with reductions: one, or two where the sums are split."""
     writer = _writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
     geometry = choose_geometry(writer)
     if geometry.split > 1:
@@ -704,8 +713,10 @@ def _split_reduction(
 
 
 def to_bits(text: str, kind: str) -> str:
+    """Return the text of a value as a u32 word."""
     return {"bool": f"select(0u, 1u, {text})", "u32": text}.get(kind, f"bitcast<u32>({text})")
 
 
 def from_bits(text: str, kind: str) -> str:
+    """Return the text of a value from its u32 word."""
     return {"bool": f"({text} != 0u)", "u32": text}.get(kind, f"bitcast<{kind}>({text})")

@@ -60,10 +60,12 @@ class Slot:
 
     @property
     def name(self) -> str:
+        """The buffer's name in the shader."""
         return f"b{self.number}"
 
     @property
     def declared(self) -> str:
+        """The element type that the shader declares: a vector, or words where elements are packed."""
         if self.width == 8 and self.native_f16:
             # Eight at once, as bits: there is no wider vector.
             return "vec4<u32>"
@@ -95,6 +97,7 @@ class Scope:
     vectors: dict[tuple[int, Expr], str] = field(default_factory=dict)
 
     def find(self, x: Expr) -> str | None:
+        """Return the text by which this scope or one around it knows a value, None if none does."""
         scope: Scope | None = self
         while scope is not None:
             text = scope.env.get(x)
@@ -155,6 +158,7 @@ class KernelWriter:
 
     @property
     def inner_mask(self) -> int:
+        """The bits of the inner loop variables."""
         return ((1 << len(self.kernel.inner)) - 1) << self.rank
 
     def varies(self, x: Expr) -> bool:
@@ -169,6 +173,7 @@ class KernelWriter:
 
     @property
     def fast_dims(self) -> tuple[int, ...]:
+        """The sizes of the loops whose last one neighbouring invocations walk."""
         k = self.kernel
         return k.inner if self.fast_inner else k.outer
 
@@ -222,6 +227,7 @@ class KernelWriter:
         )
 
     def in_range(self, position: Expr, elements: int) -> bool:
+        """Return whether a position is known to lie within a buffer."""
         known = bounds(position, self.bounds_memo)
         return known is not None and known[0] >= 0 and known[1] < elements
 
@@ -282,6 +288,7 @@ class KernelWriter:
         )
 
     def is_packed(self, dtype: DType) -> bool:
+        """Return whether several elements of a dtype share a 32-bit word."""
         return dtype in PER_WORD and not (dtype is float16 and self.limits.has_f16)
 
     def is_word_store(self, store: Store, lanes: int) -> bool:
@@ -346,6 +353,7 @@ class KernelWriter:
     # -- values --
 
     def fresh(self) -> str:
+        """Return a new name."""
         self.names += 1
         return f"v{self.names}"
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -267,7 +268,11 @@ class PReLU(Module):
     """LeakyReLU with a learned slope: one, or one for each channel. He et al., 2015."""
 
     def __init__(
-        self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None
+        self,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make a weight of (num_parameters,), which starts as `init`."""
         super().__init__()

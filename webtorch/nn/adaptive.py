@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn.container import ModuleList, Sequential
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -38,8 +40,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         cutoffs: Sequence[int],
         div_value: float = 4.0,
         head_bias: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the head and, for each cluster, two layers with in_features / div_value ** n units."""
         super().__init__()
@@ -64,7 +66,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         self.shortlist_size = self.cutoffs[0]
         self.n_clusters = len(self.cutoffs) - 1
         self.head_size = self.shortlist_size + self.n_clusters
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.head = Linear(in_features, self.head_size, bias=head_bias, **made)
         self.tail = ModuleList()
         for cluster, (low, high) in enumerate(itertools.pairwise(self.cutoffs)):

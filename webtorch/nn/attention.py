@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["MultiheadAttention"]
@@ -39,8 +39,8 @@ class MultiheadAttention(Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the projections: one packed weight where key and value have the query's size."""
         if embed_dim <= 0 or num_heads <= 0:
@@ -61,6 +61,7 @@ class MultiheadAttention(Module):
             raise AssertionError("embed_dim must be divisible by num_heads")
 
         def made(*shape: int) -> Parameter:
+            """Return a parameter without initial values."""
             return Parameter(webtorch.empty(shape, device=device, dtype=dtype))
 
         packed = self._qkv_same_embed_dim

@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.nn.size import repeat
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -41,8 +43,8 @@ class _ConvNd(Module):
         groups: int,
         bias: bool,
         padding_mode: str,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Check the sizes and make weight and bias."""
         super().__init__()
@@ -159,8 +161,8 @@ class _Conv(_ConvNd):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make weight (out, in / groups, *kernel_size) and, if `bias`, bias (out,)."""
         rank = self._rank
@@ -207,7 +209,7 @@ class Conv3d(_Conv):
     _rank = 3
 
 
-class _ConvTranspose(_ConvNd):
+class _ConvTransposeNd(_ConvNd):
     """A transposed convolution (the gradient of a convolution) over `_rank` dimensions."""
 
     _rank: int
@@ -224,8 +226,8 @@ class _ConvTranspose(_ConvNd):
         bias: bool = True,
         dilation: int | tuple[int, ...] = 1,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make weight (in, out / groups, *kernel_size) and, if `bias`, bias (out,)."""
         if padding_mode != "zeros":
@@ -291,19 +293,19 @@ class _ConvTranspose(_ConvNd):
         return tuple(out)
 
 
-class ConvTranspose1d(_ConvTranspose):
+class ConvTranspose1d(_ConvTransposeNd):
     """Transposed convolution of (N, C_in, L)."""
 
     _rank = 1
 
 
-class ConvTranspose2d(_ConvTranspose):
+class ConvTranspose2d(_ConvTransposeNd):
     """Transposed convolution of (N, C_in, H, W)."""
 
     _rank = 2
 
 
-class ConvTranspose3d(_ConvTranspose):
+class ConvTranspose3d(_ConvTransposeNd):
     """Transposed convolution of (N, C_in, D, H, W)."""
 
     _rank = 3

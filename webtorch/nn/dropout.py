@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 
-class _Dropout(Module):
+class _DropoutNd(Module):
     """Drop with probability `p` in training mode; do nothing in eval mode."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
@@ -32,7 +32,7 @@ class _Dropout(Module):
         return f"p={self.p}, inplace={self.inplace}"
 
 
-class Dropout(_Dropout):
+class Dropout(_DropoutNd):
     """Set elements to 0 and scale the rest. Hinton et al., 2012."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class Dropout(_Dropout):
         return F.dropout(input, self.p, self.training, self.inplace)
 
 
-class Dropout1d(_Dropout):
+class Dropout1d(_DropoutNd):
     """Set whole channels of (N, C, L) to 0 and scale the rest."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Dropout1d(_Dropout):
         return F.dropout1d(input, self.p, self.training, self.inplace)
 
 
-class Dropout2d(_Dropout):
+class Dropout2d(_DropoutNd):
     """Set whole channels of (N, C, H, W) to 0 and scale the rest."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Dropout2d(_Dropout):
         return F.dropout2d(input, self.p, self.training, self.inplace)
 
 
-class Dropout3d(_Dropout):
+class Dropout3d(_DropoutNd):
     """Set whole channels of (N, C, D, H, W) to 0 and scale the rest."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Dropout3d(_Dropout):
         return F.dropout3d(input, self.p, self.training, self.inplace)
 
 
-class AlphaDropout(_Dropout):
+class AlphaDropout(_DropoutNd):
     """Dropout that keeps the mean and variance of SELU's outputs. Klambauer et al., 2017."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class AlphaDropout(_Dropout):
         return F.alpha_dropout(input, self.p, self.training)
 
 
-class FeatureAlphaDropout(_Dropout):
+class FeatureAlphaDropout(_DropoutNd):
     """AlphaDropout of whole channels."""
 
     def forward(self, input: Tensor) -> Tensor:

@@ -201,6 +201,7 @@ def _identity_function() -> Any:
             def forward(
                 ctx: Any, receive: Callable[..., Any], *tensors: Tensor
             ) -> tuple[Tensor, ...]:
+                """Return views of the tensors, which keep the function in the graph."""
                 ctx.receive = receive
                 # Hooks see None where no gradient came.
                 ctx.set_materialize_grads(False)
@@ -208,6 +209,7 @@ def _identity_function() -> Any:
 
             @staticmethod
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+                """Return what `receive` makes of the gradients."""
                 return (None, *ctx.receive(grads))
 
         _identity.append(_Identity)

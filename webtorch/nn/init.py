@@ -12,6 +12,7 @@ from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -38,14 +39,6 @@ def calculate_gain(nonlinearity: str, param: Any = None) -> float:
 
     `param` is the slope of "leaky_relu" (0.01 by default). Raises ValueError on an unknown name.
     """
-    linear = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-              "conv_transpose3d", "sigmoid")  # fmt: skip
-    if nonlinearity in linear:
-        return 1
-    if nonlinearity == "tanh":
-        return 5.0 / 3
-    if nonlinearity == "relu":
-        return math.sqrt(2.0)
     if nonlinearity == "leaky_relu":
         if param is None:
             slope = 0.01
@@ -54,18 +47,23 @@ def calculate_gain(nonlinearity: str, param: Any = None) -> float:
         else:
             raise ValueError(f"negative_slope {param} not a valid number")
         return math.sqrt(2.0 / (1 + slope**2))
-    if nonlinearity == "selu":
-        return 3.0 / 4
-    raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
+    entry = TABLE.get(nonlinearity)
+    if entry is None or entry.gain is None:
+        raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
+    return entry.gain
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
+def uniform_(
+    tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: webtorch.Generator | None = None
+) -> Tensor:
     """Fill with numbers uniform in [a, b)."""
     with webtorch.no_grad():
         return tensor.uniform_(a, b, generator=generator)
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
+def normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: webtorch.Generator | None = None
+) -> Tensor:
     """Fill with normally distributed numbers."""
     with webtorch.no_grad():
         return tensor.normal_(mean, std, generator=generator)
@@ -77,7 +75,7 @@ def trunc_normal_(
     std: float = 1.0,
     a: float = -2.0,
     b: float = 2.0,
-    generator: Any = None,
+    generator: webtorch.Generator | None = None,
 ) -> Tensor:
     """Fill with normally distributed numbers that all lie in [a, b]."""
     if mean < a - 2 * std or mean > b + 2 * std:
@@ -88,6 +86,7 @@ def trunc_normal_(
         )
 
     def cumulative(x: float) -> float:
+        """Return the standard normal distribution's probability of being at most x."""
         return (1.0 + math.erf(x / math.sqrt(2.0))) / 2.0
 
     # Uniform numbers between the cumulative values of the bounds, through the inverse.
@@ -161,7 +160,9 @@ def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
     return fan_in if lowered == "fan_in" else fan_out
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+def xavier_uniform_(
+    tensor: Tensor, gain: float = 1.0, generator: webtorch.Generator | None = None
+) -> Tensor:
     """Fill uniformly with variance gain^2 * 2 / (fan_in + fan_out).
 
     Glorot and Bengio, 2010: Understanding the difficulty of training deep feedforward networks.
@@ -171,7 +172,9 @@ def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) ->
     return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+def xavier_normal_(
+    tensor: Tensor, gain: float = 1.0, generator: webtorch.Generator | None = None
+) -> Tensor:
     """Fill normally with variance gain^2 * 2 / (fan_in + fan_out). Glorot and Bengio, 2010."""
     fan_in, fan_out = _calculate_fan_in_and_fan_out(tensor)
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / (fan_in + fan_out)), generator)
@@ -191,7 +194,7 @@ def kaiming_uniform_(
     a: float = 0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
-    generator: Any = None,
+    generator: webtorch.Generator | None = None,
 ) -> Tensor:
     """Fill uniformly with variance gain^2 / fan.
 
@@ -209,14 +212,16 @@ def kaiming_normal_(
     a: float = 0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
-    generator: Any = None,
+    generator: webtorch.Generator | None = None,
 ) -> Tensor:
     """Fill normally with variance gain^2 / fan. He et al., 2015."""
     std = _kaiming_std(tensor, a, mode, nonlinearity)
     return tensor if std is None else normal_(tensor, 0.0, std, generator)
 
 
-def orthogonal_(tensor: Tensor, gain: float = 1, generator: Any = None) -> Tensor:
+def orthogonal_(
+    tensor: Tensor, gain: float = 1, generator: webtorch.Generator | None = None
+) -> Tensor:
     """Fill with a (semi-)orthogonal matrix, later dimensions flattened, times `gain`.
 
     Saxe et al., 2013: Exact solutions to the nonlinear dynamics of learning. Computed on the host,
@@ -266,7 +271,9 @@ def _gram_schmidt(rows: list[list[float]]) -> list[list[float]]:
     return basis
 
 
-def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
+def sparse_(
+    tensor: Tensor, sparsity: float, std: float = 0.01, generator: webtorch.Generator | None = None
+) -> Tensor:
     """Fill a matrix normally, with the fraction `sparsity` of each column zero. Martens, 2010."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
@@ -285,6 +292,7 @@ def _deprecated(new: Callable[..., Tensor]) -> Callable[..., Tensor]:
     old = new.__name__[:-1]
 
     def renamed(*args: Any, **kwargs: Any) -> Tensor:
+        """Warn, and call the function of the new name."""
         warnings.warn(
             f"`nn.init.{old}` is now deprecated in favor of `nn.init.{new.__name__}`.",
             FutureWarning,

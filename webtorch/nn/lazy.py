@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn.conv import (
     Conv1d,
     Conv2d,
@@ -25,6 +26,7 @@ from webtorch.nn.norm import (
     InstanceNorm3d,
 )
 from webtorch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -149,7 +151,11 @@ class LazyLinear(LazyModuleMixin, Linear):
     cls_to_become = Linear
 
     def __init__(
-        self, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        out_features: int,
+        bias: bool = True,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Take the number of outputs."""
         # Nothing is made for 0 inputs; the parameters that will be there take their place.
@@ -182,7 +188,7 @@ class LazyLinear(LazyModuleMixin, Linear):
             self.in_features = input.shape[-1]
 
 
-class _LazyConv(LazyModuleMixin):
+class _LazyConvXdMixin(LazyModuleMixin):
     """What lazy convolutions share."""
 
     def _is_sized(self: Any) -> bool:
@@ -225,7 +231,7 @@ def _size_convolution(layer: Any, input: Tensor) -> None:
         layer.reset_parameters()
 
 
-class _LazyForward(_LazyConv):
+class _LazyForward(_LazyConvXdMixin):
     def __init__(
         self,
         out_channels: int,
@@ -236,8 +242,8 @@ class _LazyForward(_LazyConv):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Take the number of outputs, and the options of the convolution."""
         super().__init__(
@@ -265,7 +271,7 @@ class LazyConv3d(_LazyForward, Conv3d):
     cls_to_become = Conv3d
 
 
-class _LazyTransposed(_LazyConv):
+class _LazyTransposed(_LazyConvXdMixin):
     def __init__(
         self,
         out_channels: int,
@@ -277,8 +283,8 @@ class _LazyTransposed(_LazyConv):
         bias: bool = True,
         dilation: int = 1,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Take the number of outputs, and the options of the convolution."""
         super().__init__(
@@ -306,7 +312,7 @@ class LazyConvTranspose3d(_LazyTransposed, ConvTranspose3d):
     cls_to_become = ConvTranspose3d
 
 
-class _LazyNorm(LazyModuleMixin):
+class _LazyNormBase(LazyModuleMixin):
     """What lazy norms share."""
 
     def _is_sized(self: Any) -> bool:
@@ -322,7 +328,7 @@ def _wait_for_features(
     layer: Any, affine: bool, track: bool, bias: bool, device: Any, dtype: Any
 ) -> None:
     """Put parameters and buffers without a shape into a norm."""
-    made = {"device": device, "dtype": dtype}
+    made: dict[str, Any] = {"device": device, "dtype": dtype}
     layer.affine, layer.track_running_stats = affine, track
     if affine:
         layer.weight = UninitializedParameter(**made)
@@ -350,15 +356,15 @@ def _size_norm(layer: Any, input: Tensor) -> None:
             layer.reset_parameters()
 
 
-class _LazyBatchNorm(_LazyNorm):
+class _LazyBatchNorm(_LazyNormBase):
     def __init__(
         self,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:

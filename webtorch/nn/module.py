@@ -18,6 +18,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.tensors.above import ask
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -480,6 +481,7 @@ class Module:
             )
 
         def convert(t: Tensor) -> Tensor:
+            """Return a tensor on the device; integers keep their dtype."""
             wanted = dtype if dtype is not None and t.dtype.has_gradient else t.dtype
             return t.to(
                 device=t.device if device is None else device,
@@ -504,7 +506,7 @@ class Module:
             target = f"webgpu:{device}"
         return self._apply(lambda t: t.to(target))
 
-    def cuda(self: _Self, device: Any = None) -> _Self:
+    def cuda(self: _Self, device: DeviceLike = None) -> _Self:
         """Raise: there is no CUDA here."""
         raise DeviceError("Module.cuda: webtorch has no CUDA device; use .to('webgpu')")
 
@@ -978,6 +980,7 @@ class Module:
             entries._metadata = metadata  # type: ignore[attr-defined]
 
         def load(module: Module, local: dict[str, Any], prefix: str) -> None:
+            """Load the entries of a module, then those of its children."""
             local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
             if assign:
                 local_metadata = {**local_metadata, "assign_to_params_buffers": True}

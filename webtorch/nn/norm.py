@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -42,8 +44,8 @@ class _NormBase(Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:
@@ -54,7 +56,7 @@ class _NormBase(Module):
         self.momentum = momentum
         self.affine = affine
         self.track_running_stats = track_running_stats
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         for name, wanted in (("weight", affine), ("bias", affine and bias)):
             value = Parameter(webtorch.empty(num_features, **made)) if wanted else None
             self.register_parameter(name, value)
@@ -120,6 +122,14 @@ class _NormBase(Module):
 class _BatchNorm(_NormBase):
     """Batch norm of any number of dimensions. Ioffe and Szegedy, 2015."""
 
+    # How many dims the input may have; a class that does not name them checks by itself.
+    _dims: tuple[int, ...] = ()
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if not self._dims:
+            raise NotImplementedError
+        _check(input, *self._dims)
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each channel by the batch's statistics, or by the running ones in eval mode."""
         self._check_input_dim(input)
@@ -152,22 +162,19 @@ def _check(input: Tensor, *ranks: int) -> None:
 class BatchNorm1d(_BatchNorm):
     """Batch norm of (N, C) or (N, C, L)."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        _check(input, 2, 3)
+    _dims = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
     """Batch norm of (N, C, H, W)."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        _check(input, 4)
+    _dims = (4,)
 
 
 class BatchNorm3d(_BatchNorm):
     """Batch norm of (N, C, D, H, W)."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        _check(input, 5)
+    _dims = (5,)
 
 
 class _InstanceNorm(_NormBase):
@@ -182,8 +189,8 @@ class _InstanceNorm(_NormBase):
         momentum: float = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:
@@ -260,8 +267,8 @@ class LayerNorm(Module):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make weight and bias of `normalized_shape`, if `elementwise_affine` (and `bias`)."""
         super().__init__()
@@ -302,8 +309,8 @@ class RMSNorm(Module):
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make a weight of `normalized_shape`; `eps` None is the input dtype's."""
         super().__init__()
@@ -341,8 +348,8 @@ class GroupNorm(Module):
         num_channels: int,
         eps: float = 1e-5,
         affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:
@@ -444,8 +451,8 @@ class SyncBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         process_group: Any = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:

@@ -49,11 +49,13 @@ class _Broadcast(Function):
 
     @staticmethod
     def forward(ctx: Any, target: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return copies of the tensors on `target`."""
         ctx.home = tensors[0].device
         return tuple(_copied(tensors, target))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return copies of the gradients on the device that the tensors came from."""
         return (None, *_copied(grads, ctx.home))
 
 
@@ -121,6 +123,7 @@ def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
     devices = [_device(which) for which in target_gpus]
 
     def parts(value: Any) -> list[Any]:
+        """Return a part of the value for each device: tensors cut along `dim`, others as they are."""
         if isinstance(value, Tensor):
             pieces = value.chunk(len(devices), dim)
             return [p.to(d) for p, d in zip(pieces, devices, strict=False)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.override import asks, disabled
 from webtorch.tensors.tensor import Tensor
 
@@ -135,7 +137,9 @@ class _Uninitialized(Tensor):
 
     _becomes: ClassVar[Any]
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    def materialize(
+        self, shape: Any, device: DeviceLike = None, dtype: DType | None = None
+    ) -> None:
         """Take uninitialised memory of `shape`, on the device and of the dtype given first."""
         device = self.device if device is None else device
         dtype = self.dtype if dtype is None else dtype
@@ -165,14 +169,16 @@ class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
     _becomes = Parameter
 
     def __new__(
-        cls, requires_grad: bool = True, device: Any = None, dtype: Any = None
+        cls, requires_grad: bool = True, device: DeviceLike = None, dtype: DType | None = None
     ) -> UninitializedParameter:
         """Return a parameter without a shape."""
         return Tensor._make_subclass(
             cls, webtorch.empty(0, device=device, dtype=dtype), requires_grad
         )
 
-    def __init__(self, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, requires_grad: bool = True, device: DeviceLike = None, dtype: DType | None = None
+    ) -> None:
         """Do nothing: the tensor was complete when `__new__` returned it."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UninitializedParameter:
@@ -194,8 +200,8 @@ class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
     def __new__(
         cls,
         requires_grad: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         persistent: bool = True,
     ) -> UninitializedBuffer:
         """Return a buffer without a shape."""
@@ -206,8 +212,8 @@ class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
     def __init__(
         self,
         requires_grad: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
         persistent: bool = True,
     ) -> None:
         """Record whether the buffer belongs to the state dict."""

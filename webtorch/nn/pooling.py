@@ -33,8 +33,10 @@ __all__ = [
 ]
 
 
-class _MaxPool(Module):
+class _MaxPoolNd(Module):
     """The maximum of each window."""
+
+    _rank: int
 
     def __init__(
         self,
@@ -54,16 +56,10 @@ class _MaxPool(Module):
         self.return_indices = return_indices
         self.ceil_mode = ceil_mode
 
-    def extra_repr(self) -> str:
-        """Return the windows' sizes."""
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
-            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
-        )
-
-    def _options(self) -> tuple[Any, ...]:
-        """Return the arguments of the function, after the input."""
-        return (
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        return (F.max_pool1d, F.max_pool2d, F.max_pool3d)[self._rank - 1](
+            input,
             self.kernel_size,
             self.stride,
             self.padding,
@@ -72,32 +68,33 @@ class _MaxPool(Module):
             self.return_indices,
         )
 
+    def extra_repr(self) -> str:
+        """Return the windows' sizes."""
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
+        )
 
-class MaxPool1d(_MaxPool):
+
+class MaxPool1d(_MaxPoolNd):
     """The maximum of each window of (N, C, L)."""
 
-    def forward(self, input: Tensor) -> Any:
-        """Return the maxima, with their indices if `return_indices`."""
-        return F.max_pool1d(input, *self._options())
+    _rank = 1
 
 
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPoolNd):
     """The maximum of each window of (N, C, H, W)."""
 
-    def forward(self, input: Tensor) -> Any:
-        """Return the maxima, with their indices if `return_indices`."""
-        return F.max_pool2d(input, *self._options())
+    _rank = 2
 
 
-class MaxPool3d(_MaxPool):
+class MaxPool3d(_MaxPoolNd):
     """The maximum of each window of (N, C, D, H, W)."""
 
-    def forward(self, input: Tensor) -> Any:
-        """Return the maxima, with their indices if `return_indices`."""
-        return F.max_pool3d(input, *self._options())
+    _rank = 3
 
 
-class _MaxUnpool(Module):
+class _MaxUnpoolNd(Module):
     """Maxima put back to where max pooling found them, zeros elsewhere."""
 
     _rank: int
@@ -109,48 +106,48 @@ class _MaxUnpool(Module):
         self.stride = repeat(stride if stride is not None else kernel_size, self._rank)
         self.padding = repeat(padding, self._rank)
 
+    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+        """Return the maxima at their places; `output_size` picks among the possible sizes."""
+        return (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[self._rank - 1](
+            input, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
+
     def extra_repr(self) -> str:
         """Return the pooling's sizes."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class MaxUnpool1d(_MaxUnpool):
+class MaxUnpool1d(_MaxUnpoolNd):
     """Maxima of (N, C, L) put back."""
 
     _rank = 1
 
-    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
-        """Return the maxima at their places; `output_size` picks among the possible sizes."""
-        return F.max_unpool1d(
-            input, indices, self.kernel_size, self.stride, self.padding, output_size
-        )
 
-
-class MaxUnpool2d(_MaxUnpool):
+class MaxUnpool2d(_MaxUnpoolNd):
     """Maxima of (N, C, H, W) put back."""
 
     _rank = 2
 
-    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
-        """Return the maxima at their places; `output_size` picks among the possible sizes."""
-        return F.max_unpool2d(
-            input, indices, self.kernel_size, self.stride, self.padding, output_size
-        )
 
-
-class MaxUnpool3d(_MaxUnpool):
+class MaxUnpool3d(_MaxUnpoolNd):
     """Maxima of (N, C, D, H, W) put back."""
 
     _rank = 3
 
-    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
-        """Return the maxima at their places; `output_size` picks among the possible sizes."""
-        return F.max_unpool3d(
-            input, indices, self.kernel_size, self.stride, self.padding, output_size
-        )
+
+class _AvgPoolNd(Module):
+    """The mean of each window."""
+
+    kernel_size: Any
+    stride: Any
+    padding: Any
+
+    def extra_repr(self) -> str:
+        """Return the windows' sizes."""
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AvgPool1d(Module):
+class AvgPool1d(_AvgPoolNd):
     """The mean of each window of (N, C, L)."""
 
     def __init__(
@@ -180,13 +177,11 @@ class AvgPool1d(Module):
             self.count_include_pad,
         )
 
-    def extra_repr(self) -> str:
-        """Return the windows' sizes."""
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
+class _WideAvgPool(_AvgPoolNd):
+    """The mean of each window of 2 or 3 dimensions, which may be divided by another number."""
 
-class _AvgPool(Module):
-    """The mean of each window."""
+    _rank: int
 
     def __init__(
         self,
@@ -206,9 +201,10 @@ class _AvgPool(Module):
         self.count_include_pad = count_include_pad
         self.divisor_override = divisor_override
 
-    def _options(self) -> tuple[Any, ...]:
-        """Return the arguments of the function, after the input."""
-        return (
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        return (F.avg_pool2d, F.avg_pool3d)[self._rank - 2](
+            input,
             self.kernel_size,
             self.stride,
             self.padding,
@@ -217,29 +213,23 @@ class _AvgPool(Module):
             self.divisor_override,
         )
 
-    def extra_repr(self) -> str:
-        """Return the windows' sizes."""
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
-
-class AvgPool2d(_AvgPool):
+class AvgPool2d(_WideAvgPool):
     """The mean of each window of (N, C, H, W)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the means."""
-        return F.avg_pool2d(input, *self._options())
+    _rank = 2
 
 
-class AvgPool3d(_AvgPool):
+class AvgPool3d(_WideAvgPool):
     """The mean of each window of (N, C, D, H, W)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the means."""
-        return F.avg_pool3d(input, *self._options())
+    _rank = 3
 
 
-class _LPPool(Module):
+class _LPPoolNd(Module):
     """The p-norm of each window."""
+
+    _rank: int
 
     def __init__(
         self, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
@@ -251,6 +241,12 @@ class _LPPool(Module):
         self.stride = stride
         self.ceil_mode = ceil_mode
 
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the norms."""
+        return (F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)[self._rank - 1](
+            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
+        )
+
     def extra_repr(self) -> str:
         """Return the windows' sizes."""
         return (
@@ -259,38 +255,28 @@ class _LPPool(Module):
         )
 
 
-class LPPool1d(_LPPool):
+class LPPool1d(_LPPoolNd):
     """The p-norm of each window of (N, C, L)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the norms."""
-        return F.lp_pool1d(
-            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
-        )
+    _rank = 1
 
 
-class LPPool2d(_LPPool):
+class LPPool2d(_LPPoolNd):
     """The p-norm of each window of (N, C, H, W)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the norms."""
-        return F.lp_pool2d(
-            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
-        )
+    _rank = 2
 
 
-class LPPool3d(_LPPool):
+class LPPool3d(_LPPoolNd):
     """The p-norm of each window of (N, C, D, H, W)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the norms."""
-        return F.lp_pool3d(
-            input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
-        )
+    _rank = 3
 
 
 class _AdaptivePool(Module):
     """Pooling into a given number of bins."""
+
+    _rank: int
 
     def __init__(self, output_size: Any) -> None:
         """Take the sizes of the output; None keeps the input's."""
@@ -302,31 +288,34 @@ class _AdaptivePool(Module):
         return f"output_size={self.output_size}"
 
 
-class AdaptiveAvgPool1d(_AdaptivePool):
+class _AdaptiveAvgPoolNd(_AdaptivePool):
+    """Means of a given number of bins."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the means."""
+        functions = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+        return functions[self._rank - 1](input, self.output_size)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPoolNd):
     """The means of `output_size` bins of (N, C, L)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the means."""
-        return F.adaptive_avg_pool1d(input, self.output_size)
+    _rank = 1
 
 
-class AdaptiveAvgPool2d(_AdaptivePool):
+class AdaptiveAvgPool2d(_AdaptiveAvgPoolNd):
     """The means of `output_size` bins of (N, C, H, W)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the means."""
-        return F.adaptive_avg_pool2d(input, self.output_size)
+    _rank = 2
 
 
-class AdaptiveAvgPool3d(_AdaptivePool):
+class AdaptiveAvgPool3d(_AdaptiveAvgPoolNd):
     """The means of `output_size` bins of (N, C, D, H, W)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the means."""
-        return F.adaptive_avg_pool3d(input, self.output_size)
+    _rank = 3
 
 
-class _AdaptiveMaxPool(_AdaptivePool):
+class _AdaptiveMaxPoolNd(_AdaptivePool):
     """Maxima of a given number of bins."""
 
     def __init__(self, output_size: Any, return_indices: bool = False) -> None:
@@ -334,29 +323,28 @@ class _AdaptiveMaxPool(_AdaptivePool):
         super().__init__(output_size)
         self.return_indices = return_indices
 
+    def forward(self, input: Tensor) -> Any:
+        """Return the maxima, with their indices if `return_indices`."""
+        functions = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+        return functions[self._rank - 1](input, self.output_size, self.return_indices)
 
-class AdaptiveMaxPool1d(_AdaptiveMaxPool):
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPoolNd):
     """The maxima of `output_size` bins of (N, C, L)."""
 
-    def forward(self, input: Tensor) -> Any:
-        """Return the maxima, with their indices if `return_indices`."""
-        return F.adaptive_max_pool1d(input, self.output_size, self.return_indices)
+    _rank = 1
 
 
-class AdaptiveMaxPool2d(_AdaptiveMaxPool):
+class AdaptiveMaxPool2d(_AdaptiveMaxPoolNd):
     """The maxima of `output_size` bins of (N, C, H, W)."""
 
-    def forward(self, input: Tensor) -> Any:
-        """Return the maxima, with their indices if `return_indices`."""
-        return F.adaptive_max_pool2d(input, self.output_size, self.return_indices)
+    _rank = 2
 
 
-class AdaptiveMaxPool3d(_AdaptiveMaxPool):
+class AdaptiveMaxPool3d(_AdaptiveMaxPoolNd):
     """The maxima of `output_size` bins of (N, C, D, H, W)."""
 
-    def forward(self, input: Tensor) -> Any:
-        """Return the maxima, with their indices if `return_indices`."""
-        return F.adaptive_max_pool3d(input, self.output_size, self.return_indices)
+    _rank = 3
 
 
 class _FractionalMaxPool(Module):
@@ -392,8 +380,7 @@ class _FractionalMaxPool(Module):
 
     def forward(self, input: Tensor) -> Any:
         """Return the maxima, and where they are if `return_indices`."""
-        pool = F.fractional_max_pool2d if self._rank == 2 else F.fractional_max_pool3d
-        return pool(
+        return (F.fractional_max_pool2d, F.fractional_max_pool3d)[self._rank - 2](
             input,
             self.kernel_size,
             self.output_size,

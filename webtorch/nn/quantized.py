@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.functions.quantize import (
@@ -12,9 +11,11 @@ from webtorch.functions.quantize import (
     quantize_weight,
     quantized_linear,
 )
+from webtorch.ir.dtype import DType
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["QuantizedLinear", "quantize_"]
@@ -42,8 +43,8 @@ class QuantizedLinear(Module):
         bias: bool = True,
         bits: int = 8,
         group_size: int = 64,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -115,6 +116,7 @@ def quantize_(
     shared = _shared(model)
 
     def chosen(module: Module, name: str) -> bool:
+        """Return whether a layer is replaced: the filter's choice, else every Linear that shares no weight."""
         if type(module) is not Linear:
             return False
         return id(module.weight) not in shared if filter_fn is None else filter_fn(module, name)

@@ -52,10 +52,12 @@ class _Cell:
 
 def _elman(activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> _Cell:
     def step(inputs: Tensor, hiddens: Tensor, state: State) -> tuple[State, State]:
+        """Return the new state, and what the gradient reads: the state itself."""
         h = activation(inputs + hiddens)
         return (h,), (h,)
 
     def back(grads: State, saved: State, before: State) -> tuple[State, State, State]:
+        """Return the gradients of both summands, and nothing that goes past the step."""
         g = (grads[0] * slope(saved[0]),)
         return g, g, ()
 

@@ -250,6 +250,7 @@ def deform_conv2d(
     moves = offset.reshape(n * offset_groups, taps, 2, out_h, out_w)
 
     def places(count: int, kernel: int, stride: int, pad: int, dilation: int, down: bool) -> Any:
+        """Return each tap's position in each output, (taps, out_h, out_w), without its offset."""
         start = webtorch.arange(count, device=input.device, dtype=input.dtype) * stride - pad
         tap = webtorch.arange(kernel, device=input.device, dtype=input.dtype) * dilation
         if down:

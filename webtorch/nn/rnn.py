@@ -8,12 +8,14 @@ import warnings
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import init, recurrence
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.nn.utils.rnn import PackedSequence
 from webtorch.tensors import autocast
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import sizes_in
 from webtorch.tensors.tensor import Tensor
 
@@ -74,8 +76,8 @@ class RNNBase(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the parameters; `dropout` acts on the outputs of all layers but the last."""
         super().__init__()
@@ -407,8 +409,8 @@ class RNNCellBase(Module):
         hidden_size: int,
         bias: bool,
         num_chunks: int,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make weight_ih, weight_hh and, if `bias`, bias_ih and bias_hh."""
         super().__init__()
@@ -416,7 +418,7 @@ class RNNCellBase(Module):
         self.hidden_size = hidden_size
         self.bias = bias
         rows = num_chunks * hidden_size
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight_ih = Parameter(webtorch.empty((rows, input_size), **made))
         self.weight_hh = Parameter(webtorch.empty((rows, hidden_size), **made))
         for name in ("bias_ih", "bias_hh"):
@@ -478,8 +480,8 @@ class RNNCell(RNNCellBase):
         hidden_size: int,
         bias: bool = True,
         nonlinearity: str = "tanh",
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the parameters; `nonlinearity` is "tanh" or "relu"."""
         super().__init__(input_size, hidden_size, bias, 1, device, dtype)
@@ -505,8 +507,8 @@ class LSTMCell(RNNCellBase):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the parameters."""
         super().__init__(input_size, hidden_size, bias, 4, device, dtype)
@@ -526,8 +528,8 @@ class GRUCell(RNNCellBase):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the parameters."""
         super().__init__(input_size, hidden_size, bias, 3, device, dtype)

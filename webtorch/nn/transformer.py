@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.attention import MultiheadAttention
@@ -16,6 +17,7 @@ from webtorch.nn.functional.attention import canonical_mask
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import LayerNorm
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -40,7 +42,7 @@ def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
     raise RuntimeError(f"activation should be relu/gelu, not {given}")
 
 
-def _causal_mask(size: int, device: Any = None, dtype: Any = None) -> Tensor:
+def _causal_mask(size: int, device: DeviceLike = None, dtype: DType | None = None) -> Tensor:
     """Return (size, size) with -inf above the diagonal and 0 elsewhere."""
     full = webtorch.full((size, size), float("-inf"), device=device, dtype=dtype)
     return webtorch.triu(full, diagonal=1)
@@ -83,12 +85,12 @@ class TransformerEncoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the sublayers; `norm_first` norms the inputs of the sublayers, not their sums."""
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
         )
@@ -196,12 +198,12 @@ class TransformerDecoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make the sublayers; `norm_first` norms the inputs of the sublayers, not their sums."""
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made
         )
@@ -236,17 +238,20 @@ class TransformerDecoderLayer(Module):
         def attend(
             attention: Module, q: Tensor, kv: Tensor, mask: Any, padding: Any, causal: bool
         ) -> Tensor:
+            """Return the attention's output alone."""
             return attention(
                 q, kv, kv, attn_mask=mask, key_padding_mask=padding, is_causal=causal,
                 need_weights=False,
             )[0]  # fmt: skip
 
         def to_self(x: Tensor) -> Tensor:
+            """Return the self-attention block of x."""
             return self.dropout1(
                 attend(self.self_attn, x, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
             )
 
         def to_memory(x: Tensor) -> Tensor:
+            """Return the block that attends to the encoder's output."""
             return self.dropout2(
                 attend(
                     self.multihead_attn, x, memory, memory_mask, memory_key_padding_mask,
@@ -255,6 +260,7 @@ class TransformerDecoderLayer(Module):
             )  # fmt: skip
 
         def feed(x: Tensor) -> Tensor:
+            """Return the feedforward block of x."""
             return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
         x = tgt
@@ -325,8 +331,8 @@ class Transformer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
     ) -> None:
         """Make both stacks, or take the given ones; matrices start Xavier-uniform."""
         super().__init__()
@@ -336,6 +342,7 @@ class Transformer(Module):
         )  # fmt: skip
 
         def norm() -> LayerNorm:
+            """Return a layer norm at the end of a stack."""
             return LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
 
         self.encoder = custom_encoder
@@ -397,6 +404,8 @@ class Transformer(Module):
         )
 
     @staticmethod
-    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
+    def generate_square_subsequent_mask(
+        sz: int, device: DeviceLike = None, dtype: DType | None = None
+    ) -> Tensor:
         """Return the causal mask: (sz, sz), -inf above the diagonal and 0 elsewhere."""
         return _causal_mask(sz, device, dtype)

@@ -279,7 +279,7 @@ class _Pad(Module):
         return f"{self.padding}"
 
 
-class _ConstantPad(Module):
+class _ConstantPadNd(Module):
     """Padding of `_rank` dimensions with a value."""
 
     _rank: int
@@ -299,7 +299,7 @@ class _ConstantPad(Module):
         return f"padding={self.padding}, value={self.value}"
 
 
-class _ZeroPad(_ConstantPad):
+class _ZeroPad(_ConstantPadNd):
     """Padding of `_rank` dimensions with zeros."""
 
     def __init__(self, padding: Any) -> None:
@@ -311,91 +311,103 @@ class _ZeroPad(_ConstantPad):
         return f"{self.padding}"
 
 
-class CircularPad1d(_Pad):
+class _CircularPadNd(_Pad):
+    """Padding with the other end of the input."""
+
+    _mode, _strict = "circular", True
+
+
+class _ReflectionPadNd(_Pad):
+    """Padding with the input's mirror image."""
+
+    _mode = "reflect"
+
+
+class _ReplicationPadNd(_Pad):
+    """Padding with the input's edges."""
+
+    _mode = "replicate"
+
+
+class CircularPad1d(_CircularPadNd):
     """Pad (N, C, L) as if it went round."""
 
-    _rank, _mode, _strict = 1, "circular", True
+    _rank = 1
 
 
-class CircularPad2d(_Pad):
+class CircularPad2d(_CircularPadNd):
     """Pad (N, C, H, W) as if it went round."""
 
-    _rank, _mode, _strict = 2, "circular", True
+    _rank = 2
 
 
-class CircularPad3d(_Pad):
+class CircularPad3d(_CircularPadNd):
     """Pad (N, C, D, H, W) as if it went round."""
 
-    _rank, _mode, _strict = 3, "circular", True
+    _rank = 3
 
 
-class ReflectionPad1d(_Pad):
+class ReflectionPad1d(_ReflectionPadNd):
     """Pad (N, C, L) with its mirror image."""
 
-    _rank, _mode = 1, "reflect"
+    _rank = 1
 
 
-class ReflectionPad2d(_Pad):
+class ReflectionPad2d(_ReflectionPadNd):
     """Pad (N, C, H, W) with its mirror image."""
 
-    _rank, _mode = 2, "reflect"
+    _rank = 2
 
 
-class ReflectionPad3d(_Pad):
+class ReflectionPad3d(_ReflectionPadNd):
     """Pad (N, C, D, H, W) with its mirror image."""
 
-    _rank, _mode = 3, "reflect"
+    _rank = 3
 
 
-class ReplicationPad1d(_Pad):
+class ReplicationPad1d(_ReplicationPadNd):
     """Pad (N, C, L) with its edges."""
 
-    _rank, _mode = 1, "replicate"
+    _rank = 1
 
 
-class ReplicationPad2d(_Pad):
+class ReplicationPad2d(_ReplicationPadNd):
     """Pad (N, C, H, W) with its edges."""
 
-    _rank, _mode = 2, "replicate"
+    _rank = 2
 
 
-class ReplicationPad3d(_Pad):
+class ReplicationPad3d(_ReplicationPadNd):
     """Pad (N, C, D, H, W) with its edges."""
 
-    _rank, _mode = 3, "replicate"
+    _rank = 3
 
 
-class ConstantPad1d(_ConstantPad):
+class ConstantPad1d(_ConstantPadNd):
     """Pad the last dimension with a value."""
 
     _rank = 1
 
 
-class ConstantPad2d(_ConstantPad):
+class ConstantPad2d(_ConstantPadNd):
     """Pad the last 2 dimensions with a value."""
 
     _rank = 2
 
 
-class ConstantPad3d(_ConstantPad):
+class ConstantPad3d(_ConstantPadNd):
     """Pad the last 3 dimensions with a value."""
 
     _rank = 3
 
 
-class ZeroPad1d(_ZeroPad):
+class ZeroPad1d(_ZeroPad, ConstantPad1d):
     """Pad the last dimension with zeros."""
 
-    _rank = 1
 
-
-class ZeroPad2d(_ZeroPad):
+class ZeroPad2d(_ZeroPad, ConstantPad2d):
     """Pad the last 2 dimensions with zeros."""
 
-    _rank = 2
 
-
-class ZeroPad3d(_ZeroPad):
+class ZeroPad3d(_ZeroPad, ConstantPad3d):
     """Pad the last 3 dimensions with zeros."""
-
-    _rank = 3

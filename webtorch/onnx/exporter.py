@@ -156,6 +156,7 @@ def export(
         modules, parameters = _module_names(model), _parameter_names(model)
 
         def record_at(point: Point) -> Recording:
+            """Return the recording at sizes of the symbols."""
             sizes = dict(zip(owner, point, strict=True))
             inputs = []
             for i, t in enumerate(tensors):
@@ -189,6 +190,7 @@ def export(
         onnx.checker.check_model(proto, full_check=proto.ByteSize() < _INLINE_BYTES)
 
     def takes(args: Any, kwargs: Any) -> list[Tensor]:
+        """Return the tensors among a call's arguments, in the model's order."""
         return _take_apart(_arguments(args, kwargs))[0]
 
     program = ONNXProgram(proto, names, takes)
@@ -310,6 +312,7 @@ def _take_apart(structure: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], 
     found: list[Tensor] = []
 
     def walk(x: Any) -> Callable[[list[Tensor]], Any]:
+        """Note the tensors in x; return the function that builds x with others."""
         if isinstance(x, Tensor):
             index = len(found)
             found.append(x)
@@ -356,6 +359,7 @@ def _paths(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
 
     def walk(x: Any, path: tuple[Any, ...]) -> None:
+        """Note where the tensors in x are."""
         if isinstance(x, Tensor):
             found.append(path)
         elif isinstance(x, (tuple, list)):
@@ -395,6 +399,7 @@ def _axes(
     axes: Axes = {}
 
     def add(i: int, given: Any) -> None:
+        """Note the symbols of one tensor's dims."""
         if given is None:
             return
         if isinstance(given, Mapping):
@@ -474,6 +479,7 @@ def _parameter_names(model: Any) -> dict[int, str]:
     named: dict[int, str] = {}
 
     def add(prefix: str, module: Module) -> None:
+        """Name a module's parameters and buffers."""
         for name, t in (
             *module.named_parameters(remove_duplicate=False),
             *module.named_buffers(remove_duplicate=False),
@@ -583,6 +589,7 @@ def _model(
             rename[title] = graph.fresh(title)
 
     def named(x: str) -> str:
+        """Return a name of the graph, changed where it would clash."""
         return rename.get(x, x)
 
     nodes = []

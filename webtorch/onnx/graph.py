@@ -169,6 +169,7 @@ class _Sizes:
         self.place = 0
 
     def node(self, op: str, inputs: list[str], **attrs: Any) -> str:
+        """Return the result of an operator, added once for the same inputs and attributes."""
         key = (op, tuple(inputs), tuple(sorted(attrs.items())))
         if key not in self.made:
             out = self.graph.fresh(f"size_{op.lower()}")
@@ -178,11 +179,13 @@ class _Sizes:
         return self.made[key]
 
     def constant(self, *values: int) -> str:
+        """Return the name of a constant vector of integers."""
         name = f"const_{'_'.join(map(str, values))}"
         self.graph.ints[name] = Ints(values)
         return name
 
     def dim(self, tensor: str, d: int) -> str:
+        """Return the name of a tensor's size along a dim, a vector of one."""
         return self.node("Gather", [self.node("Shape", [tensor]), self.constant(d)], axis=0)
 
     def at(self, step: int, inputs: Iterable[str]) -> None:
@@ -192,6 +195,7 @@ class _Sizes:
         self.made = {k: v for k, v in self.made.items() if v in before}
 
     def replace(self, name: str, rows: list[Ints]) -> None:
+        """Compute a vector of integers that changes with the sizes, and use it in its place."""
         users = [i for i, s in enumerate(self.graph.steps) if name in s.inputs]
         if not users:
             return
@@ -241,6 +245,7 @@ class _Sizes:
         self.graph.ints.pop(name)
 
     def exchange(self, name: str, new: str) -> None:
+        """Use another result wherever one is read."""
         for step in self.graph.steps:
             if name in step.inputs:
                 step.inputs = [new if x == name else x for x in step.inputs]
@@ -284,6 +289,7 @@ class _Sizes:
         )
 
     def affine(self, x: str, a: int, b: int) -> str:
+        """Return the name of a * x + b."""
         if a != 1:
             x = self.node("Mul", [x, self.constant(a)])
         return x if b == 0 else self.node("Add", [x, self.constant(b)])
@@ -309,6 +315,7 @@ class _Sizes:
         return [row[-1] for row in rows[:count]]
 
     def polynomial(self, values: Sequence[int]) -> str | None:
+        """Return the name of a polynomial of the sizes that takes these values, None without one."""
         found = self.coefficients(values)
         if found is None:
             return None

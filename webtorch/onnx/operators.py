@@ -80,6 +80,7 @@ def op(*names: str, host: Sequence[int] = ()) -> Callable[[Callable[..., Any]], 
     """Declare how the named nodes run."""
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Put the function into OPERATORS under each name."""
         for name in names:
             assert name not in OPERATORS, name
             OPERATORS[name] = Operator(function, frozenset(host))
@@ -593,6 +594,7 @@ def _mvn(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 def _flat_softmax(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(c: Context, a: Attrs, n: int, x: Any) -> Any:
+        """Run over `axis`; before opset 13 over all dims from `axis` on."""
         if c.opset >= 13:
             return function(x, a.get("axis", -1))
         axis = a.get("axis", 1) % x.ndim
@@ -663,6 +665,7 @@ def _empty_reduction(name: str, x: Any, shape: Sequence[int]) -> Any:
 def _reduction(name: str, function: Callable[..., Any]) -> None:
     @op(name, host=(1,))
     def run(c: Context, a: Attrs, n: int, x: Any, axes: Any = None) -> Any:
+        """Run the reduction over the axes of the attribute, or of the second input."""
         given = a.get("axes") if axes is None else ints(axes)
         keep = bool(a.get("keepdims", 1))
         if not given:
@@ -690,6 +693,7 @@ for _name, _reduce in _REDUCTIONS.items():
 
 def _arg(find: Callable[..., Any]) -> Callable[..., Any]:
     def run(c: Context, a: Attrs, n: int, x: Any) -> Any:
+        """Run the search along `axis`, for the last place if the node asks for that."""
         axis, keep = a.get("axis", 0) % x.ndim, bool(a.get("keepdims", 1))
         if not a.get("select_last_index"):
             return find(x, axis, keep)
@@ -1477,6 +1481,7 @@ def _activations(
     alphas, betas = list(a.get("activation_alpha") or ()), list(a.get("activation_beta") or ())
 
     def made(i: int, name: str) -> Callable[[Any], Any]:
+        """Return an activation with its alpha and beta."""
         alpha = alphas[i] if i < len(alphas) else None
         beta = betas[i] if i < len(betas) else None
         return lambda x: _ACTIVATIONS[name](x, alpha, beta)
@@ -1503,6 +1508,7 @@ def _recurrent(
         c0: Any = None,
         peepholes: Any = None,
     ) -> Any:
+        """Run all directions; return the outputs (steps, directions, batch, hidden) and the last states."""
         directions = w.shape[0]
         hidden = r.shape[2]
         batch_first = a.get("layout", 0)

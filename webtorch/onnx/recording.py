@@ -11,14 +11,12 @@ costs anything when no export runs.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import types
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from webtorch import functions, ops
 from webtorch.errors import CaptureError
 from webtorch.functions import subscript as indexing
 from webtorch.ir.dtype import DType
@@ -28,7 +26,7 @@ from webtorch.nn import Module, recurrence
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import one_at_a_time
-from webtorch.tensors import calls
+from webtorch.tensors import recorders
 from webtorch.tensors.host import tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import mode
@@ -164,29 +162,6 @@ def _values(x: Any) -> Any:
     return x
 
 
-# Where entries are written.
-_TABLE_FILES = tuple([path for room in (ops, functions) for path in room.__path__])
-
-
-def _raw(function: Any) -> types.FunctionType | None:
-    """Return the function of an entry as it was written, inside what it was wrapped with."""
-    seen: set[int] = set()
-    waiting = [function]
-    while waiting:
-        f = waiting.pop(0)
-        if not isinstance(f, types.FunctionType) or id(f) in seen:
-            continue
-        seen.add(id(f))
-        # A wrapper has the name and the module of what it wraps; the code says where it is from.
-        if os.path.dirname(f.__code__.co_filename) in _TABLE_FILES and f.__name__ != "<lambda>":
-            return f
-        inner = getattr(f, "__wrapped__", None)
-        cells = [c.cell_contents for c in f.__closure__ or () if c.cell_contents is not None]
-        # What is wrapped comes before what its wrapper uses, such as the rule of a name.
-        waiting += cells if inner is None else [inner]
-    return None
-
-
 _CODES: dict[types.CodeType, str] = {}
 
 
@@ -194,15 +169,15 @@ def _codes() -> dict[types.CodeType, str]:
     """Return the names of operations by their code."""
     if not _CODES:
         named: dict[str, Any] = {
-            name: _raw(op.function) for name, op in TABLE.items() if not isinstance(op, Elementwise)
+            name: op.written for name, op in TABLE.items() if not isinstance(op, Elementwise)
         }
         for name, op in TABLE.items():
             # The primitives are written on the tensors' floor.
             if named.get(name) is None and op.family == "composite" and not op.function_in:
                 named[name] = op.function
         named |= {
-            "apply": calls.apply,
-            "apply_two": calls.apply_two,
+            "apply": recorders.apply,
+            "apply_two": recorders.apply_two,
             "getitem": indexing.getitem,
             "recurrence": recurrence._sequence,
         }

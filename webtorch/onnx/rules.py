@@ -16,6 +16,7 @@ from webtorch.nn import recurrence
 from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.ops.record import TABLE
 
 Sizes = int | Sequence[int]
 
@@ -729,6 +730,7 @@ def _attention(
     if heads != shared:
         # Each head of keys serves several of queries in a row.
         def repeated(x: Name, shape: tuple[int, ...]) -> Name:
+            """Return keys or values with each head as often as queries use it."""
             wide = (batch, shared, heads // shared, *shape[2:])
             x = w.expand(w.unsqueeze(x, [2]), (batch, shared, 1, *shape[2:]), wide)
             return w.node("Reshape", x, w.ints((0, heads, -1, shape[3])))
@@ -756,11 +758,6 @@ def _attention(
 
 # ---- reductions -----------------------------------------------------------------------------------
 
-_REDUCTIONS = {
-    "sum": "ReduceSum", "mean": "ReduceMean", "prod": "ReduceProd", "amax": "ReduceMax",
-    "amin": "ReduceMin", "logsumexp": "ReduceLogSumExp",
-}  # fmt: skip
-
 
 def _dims(dim: Any, rank: int) -> list[int] | None:
     if dim is None or dim == () or dim == []:
@@ -768,7 +765,7 @@ def _dims(dim: Any, rank: int) -> list[int] | None:
     return [d % rank if rank else 0 for d in ([dim] if isinstance(dim, int) else dim)]
 
 
-@rule(*_REDUCTIONS)
+@rule(*(op.name for op in TABLE.values() if op.onnx.startswith("Reduce")))
 def _reduction(
     w: Writer, call: Call, input: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Name | None:
@@ -776,7 +773,7 @@ def _reduction(
     if out.dtype is bool_ or numel(input.shape) == 0 or not input.shape:
         return None
     x = w.cast(w.name(input), input.dtype, out.dtype)
-    return w.reduce(_REDUCTIONS[call.name], x, _dims(dim, len(input.shape)), keepdim)
+    return w.reduce(TABLE[call.name].onnx, x, _dims(dim, len(input.shape)), keepdim)
 
 
 @rule("argmax", "argmin")
@@ -1058,6 +1055,7 @@ def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any
         rows = [params[(place + d) * count : (place + d + 1) * count] for d in range(directions)]
 
         def joined(which: int, rows: Any = rows) -> Any:
+            """Return one parameter of all directions, gates in ONNX's order."""
             return webtorch.stack([_reordered(r[which], op) for r in rows])
 
         weight = w.constant(joined(0), f"{scope}.weight_ih_l{layer}.onnx", weight=True)

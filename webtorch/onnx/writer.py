@@ -20,8 +20,8 @@ from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import line_text
 from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
 from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
-from webtorch.ops.record import Elementwise
-from webtorch.tensors.calls import result_type
+from webtorch.ops.record import TABLE, Elementwise
+from webtorch.tensors.promotion import result_type
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -30,7 +30,6 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Larger constants are computed in the file where they can be.
 _FOLD_BYTES = 64 << 20
-_GROWING = frozenset(("expand", "_fill", "repeat", "tile", "broadcast_to"))
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -40,6 +39,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """
 
     def declare(function: Rule) -> Rule:
+        """Put the function into RULES under each name."""
         for name in names:
             assert name not in RULES, name
             RULES[name] = function
@@ -122,7 +122,8 @@ class Writer:
         if any(c.place in self.unfolded for c, _ in within):
             return None
         nbytes = numel(v.shape) * v.dtype.itemsize
-        grows = call is not None and call.name in _GROWING and nbytes > 4096
+        entry = None if call is None else TABLE.get(call.name)
+        grows = entry is not None and entry.grows and nbytes > 4096
         if nbytes > _FOLD_BYTES or grows:
             # What holds it is smaller.
             return None
@@ -428,15 +429,11 @@ def _window(shape: tuple[int, ...], v: Value) -> list[tuple[int, int, int, int]]
 
 # ---- elementwise ----------------------------------------------------------------------------------
 
-# Entries that ONNX has, beside those that are one scalar function with a node.
+# Entries that ONNX has, and those that are one scalar function with a node.
 _NODES = {
-    "relu": "Relu", "sigmoid": "Sigmoid", "reciprocal": "Reciprocal", "_round": "Round",
-    "_add": "Add", "_sub": "Sub", "_div": "Div", "_pow": "Pow", "maximum": "Max", "minimum": "Min",
-    "gt": "Greater", "ge": "GreaterOrEqual", "softsign": "Softsign", "selu": "Selu",
-    "clamp_min": "Max", "clamp_max": "Min", "_prelu": "PRelu", "hardswish": "HardSwish", "mish": "Mish",
-} | {
-    f.name: f.onnx for f in ex.FUNCTIONS.values() if isinstance(f.onnx, str) and f.onnx
-}  # fmt: skip
+    **{op.name: op.onnx for op in TABLE.values() if isinstance(op, Elementwise) and op.onnx},
+    **{f.name: f.onnx for f in ex.FUNCTIONS.values() if isinstance(f.onnx, str) and f.onnx},
+}
 _SINCE = {"HardSwish": 14, "Mish": 18}
 # Nodes that take no integers, or no booleans.
 _FLOAT_ONLY = frozenset((
@@ -588,6 +585,7 @@ def _written(w: Writer, e: Expr, args: list[Name], title: str) -> Name:
 
 def _logical(word: str) -> Callable[..., Name]:
     def write(w: Writer, e: Expr, x: Name, y: Name) -> Name:
+        """Write the node: logical for bools, bitwise for integers (opset 18 and later)."""
         if e.args[0].dtype is bool_:
             return w.node(word, x, y)
         return _of_bits(w, word, x, y)

@@ -24,6 +24,7 @@ from webtorch.ops.elementwise import (
     sigmoid,
     tanh,
 )
+from webtorch.ops.layout import of_operands
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
 
@@ -44,10 +45,12 @@ relu: Elementwise = elementwise(
     "relu",
     lambda x: ex.where(x <= 0, ex.const(0, x.dtype), x),
     # From the result: the input need not live until the backward pass.
-    vjp=lambda g, out, x: (threshold_backward(g, out, 0),),
+    vjp=lambda g, out, _x: (threshold_backward(g, out, 0),),
     dtypes=NUMERIC,
     function_in=EVERYWHERE,
     inplace_functions=("torch.relu_", "nn.functional.relu_"),
+    gain=math.sqrt(2.0),
+    onnx="Relu",
     doc="input, or 0 where it is negative.",
 )
 threshold_backward: Elementwise = elementwise(
@@ -135,6 +138,7 @@ hardswish = elementwise(
     torch="nn.functional.hardswish",
     function_in=FUNCTIONAL,
     domain=(-5.0, 5.0),
+    onnx="HardSwish",
     doc="input * hardsigmoid(input).",
 )
 
@@ -173,6 +177,7 @@ _prelu = elementwise(
     dtypes=FLOATS,
     torch="",
     function_in=(),
+    onnx="PRelu",
     doc="input, times weight where it is not positive.",
 )
 
@@ -183,6 +188,7 @@ _prelu = elementwise(
     torch="nn.functional.prelu",
     autocast=LOWER,
     gradient_name="PreluKernelBackward0",
+    layout=of_operands,
 )
 def prelu(input: Any, weight: Any) -> Any:
     """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
@@ -227,6 +233,8 @@ selu = elementwise(
     function_in=("torch", "nn.functional"),
     inplace_functions=("torch.selu_", "nn.functional.selu_"),
     gradient_name="EluBackward0",
+    gain=3.0 / 4,
+    onnx="Selu",
     doc="The scaled elu whose fixed point is mean 0 and variance 1 (Klambauer et al., 2017).",
 )
 celu = elementwise(
@@ -267,7 +275,7 @@ softplus = elementwise(
 logsigmoid = elementwise(
     "logsigmoid",
     lambda x: -log1pexp(-x),
-    vjp=computed_wide(lambda g, out, x: (g * sigmoid(-x),)),
+    vjp=computed_wide(lambda g, _out, x: (g * sigmoid(-x),)),
     dtypes=FLOATS,
     torch="nn.functional.logsigmoid",
     function_in=FUNCTIONAL,
@@ -285,6 +293,7 @@ silu = elementwise(
     torch="nn.functional.silu",
     function_in=FUNCTIONAL,
     domain=(-100.0, 100.0),
+    direct=("silu",),
     doc="input * sigmoid(input), also called swish.",
 )
 swiglu = elementwise(
@@ -314,6 +323,7 @@ mish = elementwise(
     torch="nn.functional.mish",
     function_in=FUNCTIONAL,
     domain=(-30.0, 30.0),
+    onnx="Mish",
     doc="input * tanh(softplus(input)) (Misra, 2019).",
 )
 
@@ -345,6 +355,10 @@ _gelu_tanh = elementwise(
     samples=(((), {}), ((), {"approximate": "tanh"})),
     takes_out=True,
     gradient_name="GeluBackward0",
+    layout=of_operands,
+    direct=("gelu",),
+    aten=("gelu",),
+    overlap="whole",
 )
 def gelu(input: Any, approximate: str = "none") -> Any:
     """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
@@ -363,13 +377,14 @@ softsign = elementwise(
     "softsign",
     # The derivative of the quotient would cancel far from 0.
     lambda x: x / (ex.unary("abs", x) + 1),
-    vjp=lambda g, out, x: (_softsign_backward(g, x),),
+    vjp=lambda g, _out, x: (_softsign_backward(g, x),),
     promotion="float",
     torch="nn.functional.softsign",
     refuses=BOOL,
     function_in=FUNCTIONAL,
     inplace=False,
     gradient_name="DivBackward0",
+    onnx="Softsign",
     doc="input / (1 + |input|).",
 )
 _softsign_backward: Elementwise = elementwise(
@@ -403,7 +418,7 @@ tanhshrink = elementwise(
     "tanhshrink",
     _tanhshrink,
     # tanh(x) ** 2, not 1 - (1 - tanh(x) ** 2).
-    vjp=lambda g, out, x: (mul(g, tanh(x) * tanh(x)),),
+    vjp=lambda g, _out, x: (mul(g, tanh(x) * tanh(x)),),
     promotion="float",
     torch="nn.functional.tanhshrink",
     refuses=BOOL,
@@ -489,6 +504,8 @@ style_affine = elementwise(
     dtypes=FLOATS,
     samples=(((-1,), {}),),
     gradient_name="GluBackward0",
+    aten=("glu",),
+    out="cast",
 )
 def glu(input: Any, dim: int = -1) -> Any:
     """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""

@@ -84,6 +84,7 @@ def _parts(x: Expr) -> tuple[Expr, Expr, Expr, Expr]:
 
 def _j(order: int) -> Callable[[Expr], Expr]:
     def formula(x: Expr) -> Expr:
+        """Return the function of x: a rational one near 0, an asymptotic one beyond."""
         a, near, inner, outer = _parts(x)
         square = inner * inner
         small = _on((table.J0, table.J1)[order], square, 0, 64)
@@ -98,6 +99,7 @@ def _j(order: int) -> Callable[[Expr], Expr]:
 
 def _y(order: int) -> Callable[[Expr], Expr]:
     def formula(x: Expr) -> Expr:
+        """Return the function of x > 0; minus infinity at 0, NaN below."""
         a, near, inner, outer = _parts(x)
         inner = ex.where(inner > 0, inner, 1.0)
         square = inner * inner
@@ -184,6 +186,7 @@ modified_bessel_i1 = _special("modified_bessel_i1", _i1, _I1_DOC)
 
 def _k(order: int, scaled: bool) -> Callable[[Expr], Expr]:
     def formula(x: Expr) -> Expr:
+        """Return the function of x > 0; infinity at 0, NaN below."""
         near = x <= 2
         inner = ex.where(near & (x > 0), x, 1.0)
         outer = ex.where(near, ex.const(2.0, x.dtype), x)
@@ -272,7 +275,7 @@ log_ndtr = _special(
     _log_ndtr,
     "The logarithm of the normal distribution function.",
     differentiable=True,
-    vjp=lambda g, out, x: (g / erfcx(x * -math.sqrt(0.5)) * math.sqrt(2 / math.pi),),
+    vjp=lambda g, _out, x: (g / erfcx(x * -math.sqrt(0.5)) * math.sqrt(2 / math.pi),),
 )
 
 
@@ -299,6 +302,6 @@ ndtri = _special(
     _ndtri,
     "The quantile of the normal distribution: the inverse of ndtr.",
     differentiable=True,
-    vjp=lambda g, out, x: (g * math.sqrt(2 * math.pi) * exp(out * out * 0.5),),
+    vjp=lambda g, out, _x: (g * math.sqrt(2 * math.pi) * exp(out * out * 0.5),),
     domain=(0.02, 0.98),
 )

@@ -98,6 +98,7 @@ def _from_word(word: Expr, dtype: DType) -> Expr:
 
 def _narrowed(source: DType, dtype: DType) -> Callable[..., Expr]:
     def formula(position: Expr, x: Expr) -> Expr:
+        """Return one narrow element of a wide one."""
         word = _to_word(x, source)
         lane = ex.binary(
             "mod", position, ex.const(source.itemsize // dtype.itemsize, position.dtype)
@@ -111,6 +112,7 @@ def _narrowed(source: DType, dtype: DType) -> Callable[..., Expr]:
 
 def _widened(source: DType, dtype: DType) -> Callable[..., Expr]:
     def formula(*parts: Expr) -> Expr:
+        """Return a wide element of narrow ones."""
         kind = int64 if dtype.itemsize == 8 else uint32
         words = [ex.cast(_to_word(x, source), kind) for x in parts]
         found = words[0]

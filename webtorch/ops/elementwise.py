@@ -31,6 +31,7 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.expr import Expr
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
@@ -135,6 +136,7 @@ _add = elementwise(
     function_in=(),
     operator="add",
     on_parts="alike",
+    onnx="Add",
     doc="input + other.",
 )
 _add_scaled = elementwise(
@@ -153,6 +155,7 @@ _sub = elementwise(
     function_in=(),
     operator="sub",
     on_parts="alike",
+    onnx="Sub",
     doc="input - other.",
 )
 _sub_scaled = elementwise(
@@ -185,7 +188,15 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
 
 
 @composite(
-    inplace=True, factor="alpha", out="cast", foreach=True, asks=("__add__", "__radd__", "__iadd__")
+    inplace=True,
+    factor="alpha",
+    out="cast",
+    foreach=True,
+    asks=("__add__", "__radd__", "__iadd__"),
+    layout=of_operands,
+    direct=("add.Tensor",),
+    aten=("add",),
+    overlap="whole",
 )
 def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input + alpha * other; of bools, or."""
@@ -218,6 +229,10 @@ def check_subtraction(name: str, *operands: Any) -> None:
     out="cast",
     foreach=True,
     asks=("__sub__", "__isub__"),
+    layout=of_operands,
+    direct=("sub.Tensor",),
+    aten=("sub",),
+    overlap="whole",
 )
 def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return input - alpha * other."""
@@ -236,7 +251,9 @@ def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
     return sub(input, other, alpha=alpha)
 
 
-@composite(function_in=("torch",), factor="alpha", dtypes=NUMERIC)
+@composite(
+    function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
+)
 def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     """Return other - alpha * input."""
     if old:
@@ -260,6 +277,7 @@ mul = elementwise(
     operator="mul",
     asks=("__mul__", "__rmul__", "__imul__"),
     on_parts="scaled",
+    direct=("mul.Tensor",),
     doc="input * other; of bools, and.",
 )
 _div = elementwise(
@@ -271,6 +289,7 @@ _div = elementwise(
     domain=(0.5, 3.0),
     operator="truediv",
     on_parts="scaled",
+    onnx="Div",
     doc="input / other, as floats.",
 )
 
@@ -297,7 +316,8 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
 def _no_derivative(name: str) -> Callable[..., Any]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
-    def refuse(g: Any, out: Any, *inputs: Any) -> Any:
+    def refuse(_g: Any, _out: Any, *_inputs: Any) -> Any:
+        """Raise NotImplementedError."""
         raise NotImplementedError(
             f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "
             "Detach its inputs."
@@ -347,6 +367,10 @@ _div_trunc = elementwise(
     out="cast",
     foreach=True,
     asks=("__truediv__", "__itruediv__"),
+    layout=of_operands,
+    direct=("div.Tensor",),
+    aten=("div",),
+    overlap="whole",
 )
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
@@ -394,6 +418,7 @@ _pow = elementwise(
     function_in=(),
     domain=(0.1, 3.0),
     numbers_fit=True,
+    onnx="Pow",
     doc="input to the power other.",
 )
 _cube = elementwise(
@@ -427,6 +452,10 @@ def _power_name(input: Any, exponent: Any) -> str:
     foreach=True,
     operator="pow",
     asks=("__pow__",),
+    layout=of_operands,
+    direct=("pow.Tensor_Scalar",),
+    aten=("pow",),
+    overlap="whole",
 )
 def pow(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
@@ -454,7 +483,7 @@ def pow(input: Any, exponent: Any) -> Any:
     return _pow(input, exponent)
 
 
-@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0))
+@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
 def float_power(input: Any, exponent: Any) -> Any:
     """Return input to the power exponent, computed in float64."""
     _check_one_tensor("float_power", input, exponent)
@@ -477,6 +506,7 @@ neg = elementwise(
     operator="neg",
     asks=("__neg__",),
     on_parts="alike",
+    direct=("neg",),
     doc="-input.",
 )
 
@@ -505,6 +535,7 @@ abs = elementwise(
     foreach=True,
     operator="abs",
     asks=("__abs__",),
+    direct=("abs",),
     doc="The absolute value; its derivative at 0 is 0.",
 )
 sign = elementwise(
@@ -557,6 +588,8 @@ reciprocal = elementwise(
     domain=(0.3, 3.0),
     inplace_functions=("torch.reciprocal_",),
     foreach=True,
+    direct=("reciprocal",),
+    onnx="Reciprocal",
     doc="1 / input.",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -624,11 +657,12 @@ ldexp = elementwise(
 sqrt = elementwise(
     "sqrt",
     lambda x: ex.sqrt(x),
-    vjp=lambda g, out, x: (g / (out * 2),),
+    vjp=lambda g, out, _x: (g / (out * 2),),
     promotion="float",
     domain=(0.01, 9.0),
     inplace_functions=("torch.sqrt_",),
     foreach=True,
+    direct=("sqrt",),
     doc="The square root.",
 )
 rsqrt = elementwise(
@@ -638,6 +672,7 @@ rsqrt = elementwise(
     domain=(0.1, 9.0),
     inplace_functions=("torch.rsqrt_",),
     foreach=True,
+    direct=("rsqrt",),
     doc="1 / sqrt(input).",
     autocast=Autocast(gpu="fp32"),
     saves_values=True,
@@ -645,10 +680,11 @@ rsqrt = elementwise(
 exp = elementwise(
     "exp",
     lambda x: ex.exp(x),
-    vjp=lambda g, out, x: (g * out,),
+    vjp=lambda g, out, _x: (g * out,),
     promotion="float",
     inplace_functions=("torch.exp_",),
     foreach=True,
+    direct=("exp",),
     doc="e to the power input.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -665,7 +701,7 @@ expm1 = elementwise(
     "expm1",
     lambda x: ex.expm1(x),
     # Not g * (out + 1), which loses all digits where out is near -1.
-    vjp=lambda g, out, x: (g * exp(x),),
+    vjp=lambda g, _out, x: (g * exp(x),),
     promotion="float",
     inplace_functions=("torch.expm1_",),
     foreach=True,
@@ -681,6 +717,7 @@ log = elementwise(
     domain=(0.01, 9.0),
     inplace_functions=("torch.log_",),
     foreach=True,
+    direct=("log",),
     doc="The natural logarithm.",
     autocast=Autocast(gpu="fp32"),
 )
@@ -727,7 +764,7 @@ def _log_add(x: Expr, y: Expr, power: Any, scale: float) -> Expr:
 logaddexp = elementwise(
     "logaddexp",
     lambda x, y: _log_add(x, y, ex.exp, 1.0),
-    vjp=lambda g, out, x, y: (g * sigmoid(x - y), g * sigmoid(y - x)),
+    vjp=lambda g, _out, x, y: (g * sigmoid(x - y), g * sigmoid(y - x)),
     dtypes=FLOATS,
     inplace=False,
     numbers_for="none",
@@ -736,7 +773,7 @@ logaddexp = elementwise(
 logaddexp2 = elementwise(
     "logaddexp2",
     lambda x, y: _log_add(x, y, ex.exp2, 1 / math.log(2)),
-    vjp=lambda g, out, x, y: (
+    vjp=lambda g, _out, x, y: (
         g * sigmoid((x - y) * math.log(2)),
         g * sigmoid((y - x) * math.log(2)),
     ),
@@ -748,7 +785,7 @@ logaddexp2 = elementwise(
 xlogy: Elementwise = elementwise(
     "xlogy",
     lambda x, y: ex.where(ex.eq(x, 0) & ~ex.isnan(y), ex.const(0.0, x.dtype), x * ex.log(y)),
-    vjp=lambda g, out, x, y: (_xlogy_backward(g, x, y), g * (x / y)),
+    vjp=lambda g, _out, x, y: (_xlogy_backward(g, x, y), g * (x / y)),
     promotion="float",
     domain=(0.1, 3.0),
     numbers_for="both",
@@ -778,6 +815,7 @@ sin = elementwise(
     promotion="float",
     inplace_functions=("torch.sin_",),
     foreach=True,
+    direct=("sin",),
     doc="The sine.",
 )
 cos = elementwise(
@@ -786,6 +824,7 @@ cos = elementwise(
     promotion="float",
     inplace_functions=("torch.cos_",),
     foreach=True,
+    direct=("cos",),
     doc="The cosine.",
 )
 tan = elementwise(
@@ -860,11 +899,13 @@ cosh = elementwise(
 tanh = elementwise(
     "tanh",
     lambda x: ex.tanh(x),
-    vjp=lambda g, out, x: (tanh_backward(g, out),),
+    vjp=lambda g, out, _x: (tanh_backward(g, out),),
     promotion="float",
     function_in=EVERYWHERE,
     inplace_functions=("torch.tanh_",),
     foreach=True,
+    direct=("tanh",),
+    gain=5.0 / 3,
     doc="The hyperbolic tangent.",
 )
 tanh_backward: Elementwise = elementwise(
@@ -899,7 +940,7 @@ def _acosh_slope(x: Any) -> Any:
 acosh = elementwise(
     "acosh",
     lambda x: ex.acosh(x),
-    vjp=lambda g, out, x: (g * _acosh_slope(x),),
+    vjp=lambda g, _out, x: (g * _acosh_slope(x),),
     aliases=("arccosh",),
     promotion="float",
     domain=(1.1, 9.0),
@@ -1009,6 +1050,7 @@ _round = elementwise(
     dtypes=NUMERIC,
     torch="round",
     function_in=(),
+    onnx="Round",
     doc="Rounded to the nearest integer, halves to the even one.",
 )
 _round_fraction = elementwise(
@@ -1037,6 +1079,8 @@ _round_multiple = elementwise(
     inplace_functions=("torch.round_",),
     foreach=True,
     also=("special.round",),
+    aten=("round",),
+    overlap="whole",
 )
 def round(input: Any, *, decimals: int | None = None) -> Any:
     """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
@@ -1061,6 +1105,7 @@ eq = elementwise(
     promotion="bool",
     inplace=True,
     operator="eq",
+    direct=("eq.Scalar", "eq.Tensor"),
     doc="input == other.",
 )
 ne: Elementwise = elementwise(
@@ -1071,6 +1116,7 @@ ne: Elementwise = elementwise(
     inplace=True,
     operator="ne",
     asks=("__ne__",),
+    direct=("ne.Scalar", "ne.Tensor"),
     doc="input != other.",
 )
 lt = elementwise(
@@ -1082,6 +1128,7 @@ lt = elementwise(
     inplace=True,
     operator="lt",
     asks=("__lt__",),
+    direct=("lt.Scalar", "lt.Tensor"),
     doc="input < other.",
 )
 le = elementwise(
@@ -1092,6 +1139,7 @@ le = elementwise(
     inplace=True,
     operator="le",
     asks=("__le__",),
+    direct=("le.Scalar", "le.Tensor"),
     doc="input <= other.",
 )
 gt = elementwise(
@@ -1102,6 +1150,8 @@ gt = elementwise(
     inplace=True,
     operator="gt",
     asks=("__gt__",),
+    direct=("gt.Scalar", "gt.Tensor"),
+    onnx="Greater",
     doc="input > other.",
 )
 ge = elementwise(
@@ -1112,6 +1162,8 @@ ge = elementwise(
     inplace=True,
     operator="ge",
     asks=("__ge__",),
+    direct=("ge.Scalar", "ge.Tensor"),
+    onnx="GreaterOrEqual",
     doc="input >= other.",
 )
 isnan = elementwise("isnan", is_nan, promotion="bool", doc="Whether input is NaN.")
@@ -1135,7 +1187,7 @@ isreal = elementwise(
 )
 
 
-@composite(differentiable=False)
+@composite(differentiable=False, aten=("isclose",))
 def isclose(
     input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
@@ -1197,6 +1249,7 @@ bitwise_and = elementwise(
     numbers_for="both",
     operator="and",
     asks=("__rand__",),
+    direct=("bitwise_and.Tensor",),
     doc="The bits set in both.",
 )
 bitwise_or = elementwise(
@@ -1206,6 +1259,7 @@ bitwise_or = elementwise(
     numbers_for="both",
     operator="or",
     asks=("__ror__",),
+    direct=("bitwise_or.Tensor",),
     doc="The bits set in one.",
 )
 bitwise_xor = elementwise(
@@ -1223,6 +1277,7 @@ bitwise_not = elementwise(
     dtypes=BITS,
     out="exact",
     operator="invert",
+    direct=("bitwise_not",),
     doc="All bits inverted.",
 )
 
@@ -1264,7 +1319,7 @@ _where: Elementwise = elementwise(
     "_where",
     lambda condition, x, y: ex.where(truth(condition), x, y),
     tensors=("condition", "input", "other"),
-    vjp=lambda g, out, condition, x, y: (
+    vjp=lambda g, _out, condition, _x, _y: (
         None,
         _where(condition, g, 0.0),
         _where(condition, 0.0, g),
@@ -1291,6 +1346,8 @@ def check_mask(name: str, mask: Any) -> None:
     # As a method, input comes first: Tensor.where(condition, other).
     function_in=("torch",),
     example=Example(("b", (3, 5), (5,))),
+    aten=("where",),
+    overlap="whole",
 )
 def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
@@ -1306,7 +1363,12 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     return _where(condition, input, other)
 
 
-@composite(inplace=True, gradient_name="MaskedFillBackward0")
+@composite(
+    inplace=True,
+    gradient_name="MaskedFillBackward0",
+    direct=("masked_fill.Scalar", "masked_fill.Tensor"),
+    aten=("masked_fill",),
+)
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
     check_mask("masked_fill", mask)
@@ -1344,6 +1406,8 @@ maximum = elementwise(
     inplace=False,
     numbers_for="none",
     foreach=True,
+    direct=("maximum",),
+    onnx="Max",
     doc="The larger one; NaN if one is NaN. Ties share the gradient.",
 )
 minimum = elementwise(
@@ -1352,6 +1416,8 @@ minimum = elementwise(
     inplace=False,
     numbers_for="none",
     foreach=True,
+    direct=("minimum",),
+    onnx="Min",
     doc="The smaller one; NaN if one is NaN. Ties share the gradient.",
 )
 fmax = elementwise(
@@ -1401,6 +1467,7 @@ clamp_min = elementwise(
     numbers_fit=True,
     inplace_functions=("torch.clamp_min_",),
     foreach=True,
+    onnx="Max",
     doc="input, or min where it is less. At the bound the gradient goes to input.",
 )
 clamp_max = elementwise(
@@ -1413,6 +1480,7 @@ clamp_max = elementwise(
     numbers_fit=True,
     inplace_functions=("torch.clamp_max_",),
     foreach=True,
+    onnx="Min",
     doc="input, or max where it is more. At the bound the gradient goes to input.",
 )
 _clamp = elementwise(
@@ -1435,6 +1503,8 @@ _clamp = elementwise(
     samples=(((-1.0, 1.0), {}), ((), {"min": 0.5}), ((), {"max": 0.5}), ((1.0, -1.0), {})),
     out="cast",
     inplace_functions=("torch.clamp_", "torch.clip_"),
+    aten=("clamp",),
+    overlap="whole",
 )
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
@@ -1461,7 +1531,9 @@ _nan_to_num = elementwise(
 )
 
 
-@composite(inplace=True, inplace_functions=("torch.nan_to_num_",))
+@composite(
+    inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
+)
 def nan_to_num(
     input: Any,
     nan: float | None = None,
@@ -1508,13 +1580,16 @@ heaviside = elementwise(
 sigmoid: Elementwise = elementwise(
     "sigmoid",
     logistic,
-    vjp=lambda g, out, x: (sigmoid_backward(g, out),),
+    vjp=lambda g, out, _x: (sigmoid_backward(g, out),),
     promotion="float",
     function_in=EVERYWHERE,
     domain=(-100.0, 100.0),
     inplace_functions=("torch.sigmoid_",),
     foreach=True,
     also=("special.expit",),
+    direct=("sigmoid",),
+    gain=1.0,
+    onnx="Sigmoid",
     doc="1 / (1 + exp(-input)).",
 )
 sigmoid_backward: Elementwise = elementwise(
@@ -1538,7 +1613,7 @@ def _logit_formula(x: Expr) -> Expr:
 _logit = elementwise(
     "_logit",
     _logit_formula,
-    vjp=lambda g, out, x: (_logit_backward(g, x),),
+    vjp=lambda g, _out, x: (_logit_backward(g, x),),
     promotion="float",
     torch="logit",
     function_in=(),
@@ -1578,6 +1653,9 @@ _logit_clamped = elementwise(
     out="cast",
     inplace_functions=("torch.logit_",),
     also=("special.logit",),
+    layout=of_operands,
+    aten=("logit",),
+    overlap="whole",
 )
 def logit(input: Any, eps: float | None = None) -> Any:
     """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
@@ -1591,6 +1669,7 @@ erf = elementwise(
     inplace_functions=("torch.erf_",),
     foreach=True,
     also=("special.erf",),
+    direct=("erf",),
     doc="The error function.",
 )
 erfc = elementwise(

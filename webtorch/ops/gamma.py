@@ -54,7 +54,7 @@ def _zeta_formula(x: Expr, q: Expr) -> Expr:
 _zeta: Elementwise = elementwise(
     "_zeta",
     _zeta_formula,
-    vjp=lambda g, out, x, q: (None, -g * x * _zeta(x + 1, q)),
+    vjp=lambda g, _out, x, q: (None, -g * x * _zeta(x + 1, q)),
     promotion="float",
     torch="",
     function_in=(),
@@ -63,7 +63,7 @@ _zeta: Elementwise = elementwise(
 )
 
 
-def _no_derivative(g: Any, out: Any, x: Any, what: str) -> Any:
+def _no_derivative(_g: Any, _out: Any, _x: Any, what: str) -> Any:
     raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
 
 
@@ -91,6 +91,7 @@ def undifferentiable(x: Any, what: str) -> Any:
     domain=(1.1, 6.0),
     out="cast",
     gradient_name="SpecialZetaBackward0",
+    aten=("special_zeta",),
 )
 def zeta(input: Any, other: Any) -> Any:
     """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
@@ -104,7 +105,7 @@ _polygamma: Elementwise = elementwise(
     lambda x, n: (
         ex.where(ex.eq(ex.mod(n, 2), 0), -1.0, ex.const(1.0, x.dtype)) * _zeta_formula(n + 1, x)
     ),
-    vjp=lambda g, out, x, n: (g * _polygamma(x, n + 1) * (n + 1),),
+    vjp=lambda g, _out, x, n: (g * _polygamma(x, n + 1) * (n + 1),),
     tensors=("input",),
     numbers=("n",),
     promotion="float",
@@ -116,7 +117,9 @@ _polygamma: Elementwise = elementwise(
 
 
 # No oracle: the order comes before the tensor.
-@composite(function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast")
+@composite(
+    function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
+)
 def polygamma(n: int, input: Any) -> Any:
     """Return the n-th derivative of digamma."""
     if n < 0:
@@ -206,6 +209,7 @@ def _temme(a: Expr, x: Expr, upper: bool) -> Expr:
 
 def _incomplete(upper: bool) -> Any:
     def formula(a: Expr, x: Expr) -> Expr:
+        """Return the regularised incomplete gamma function: a series, a continued fraction, or Temme's expansion."""
         nan = ex.const(math.nan, a.dtype)
         log_gamma = _log_gamma_positive(ex.where(a > 0, a, 1.0))
         lower, below, above = _igamma_parts(a, x, log_gamma)
@@ -231,7 +235,7 @@ _igamma: Elementwise = elementwise(
     "_igamma",
     _incomplete(False),
     tensors=("input", "other"),
-    vjp=lambda g, out, a, x: (None, _slope(g, a, x)),
+    vjp=lambda g, _out, a, x: (None, _slope(g, a, x)),
     promotion="float",
     torch="",
     function_in=(),
@@ -241,7 +245,7 @@ _igammac: Elementwise = elementwise(
     "_igammac",
     _incomplete(True),
     tensors=("input", "other"),
-    vjp=lambda g, out, a, x: (None, -_slope(g, a, x)),
+    vjp=lambda g, _out, a, x: (None, -_slope(g, a, x)),
     promotion="float",
     torch="",
     function_in=(),
@@ -256,6 +260,7 @@ _igammac: Elementwise = elementwise(
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammainc",),
+    aten=("igamma",),
 )
 def igamma(input: Any, other: Any) -> Any:
     """The regularised lower incomplete gamma function of order `input` at `other`."""
@@ -270,6 +275,7 @@ def igamma(input: Any, other: Any) -> Any:
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammaincc",),
+    aten=("igammac",),
 )
 def igammac(input: Any, other: Any) -> Any:
     """The regularised upper incomplete gamma function of order `input` at `other`."""

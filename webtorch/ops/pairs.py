@@ -156,6 +156,7 @@ def recorded(op: Elementwise, kinds: str, real: bool) -> Elementwise:
         return found
 
     def expr(*inputs: Expr) -> Expr:
+        """Return one part of the form's result."""
         parts = iter(inputs if real else inputs[1:])
         takes_parts = op.name in ("_complex", "_polar")
         values: list[Complex] = []

@@ -34,6 +34,7 @@ def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function with 16-bit floats widened, and round its results."""
         dtypes = [getattr(a, "dtype", None) for a in (*args, *kwargs.values())]
         floats = [d for d in dtypes if isinstance(d, DType) and d.kind == "float"]
         if not floats or not all(map(is_short, floats)):
@@ -41,6 +42,7 @@ def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
         dtype = functools.reduce(promote_types, floats)
 
         def wide(x: Any) -> Any:
+            """Return a 16-bit float tensor in float32, others as they are."""
             return widened(x) if isinstance(getattr(x, "dtype", None), DType) else x
 
         out = function(*[wide(a) for a in args], **{n: wide(a) for n, a in kwargs.items()})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, DType, int32, uint32
@@ -17,8 +18,8 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.record import Elementwise, Op, register
 
 
-def _primitive(name: str, signature: str, doc: str) -> Op:
-    op = Op(name=name, family="composite", signature=signature, doc=doc, function_in=())
+def _primitive(name: str, signature: str, doc: str, **fields: Any) -> Op:
+    op = Op(name=name, family="composite", signature=signature, doc=doc, function_in=(), **fields)
     register(op)
     return op
 
@@ -111,7 +112,10 @@ sort_places = _primitive(
     "differentiable.",
 )
 fill = _primitive(
-    "_fill", "(shape, value, dtype, device)", "A new tensor of one value (a runtime argument)."
+    "_fill",
+    "(shape, value, dtype, device)",
+    "A new tensor of one value (a runtime argument).",
+    grows=True,
 )
 empty = _primitive(
     "_empty",
@@ -259,6 +263,7 @@ def _bits(position: Expr, seed: tuple[Expr, Expr], offset: tuple[Expr, Expr], la
 
 def _uniform(bits: int, compute: DType) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        """Return a uniform number in [0, 1) for a position."""
         random = _bits(position, (seed0, seed1), (low, high), 0)
         return ex.cast(ex.shr(random, 32 - bits), compute) * 2.0**-bits
 
@@ -267,6 +272,7 @@ def _uniform(bits: int, compute: DType) -> Callable[..., Expr]:
 
 def _normal(compute: DType) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        """Return a normal number for a position, by the method of Box and Muller."""
         # Box and Muller, 1958. The first number is in (0, 1], so that its logarithm is finite.
         first, second = (
             ex.shr(_bits(position, (seed0, seed1), (low, high), lane), 8) for lane in (0, 1)
@@ -283,6 +289,7 @@ def _integer_bits(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Exp
 
 def _word(lane: int) -> Callable[..., Expr]:
     def formula(position: Expr, seed0: Expr, seed1: Expr, low: Expr, high: Expr) -> Expr:
+        """Return 32 random bits for a position."""
         bits = _bits(position, (seed0, seed1), (low, high), lane)
         return ex.bitcast(bits ^ ex.const(1 << 31, uint32), int32)
 

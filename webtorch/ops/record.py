@@ -8,7 +8,6 @@ tensors work.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import re
 from collections import namedtuple
@@ -20,6 +19,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
 from webtorch.ops.derive import derivative
+from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 
 # Types that PyTorch's kernels leave out, in groups.
@@ -69,8 +69,9 @@ WHOLE = Autocast("whole", "whole")
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
 # and bool or uint8.
 OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
-# Whether an `out=` may share memory with the operands: "allowed"; "refused".
-Overlap = Literal["allowed", "refused"]
+# What memory an `out=` may share with the operands: "any"; "whole", that of an operand, but no part of it;
+# "first", that of the first one, and no part of others; "none".
+Overlap = Literal["any", "whole", "first", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Op:
     out: OutRule | Callable[..., OutRule] = "exact"
     # Whether the function in nn.functional takes `out=` too, as those in torch and its libraries do.
     takes_out: bool = False
-    overlap: Overlap = "allowed"
+    overlap: Overlap = "any"
     # The in-place forms that PyTorch has as functions too: "torch.relu_".
     inplace_functions: tuple[str, ...] = ()
     # Where PyTorch has it too, under another name or in another library: "special.expit".
@@ -150,6 +151,29 @@ class Op:
     operator: str = ""
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
+    # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
+    # is that of its name. Those that the rules here hold for too, with arguments of their own.
+    aten: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    # Operators of these that have a kernel though PyTorch could make them of others: "add.Tensor". Operators that are
+    # many operations here: called again with the same shapes they are recorded without their Python.
+    direct: tuple[str, ...] = ()
+    remembered: tuple[str, ...] = ()
+    # Whether it is the operator of its name in PyTorch's graphs; in eager code PyTorch composes that, or makes a view.
+    traced: bool = False
+    # How the result lies in memory, as the operator's in PyTorch; None: row-major.
+    layout: Layout | None = None
+    # Operators that change sizes and strides only: the device has PyTorch's CPU kernels, which never look at the data.
+    geometry: tuple[str, ...] = ()
+    # Operators of the PyTorch device that PyTorch's LAPACK computes: factorisations have no kernel on WebGPU.
+    lapack: tuple[str, ...] = ()
+    # Its operator in ONNX; a reduction's function in NumPy, an oracle that users of a broken device have too.
+    onnx: str = ""
+    numpy: str = ""
+    # By how much weights before an activation grow, to make up for what it shrinks.
+    gain: float | None = None
+    # Whether the result may be far larger than the operands: a file of ONNX holds these, not the result.
+    grows: bool = False
     # Whether tensors are made of what is none: a mode of functions is asked, no class.
     factory: bool = False
     # The name that PyTorch shows for the gradient function, or a function of the call's arguments that gives it.
@@ -159,6 +183,8 @@ class Op:
     # where a result was not used) and for out.
     outputs: int = 1
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
+    # A composite as it is written, without what `function` is wrapped with.
+    written: Any = field(default=None, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -188,6 +214,8 @@ class Elementwise(Op):
     defaults: dict[str, Scalar] = field(default_factory=dict)
     promotion: Promotion = "same"
     out: OutRule | Callable[..., OutRule] = "cast"
+    overlap: Overlap = "whole"
+    layout: Layout | None = of_operands
     gradient_name: str = ""
     # Which operands of a function of two may be numbers; of operators both may.
     numbers_for: Literal["none", "other", "both"] = "other"
@@ -243,38 +271,17 @@ class Elementwise(Op):
 
 
 def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
-    """Return which of `names`, given in the order of the rule's positional parameters, the rule's
-    code reads.
+    """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
+    others that it does not, by a name that begins with an underscore.
     """
-    code = rule.__code__
+    code = inspect.unwrap(rule).__code__
     parameters = code.co_varnames[: code.co_argcount]
-    loaded: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith("LOAD_"):
-            # Newer Pythons load two variables in one instruction.
-            names_loaded = (
-                instruction.argval
-                if isinstance(instruction.argval, tuple)
-                else (instruction.argval,)
-            )
-            loaded.update(n for n in names_loaded if isinstance(n, str))
-    used = {name for name, parameter in zip(names, parameters, strict=False) if parameter in loaded}
-    if code.co_flags & inspect.CO_VARARGS:
+    used = {n for n, p in zip(names, parameters, strict=False) if not p.startswith("_")}
+    if code.co_flags & inspect.CO_VARARGS and not code.co_varnames[code.co_argcount].startswith(
+        "_"
+    ):
         used.update(names[code.co_argcount :])
     return frozenset(used)
-
-
-@dataclass(slots=True, eq=False)
-class Reduction(Op):
-    """A reduction over dims: `combine` of `before(x)`, then `after(result, count)`."""
-
-    combine: str = "sum"
-    promotion: Promotion = "same"
-    # Whether integer and bool inputs give int64 (sum, prod).
-    widen: bool = False
-    # Value over no elements; None: an error, as PyTorch raises.
-    identity: Scalar | None = 0
-    many_dims: bool = True
 
 
 TABLE: dict[str, Op] = {}
@@ -350,20 +357,6 @@ def elementwise(
     return op
 
 
-def reduction(name: str, combine: str, *, doc: str, **fields: Any) -> Reduction:
-    """Declare a reduction."""
-    many = fields.get("many_dims", True)
-    widen = fields.get("widen", False)
-    dtype = ", *, dtype=None" if widen else ""
-    op = Reduction(
-        name=name, family="reduce", signature=f"(input, dim=None, keepdim=False{dtype})", doc=doc, combine=combine,
-        torch=fields.pop("torch", name), **fields,
-    )  # fmt: skip
-    assert many or not fields.get("widen")
-    register(op)
-    return op
-
-
 def composite(
     *,
     doc: str | None = None,
@@ -392,6 +385,7 @@ def composite(
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
+        op.written = inspect.unwrap(function)
         return register(op)
 
     return declare

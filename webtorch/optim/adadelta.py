@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adadelta"]
@@ -37,11 +37,6 @@ class Adadelta(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options; `rho` is the part of the averages that stays at each step."""
-        check_lr(lr)
-        if not 0.0 <= rho <= 1.0:
-            raise ValueError(f"Invalid rho value: {rho}")
-        check_at_least_zero("epsilon value", eps)
-        check_at_least_zero("weight_decay value", weight_decay)
         defaults = {
             "lr": lr,
             "rho": rho,
@@ -52,8 +47,10 @@ class Adadelta(Optimizer):
             "foreach": foreach,
             "differentiable": differentiable,
         }
+        check_options(defaults, "eps", "weight_decay")
+        if not 0.0 <= rho <= 1.0:
+            raise ValueError(f"Invalid rho value: {rho}")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Optimizer, check_flags, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adagrad"]
@@ -31,11 +31,6 @@ class Adagrad(Optimizer):
         fused: bool | None = None,
     ) -> None:
         """Take the options; step n's learning rate is lr / (1 + (n - 1) * lr_decay)."""
-        check_lr(lr)
-        check_at_least_zero("lr_decay value", lr_decay)
-        check_at_least_zero("weight_decay value", weight_decay)
-        check_at_least_zero("initial_accumulator_value value", initial_accumulator_value)
-        check_at_least_zero("epsilon value", eps)
         defaults = {
             "lr": lr,
             "lr_decay": lr_decay,
@@ -47,8 +42,9 @@ class Adagrad(Optimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
+        check_options(defaults, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
         super().__init__(params, defaults)
-        check_flags(foreach, fused, differentiable)
+        check_flags(defaults)
         for group in self.param_groups:
             self._start(group["params"])
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.ops.optimize import adam_step, square_average
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_options
 from webtorch.tensors.calls import write_result
 from webtorch.tensors.tensor import Tensor
 
@@ -17,13 +17,6 @@ __all__ = ["Adam", "AdamW"]
 def log_beta(position: int) -> Any:
     """Return the function of a group that gives log(beta), finite for beta = 0 too."""
     return lambda group: math.log(max(float(group["betas"][position]), 1e-37))
-
-
-def check_betas(betas: Any) -> None:
-    """Raise ValueError unless both are at least 0 and under 1."""
-    for position in (0, 1):
-        if not 0.0 <= betas[position] < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {position}: {betas[position]}")
 
 
 class Adam(Optimizer):
@@ -60,21 +53,6 @@ class Adam(Optimizer):
         decoupled_weight_decay: bool = False,
     ) -> None:
         """Take the options; `decoupled_weight_decay` makes it AdamW."""
-        check_lr(lr)
-        if isinstance(lr, Tensor) and foreach and not capturable:
-            raise ValueError(
-                "lr as a Tensor is not supported for capturable=False and foreach=True"
-            )
-        check_at_least_zero("epsilon value", eps)
-        check_betas(betas)
-        check_at_least_zero("weight_decay value", weight_decay)
-        if {isinstance(betas[0], Tensor), isinstance(betas[1], Tensor)} == {True, False}:
-            raise ValueError("betas must be either both floats or both Tensors")
-        for number, beta in enumerate(betas):
-            if isinstance(beta, Tensor) and foreach and not capturable:
-                raise ValueError(
-                    f"betas[{number}] as a Tensor is not supported for capturable=False and foreach=True"
-                )
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -88,8 +66,20 @@ class Adam(Optimizer):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
+        check_options(defaults, "eps", "betas", "weight_decay")
+        if isinstance(lr, Tensor) and foreach and not capturable:
+            raise ValueError(
+                "lr as a Tensor is not supported for capturable=False and foreach=True"
+            )
+        if {isinstance(betas[0], Tensor), isinstance(betas[1], Tensor)} == {True, False}:
+            raise ValueError("betas must be either both floats or both Tensors")
+        for number, beta in enumerate(betas):
+            if isinstance(beta, Tensor) and foreach and not capturable:
+                raise ValueError(
+                    f"betas[{number}] as a Tensor is not supported for capturable=False and foreach=True"
+                )
         super().__init__(params, defaults)
-        check_flags(foreach, fused, differentiable)
+        check_flags(defaults)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.adam import check_betas, log_beta
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.adam import log_beta
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adamax"]
@@ -40,10 +40,6 @@ class Adamax(Optimizer):
         capturable: bool = False,
     ) -> None:
         """Take the options."""
-        check_lr(lr)
-        check_at_least_zero("epsilon value", eps)
-        check_betas(betas)
-        check_at_least_zero("weight_decay value", weight_decay)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -54,8 +50,8 @@ class Adamax(Optimizer):
             "differentiable": differentiable,
             "capturable": capturable,
         }
+        check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["ASGD"]
@@ -39,8 +39,6 @@ class ASGD(Optimizer):
         capturable: bool = False,
     ) -> None:
         """Take the options; step n + 1 has the rate lr / (1 + lambd * lr * n) ** alpha."""
-        check_lr(lr)
-        check_at_least_zero("weight_decay value", weight_decay)
         defaults = {
             "lr": lr,
             "lambd": lambd,
@@ -52,8 +50,8 @@ class ASGD(Optimizer):
             "differentiable": differentiable,
             "capturable": capturable,
         }
+        check_options(defaults, "weight_decay")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""

@@ -94,6 +94,7 @@ class LBFGS(Optimizer):
         start = [param.detach().clone() for param in self._params]
 
         def at(t: float) -> tuple[float, Tensor]:
+            """Return loss and gradient at `t` along the direction; the parameters are put back."""
             self._move(t, direction)
             loss, grad = closure(), self._flat_gradient()
             for param, before in zip(self._params, start, strict=True):
@@ -109,6 +110,7 @@ class LBFGS(Optimizer):
         given = closure
 
         def evaluate() -> Any:
+            """Return the closure's loss, with gradients recorded."""
             with webtorch.enable_grad():
                 return given()
 
@@ -243,13 +245,16 @@ def _strong_wolfe(
     """
 
     def point(t: float) -> _Point:
+        """Return loss, gradient and slope at a step length."""
         loss, grad = line(t)
         return _Point(t, loss, grad, float(grad.dot(direction)))
 
     def too_high(p: _Point) -> bool:
+        """Return whether the loss has not fallen enough: Wolfe's first condition fails."""
         return p.loss > start.loss + c1 * p.t * start.slope
 
     def flat(p: _Point) -> bool:
+        """Return whether the slope has flattened enough: Wolfe's second condition."""
         return abs(p.slope) <= -c2 * start.slope
 
     before, here = start, point(t)

@@ -90,6 +90,7 @@ def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        """Do the step; while a capture runs, note it, so that each replay does it again."""
         if not tracing.active or tracing.acting:
             return step(self, *args, **kwargs)
         with tracing.plain_options():
@@ -113,6 +114,7 @@ def _restorer(scheduler: LRScheduler) -> Callable[[], None]:
     states = [(table, dict(table)) for table in tables]
 
     def restore() -> None:
+        """Put the tables back to what they held."""
         for table, state in states:
             table.clear()
             table.update(state)
@@ -289,6 +291,7 @@ def _watch_steps(optimizer: Optimizer) -> None:
 
     @functools.wraps(function)
     def step(*args: Any, **kwargs: Any) -> Any:
+        """Note that the optimizer has stepped, and step."""
         alive = owner()
         assert alive is not None
         alive._opt_called = True  # type: ignore[attr-defined]

@@ -6,8 +6,8 @@ import math
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.adam import check_betas, log_beta
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.adam import log_beta
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["NAdam"]
@@ -47,11 +47,6 @@ class NAdam(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options."""
-        check_lr(lr)
-        check_at_least_zero("epsilon value", eps)
-        check_betas(betas)
-        check_at_least_zero("weight_decay value", weight_decay)
-        check_at_least_zero("momentum_decay value", momentum_decay)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -64,8 +59,8 @@ class NAdam(Optimizer):
             "capturable": capturable,
             "differentiable": differentiable,
         }
+        check_options(defaults, "eps", "betas", "weight_decay", "momentum_decay")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _momentum(self, group: dict[str, Any], step: Tensor) -> Tensor:
         """Return the momentum of the given step."""

@@ -129,6 +129,7 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Call the hooks around the class's own step."""
         if "_optimizer_step_pre_hooks" not in self.__dict__:
             # A wrapper of another optimizer that never called __init__: the step inside has its hooks.
             return step(self, *args, **kwargs)
@@ -668,15 +669,15 @@ def _moved(param: Tensor, value: Any) -> Any:
     return value
 
 
-def check_flags(foreach: bool | None, fused: bool | None, differentiable: bool) -> None:
-    """Raise RuntimeError on the combinations that PyTorch refuses.
+def check_flags(options: Mapping[str, Any]) -> None:
+    """Raise RuntimeError on the combinations of foreach, fused and differentiable that PyTorch refuses.
 
     All three are accepted otherwise, and change nothing but `differentiable`: updates of all
     parameters are always fused by the runtime.
     """
-    if fused and differentiable:
+    if options.get("fused") and options["differentiable"]:
         raise RuntimeError("`fused` does not support `differentiable`")
-    if fused and foreach:
+    if options.get("fused") and options["foreach"]:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
 
 
@@ -691,3 +692,21 @@ def check_lr(lr: Any) -> None:
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     check_at_least_zero("learning rate", lr)
+
+
+def check_options(options: Mapping[str, Any], *names: str) -> None:
+    """Raise ValueError, in PyTorch's words, unless lr and the options of these names may be so.
+
+    betas are at least 0 and under 1; all others at least 0.
+    """
+    check_lr(options["lr"])
+    for name in names:
+        value = options[name]
+        if name == "betas":
+            for position in (0, 1):
+                if not 0.0 <= value[position] < 1.0:
+                    raise ValueError(
+                        f"Invalid beta parameter at index {position}: {value[position]}"
+                    )
+        else:
+            check_at_least_zero("epsilon value" if name == "eps" else f"{name} value", value)

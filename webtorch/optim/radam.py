@@ -6,8 +6,8 @@ import math
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.adam import check_betas, log_beta
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.adam import log_beta
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["RAdam"]
@@ -59,10 +59,6 @@ class RAdam(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options."""
-        check_lr(lr)
-        check_at_least_zero("epsilon value", eps)
-        check_betas(betas)
-        check_at_least_zero("weight_decay value", weight_decay)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -74,8 +70,8 @@ class RAdam(Optimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "differentiable": differentiable,
         }
+        check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _length(self, group: dict[str, Any], step: Tensor) -> Tensor:
         """Return rho, the length of the average of squares: rho_inf - 2 n b^n / (1 - b^n).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["RMSprop"]
@@ -38,11 +38,6 @@ class RMSprop(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options."""
-        check_lr(lr)
-        check_at_least_zero("epsilon value", eps)
-        check_at_least_zero("momentum value", momentum)
-        check_at_least_zero("weight_decay value", weight_decay)
-        check_at_least_zero("alpha value", alpha)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -55,8 +50,8 @@ class RMSprop(Optimizer):
             "maximize": maximize,
             "differentiable": differentiable,
         }
+        check_options(defaults, "eps", "momentum", "weight_decay", "alpha")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""

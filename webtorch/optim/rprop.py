@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Rprop"]
@@ -40,9 +40,6 @@ class Rprop(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options; `lr` is the first step size, `etas` shrink and grow it."""
-        check_lr(lr)
-        if not 0.0 < etas[0] < 1.0 < etas[1]:
-            raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
         defaults = {
             "lr": lr,
             "etas": etas,
@@ -52,8 +49,10 @@ class Rprop(Optimizer):
             "differentiable": differentiable,
             "capturable": capturable,
         }
+        check_options(defaults)
+        if not 0.0 < etas[0] < 1.0 < etas[1]:
+            raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
         super().__init__(params, defaults)
-        check_flags(foreach, None, differentiable)
 
     def _update(self, group: dict[str, Any]) -> None:
         """Change the parameters of one group."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from webtorch.optim.optimizer import Derived, Optimizer, check_at_least_zero, check_flags, check_lr
+from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["SGD"]
@@ -38,12 +38,6 @@ class SGD(Optimizer):
         fused: bool | None = None,
     ) -> None:
         """Take the options; `weight_decay` is an L2 penalty added to the gradient."""
-        check_lr(lr)
-        if momentum < 0.0:
-            raise ValueError(f"Invalid momentum value: {momentum}")
-        check_at_least_zero("weight_decay value", weight_decay)
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -55,8 +49,13 @@ class SGD(Optimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
+        check_options(defaults, "weight_decay")
+        if momentum < 0.0:
+            raise ValueError(f"Invalid momentum value: {momentum}")
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         super().__init__(params, defaults)
-        check_flags(foreach, fused, differentiable)
+        check_flags(defaults)
         if dampening != 0:
             # The first gradient is not dampened: a first step that is taken back leaves no trace of
             # which gradient is the first, so the host must know.

@@ -47,6 +47,7 @@ def get_ema_avg_fn(decay: float = 0.999) -> Average:
 
     @webtorch.no_grad()
     def ema_update(ema_param: Tensor, current_param: Tensor, num_averaged: Any) -> Tensor:
+        """Return `decay` parts of the average and the rest of the new value."""
         return decay * ema_param + (1 - decay) * current_param
 
     return ema_update
@@ -60,6 +61,7 @@ def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAverage:
     def ema_update(
         ema_param_list: Sequence[Tensor], current_param_list: Sequence[Tensor], _: Any
     ) -> None:
+        """Change the averages in place; integers are rounded down, as PyTorch rounds them."""
         for average, current in zip(ema_param_list, current_param_list, strict=True):
             if average.is_floating_point():
                 average.lerp_(current, 1 - decay)
@@ -74,6 +76,7 @@ def get_swa_avg_fn() -> Average:
 
     @webtorch.no_grad()
     def swa_update(averaged_param: Tensor, current_param: Tensor, num_averaged: Any) -> Tensor:
+        """Return the average of `num_averaged` values and one more."""
         return averaged_param + (current_param - averaged_param) / (num_averaged + 1)
 
     return swa_update
@@ -89,6 +92,7 @@ def get_swa_multi_avg_fn() -> MultiAverage:
         current_param_list: Sequence[Tensor],
         num_averaged: Any,
     ) -> None:
+        """Change the averages in place."""
         for average, current in zip(averaged_param_list, current_param_list, strict=True):
             average.copy_(one(average, current, num_averaged))
 
@@ -235,6 +239,7 @@ class SWALR(LRScheduler):
         after = self.anneal_func(max(0, min(1, step / length)))
 
         def next_rate(lr: Any, goal: Any) -> Any:
+            """Return the rate a step further on the way from where annealing began to `goal`."""
             start = goal if before == 1 else (lr - before * goal) / (1 - before)
             return goal * after + start * (1 - after)
 

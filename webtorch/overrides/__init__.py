@@ -69,8 +69,11 @@ def wrap_torch_function(
     """
 
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that asks the dispatcher's arguments first."""
+
         @functools.wraps(func)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            """Ask `__torch_function__` of the relevant arguments, else call the function."""
             relevant = tuple(dispatcher(*args, **kwargs))
             if has_torch_function(relevant):
                 return handle_torch_function(wrapped, relevant, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a profile looks like: a table as text, a page, a trace. Imports the standard library only."""
+"""What a profile looks like: a table as text, a page, a trace. Imports the theme and the standard library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from webtorch.runtime.realize import runtime_named
+from webtorch.theme import style
 
 if TYPE_CHECKING:
     from webtorch.profiler.timeline import Average, profile
@@ -114,8 +115,8 @@ def save(found: profile, path: Path) -> Path:
     title = f"webtorch profile: {', '.join(_device_names(found)) or 'nothing ran'}"
     # No text of a kernel or a path may end the script that it stands in.
     data = json.dumps(_data(found), separators=(",", ":")).replace("<", "\\u003c")
-    page = page.replace("{{title}}", escape(title)).replace("{{data}}", data)
-    path.write_text(page, encoding="utf-8")
+    page = page.replace("{{theme}}", style()).replace("{{title}}", escape(title))
+    path.write_text(page.replace("{{data}}", data), encoding="utf-8")
     return path
 
 

@@ -154,6 +154,7 @@ def _kernel_cost(kernel: Kernel) -> Cost:
     flops = 0
 
     def points(which: frozenset[int]) -> int:
+        """Return how many points these dims of the loops have together."""
         return numel(tuple(sizes[d] for d in which))
 
     for node in ex.walk(*kernel.expressions()):
@@ -195,10 +196,11 @@ class _Collector:
         self.runs: list[Run] = []
 
     def ran(self, run: Run) -> None:
+        """Keep a run."""
         self.runs.append(run)
 
     def compiled(self, *_args: object) -> None:
-        pass
+        """Ignore a compilation."""
 
 
 _MEASURED: dict[tuple[str, DType], Peaks] = {}

@@ -462,6 +462,7 @@ def schedule(
     cycle = wait + warmup + active
 
     def action(step: int) -> ProfilerAction:
+        """Return what the profiler does at a step: nothing, warm up, record, or record and save."""
         if step < skip_first:
             return ProfilerAction.NONE
         step += (wait if skip_first_wait else 0) - skip_first

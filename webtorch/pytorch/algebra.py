@@ -1,6 +1,6 @@
 """Complex numbers, Fourier transforms and linear algebra of aten. Floor 6; imports the engine, not PyTorch.
 
-Factorisations have no kernel on WebGPU: `ON_CPU` lists the operators that PyTorch's LAPACK computes instead. That is
+Factorisations have no kernel on WebGPU: entries name the operators (`lapack`) that PyTorch's LAPACK computes. That is
 a decision for each of them, not a fallback: `torch.webgpu.host_kernel_counts()` tells how often each one ran.
 """
 
@@ -12,35 +12,24 @@ from typing import Any
 
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.dtype import int32
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, conjugate
 from webtorch.pytorch.functions import aten, op
-
-ON_CPU = (
-    "_linalg_svd.U", "_linalg_eigh.eigenvalues", "linalg_eig", "linalg_eig.out", "_linalg_eigvals",
-    "linalg_eigvals.out", "linalg_qr.out", "geqrf", "geqrf.a", "ormqr", "ormqr.out",
-    "linalg_householder_product", "linalg_householder_product.out", "linalg_cholesky_ex.L", "cholesky",
-    "cholesky.out", "_cholesky_solve_helper", "cholesky_inverse", "cholesky_inverse.out", "linalg_lu.out",
-    "linalg_lu_factor_ex.out", "linalg_lu_solve.out", "_linalg_solve_ex.result", "linalg_inv_ex.inverse",
-    "_linalg_det.result", "_linalg_slogdet.sign", "linalg_ldl_factor_ex.out", "linalg_ldl_solve.out",
-    "linalg_lstsq.out", "lu_unpack.out", "triangular_solve.X", "linalg_solve_triangular", "linalg_solve_triangular.out",
-    "linalg_matrix_exp",
-)  # fmt: skip
-
 
 # ---- complex numbers ----------------------------------------------------------------------------
 
 
-@aten("complex")
+@aten("complex", layout=of_operands)
 def _complex(re: Any, im: Any) -> Any:
     return op.complex(re, im)
 
 
-@aten("polar")
+@aten("polar", layout=of_operands)
 def _polar(abs: Any, angle: Any) -> Any:
     return op.polar(abs, angle)
 
 
-@aten("conj_physical")
+@aten("conj_physical", direct=("conj_physical_",))
 def _conj_physical(x: Any) -> Any:
     return op.conj_physical(x)
 

@@ -147,6 +147,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float
     ) -> Any:
+        """Compute the attention, and keep what its gradient reads."""
         keeps = _keeps(query, value)
         out, kept = torch.ops.webgpu.attention(query, key, value, mask, is_causal, scale, keeps)
         needed = out if keeps == "statistics" else None
@@ -157,6 +158,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
+        """Return the gradients of query, key, value and mask."""
         query, key, value, mask, out, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             # To be differentiated again: by PyTorch's composition.

@@ -29,8 +29,9 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import contiguous_strides, is_contiguous, memory_order, numel
 from webtorch.ops import primitive
+from webtorch.ops.layout import channels_last, of_first
 from webtorch.pytorch import hooks, interrupt, profiler
-from webtorch.pytorch.strides import Laid, channels_last, like
+from webtorch.pytorch.strides import Laid
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
@@ -801,7 +802,7 @@ def to_copy(
         return torch.empty(0, dtype=dtype, device=device or x.device)
     shape = tuple(x.shape)
     if memory_format in (None, torch.preserve_format):
-        strides = like(((shape, x.stride()),), shape)
+        strides = of_first(((shape, x.stride()),), shape)
     else:
         strides = _strides(shape, memory_format)
     if device is not None and device.type != "webgpu":

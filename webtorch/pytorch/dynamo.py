@@ -82,6 +82,7 @@ def _count_steps_on_the_device() -> None:
     original = OptimizerVariable._set_capturable
 
     def set_capturable(self: Any, tx: Any) -> None:
+        """Make groups of new parameters on the device capturable."""
         for group in self.value.param_groups:
             params = group.get("params", [])
             new = all(p.is_webgpu and p not in self.value.state for p in params)
@@ -157,6 +158,7 @@ def _boxed(programs: Programs) -> Function:
     """Return a function that takes its arguments as one list, and says so."""
 
     def run(args: list[Any]) -> list[Any]:
+        """Run the programs on the list's tensors."""
         return programs(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

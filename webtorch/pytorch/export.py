@@ -162,6 +162,7 @@ def _callable(
         rest = {k: v for k, v in call.items() if k not in names}
 
         def infer(*args: Any, **kwargs: Any) -> Any:
+            """Call it."""
             return what(*args, **kwargs)
 
         infer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -202,6 +203,7 @@ def _capture(
     versions = before.host_versions()
 
     def run(*_: Any) -> Any:
+        """Call the function, and return its results without their history."""
         return _detached(function(*args, **kwargs))
 
     grads = before.grads()
@@ -281,6 +283,7 @@ class _Before:
         kept = [(s, Storage(s.share(), runtime), s.version) for s in Storage.live(runtime)]
 
         def check(optimizer: Any, *_: Any) -> None:
+            """Raise CaptureError for an optimizer that is not known."""
             if optimizer not in self.optimizers:
                 raise CaptureError(
                     f"export: {name} steps an optimizer ({type(optimizer).__name__}) that is not found from "
@@ -471,6 +474,7 @@ def _add_names(out: Captured, referred: Mapping[str, Any]) -> None:
     taken = {name for name, _ in names.values()}
 
     def add(name: str, x: torch.Tensor) -> None:
+        """Name a tensor's storage, if neither the storage nor the name is taken."""
         if not x.is_webgpu:
             return
         storage: Storage = memory_of(x).typed(bridge.HELD[x.dtype])

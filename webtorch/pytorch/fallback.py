@@ -60,6 +60,7 @@ def on_cpu(op: Any) -> Any:
     name = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Count the call, and compute it on the CPU."""
         check_one_device(op, args, kwargs)
         host_counts[name] += 1
         return run_on_cpu(op, args, kwargs)
@@ -111,6 +112,7 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     copies: dict[int, torch.Tensor] = {}
 
     def down(value: Any, is_write: bool, is_tensor: bool) -> Any:
+        """Return an argument with copies on the CPU; what is written is noted."""
         if isinstance(value, torch.Tensor):
             if value.device.type != "webgpu":
                 return value
@@ -129,6 +131,7 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return torch.tensor(value, device="cpu") if is_tensor and is_number else value
 
     def prepare(argument: Any, value: Any) -> Any:
+        """Return an argument of the operator's schema as the CPU takes it."""
         is_write = argument.alias_info is not None and argument.alias_info.is_write
         return down(value, is_write, str(argument.type) in ("Tensor", "Optional[Tensor]"))
 
@@ -143,6 +146,7 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value.copy_(copy)
 
     def up(value: Any) -> Any:
+        """Return a result on the device; what was written is the argument itself."""
         if isinstance(value, torch.Tensor):
             found = originals.get(id(value))
             return value.to("webgpu") if found is None else found

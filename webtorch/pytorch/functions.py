@@ -12,6 +12,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -22,9 +23,10 @@ from webtorch.functions.resize import resized
 from webtorch.ir.dtype import bool_, float32, int32, int64, uint8
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import numel
+from webtorch.ops.layout import Layout, channels_last_as, columns, of_operands
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, copy, fill, iota
-from webtorch.ops.record import TABLE, Elementwise
+from webtorch.ops.record import TABLE, AutocastRule, Elementwise, Op, OutRule, Overlap
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -32,13 +34,45 @@ FUNCTIONS: dict[str, Function] = {}
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def aten(*names: str) -> Callable[[Function], Function]:
-    """Declare the meaning of the operators `names`."""
+@dataclass(slots=True)
+class Operator:
+    """What a kernel must know of a PyTorch operator beside its meaning: the fields of an entry of the same names."""
+
+    out: OutRule | Callable[..., OutRule] = "cast"
+    overlap: Overlap = "any"
+    layout: Layout | None = None
+
+
+# Operator, without its overload -> what is known of it: the fields of its entry, and what is stated here.
+OPERATORS: dict[str, Operator] = {}
+_STATED: dict[str, dict[str, Any]] = {}
+# Overloads that have a kernel though PyTorch could make them of others; those that are remembered; what autocast
+# does with operators that no entry stands for. See the fields of an entry.
+DIRECT: set[str] = set()
+REMEMBERED: set[str] = set()
+AUTOCAST: dict[str, AutocastRule] = {}
+
+
+def aten(
+    *names: str,
+    direct: tuple[str, ...] = (),
+    remembered: tuple[str, ...] = (),
+    autocast: AutocastRule | None = None,
+    **facts: Any,
+) -> Callable[[Function], Function]:
+    """Declare the meaning of the operators `names`, and what else is to be known of them: see `Operator`."""
+    DIRECT.update(direct)
+    REMEMBERED.update(remembered)
 
     def declare(function: Function) -> Function:
+        """Put the function into FUNCTIONS under each name."""
         for name in names:
             assert name not in FUNCTIONS, f"{name} is declared twice"
             FUNCTIONS[name] = function
+            base = name.partition(".")[0]
+            _STATED.setdefault(base, {}).update(facts)
+            if autocast is not None:
+                AUTOCAST[base] = autocast
         return function
 
     return declare
@@ -59,24 +93,11 @@ class _Table:
 
 op = _Table()
 
-# Composites of the table whose PyTorch operator takes the same arguments in the same order.
-_SAME = (
-    "add sub rsub div pow float_power round where clamp nan_to_num logit gelu masked_fill isclose "
-    "mm bmm addmm addmv baddbmm addbmm dot vdot addr "
-    "argmax argmin cumsum cumprod index_select index_add index_copy index_fill take "
-    "masked_select masked_scatter "
-    "bincount tril triu flip pixel_shuffle pixel_unshuffle roll cat kthvalue isin bucketize searchsorted "
-    "avg_pool1d avg_pool2d avg_pool3d equal trace glu sgn renorm mode histc index_reduce segment_reduce "
-    "nonzero_static frexp igamma igammac nextafter polygamma narrow_copy poisson binomial _standard_gamma "
-    "_standard_gamma_grad _sample_dirichlet _dirichlet_grad"
-)
-# Entries that PyTorch has in torch.special, as composites.
-_SPECIAL = (
-    "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w "
-    "hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p "
-    "shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v "
-    "shifted_chebyshev_polynomial_w zeta"
-)
+
+def operators_of(entry: Op) -> tuple[str, ...]:
+    """Return the names of the operators that an entry stands for, its own first."""
+    own = entry.torch.removeprefix("nn.functional.").removeprefix("Tensor.").replace(".", "_")
+    return tuple(filter(None, (own, *entry.aten, *entry.operators)))
 
 
 def load() -> dict[str, Function]:
@@ -90,10 +111,23 @@ def load() -> dict[str, Function]:
             FUNCTIONS.setdefault(name, entry.function)
             if entry.torch.startswith("special."):
                 FUNCTIONS.setdefault(f"special_{name}", entry.function)
-    for name in _SAME.split():
-        FUNCTIONS.setdefault(name, TABLE[name].function)
-    for name in _SPECIAL.split():
-        FUNCTIONS[f"special_{name}"] = TABLE[name].function
+        for name in entry.aten:
+            FUNCTIONS.setdefault(name, entry.function)
+        DIRECT.update(entry.direct)
+        REMEMBERED.update(entry.remembered)
+    seen: set[str] = set()
+    for name, facts in _STATED.items():
+        OPERATORS[name] = Operator(**facts)
+    # What an entry that users find says counts for more than what one says that it is made of.
+    for entry in sorted(TABLE.values(), key=lambda e: not e.function_in):
+        fields = {"out": entry.out, "overlap": entry.overlap, "layout": entry.layout}
+        for name in operators_of(entry):
+            if name in seen:
+                continue
+            seen.add(name)
+            OPERATORS[name] = Operator(**(fields | _STATED.get(name, {})))
+            if entry.function_in and entry.autocast is not None and entry.autocast.gpu is not None:
+                AUTOCAST.setdefault(name, entry.autocast.gpu)
     return FUNCTIONS
 
 
@@ -105,7 +139,7 @@ def dims_of(dim: Any) -> Any:
 # ---- reductions ---------------------------------------------------------------------------------
 
 
-@aten("sum")
+@aten("sum", direct=("sum.dim_IntList",))
 def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return op.sum(x, dims_of(dim), keepdim, dtype=dtype)
 
@@ -115,7 +149,7 @@ def _nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
     return op.nansum(x, dims_of(dim), keepdim, dtype=dtype)
 
 
-@aten("mean")
+@aten("mean", direct=("mean.dim",), remembered=("mean.dim",))
 def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return op.mean(x, dims_of(dim), keepdim, dtype=dtype)
 
@@ -125,7 +159,7 @@ def _prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) 
     return op.prod(x, dim, keepdim, dtype=dtype)
 
 
-@aten("amax")
+@aten("amax", direct=("amax",))
 def _amax(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return op.amax(x, tuple(dim), keepdim)
 
@@ -197,6 +231,7 @@ def _spread(name: str) -> Function:
     def run(
         x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
     ) -> Any:
+        """Compute it, and warn as PyTorch does."""
         correction = 1 if correction is None else correction
         found = getattr(op, name)(x, dims_of(dim), correction=correction, keepdim=keepdim)
         results = found[0].numel() if isinstance(found, tuple) else found.numel()
@@ -234,17 +269,17 @@ def _logcumsumexp(x: Any, dim: int) -> Any:
     return op.logcumsumexp(x, dim)
 
 
-@aten("_softmax")
+@aten("_softmax", out="exact", direct=("_softmax",), remembered=("_softmax",))
 def _softmax(x: Any, dim: int, half_to_float: bool = False) -> Any:
     return op.softmax(x, dim, dtype=float32 if half_to_float else None)
 
 
-@aten("_log_softmax")
+@aten("_log_softmax", out="exact", direct=("_log_softmax",), remembered=("_log_softmax",))
 def _log_softmax(x: Any, dim: int, half_to_float: bool = False) -> Any:
     return op.log_softmax(x, dim, dtype=float32 if half_to_float else None)
 
 
-@aten("_safe_softmax")
+@aten("_safe_softmax", direct=("_safe_softmax",))
 def _safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
     out = op.softmax(x, dim, dtype=dtype)
     # Rows of nothing but -inf are zeros.
@@ -264,7 +299,7 @@ def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tr
     return tuple(op.topk(x, k, dim, largest, sorted))
 
 
-@aten("nonzero")
+@aten("nonzero", layout=columns)
 def _nonzero(x: Any) -> Any:
     return op.nonzero(x)
 
@@ -313,13 +348,13 @@ def index_tensors(x: Any, indices: Sequence[Any]) -> dict[int, Any]:
     return {d: i for d, i in enumerate(indexing.expand_masks(x._shape, indices)) if i is not None}
 
 
-@aten("index", "_unsafe_index")
+@aten("index", "_unsafe_index", direct=("index.Tensor",))
 def _index(x: Any, indices: Sequence[Any]) -> Any:
     tensors = index_tensors(x, indices)
     return indexing.take_at(x, tensors) if tensors else copy(x)
 
 
-@aten("index_put", "_index_put_impl_", "_unsafe_index_put")
+@aten("index_put", "_index_put_impl_", "_unsafe_index_put", direct=("_index_put_impl_",))
 def _index_put(
     x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
 ) -> Any:
@@ -348,13 +383,13 @@ def _index_put(
     return out
 
 
-@aten("where")
+@aten("where", layout=of_operands)
 def _where(condition: Any, x: Any, y: Any) -> Any:
     # PyTorch still takes conditions of bytes.
     return op.where(cast_to(condition, bool_) if condition.dtype is uint8 else condition, x, y)
 
 
-@aten("gather")
+@aten("gather", direct=("gather",))
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     if not index.numel():
         return fill(index._shape, 0, x.dtype, x.device)
@@ -371,7 +406,13 @@ def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
     return op.scatter_add(x, dim, _whole(index), src)
 
 
-@aten("scatter", "scatter.src", "scatter.src_out", "scatter.value", "scatter.value_out")
+@aten(
+    "scatter",
+    "scatter.src",
+    "scatter.src_out",
+    "scatter.value",
+    "scatter.value_out",
+)
 def _scatter(x: Any, dim: int, index: Any, src: Any = None, value: Any = None) -> Any:
     src = value if src is None else src
     if isinstance(src, (bool, int, float)):
@@ -393,7 +434,7 @@ def _scatter_reduce(
     return op.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
 
 
-@aten("embedding")
+@aten("embedding", direct=("embedding",))
 def _embedding(
     weight: Any,
     indices: Any,
@@ -494,13 +535,13 @@ def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> A
     return out if scale == 1 else out * scale
 
 
-@aten("_prelu_kernel")
+@aten("_prelu_kernel", layout=of_operands)
 def prelu_kernel(x: Any, weight: Any) -> Any:
     """X where positive, else x * weight."""
     return op.where(op.gt(x, 0), x, x * weight)
 
 
-@aten("log_sigmoid_forward")
+@aten("log_sigmoid_forward", out="exact")
 def _log_sigmoid(x: Any) -> Any:
     return op.logsigmoid(x), fill((0,), 0, x.dtype, x.device)
 
@@ -515,7 +556,7 @@ def _clamp_min(x: Any, bound: Any) -> Any:
     return op.maximum(x, bound)
 
 
-@aten("hardtanh")
+@aten("hardtanh", layout=of_operands)
 def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
     if x.dtype is bool_:
         raise DTypeError("Bool inputs not supported for hardtanh: use input.float()")
@@ -547,7 +588,13 @@ def _assert_async(
 # ---- convolutions -------------------------------------------------------------------------------
 
 
-@aten("convolution", "convolution_overrideable")
+@aten(
+    "convolution",
+    "convolution_overrideable",
+    layout=channels_last_as(0, 1),
+    direct=("convolution_overrideable",),
+    remembered=("convolution_overrideable",),
+)
 def convolution(
     x: Any,
     weight: Any,
@@ -563,6 +610,7 @@ def convolution(
     rank = weight.ndim - 2
 
     def sizes(values: Any) -> tuple[int, ...]:
+        """Return one size for each dim."""
         return tuple(values) * rank if len(values) == 1 else tuple(values)
 
     if transposed:
@@ -595,6 +643,7 @@ def max_pool(rank: int) -> Function:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
+        """Return the maxima and their positions."""
         pool = op.max_pool2d if rank == 2 else op.max_pool3d
         return tuple(
             pool(
@@ -623,6 +672,7 @@ def avg_pool(rank: int) -> Function:
         count_include_pad: bool = True,
         divisor: Any = None,
     ) -> Any:
+        """Return the means."""
         pool = op.avg_pool2d if rank == 2 else op.avg_pool3d
         return pool(
             x,
@@ -644,11 +694,11 @@ def _sizes(values: Any, rank: int) -> tuple[int, ...]:
 
 
 for _rank in (2, 3):
-    FUNCTIONS[f"max_pool{_rank}d_with_indices"] = max_pool(_rank)
-    FUNCTIONS[f"avg_pool{_rank}d"] = avg_pool(_rank)
+    aten(f"max_pool{_rank}d_with_indices")(max_pool(_rank))
+    aten(f"avg_pool{_rank}d")(avg_pool(_rank))
 
 
-@aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d")
+@aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d", layout=channels_last_as(0))
 def adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:
     """Average pooling to a given size."""
     return op.adaptive_avg_pool2d(x, _sizes(output_size, 2))
@@ -672,7 +722,7 @@ def adaptive_max_pool3d(x: Any, output_size: Any) -> Any:
     return tuple(op.adaptive_max_pool3d(x, _sizes(output_size, 3), True))
 
 
-@aten("max_unpool2d")
+@aten("max_unpool2d", layout=channels_last_as(0))
 def _max_unpool2d(x: Any, indices: Any, output_size: Any) -> Any:
     return _unpool(x, indices, output_size, 2)
 
@@ -717,11 +767,15 @@ def padding(mode: str) -> Function:
 
 
 for _rank in (1, 2, 3):
-    FUNCTIONS[f"reflection_pad{_rank}d"] = padding("reflect")
-    FUNCTIONS[f"replication_pad{_rank}d"] = padding("replicate")
+    for _name, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+        # Of rows, and of reflected images, PyTorch makes it of the out= form.
+        _made = _rank == 1 or (_rank, _mode) == (2, "reflect")
+        _name = f"{_name}_pad{_rank}d"
+        _layout = None if _rank == 1 else channels_last_as(0)
+        aten(_name, direct=() if _made else (_name,), layout=_layout)(padding(_mode))
 
 
-@aten("constant_pad_nd")
+@aten("constant_pad_nd", layout=channels_last_as(0), direct=("constant_pad_nd",))
 def _constant_pad_nd(x: Any, pad: Any, value: float = 0) -> Any:
     return op.pad(x, tuple(pad), "constant", value)
 
@@ -742,6 +796,7 @@ def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
 
     def run(x: Any, output_size: Any, *rest: Any) -> Any:
+        """Return the resized images."""
         corners, scales = (rest[0], rest[1:]) if has_corners else (False, rest)
         wanted = tuple(output_size)
         # PyTorch leaves out the last arguments where they are None.
@@ -759,7 +814,7 @@ def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
 
 
 for _name, _how in RESIZES.items():
-    FUNCTIONS[_name] = resize(*_how)
+    aten(_name, out="exact")(resize(*_how))
 
 
 # ---- normalisations: PyTorch's operators also return the statistics -----------------------------
@@ -783,7 +838,7 @@ def affine(unit: Any, weight: Any, bias: Any, dtype: Any) -> Any:
     return cast_to(unit, dtype)
 
 
-@aten("native_layer_norm")
+@aten("native_layer_norm", direct=("native_layer_norm",), remembered=("native_layer_norm",))
 def _native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     dims = last_dims("layer_norm", x, shape, weight=weight, bias=bias)
     if not x.numel():
@@ -798,7 +853,12 @@ def per_channel(vector: Any, rank: int) -> Any:
     return None if vector is None else vector.reshape((1, -1) + (1,) * (rank - 2))
 
 
-@aten("native_group_norm")
+@aten(
+    "native_group_norm",
+    layout=channels_last_as(0),
+    direct=("native_group_norm",),
+    remembered=("native_group_norm",),
+)
 def _native_group_norm(
     x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
 ) -> Any:
@@ -853,7 +913,7 @@ def batch_norm(
     return out, mean, rstd, running_mean, running_var
 
 
-@aten("native_batch_norm", "_native_batch_norm_legit")
+@aten("native_batch_norm", "_native_batch_norm_legit", layout=channels_last_as(0))
 def _native_batch_norm(
     x: Any,
     weight: Any,
@@ -882,7 +942,7 @@ def _batch_norm_no_stats(
     return batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
-@aten("_native_batch_norm_legit_functional")
+@aten("_native_batch_norm_legit_functional", layout=channels_last_as(0))
 def _batch_norm_functional(
     x: Any,
     weight: Any,
@@ -901,7 +961,7 @@ def _batch_norm_functional(
     return out, mean, rstd, new_mean, new_var
 
 
-@aten("_native_batch_norm_legit_no_training")
+@aten("_native_batch_norm_legit_no_training", layout=channels_last_as(0))
 def _batch_norm_no_training(
     x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
 ) -> Any:
@@ -909,7 +969,7 @@ def _batch_norm_no_training(
     return out, fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
 
 
-@aten("_batch_norm_with_update")
+@aten("_batch_norm_with_update", layout=channels_last_as(0))
 def _batch_norm_with_update(
     x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
 ) -> Any:
@@ -946,7 +1006,12 @@ def class_weights(x: Any, target: Any, weight: Any, ignore_index: int) -> tuple[
     return safe, op.where(counted, weights, 0.0)
 
 
-@aten("nll_loss_forward", "nll_loss2d_forward")
+@aten(
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    direct=("nll_loss_forward",),
+    remembered=("nll_loss_forward",),
+)
 def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
     safe, weights = class_weights(x, target, weight, ignore_index)
     dim = 1 if x.ndim > 1 else 0
@@ -965,6 +1030,7 @@ def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: in
 
 def _pair(name: str) -> Function:
     def run(x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+        """Return the loss of two tensors; `reduction` is PyTorch's number."""
         return TABLE[name].function(x, y, **_extra(name, numbers), reduction=REDUCTIONS[reduction])
 
     return run

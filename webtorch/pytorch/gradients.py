@@ -13,12 +13,13 @@ from typing import Any
 from webtorch.functions.pooling import max_pool_backward
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import numel
+from webtorch.ops.layout import channels_last_as, of_operands
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.pytorch import functions as f
 from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
-from webtorch.tensors import calls
+from webtorch.tensors import recorders
 from webtorch.tensors.tape import enable_grad, grad
 
 Function = Callable[..., Any]
@@ -51,9 +52,9 @@ def elementwise_slope(
     entry = TABLE[name]
     assert isinstance(entry, Elementwise)
     if entry.vjp is not None:
-        return pullback(lambda x: calls.apply(entry, (x, *tensors[1:]), numbers), (tensors[0],), g)[
-            0
-        ]
+        return pullback(
+            lambda x: recorders.apply(entry, (x, *tensors[1:]), numbers), (tensors[0],), g
+        )[0]
     rule = slope(entry, 0)
     if rule.kind == "zero":
         return fill(tensors[0]._shape, 0, g.dtype, g.device)
@@ -62,7 +63,7 @@ def elementwise_slope(
     if rule.kind == "minus_one":
         return -g
     assert rule.op is not None
-    return calls.apply(
+    return recorders.apply(
         rule.op, [g, *[tensors[i] for i in rule.tensors]], [numbers[i] for i in rule.numbers]
     )
 
@@ -70,7 +71,7 @@ def elementwise_slope(
 # ---- elementwise --------------------------------------------------------------------------------
 
 
-@aten("gelu_backward")
+@aten("gelu_backward", layout=of_operands, direct=("gelu_backward",), remembered=("gelu_backward",))
 def _gelu(g: Any, x: Any, *, approximate: str = "none") -> Any:
     return elementwise_slope("_gelu_tanh" if approximate == "tanh" else "_gelu_erf", g, (x,))
 
@@ -79,9 +80,13 @@ def _plain(name: str) -> Function:
     return lambda g, x, *numbers: elementwise_slope(name, g, (x,), numbers)
 
 
-for _name in ("silu", "mish", "hardsigmoid", "hardswish", "hardshrink"):
-    FUNCTIONS[f"{_name}_backward"] = _plain(_name)
-FUNCTIONS["softplus_backward"] = _plain("softplus")
+_SILU = "silu_backward"
+aten(_SILU, direct=(_SILU,), remembered=(_SILU,), layout=of_operands)(_plain("silu"))
+aten("mish_backward")(_plain("mish"))
+aten("hardsigmoid_backward")(_plain("hardsigmoid"))
+aten("hardswish_backward")(_plain("hardswish"))
+aten("hardshrink_backward")(_plain("hardshrink"))
+aten("softplus_backward")(_plain("softplus"))
 
 
 @aten("softshrink_backward")
@@ -114,17 +119,17 @@ def _prelu(g: Any, x: Any, weight: Any) -> Any:
     return op.where(positive, g, g * weight), op.where(positive, 0.0, g * x)
 
 
-@aten("tanh_backward")
+@aten("tanh_backward", overlap="whole", layout=of_operands, direct=("tanh_backward",))
 def _tanh(g: Any, out: Any) -> Any:
     return op.tanh_backward(g, conjugate(out))
 
 
-@aten("sigmoid_backward")
+@aten("sigmoid_backward", overlap="whole", layout=of_operands, direct=("sigmoid_backward",))
 def _sigmoid(g: Any, out: Any) -> Any:
     return op.sigmoid_backward(g, conjugate(out))
 
 
-@aten("threshold_backward")
+@aten("threshold_backward", overlap="whole", layout=of_operands, direct=("threshold_backward",))
 def _threshold(g: Any, x: Any, threshold: float) -> Any:
     return op.threshold_backward(g, x, threshold)
 
@@ -147,13 +152,21 @@ def _glu(g: Any, x: Any, dim: int) -> Any:
 # ---- softmax ------------------------------------------------------------------------------------
 
 
-@aten("_softmax_backward_data")
+@aten(
+    "_softmax_backward_data",
+    direct=("_softmax_backward_data",),
+    remembered=("_softmax_backward_data",),
+)
 def _softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
     weighted = widened(g) * out
     return cast_to(weighted - out * op.sum(weighted, dim, True), input_dtype)
 
 
-@aten("_log_softmax_backward_data")
+@aten(
+    "_log_softmax_backward_data",
+    direct=("_log_softmax_backward_data",),
+    remembered=("_log_softmax_backward_data",),
+)
 def _log_softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
     wide = widened(g)
     return cast_to(wide - op.exp(out) * op.sum(wide, dim, True), input_dtype)
@@ -173,12 +186,13 @@ def _sums(
     """Return the cotangents of weight and bias."""
 
     def total(x: Any) -> Any:
+        """Return a sum over the normalised dims, in the parameter's dtype and shape."""
         return cast_to((op.sum(x, dims, True) if dims else x).reshape(shape), like.dtype)
 
     return total(g * unit) if mask[1] else None, total(g) if mask[2] else None
 
 
-@aten("native_layer_norm_backward")
+@aten("native_layer_norm_backward", remembered=("native_layer_norm_backward",))
 def _layer_norm(
     g: Any,
     x: Any,
@@ -204,7 +218,11 @@ def _layer_norm(
     return gx, *_sums(wide, unit, outer, tuple(shape), like, mask)
 
 
-@aten("native_group_norm_backward")
+@aten(
+    "native_group_norm_backward",
+    layout=channels_last_as(1),
+    remembered=("native_group_norm_backward",),
+)
 def _group_norm(
     g: Any,
     x: Any,
@@ -249,7 +267,7 @@ def _batch_norm(
     return gx, *_sums(wide, unit, dims, (x._shape[1],), like, mask)
 
 
-@aten("native_batch_norm_backward")
+@aten("native_batch_norm_backward", layout=channels_last_as(1))
 def _native_batch_norm(
     g: Any,
     x: Any,
@@ -267,7 +285,7 @@ def _native_batch_norm(
     return _batch_norm(g, x, weight, running_mean, op.rsqrt(running_var + eps), False, mask)
 
 
-@aten("batch_norm_backward")
+@aten("batch_norm_backward", layout=channels_last_as(1))
 def _batch_norm_with_reserve(
     g: Any,
     x: Any,
@@ -289,7 +307,12 @@ def _batch_norm_with_reserve(
 # ---- convolutions, pooling, resizing ------------------------------------------------------------
 
 
-@aten("convolution_backward_overrideable")
+@aten(
+    "convolution_backward_overrideable",
+    layout=channels_last_as(1, 2),
+    direct=("convolution_backward_overrideable",),
+    remembered=("convolution_backward_overrideable",),
+)
 def _convolution(
     g: Any,
     x: Any,
@@ -303,6 +326,7 @@ def _convolution(
     mask: Sequence[bool],
 ) -> Any:
     def run(a: Any, b: Any) -> Any:
+        """Return the convolution of two operands."""
         return f.convolution(
             a, b, None, stride, padding, dilation, transposed, output_padding, groups
         )
@@ -341,6 +365,7 @@ def _max_pool(rank: int) -> Function:
         ceil_mode: bool,
         indices: Any,
     ) -> Any:
+        """Return the cotangent of the pooled input."""
         # Forward mode passes a tangent for `x`: only `indices` say where the maxima were.
         return max_pool_backward(
             rank, g, x, kernel, stride or None, padding, dilation, ceil_mode, indices
@@ -353,6 +378,7 @@ def to_maxima(rank: int) -> Function:
     """Return what sends cotangents of a pooling's maxima to where `indices` say that they were."""
 
     def run(g: Any, x: Any, indices: Any) -> Any:
+        """Return zeros with the cotangents added where the maxima were."""
         if not g.numel():
             return fill(x._shape, 0, g.dtype, g.device)
         lead = x._shape[:-rank]
@@ -370,12 +396,13 @@ def _avg_pool(rank: int) -> Function:
 
 
 for _rank in (2, 3):
-    FUNCTIONS[f"max_pool{_rank}d_with_indices_backward"] = _max_pool(_rank)
+    _layout = channels_last_as(1) if _rank == 3 else None
+    aten(f"max_pool{_rank}d_with_indices_backward", layout=_layout)(_max_pool(_rank))
     FUNCTIONS[f"avg_pool{_rank}d_backward"] = _avg_pool(_rank)
     FUNCTIONS[f"adaptive_max_pool{_rank}d_backward"] = to_maxima(_rank)
 
 
-@aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward")
+@aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward", layout=channels_last_as(1))
 def _adaptive_avg_pool2d(g: Any, x: Any) -> Any:
     return pullback(lambda y: f.adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
 
@@ -391,14 +418,16 @@ def _padding(mode: str) -> Function:
 
 
 for _rank in (1, 2, 3):
-    FUNCTIONS[f"reflection_pad{_rank}d_backward"] = _padding("reflect")
-    FUNCTIONS[f"replication_pad{_rank}d_backward"] = _padding("replicate")
+    _layout = None if _rank == 1 else channels_last_as(1)
+    aten(f"reflection_pad{_rank}d_backward", layout=_layout)(_padding("reflect"))
+    aten(f"replication_pad{_rank}d_backward", layout=_layout)(_padding("replicate"))
 
 
 def _resize(name: str) -> Function:
     forward = FUNCTIONS[name]
 
     def run(g: Any, output_size: Any, input_size: Any, *rest: Any) -> Any:
+        """Return the cotangent of the resized input."""
         # Resizing is linear: its gradient does not depend on where it is taken.
         x = fill(tuple(input_size), 0, g.dtype, g.device)
         return pullback(lambda y: forward(y, output_size, *rest), (x,), g)[0]
@@ -413,7 +442,7 @@ for _name in f.RESIZES:
 # ---- indexing, dropout --------------------------------------------------------------------------
 
 
-@aten("embedding_dense_backward")
+@aten("embedding_dense_backward", remembered=("embedding_dense_backward",))
 def _embedding(g: Any, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
     flat = indices.reshape(-1)
     return table_gradient(g.reshape(flat.numel(), -1), flat, count, padding_idx, scale_grad_by_freq)
@@ -437,7 +466,7 @@ def table_gradient(
     return scatter(zeros, [indices], rows, "add", "embedding")
 
 
-@aten("native_dropout_backward")
+@aten("native_dropout_backward", layout=of_operands)
 def _dropout(g: Any, mask: Any, scale: float) -> Any:
     return op.where(mask, g * scale, 0.0)
 
@@ -451,7 +480,7 @@ def _unfold(g: Any, sizes: Sequence[int], dim: int, size: int, step: int) -> Any
 # ---- losses -------------------------------------------------------------------------------------
 
 
-@aten("nll_loss_backward", "nll_loss2d_backward")
+@aten("nll_loss_backward", "nll_loss2d_backward", remembered=("nll_loss_backward",))
 def _nll_loss(
     g: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
 ) -> Any:
@@ -473,6 +502,7 @@ def _pair(name: str) -> Function:
     forward = FUNCTIONS[name]
 
     def run(g: Any, x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+        """Return the cotangent of the first operand."""
         # The second derivative asks for this with one g for each element, whatever the reduction.
         each = g / numel(x._shape) if reduction == 1 and x.numel() else g
         return pullback(lambda z: forward(z, y, 0, *numbers), (x,), op.expand(each, x._shape))[0]

@@ -31,6 +31,7 @@ def graph(*names: str) -> Callable[[Function], Function]:
     """Declare the meaning of operators that only graphs contain: views and creation."""
 
     def declare(function: Function) -> Function:
+        """Put the function into GRAPH under each name."""
         GRAPH.update(dict.fromkeys(names, function))
         return function
 
@@ -346,25 +347,6 @@ def _constrain(size: Any, **options: Any) -> None:
     """Tell the trace what a size may be: nothing to do."""
 
 
-# Operators of graphs that are the table's own functions.
-_SAME = [
-    "transpose",
-    "t",
-    "slice",
-    "select",
-    "unsqueeze",
-    "split_with_sizes",
-    "unbind",
-    "stack",
-    "diagonal",
-    "unfold",
-    "as_strided_scatter",
-    "flip",
-    "roll",
-    "logsumexp",
-]
-
-
 # Their factor is given by position, that of single tensors by its name only.
 _FACTORED = ("_foreach_addcdiv", "_foreach_addcmul")
 
@@ -380,6 +362,7 @@ def _foreach(name: str) -> Function | None:
         return None
 
     def run(*args: Any, **kwargs: Any) -> list[Any]:
+        """Return the results of all elements, as a list."""
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]
         if name in _FACTORED and len(rows) == 4:
@@ -408,8 +391,9 @@ def find_meaning(target: Any) -> Function | None:
     if declared is not None:
         return declared
     found = kernels.meaning(packet, overload)
-    if found is None and packet in _SAME:
-        found = TABLE[packet].function
+    entry = TABLE.get(packet)
+    if found is None and entry is not None and entry.traced:
+        found = entry.function
     if found is None and packet.startswith("_foreach_"):
         found = _foreach(packet)
     return found

@@ -107,7 +107,7 @@ def _groups_of_products(left: Any, right: Any, ends: Any) -> Any:
     return cast_to(total.reshape(groups, m, n), left.dtype)
 
 
-@aten("_grouped_mm")
+@aten("_grouped_mm", direct=("_grouped_mm",))
 def _grouped_mm(
     left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 import webtorch_autoload as autoload
+from webtorch.ops.layout import Form, Forms, Layout, of_operands, suggests_channels_last
 from webtorch.ops.primitive import fill, iota, matmul3
-from webtorch.ops.record import TABLE, Elementwise
+from webtorch.ops.record import TABLE
 from webtorch.pytorch import attention, device, fallback, grouped, optimizer, regions
-from webtorch.pytorch.algebra import ON_CPU
 from webtorch.pytorch.device import (
     CPU,
     TO_TORCH,
@@ -41,10 +41,19 @@ from webtorch.pytorch.device import (
     wrap,
     wrap_memory,
 )
-from webtorch.pytorch.functions import FUNCTIONS, load, op
+from webtorch.pytorch.functions import (
+    AUTOCAST,
+    DIRECT,
+    FUNCTIONS,
+    OPERATORS,
+    REMEMBERED,
+    Operator,
+    load,
+    op,
+)
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.random import source
-from webtorch.pytorch.strides import RULES, Form, Forms, Rule, elementwise, suggests_channels_last
+from webtorch.tensors.autocast import UNSAFE
 from webtorch.tensors.device import device_of
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
@@ -57,127 +66,6 @@ _COMPOSITE = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
 )
-# Operators that PyTorch would compose of others, worse than the table does in one.
-_OWN = {
-    "native_layer_norm",
-    "native_group_norm",
-    "embedding",
-    "constant_pad_nd",
-    "_safe_softmax",
-    "masked_fill.Scalar",
-    "masked_fill.Tensor",
-    "_index_put_impl_",
-    "convolution_overrideable",
-    "convolution_backward_overrideable",
-    "conj_physical_",
-    "mode.values",
-    "_grouped_mm",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "reflection_pad3d",
-    "replication_pad2d",
-    "replication_pad3d",
-}
-# Operators that PyTorch could make of their out= form: the direct form costs one call of Python less.
-_DIRECT_ELEMENTWISE = [
-    "add.Tensor",
-    "sub.Tensor",
-    "mul.Tensor",
-    "div.Tensor",
-    "maximum",
-    "minimum",
-    "neg",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "abs",
-    "pow.Tensor_Scalar",
-    "silu",
-    "eq.Tensor",
-    "eq.Scalar",
-    "ne.Tensor",
-    "ne.Scalar",
-    "lt.Tensor",
-    "lt.Scalar",
-    "le.Tensor",
-    "le.Scalar",
-    "gt.Tensor",
-    "gt.Scalar",
-    "ge.Tensor",
-    "ge.Scalar",
-    "bitwise_and.Tensor",
-    "bitwise_or.Tensor",
-    "bitwise_not",
-    "tanh_backward",
-    "sigmoid_backward",
-    "threshold_backward",
-    "gelu",
-    "gelu_backward",
-    "silu_backward",
-    "erf",
-]
-_DIRECT = [
-    "bmm",
-    "addmm",
-    "sum.dim_IntList",
-    "mean.dim",
-    "_softmax",
-    "_log_softmax",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-    "amax",
-    "gather",
-    "index.Tensor",
-    "cat",
-    "nll_loss_forward",
-    "tril",
-    "triu",
-]
-_OWN.update(_DIRECT_ELEMENTWISE, _DIRECT)
-# Operators that are many operations here: called again with the same shapes they are recorded without their Python.
-_REMEMBERED = {
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "native_group_norm",
-    "native_group_norm_backward",
-    "_softmax",
-    "_softmax_backward_data",
-    "_log_softmax",
-    "_log_softmax_backward_data",
-    "addmm",
-    "nll_loss_forward",
-    "nll_loss_backward",
-    "embedding_dense_backward",
-    "convolution_overrideable",
-    "convolution_backward_overrideable",
-    "mean.dim",
-    "gelu_backward",
-    "silu_backward",
-}
-# Operators whose out= must have the type of the result; others convert to it where PyTorch's rules of casting allow.
-_EXACT = (
-    "abs addbmm addmm addmv amax amin argmax argmin avg_pool2d avg_pool3d baddbmm bmm bucketize ceil conj_physical "
-    "floor frac frexp gather gelu hardshrink heaviside histc index_add index_copy index_reduce index_select isin "
-    "kthvalue linalg_cross linalg_vector_norm log_sigmoid_forward masked_select max min mm mode multinomial "
-    "nan_to_num narrow_copy neg nonzero norm renorm round scatter scatter_add scatter_reduce searchsorted sgn sign "
-    "softplus softshrink sort take topk tril triu trunc where _softmax _log_softmax"
-)
-# Those that compute in the type of out=, unless told.
-_IN_TYPE_OF_OUT = ("sum", "nansum", "prod", "cumsum", "cumprod")
-# Those that refuse an out= that they also read at other places; of the second, at any place.
-_APART = (
-    "add sub div pow float_power round where clamp clamp_min clamp_max nan_to_num logit gelu lerp addcmul addcdiv addr "
-    "nextafter cumsum cumprod logcumsumexp"
-)
-_APART_WHOLLY = "gather index_select masked_select take cat scatter scatter_add"
-# Of these, the operators whose result is their first argument, with other values at some places.
-_INTO_FIRST = {"scatter", "scatter_add"}
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
@@ -223,11 +111,12 @@ def _is_fresh(result: Tensor, operands: Any) -> bool:
 
 
 def _results(
-    found: Any, operands: list[Any], forms: Forms | None = None, rule: Rule | None = None
+    found: Any, operands: list[Any], forms: Forms | None = None, rule: Layout | None = None
 ) -> Any:
     """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
 
     def made(x: Tensor, seen: list[Any]) -> torch.Tensor:
+        """Return one result as a new tensor."""
         strides = None if rule is None or forms is None else rule(forms, x._shape)
         return new_tensor(x, _is_fresh(x, seen), strides)
 
@@ -257,11 +146,16 @@ def _forms(args: Any) -> Forms:
 # ---- the three kinds of kernel ------------------------------------------------------------------
 
 
+def _known(name: str) -> Operator:
+    return OPERATORS.get(name.partition(".")[0], Operator())
+
+
 def _functional(name: str, function: Kernel) -> Kernel:
-    rule = RULES.get(name.partition(".")[0])
-    if rule is elementwise:
+    rule = _known(name).layout
+    if rule is of_operands:
 
         def of_elements(*args: Any, **kwargs: Any) -> Any:
+            """Run an elementwise operator: where all operands are row-major, so is the result."""
             if flag.pressed:
                 check()
             values = []
@@ -290,6 +184,7 @@ def _functional(name: str, function: Kernel) -> Kernel:
         return of_elements
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
         if flag.pressed:
             check()
         values = [operand(a, name) for a in args]
@@ -305,6 +200,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     plain = _inplace(name, function)
 
     def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Write the number to each element of the memory once."""
         strides = self.stride()
         if 0 in strides:
             size = [1 if n and not s else n for n, s in zip(self.shape, strides, strict=True)]
@@ -318,6 +214,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
 
 def _inplace(name: str, function: Kernel) -> Kernel:
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()
         values = [wrap(self), *[operand(a, name) for a in args]]
@@ -345,12 +242,14 @@ def _refuse_overlaps(args: Any, out: torch.Tensor, whole: bool) -> None:
             refuse_overlap(x, out, whole)
 
 
-def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
-    """Raise RuntimeError if a result cannot be put into `out`."""
+def _check_out(
+    name: str, out: torch.Tensor, dtype: Any, known: Operator, values: Sequence[Any] = ()
+) -> None:
+    """Raise RuntimeError if a result of the operands `values` cannot be put into `out`."""
     kind = TO_TORCH[dtype]
     if kind is out.dtype:
         return
-    if exact:
+    if (known.out(*values) if callable(known.out) else known.out) == "exact":
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"
         )
@@ -362,34 +261,31 @@ def _check_out(name: str, out: torch.Tensor, dtype: Any, exact: bool) -> None:
 
 
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
-    base = name.partition(".")[0]
-    exact = base in _EXACT.split()
-    rule = RULES.get(base)
+    known = _known(name)
+    rule, overlap = known.layout, known.overlap
     if len(outs) == 1:
         (target,) = outs
-        typed = base in _IN_TYPE_OF_OUT
-        anywhere = base in _APART_WHOLLY.split()
-        entry = TABLE.get(base.removeprefix("special_"))
-        inplace = not anywhere or base in _INTO_FIRST
-        apart = anywhere or base in _APART.split() or isinstance(entry, Elementwise)
+        typed = known.out == "into"
+        inplace = overlap in ("whole", "first")
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
+            """Run the operator, and write its result to `out`, resized if need be."""
             if flag.pressed:
                 check()
             out = kwargs.pop(target)
             values = [operand(a, name) for a in args]
-            if apart:
+            if overlap != "any":
                 # In place, the tensor that is written is the first argument as well.
                 rest = 1 if inplace and args and args[0] is out else 0
                 held = values[0]._storage if rest else device.memory_of(out).held
                 if held is not None and held in _storages(values[rest:]):
-                    _refuse_overlaps(args[rest:], out, whole=not anywhere)
+                    _refuse_overlaps(args[rest:], out, whole=overlap == "whole")
             if typed and kwargs.get("dtype") is None:
                 kwargs["dtype"] = out.dtype
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
             result = function(*values, **options)
             if TO_WEBTORCH[out.dtype] is not result.dtype:
-                _check_out(name, out, result.dtype, exact)
+                _check_out(name, out, result.dtype, known, values)
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape, rule and rule(_forms(args), result._shape))
             store(out, result, _is_fresh(result, values))
@@ -398,6 +294,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         return kernel
 
     def many(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator, and write its results to the tensors given."""
         if flag.pressed:
             check()
         targets = [kwargs.pop(n) for n in outs]
@@ -407,7 +304,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         for out, result in zip(targets, found, strict=True):
             if out is None or not isinstance(result, Tensor):
                 continue
-            _check_out(name, out, result.dtype, exact)
+            _check_out(name, out, result.dtype, known, values)
             if tuple(out.shape) != result._shape:
                 resize_to(out, result._shape, rule and rule(_forms(args), result._shape))
             store(out, result, _is_fresh(result, values))
@@ -422,6 +319,7 @@ def _index(direct: Kernel) -> Kernel:
     by_out = torch.ops.aten.index.Tensor
 
     def kernel(x: torch.Tensor, indices: Any) -> Any:
+        """Return the indexed elements."""
         given = [i for i in indices if i is not None]
         masked = any(i.dtype in (torch.bool, torch.uint8) for i in given)
         if masked or all(t.is_contiguous() for t in (x, *given)):
@@ -466,7 +364,43 @@ def meaning(packet: str, overload: str) -> Kernel | None:
 
 # ---- kernels with a form of their own -----------------------------------------------------------
 
+# Operators about memory, creation and devices, and those whose kernel looks at PyTorch's tensors itself.
+_KERNELS: dict[str, Kernel] = {}
+# Operators that are written with others of PyTorch.
+_COMPOSITIONS: dict[str, Kernel] = {}
 
+
+def _own(*names: str) -> Callable[[Kernel], Kernel]:
+    """Declare the kernel of these operators."""
+    return functools.partial(_declared, _KERNELS, names)
+
+
+def _composed(*names: str) -> Callable[[Kernel], Kernel]:
+    """Declare what these operators are in terms of others."""
+    return functools.partial(_declared, _COMPOSITIONS, names)
+
+
+def _declared(kernels: dict[str, Kernel], names: tuple[str, ...], kernel: Kernel) -> Kernel:
+    kernels.update(dict.fromkeys(names, kernel))
+    return kernel
+
+
+_own("set_")(device.set_to_nothing)
+_own("set_.source_Storage_storage_offset")(device.set_)
+_own("set_.source_Storage")(
+    lambda x, source: device.set_(x, source, 0, (source.nbytes() // x.element_size(),))
+)
+_own("resize_")(device.resize_)
+_own("_copy_from")(copy_from)
+_own("_to_copy")(device.to_copy)
+_own("_local_scalar_dense")(device.item)
+# Padded batches stay dense: no jagged tensors here.
+_own("_nested_tensor_from_mask_left_aligned")(lambda x, mask: False)
+_own("record_stream")(lambda x, stream: None)
+_own("is_pinned")(lambda x, device=None: False)
+
+
+@_own("arange.start_out")
 def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
     result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=_where())
@@ -475,6 +409,7 @@ def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.
     return out
 
 
+@_own("range.out")
 def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     if step == 0:
         raise RuntimeError("range: step must be nonzero")
@@ -494,6 +429,7 @@ def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
     return out
 
 
+@_own("linspace.out")
 def _linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
     result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=_where())
     return _spaced(out, result)
@@ -507,6 +443,7 @@ def _spaced(out: torch.Tensor, result: Tensor) -> torch.Tensor:
     return out
 
 
+@_own("logspace.out")
 def _logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, out: torch.Tensor
 ) -> torch.Tensor:
@@ -514,6 +451,7 @@ def _logspace(
     return _spaced(out, result)
 
 
+@_own("eye.out", "eye.m_out")
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=_where())
     device.resize_(out, result._shape)
@@ -521,6 +459,7 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@_own("randperm.generator_out")
 def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tensor:
     result = op.randperm(
         n, generator=source(generator, _where()), dtype=webtorch_dtype(out.dtype), device=_where()
@@ -541,6 +480,7 @@ def _triangle_indices(name: str) -> Kernel:
         device: Any = None,
         pin_memory: Any = None,
     ) -> Any:
+        """Return the positions (2, N). Raises NotImplementedError for a dtype that is no integer's."""
         check_device(device)
         kind = webtorch_dtype(dtype or torch.int64)
         if not kind.is_integral:
@@ -553,6 +493,7 @@ def _triangle_indices(name: str) -> Kernel:
 
 def _cumulative(name: str) -> Kernel:
     def kernel(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
+        """Write the running extremes and their positions."""
         found = getattr(op, name)(wrap(x), dim)
         store(values, found[0], fresh=True)
         store(indices, found[1], fresh=True)
@@ -560,6 +501,13 @@ def _cumulative(name: str) -> Kernel:
     return kernel
 
 
+_own("tril_indices")(_triangle_indices("tril_indices"))
+_own("triu_indices")(_triangle_indices("triu_indices"))
+_own("_cummax_helper")(_cumulative("cummax"))
+_own("_cummin_helper")(_cumulative("cummin"))
+
+
+@_own("_amp_foreach_non_finite_check_and_unscale_")
 def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     bad = wrap(found_inf)
     scale = wrap(inv_scale)
@@ -582,6 +530,7 @@ def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
     return Tensor._from_storage(storage, (1, m, n), (0, row, column), offset, whole)
 
 
+@_own("mm")
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`aten::mm`, of which backward passes are made: matrices that need no word said go the shortest way."""
     if flag.pressed:
@@ -607,11 +556,13 @@ def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return tensor_on(found._storage, dtype, (m, n), (n, 1), 0)
 
 
+@_own("_efficientzerotensor")
 def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
     return new_tensor(fill(tuple(size), 0, kind, _where()), fresh=True)
 
 
+@_own("_native_multi_head_attention")
 def _native_attention(
     q: Any,
     k: Any,
@@ -646,6 +597,7 @@ def _native_attention(
     return out, (weights.mean(1) if average else weights) if need_weights else None
 
 
+@_own("_transformer_encoder_layer_fwd")
 def _encoder_layer(
     x: Any,
     width: int,
@@ -672,6 +624,7 @@ def _encoder_layer(
     f = torch.nn.functional
 
     def attend(y: Any) -> Any:
+        """Return the self-attention of y."""
         given = (
             width,
             heads,
@@ -687,13 +640,16 @@ def _encoder_layer(
         return _native_attention(y, y, y, *given)[0]
 
     def inner(y: Any) -> Any:
+        """Return the feedforward part of y."""
         y = f.linear(y, weight_1, bias_1)
         return f.linear(f.gelu(y) if use_gelu else f.relu(y), weight_2, bias_2)
 
     def norm_1(y: Any) -> Any:
+        """Return the first layer norm of y."""
         return f.layer_norm(y, (width,), norm_weight_1, norm_bias_1, eps)
 
     def norm_2(y: Any) -> Any:
+        """Return the second layer norm of y."""
         return f.layer_norm(y, (width,), norm_weight_2, norm_bias_2, eps)
 
     if norm_first:
@@ -703,6 +659,7 @@ def _encoder_layer(
     return norm_2(x + inner(x))
 
 
+@_own("_copy_from_and_resize")
 def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     resize_to(dst, src.shape)
     return copy_from(src, dst)
@@ -719,12 +676,14 @@ def _cell(kind: str) -> Kernel:
     linear, sigmoid, tanh = torch.nn.functional.linear, torch.sigmoid, torch.tanh
 
     def lstm(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        """Return the next hidden and cell state."""
         h, c = hx
         i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         return sigmoid(o) * tanh(c), c
 
     def gru(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        """Return the next hidden state."""
         xr, xz, xn = linear(x, w_ih, b_ih).chunk(3, 1)
         hr, hz, hn = linear(hx, w_hh, b_hh).chunk(3, 1)
         z = sigmoid(xz + hz)
@@ -738,6 +697,7 @@ def _recurrent(name: str) -> Kernel:
     """Return PyTorch's own decomposition of a recurrent layer."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the decomposition."""
         from torch._decomp import decompositions
 
         return getattr(decompositions, name)(*args, **kwargs)
@@ -748,6 +708,7 @@ def _recurrent(name: str) -> Kernel:
 # PyTorch composes these with float64 numbers, which the device does not have; here float32 does it.
 
 
+@_composed("renorm")
 def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
     norm = torch.linalg.vector_norm(x, p, dims, keepdim=True)
@@ -767,6 +728,7 @@ def _bound(x: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     return torch.clamp(scaled, min=atol.unsqueeze(-1) if isinstance(atol, torch.Tensor) else atol)
 
 
+@_own("linalg_pinv.atol_rtol_tensor")
 def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
     if not x.numel():
         return x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2]))
@@ -792,6 +754,7 @@ def _pinv_of(x: Any, atol: Any, rtol: Any, hermitian: bool) -> Any:
     """Return the pseudoinverse by the operator that has PyTorch's derivative; `_pinv` is its kernel."""
 
     def number(value: Any) -> Any:
+        """Return a tolerance as a tensor."""
         if value is None or isinstance(value, torch.Tensor):
             return value
         return torch.full((), value, dtype=x.real.dtype, device=x.device)
@@ -804,6 +767,7 @@ def _into(function: Kernel) -> Kernel:
     """Return the out= form of a composed operator."""
 
     def run(*args: Any, out: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Run the operator, and copy its result to `out`."""
         result = function(*args, **options)
         resize_to(out, result.shape)
         return out.copy_(result)
@@ -815,6 +779,29 @@ def _with_tolerance(x: Any, tol: Any, hermitian: bool = False) -> Any:
     return _matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
 
+_RANK = "linalg_matrix_rank"
+_composed(f"{_RANK}.atol_rtol_float", f"{_RANK}.atol_rtol_tensor")(_matrix_rank)
+_composed(f"{_RANK}.atol_rtol_float_out", f"{_RANK}.atol_rtol_tensor_out")(_into(_matrix_rank))
+_composed(_RANK, f"{_RANK}.tol_tensor")(_with_tolerance)
+_composed(f"{_RANK}.out", f"{_RANK}.out_tol_tensor")(_into(_with_tolerance))
+
+
+@_composed("linalg_pinv", "linalg_pinv.rcond_tensor")
+def _pinv_rcond(x: Any, rcond: Any, hermitian: bool = False) -> Any:
+    return _pinv_of(x, None, rcond, hermitian)
+
+
+@_composed("linalg_pinv.atol_rtol_float")
+def _pinv_tolerances(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    return _pinv_of(x, atol, rtol, hermitian)
+
+
+@_composed("pinverse")
+def _pinverse(x: Any, rcond: Any = 1e-15) -> Any:
+    return _pinv_of(x, None, rcond, False)
+
+
+@_composed("_batch_norm_impl_index")
 def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     """`aten::_batch_norm_impl_index`, where PyTorch takes float64 statistics for an empty batch."""
     operator = torch.ops.aten._batch_norm_impl_index.default
@@ -829,6 +816,7 @@ def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     return out, statistics, statistics.clone(), x.new_empty((0,), dtype=torch.uint8), 0
 
 
+@_composed("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
     """`aten::kaiser_window`, which PyTorch hands to a CPU kernel."""
     kind = options.get("dtype")
@@ -847,37 +835,13 @@ def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: A
     )
 
 
-_COMPOSED: dict[str, Kernel] = {
-    "renorm": _renorm,
-    "linalg_matrix_rank.atol_rtol_float": _matrix_rank,
-    "linalg_matrix_rank.atol_rtol_tensor": _matrix_rank,
-    "linalg_matrix_rank": _with_tolerance,
-    "linalg_matrix_rank.tol_tensor": _with_tolerance,
-    "linalg_matrix_rank.atol_rtol_float_out": _into(_matrix_rank),
-    "linalg_matrix_rank.atol_rtol_tensor_out": _into(_matrix_rank),
-    "linalg_matrix_rank.out": _into(_with_tolerance),
-    "linalg_matrix_rank.out_tol_tensor": _into(_with_tolerance),
-    "linalg_pinv": lambda x, rcond, hermitian=False: _pinv_of(x, None, rcond, hermitian),
-    "linalg_pinv.rcond_tensor": lambda x, rcond, hermitian=False: _pinv_of(
-        x, None, rcond, hermitian
-    ),
-    "linalg_pinv.atol_rtol_float": lambda x, *, atol=None, rtol=None, hermitian=False: _pinv_of(
-        x, atol, rtol, hermitian
-    ),
-    "_batch_norm_impl_index": _batch_norm_index,
-    "kaiser_window": _kaiser,
-    "kaiser_window.periodic": _kaiser,
-    "kaiser_window.beta": _kaiser,
-    "pinverse": lambda x, rcond=1e-15: _pinv_of(x, None, rcond, False),
-}
-
-
 def _flexible() -> None:
     """Let `flex_attention` take the device: what it is composed of runs here."""
     module: Any = importlib.import_module("torch.nn.attention.flex_attention")
     original = module._validate_device
 
     def validate(query: Any, key: Any, value: Any) -> None:
+        """Check operands of other devices as PyTorch does."""
         if query.device.type != "webgpu":
             original(query, key, value)
 
@@ -890,6 +854,7 @@ def _traced_convolutions() -> None:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        """Return the memory format of a convolution's result."""
         found: torch.memory_format = original(x, weight, backend)
         if x.device.type != "webgpu":
             return found
@@ -906,9 +871,11 @@ def _checked_traces() -> None:
     widened: Any = torch.Tensor.double
 
     def double(x: torch.Tensor, **options: Any) -> Any:
+        """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
     def check_trace(*args: Any, **kwargs: Any) -> Any:
+        """Compare the trace, with `double` as above meanwhile."""
         # Not by a mode of functions: traces name the lines that called.
         tensor: Any = torch.Tensor
         tensor.double = double
@@ -928,12 +895,15 @@ class _Reciprocal:
         self.device = scale.device
 
     def double(self) -> _Reciprocal:
+        """Return this."""
         return self
 
     def reciprocal(self) -> _Reciprocal:
+        """Return this."""
         return self
 
     def float(self) -> torch.Tensor:
+        """Return 1 / scale."""
         return self.scale.reciprocal()
 
 
@@ -943,6 +913,7 @@ def _scaling() -> None:
     original = scaler.unscale_
 
     def unscale_(self: Any, optimizer: Any) -> None:
+        """Unscale the gradients with a float32 scale."""
         # One that is not enabled has no scale at all.
         scale = getattr(self, "_scale", None)
         if scale is None or scale.device.type != "webgpu":
@@ -985,17 +956,21 @@ def _packets() -> Iterator[str]:
                 yield packet
 
 
+def _dispatched() -> set[str]:
+    """Return every operator's name. TorchScript has overloads of its own, which the dispatcher does not know."""
+    return set(torch._C._dispatch_get_all_op_names())
+
+
 def _register_meanings(library: Any) -> int:
     count = 0
-    # TorchScript has overloads of its own, which the dispatcher does not know.
-    known = set(torch._C._dispatch_get_all_op_names())
+    known = _dispatched()
     for packet in _packets():
         for overload, operator in _overloads(packet):
             name = packet if overload == "default" else f"{packet}.{overload}"
-            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in _OWN):
+            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in DIRECT):
                 continue
             function = meaning(packet, overload)
-            if function is not None and name in _REMEMBERED:
+            if function is not None and name in REMEMBERED:
                 function = remembered(function)
             if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 f"aten::{name}", "PrivateUse1"
@@ -1005,67 +980,36 @@ def _register_meanings(library: Any) -> int:
     return count
 
 
+# Recurrent layers, and PyTorch's own decompositions of them.
+_RECURRENT = {
+    "lstm.input": "lstm_impl",
+    "lstm.data": "lstm_data_impl",
+    "gru.input": "gru_impl",
+    "gru.data": "gru_impl_data",
+    "rnn_tanh.input": "rnn_tanh_input",
+    "rnn_relu.input": "rnn_relu_input",
+    "rnn_tanh.data": "rnn_tanh_data",
+    "rnn_relu.data": "rnn_relu_data",
+}
+
+
+def _operator(name: str) -> Any:
+    """Return one overload by its name: "mm" or "add.Tensor"."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
 def _register_own(library: Any) -> None:
     """Register what is about memory, geometry, creation and devices rather than arithmetic."""
 
-    def metadata(name: str) -> None:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    for name in [n for entry in TABLE.values() for n in entry.geometry]:
         # No frame of Python runs for a view.
-        kernel = functools.partial(operator._handle.redispatch_boxed, CPU)
-        library.impl(name, kernel, "PrivateUse1")
-
-    # These change sizes and strides only: PyTorch's CPU kernels never look at the data.
-    for name in (
-        "as_strided",
-        "view",
-        "view_as_real",
-        "view_as_complex",
-        "_reshape_alias",
-        "unfold",
-        "set_.source_Tensor",
-        "is_set_to",
-    ):
-        metadata(name)
-    own: dict[str, Kernel] = {
-        "set_": device.set_to_nothing,
-        "set_.source_Storage_storage_offset": device.set_,
-        "set_.source_Storage": lambda x, source: device.set_(
-            x, source, 0, (source.nbytes() // x.element_size(),)
-        ),
-        "resize_": device.resize_,
-        "_copy_from": copy_from,
-        "_copy_from_and_resize": _copy_from_and_resize,
-        "_to_copy": device.to_copy,
-        "linalg_pinv.atol_rtol_tensor": _pinv,
-        "mm": _mm,
-        "_efficientzerotensor": _zero_tensor,
-        "_transformer_encoder_layer_fwd": _encoder_layer,
-        "_native_multi_head_attention": _native_attention,
-        # Padded batches stay dense: no jagged tensors here.
-        "_nested_tensor_from_mask_left_aligned": lambda x, mask: False,
-        "_local_scalar_dense": device.item,
-        "arange.start_out": _arange,
-        "range.out": _range,
-        "linspace.out": _linspace,
-        "logspace.out": _logspace,
-        "eye.out": _eye,
-        "eye.m_out": _eye,
-        "randperm.generator_out": _randperm,
-        "tril_indices": _triangle_indices("tril_indices"),
-        "triu_indices": _triangle_indices("triu_indices"),
-        "_cummax_helper": _cumulative("cummax"),
-        "_cummin_helper": _cumulative("cummin"),
-        "_amp_foreach_non_finite_check_and_unscale_": _unscale,
-        "record_stream": lambda x, stream: None,
-        "is_pinned": lambda x, device=None: False,
-    }
-    for name, kernel in (own | optimizer.KERNELS).items():
+        view = functools.partial(_operator(name)._handle.redispatch_boxed, CPU)
+        library.impl(name, view, "PrivateUse1")
+    for name, kernel in (_KERNELS | optimizer.KERNELS).items():
         library.impl(name, autoload.hide(kernel), "PrivateUse1")
-    for name in ON_CPU:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, autoload.hide(fallback.on_cpu(operator)), "PrivateUse1")
+    for name in [n for entry in TABLE.values() for n in entry.lapack]:
+        library.impl(name, autoload.hide(fallback.on_cpu(_operator(name))), "PrivateUse1")
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
@@ -1074,100 +1018,98 @@ def _register_own(library: Any) -> None:
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
         library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
-        for name, kernel in _COMPOSED.items():
+        for name, kernel in _COMPOSITIONS.items():
             library.impl(name, kernel, key)
-        library.impl("lstm_cell", _cell("lstm"), key)
-        library.impl("gru_cell", _cell("gru"), key)
-        for name, decomposition in (
-            ("lstm.input", "lstm_impl"),
-            ("lstm.data", "lstm_data_impl"),
-            ("gru.input", "gru_impl"),
-            ("gru.data", "gru_impl_data"),
-            ("rnn_tanh.input", "rnn_tanh_input"),
-            ("rnn_relu.input", "rnn_relu_input"),
-            ("rnn_tanh.data", "rnn_tanh_data"),
-            ("rnn_relu.data", "rnn_relu_data"),
-        ):
+        for name, decomposition in _RECURRENT.items():
             library.impl(name, _recurrent(decomposition), key)
+        for name in ("lstm", "gru"):
+            library.impl(f"{name}_cell", _cell(name), key)
+    # Of layers, PyTorch's list for CUDA has the kernels that stand below these.
+    AUTOCAST.update(dict.fromkeys([n.partition(".")[0] for n in _RECURRENT], "lower"))
+    AUTOCAST.update({f"{n}_cell": "lower" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")})
 
 
-# What autocast does on CUDA: products in the low type; what overflows or cancels there in float32.
-_AUTOCAST_LOW = (
-    "mm mv bmm addmm addmv addr baddbmm addbmm chain_matmul linalg_multi_dot linalg_vecdot matmul linear einsum "
-    "prelu convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
-    "conv_transpose3d.input scaled_dot_product_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "lstm.input lstm.data gru.input gru.data rnn_tanh.input rnn_tanh.data rnn_relu.input rnn_relu.data"
-)
-_AUTOCAST_FULL = (
-    "softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod layer_norm group_norm "
-    "norm.Scalar norm.ScalarOpt_dim dist cdist pdist renorm logsumexp cosine_similarity acos asin cosh erfinv exp "
-    "expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar "
-    "nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy_loss "
-    "binary_cross_entropy_with_logits kl_div poisson_nll_loss cosine_embedding_loss hinge_embedding_loss "
-    "margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss"
-)
-# Operands of several floating types, as after a product: the widest of them.
-_AUTOCAST_WIDEST = (
-    "addcdiv addcmul atan2 bilinear cat cross dot vdot grid_sampler index_put scatter_add stack "
-    "tensordot"
-)
+# ---- autocast -----------------------------------------------------------------------------------
+
+
+def _ruled(base: str, known: set[str]) -> list[tuple[str, Any]]:
+    """Return the overloads that autocast looks at: those of PyTorch's own list for CUDA, or all that make tensors."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [(base if o == "default" else f"{base}.{o}", f) for o, f in _overloads(base)]
+    found = [
+        (n, f) for n, f in found if f"aten::{n}" in known and not _names_dims(f) and not _writes(f)
+    ]
+    return [(n, f) for n, f in found if has(f"aten::{n}", "AutocastCUDA")] or found
+
+
+def _names_dims(operator: Any) -> bool:
+    return any("Dimname" in str(a.type) for a in operator._schema.arguments)
+
+
+def _writes(operator: Any) -> bool:
+    return any(
+        a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        cast = value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
+        return value.to(dtype) if cast else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value
+
+
+def _widest_of(values: Any, found: torch.dtype) -> torch.dtype:
+    for v in _tensors(values):
+        if v.is_webgpu and v.dtype is torch.float32:
+            found = torch.float32
+    return found
+
+
+def _under_autocast(operator: Any, rule: str) -> Kernel:
+    """Return what an operator does under autocast: see `AutocastRule`."""
+    names = [a.name for a in operator._schema.arguments]
+    # The result's type is asked for where the operator has a word for it.
+    dtype_at = names.index("dtype") if rule == "fp32_result" and "dtype" in names else None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if rule == "refuse":
+            raise RuntimeError(UNSAFE)
+        guard = torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        )
+        if dtype_at is not None:
+            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
+            if given is None and args[0].is_floating_point():
+                args, kwargs = args[:dtype_at], {**kwargs, "dtype": torch.float32}
+            with guard:
+                return operator(*args, **kwargs)
+        dtype = torch.float32
+        if rule in ("lower", "promote"):
+            dtype = torch.get_autocast_dtype("webgpu")
+        if rule == "promote":
+            dtype = _widest_of((*args, *kwargs.values()), dtype)
+        with guard:
+            return operator(
+                *[_cast(a, dtype) for a in args],
+                **{k: _cast(v, dtype) for k, v in kwargs.items()},
+            )
+
+    return run
 
 
 def _autocast() -> None:
-    """Register what autocast does."""
+    """Register what autocast does: the entries' rules for accelerators."""
     library = torch.library.Library("aten", "IMPL")
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     autoload._libraries.extend((library, everything))
-
-    def cast(value: Any, dtype: torch.dtype) -> Any:
-        if isinstance(value, torch.Tensor):
-            return (
-                value.to(dtype)
-                if value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
-                else value
-            )
-        return (
-            type(value)(cast(v, dtype) for v in value)
-            if isinstance(value, (list, tuple))
-            else value
-        )
-
-    def widest_of(values: Any, found: torch.dtype) -> torch.dtype:
-        for v in values:
-            if isinstance(v, (list, tuple)):
-                found = widest_of(v, found)
-            elif isinstance(v, torch.Tensor) and v.is_webgpu and v.dtype is torch.float32:
-                found = torch.float32
-        return found
-
-    def kernel(operator: Any, kind: str) -> Kernel:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            dtype = torch.float32
-            if kind != "full":
-                dtype = torch.get_autocast_dtype("webgpu")
-            if kind == "widest":
-                dtype = widest_of((*args, *kwargs.values()), dtype)
-            guard = torch._C._ExcludeDispatchKeyGuard(
-                torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-            )
-            with guard:
-                return operator(
-                    *[cast(a, dtype) for a in args],
-                    **{k: cast(v, dtype) for k, v in kwargs.items()},
-                )
-
-        return run
-
-    for names, kind in (
-        (_AUTOCAST_LOW, "low"),
-        (_AUTOCAST_FULL, "full"),
-        (_AUTOCAST_WIDEST, "widest"),
-    ):
-        for name in names.split():
-            packet, _, overload = name.partition(".")
-            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, kernel(operator, kind), "AutocastPrivateUse1")
+    known = _dispatched()
+    for base, rule in AUTOCAST.items():
+        for name, operator in _ruled(base, known) if rule != "whole" else ():
+            library.impl(name, _under_autocast(operator, rule), "AutocastPrivateUse1")
 
 
 def _register() -> None:

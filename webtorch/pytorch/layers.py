@@ -12,7 +12,7 @@ from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ir.dtype import float32, int64
 from webtorch.nn import functional as F
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
-from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op
+from webtorch.pytorch.functions import AUTOCAST, FUNCTIONS, REDUCTIONS, aten, op
 from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
 
 Function = Callable[..., Any]
@@ -170,11 +170,13 @@ def _fractional(rank: int) -> tuple[Function, Function]:
     pool = (F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices)[rank - 2]
 
     def forward(x: Any, kernel: Any, output_size: Any, samples: Any) -> Any:
+        """Return the maxima and their positions."""
         return tuple(pool(x, tuple(kernel), tuple(output_size), None, True, samples))
 
     spread = to_maxima(rank)
 
     def backward(g: Any, x: Any, kernel: Any, output_size: Any, indices: Any) -> Any:
+        """Return the cotangent of the input."""
         return spread(g, x, indices)
 
     return forward, backward
@@ -200,6 +202,7 @@ def _grid_sampler_backward(
     g: Any, x: Any, grid: Any, mode: int, edges: int, align_corners: bool, mask: Sequence[bool]
 ) -> Any:
     def run(a: Any, b: Any) -> Any:
+        """Return the sampled values."""
         return _grid_sampler(a, b, mode, edges, align_corners)
 
     gx, gg = pullback(run, (x, grid), g, mask)
@@ -209,7 +212,7 @@ def _grid_sampler_backward(
 # ---- losses -------------------------------------------------------------------------------------
 
 
-@aten("multi_margin_loss")
+@aten("multi_margin_loss", out="exact", autocast="fp32")
 def _multi_margin(
     x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
 ) -> Any:
@@ -221,6 +224,9 @@ def _multi_margin_backward(
     g: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1
 ) -> Any:
     return pullback(lambda y: _multi_margin(y, target, p, margin, weight, reduction), (x,), g)[0]
+
+
+AUTOCAST["multilabel_margin_loss"] = "fp32"
 
 
 @aten("multilabel_margin_loss_forward")
@@ -238,6 +244,7 @@ def _multilabel_margin(x: Any, target: Any, reduction: int) -> Any:
 @aten("multilabel_margin_loss_backward")
 def _multilabel_margin_backward(g: Any, x: Any, target: Any, reduction: int, is_target: Any) -> Any:
     def run(y: Any) -> Any:
+        """Return the loss."""
         return F.multilabel_margin_loss(y, target, reduction=REDUCTIONS[reduction])
 
     return pullback(run, (x,), g)[0]
@@ -282,6 +289,7 @@ def _ctc_loss_backward(
     zero_infinity: bool = False,
 ) -> Any:
     def run(x: Any) -> Any:
+        """Return the loss of log probabilities."""
         return _ctc_loss(x, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
 
     return pullback(run, (log_probs,), g)[0]
@@ -330,6 +338,7 @@ def _segment_reduce_backward(
     initial: Any = None,
 ) -> Any:
     def run(x: Any) -> Any:
+        """Return the reduced segments."""
         return op.segment_reduce(
             x, reduce, lengths=lengths, offsets=offsets, axis=axis, initial=initial, unsafe=True
         )

@@ -70,6 +70,7 @@ def _adam(decoupled: bool) -> Kernel:
         grad_scale: Any = None,
         found_inf: Any = None,
     ) -> None:
+        """Update all parameters, averages and steps in place."""
         scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
         # log(0) is -inf, and expm1 of that -1: no correction.
         log1, log2 = (math.log(b) if b else -math.inf for b in (beta1, beta2))

@@ -129,6 +129,7 @@ class _Call:
     static: frozenset[int]
 
     def run(self, values: list[Any]) -> None:
+        """Call the operator on values of the slots; keep its result in its own."""
         leaves = [self._value(x, values) if type(x) is _Slot else x for x in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.spec)
         if self.name is not None:
@@ -151,6 +152,7 @@ class _Piece:
     outs: list[int]
 
     def run(self, values: list[Any]) -> None:
+        """Run the program on values of its slots; keep its results in theirs."""
         made = self.programs([values[i] for i in self.inputs])
         for out, value in zip(self.outs, made, strict=True):
             values[out] = value
@@ -291,6 +293,7 @@ class Partition:
         needed: dict[Node, None] = {}
 
         def need(node: Node) -> None:
+            """Note what a node is computed from, inputs first."""
             if node not in needed:
                 if node in inside or _is_number(node):
                     for source in node.all_input_nodes:

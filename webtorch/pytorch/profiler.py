@@ -21,12 +21,14 @@ class _Listener:
     """Makes an event of each kernel of a program that runs."""
 
     def ran(self, run: Run) -> None:
+        """Make an event of each kernel that ran."""
         with torch.profiler.record_function("webgpu: program"):
             for timing in run.times():
                 with torch.profiler.record_function(f"webgpu::{timing.name}"):
                     pass
 
     def compiled(self, program: Program, device: str, started: float, ended: float) -> None:
+        """Make an event of a compilation."""
         with torch.profiler.record_function("webgpu: compiled a program"):
             pass
 
@@ -38,6 +40,7 @@ def install(flush: Callable[[], object]) -> None:
 
     @functools.wraps(start)
     def started(self: Any) -> Any:
+        """Compute what is pending, and listen."""
         flush()
         found = start(self)
         if watch.listener is None:
@@ -46,6 +49,7 @@ def install(flush: Callable[[], object]) -> None:
 
     @functools.wraps(stop)
     def stopped(self: Any, *error: Any) -> Any:
+        """Compute what is pending, and listen no more."""
         if isinstance(watch.listener, _Listener):
             flush()
             watch.listener = None

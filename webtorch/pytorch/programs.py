@@ -336,6 +336,7 @@ class Programs:
         this = weakref.ref(self)
 
         def freed(memory: Any) -> None:
+            """Forget the last inputs when the memory of one is freed."""
             programs = this()
             if programs is not None:
                 programs.last = None
@@ -598,6 +599,7 @@ class Programs:
                 whole[i] = self.sizes.number(i, point, call.args[i])
 
         def run(*tensors: Tensor) -> list[Any]:
+            """Run the graph on inputs of these memories."""
             for i, t, form in zip(self.tensors, tensors, forms):
                 whole[i] = _view_of(t._storage, form)
             numbers = {t._storage: n for n, t in enumerate(tensors)}

@@ -12,10 +12,11 @@ from typing import Any
 
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
 from webtorch.pytorch.device import generator as default
-from webtorch.pytorch.functions import FUNCTIONS, aten, op
+from webtorch.pytorch.functions import aten, op
 
 
 def source(generator: Any, device: Any) -> Any:
@@ -36,14 +37,18 @@ def _overwritten(name: str) -> Any:
     """Return a random operator that overwrites its operand: the table's own, with its checks, on new memory."""
 
     def run(x: Any, *numbers: Any, generator: Any = None) -> Any:
+        """Return new random numbers of the operand's shape and dtype."""
         new = empty(x._shape, x.dtype, x.device)
         return TABLE[name].function(new, *numbers, generator=source(generator, x.device))
 
     return run
 
 
-for _name in ("uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_"):
-    FUNCTIONS[_name] = _overwritten(_name)
+aten("uniform_")(_overwritten("uniform_"))
+aten("exponential_")(_overwritten("exponential_"))
+aten("geometric_")(_overwritten("geometric_"))
+aten("cauchy_")(_overwritten("cauchy_"))
+aten("log_normal_")(_overwritten("log_normal_"))
 
 
 @aten("normal_")
@@ -99,7 +104,7 @@ def _multinomial(x: Any, count: int, replacement: bool = False, *, generator: An
     return op.multinomial(x, count, replacement, generator=source(generator, x.device))
 
 
-@aten("native_dropout")
+@aten("native_dropout", layout=of_operands)
 def _native_dropout(x: Any, p: float, train: bool | None) -> Any:
     if train is False or p == 0:
         return op.clone(x), fill(x._shape, True, bool_, x.device)

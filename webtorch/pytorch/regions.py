@@ -23,6 +23,7 @@ Function = Callable[..., Any]
 
 def _forward(name: str) -> Function:
     def run(*args: Any) -> Any:
+        """Return the operator's results, detached."""
         module = importlib.import_module("webtorch.nn.regions")
         found = getattr(module, name)(*[_plain(a) for a in args])
         return tuple(x.detach() for x in found) if isinstance(found, tuple) else found.detach()
@@ -103,6 +104,7 @@ def _widened(operator: Any) -> Function:
     """What autocast does with torchvision's operators on every device: they compute in float32."""
 
     def run(*args: Any) -> Any:
+        """Compute in float32, and return the first operand's dtype."""
         low = (torch.float16, torch.bfloat16)
         guard = torch._C._ExcludeDispatchKeyGuard(
             torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)

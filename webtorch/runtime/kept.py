@@ -152,6 +152,7 @@ def with_lines(program: Program, graph: Graph) -> Program:
     texts: dict[str, str] = {}
 
     def line(mark: str) -> str:
+        """Return the user's line of a mark."""
         found = texts.get(mark)
         if found is None:
             number = mark.removeprefix("@")

@@ -200,12 +200,8 @@ def freeze(owners: Sequence[Value]) -> Frozen:
             elif kind == "update":
                 read = _read_windows(node, windows.get(node.srcs[0], ()), number)
                 if read:
-                    first = read[0][1]
-                    for view, argument in read:
-                        parts.append(view)
-                        if argument is not None and first is not None:
-                            equal[argument] = first
-                    equal[len(args)] = first
+                    parts += [view for view, _ in read]
+                    equal |= _one_argument([argument for _, argument in read], len(args))
             elif (kind == "take" or kind == "scatter") and node.line is not None:
                 # A bad index is reported with the user's line.
                 code, instruction = node.line
@@ -221,15 +217,20 @@ def freeze(owners: Sequence[Value]) -> Frozen:
             order.append(donor)
             inputs.append(donor)
             parts += (donor.dtype, donor.shape)
-    parts.append(
-        tuple(
-            [
-                (number[o.node], None if d is None else number[d])
-                for o, d in zip(owners, donors, strict=True)
-            ]
-        )
-    )
+    pairs = zip(owners, donors, strict=True)
+    parts.append(tuple([(number[o.node], None if d is None else number[d]) for o, d in pairs]))
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
+
+
+def _one_argument(offsets: Sequence[int | None], update: int) -> dict[int, int | None]:
+    """Return the arguments that stand for the first of the offsets of windows that are read and then written;
+    `update` is that of the write.
+    """
+    first = offsets[0]
+    same: dict[int, int | None] = {}
+    if first is not None:
+        same = {argument: first for argument in offsets if argument is not None}
+    return {**same, update: first}
 
 
 def _read_windows(

@@ -86,9 +86,11 @@ def line_chart(
         x_low, x_high = x_low - 1, x_high + 1
 
     def place_x(x: float) -> float:
+        """Return the horizontal position of a value, in the picture's units."""
         return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
 
     def place_y(y: float) -> float:
+        """Return the vertical position of a value, in the picture's units."""
         if log_y:
             share = math.log(y / y_low) / math.log(y_high / y_low)
         else:

@@ -38,6 +38,7 @@ def missing_names(module: str, place: str) -> Any:
     """Return the `__getattr__` of a module of the public surface: it says what is known of names that are not there."""
 
     def find(name: str) -> Any:
+        """Raise MissingName."""
         raise MissingName(sys.modules[module], place, name)
 
     return find

@@ -130,6 +130,7 @@ def attention(
     needs = [t.requires_grad for t in (query, key, value)]
 
     def rule(g: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of query, key, value and mask."""
         found = [s.unpack() for s in saved]
         if mode.grad or needs_grad((*found[:3], g)):
             # To be differentiated again, backwards or forwards: with products.

@@ -23,6 +23,14 @@ from webtorch.tensors.tensor import Tensor
 
 KINDS = ("cpu", "webgpu")
 LOWER_PRECISION = (bfloat16, float16)
+# PyTorch's words where autocast refuses.
+UNSAFE = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
 
 
 class _State(threading.local):
@@ -212,13 +220,7 @@ def _ruled(
         case "whole":
             return args, kwargs
         case "refuse":
-            raise RuntimeError(
-                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
-                "autocast.\nMany models use a sigmoid layer right before the binary cross entropy "
-                "layer.\nIn this case, combine the two layers using "
-                "torch.nn.functional.binary_cross_entropy_with_logits\nor torch.nn.BCEWithLogitsLoss."
-                "  binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
-            )
+            raise RuntimeError(UNSAFE)
         case "fp32_result":
             given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
             if given is None and tensors and _eligible(tensors[0], kind):

@@ -3,7 +3,7 @@
 A batched tensor is a view of its storage like every tensor, of which some dimensions are not in its
 shape: `_levels` holds (number of the vmap, size, stride) for each. Views, gradients and everything
 written with other operations see the shape of one example and need no rule. What is recorded as a
-node goes through `record_batched` (or the end of `calls.apply`), where the hidden dimensions become
+node goes through `record_batched` (or the end of `recorders.apply`), where the hidden dimensions become
 the first ones of the node's operands.
 
 Numbers of levels are never used twice: a gradient rule that runs after its vmap has ended still
@@ -196,6 +196,7 @@ def _shifted(move: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> Callabl
     def rule(
         inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType, /
     ) -> Tensor:
+        """Record the node with the hidden dims in front."""
         k = len(levels)
         given = [physical(t, levels) for t in inputs]
         lead = sizes_of(levels)
@@ -230,6 +231,7 @@ def _one_by_one(kind: str) -> Callable[..., Tensor]:
     def rule(
         inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
     ) -> Tensor:
+        """Record a node for each example, and stack their results."""
         lead = sizes_of(levels)
         flat = [physical(t, levels).reshape((numel(lead), *t._shape)) for t in inputs]
         parts = [

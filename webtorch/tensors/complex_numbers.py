@@ -10,7 +10,7 @@ from webtorch.ir.dtype import DType, Scalar, bool_, legacy_name
 from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
-from webtorch.tensors import calls
+from webtorch.tensors import recorders
 from webtorch.tensors.above import give
 from webtorch.tensors.forward import transposed
 from webtorch.tensors.primitives import (
@@ -22,6 +22,7 @@ from webtorch.tensors.primitives import (
     pairs,
     real_part,
 )
+from webtorch.tensors.promotion import result_type
 from webtorch.tensors.tape import (
     GradFn,
     SavedTensor,
@@ -44,9 +45,9 @@ def apply_form(
     if op.name == "softsign":
         return operands[0] / (operands[0].abs() + 1)
     if not any(isinstance(o, Tensor) for o in operands):
-        operands = [fill((), operands[0], calls.result_type(operands[0]), None), *operands[1:]]
-    operands, _ = calls._to_one_device(op, operands)
-    dtype = calls.result_type(*operands)
+        operands = [fill((), operands[0], result_type(operands[0]), None), *operands[1:]]
+    operands = recorders.to_one_device(op, operands)
+    dtype = result_type(*operands)
     if not (forms.has_form(op) or op.on_parts == "alike"):
         raise DTypeError(
             f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes real "
@@ -69,6 +70,9 @@ def apply_form(
     return record(op, [*tensors, *numbers], len(operands), shape, dtype)
 
 
+recorders.complex_form = apply_form
+
+
 def _is_complex(x: Operand) -> bool:
     return isinstance(x, complex) or (isinstance(x, Tensor) and x.dtype.is_complex)
 
@@ -81,13 +85,13 @@ def _simple(
     if op.on_parts == "alike" and all(
         isinstance(o, Tensor) and o.dtype.is_complex for o in operands
     ):
-        return complex_of(calls.apply(op, [pairs(o) for o in _aligned(operands)]))
+        return complex_of(recorders.apply(op, [pairs(o) for o in _aligned(operands)]))
     if op.on_parts == "scaled" and isinstance(first, Tensor) and first.dtype.is_complex:
         if isinstance(last, float):
-            return complex_of(calls.apply(op, (pairs(first), last)))
+            return complex_of(recorders.apply(op, (pairs(first), last)))
         if isinstance(last, Tensor) and not last.dtype.is_complex:
             first, last = _aligned([first, last])
-            return complex_of(calls.apply(op, (pairs(first), last.unsqueeze(-1))))
+            return complex_of(recorders.apply(op, (pairs(first), last.unsqueeze(-1))))
     if op.name == "mul" and _is_complex(last) and isinstance(last, Tensor):
         return _simple(op, [last, first], numbers, dtype) if not _is_complex(first) else None
     return None
@@ -102,13 +106,13 @@ def _aligned(tensors: list[Tensor]) -> list[Tensor]:
 def _choose(op: Elementwise, operands: Sequence[Operand]) -> Tensor:
     """where: a condition and two values, of which one is complex."""
     condition, *values = operands
-    dtype = calls.result_type(*values)
+    dtype = result_type(*values)
     device = next(o.device for o in operands if isinstance(o, Tensor))
     both = [
         cast_to(v, dtype) if isinstance(v, Tensor) else fill((), v, dtype, device) for v in values
     ]
     condition, *both = _aligned([condition, *both])
-    return complex_of(calls.apply(op, (condition.unsqueeze(-1), *[pairs(v) for v in both])))
+    return complex_of(recorders.apply(op, (condition.unsqueeze(-1), *[pairs(v) for v in both])))
 
 
 def record(
@@ -156,13 +160,14 @@ def _rule(
     ]
 
     def rule(gs: Any) -> list[Tensor | None]:
+        """Return the cotangents; those of real operands are real."""
         values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
         found: list[Tensor | None] = []
         for place, shape, edge, is_real in zip(places, shapes, edges, real, strict=True):
             c = None if edge is None else _cotangent(op, place, gs[0], values, count)
             if c is not None and c.dtype.is_complex and is_real:
                 c = real_part(c)
-            found.append(None if c is None else calls.sum_to(c, shape))
+            found.append(None if c is None else recorders.sum_to(c, shape))
         return found
 
     return rule
@@ -199,7 +204,7 @@ def _cotangent(
 def derivative(op: Elementwise, g: Tensor, values: Sequence[Operand]) -> Tensor:
     """Record the derivative of a form: (g, values) -> cotangent."""
     operands = [g, *values]
-    dtype = calls.result_type(*operands)
+    dtype = result_type(*operands)
     shape = broadcast_shapes(*[o._shape for o in operands if isinstance(o, Tensor)])
     count = len(op.tensors)
     return record(op, operands, count, shape, dtype)

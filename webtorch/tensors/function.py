@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
-from webtorch.tensors.calls import sum_to
 from webtorch.tensors.forward import fitted, transposed_call
 from webtorch.tensors.primitives import fill, rebase
 from webtorch.tensors.tape import (
@@ -269,6 +268,7 @@ def _move(
         places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
 
         def rule(gs: tuple[Tensor, ...]) -> list[Any]:
+            """Return the cotangents that the class's `backward` gives."""
             found = cls.backward(ctx, *gs)
             found = found if isinstance(found, tuple) else (found,)
             return [found[i] for i in places]
@@ -329,6 +329,7 @@ def _record(
     shapes = [(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]
 
     def rule(gs: Any) -> list[Tensor | None]:
+        """Return the cotangents that the class's `backward` gives; None for missing ones becomes zeros if it asks."""
         cotangents = list(gs) + [None] * (len(shapes) - len(gs))
         if ctx._materialize:
             cotangents = [
@@ -346,6 +347,8 @@ def _record(
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
             if g is not None and g._shape != t:
                 if _expands(t, g._shape):
+                    from webtorch.tensors.recorders import sum_to
+
                     grads[i] = sum_to(g, t)
                     continue
                 raise RuntimeError(

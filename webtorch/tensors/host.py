@@ -34,6 +34,7 @@ class _Reads(threading.local):
 
     @property
     def allowed(self) -> bool:
+        """Whether a value may be read."""
         return self.needed or self.as_usual
 
     @contextlib.contextmanager
@@ -385,6 +386,7 @@ def _is_late(value: Any) -> bool:
 
 def _set_options(changes: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
     def now(value: Any) -> Any:
+        """Return an option as a number."""
         if isinstance(value, tuple):
             return tuple(map(now, value))
         return value.read() if isinstance(value, HostScalar) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.ir.dtype import DType, integer_limits
-from webtorch.tensors.calls import get_default_dtype
+from webtorch.tensors.promotion import get_default_dtype
 
 # Bits of the fraction, smallest exponent of a normal number, largest exponent, decimal digits.
 _FLOATS = {

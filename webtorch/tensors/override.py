@@ -311,14 +311,6 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     __torch_function__"""
 _IGNORED = frozenset(_NOT_ASKING.split())
 _INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
-_ARITHMETIC = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
-# Operators whose other operand may know the answer: Python asks it.
-_BINARY = frozenset(
-    [
-        *(f"__{how}{name}__" for how in ("", "r", "i") for name in _ARITHMETIC.split()),
-        *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
-    ]
-)
 MODULES = ("", "nn.functional", "linalg", "fft", "special")
 
 
@@ -367,6 +359,13 @@ def public_functions() -> Iterator[Public]:
         yield Public(getattr(init, name), getattr(init, name), f"torch.nn.init.{name}")
 
 
+@cache
+def _binary() -> frozenset[str]:
+    """Return the operators whose other operand may know the answer: Python asks it."""
+    names = [op.operator for op in TABLE.values() if op.operator and len(op.positional()) == 2]
+    return frozenset(f"__{how}{name}__" for name in names for how in ("", "r", "i"))
+
+
 def _replace(public: Public) -> None:
     """Move a function's body to a new function, and leave one that asks in its place."""
     function = public.function
@@ -382,7 +381,7 @@ def _replace(public: Public) -> None:
         function.__signature__ = inspect.signature(function)
     code = function.__code__
     template = _template(code.co_freevars)
-    binary = public.name.rpartition(".")[2] in _BINARY
+    binary = public.name.rpartition(".")[2] in _binary()
     asking = (_AskingOperator if binary else _Asking)(public.func, body, public.only_modes)
     constants = tuple([asking if c == _PLACE else c for c in template.co_consts])
     function.__code__ = template.replace(

@@ -179,6 +179,7 @@ def _mixed_view_rule(view: Tensor, base: Tensor) -> Callable[[Tensor], Tensor]:
     )
 
     def rule(g: Tensor) -> Tensor:
+        """Return the cotangent by way of pairs of real numbers."""
         found = real_rule(pairs(g) if g.dtype.is_complex else g)
         return paired(found) if complex_base else found
 
@@ -260,6 +261,7 @@ def _general_view_rule(
     """
 
     def rule(g: Tensor) -> Tensor:
+        """Return the cotangent spread over the storage, and seen as the source."""
         flat = _spread(g, view, elements)
         if overlaps(*source[:2]):
             flat = flat / _spread(fill(source[0], 1, g.dtype, g.device), source, elements)
@@ -357,6 +359,7 @@ def imag_part(x: Tensor) -> Tensor:
 
 def _part(x: Tensor, which: int) -> Tensor:
     def rule(g: Tensor) -> Tensor:
+        """Return the cotangent as a complex one, whose other part is 0."""
         zero = fill(g._shape, 0, g.dtype, g.device)
         return join(zero, g) if which else join(g, zero)
 
@@ -620,6 +623,7 @@ def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
     window = (target._shape, target._strides)
 
     def seen_as(node: Node, kind: DType) -> Node:
+        """Return a value as elements of another type."""
         if node.dtype is kind:
             return node
         flat = reinterpreted(node, kind)
@@ -701,6 +705,7 @@ def rebase(x: Tensor, values: Tensor) -> None:
     base_pairs, x_pairs = base.dtype is not dtype, x.dtype is not dtype
 
     def rule(gs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """Return the cotangents of what was there before, 0 where it was overwritten, and of the values."""
         (g,) = gs
         assert g is not None
         if base_pairs:
@@ -923,6 +928,7 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
         saved, result = SavedTensor(x), SavedTensor(out, is_output=True)
 
         def rule(g: Tensor) -> tuple[Tensor]:
+            """Return the cotangent at the maxima or minima."""
             source = saved.unpack()
             # Ties share the cotangent evenly, as PyTorch's amax and amin do.
             mask = (source == result.unpack()).to(source.dtype)
@@ -995,6 +1001,7 @@ def take(
     full = x._shape
 
     def rule(g: Tensor) -> tuple[Tensor]:
+        """Return zeros with the cotangents added at the indices."""
         return (
             scatter(
                 fill(full, 0, g.dtype, g.device),
@@ -1044,6 +1051,7 @@ def scatter(
     saved = [SavedTensor(i) for i in indices]
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the cotangents of base and values."""
         where = [s.unpack() for s in saved]
         kept = (
             g
@@ -1105,6 +1113,7 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
     dtype = a.dtype
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the cotangents of both operands: products with the other one, transposed."""
         grad_a = grad_b = None
         g = cast_to(g, dtype)
         if need_a:
@@ -1136,6 +1145,7 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
     need_a, need_b = needs_grad((a,)), needs_grad((b,))
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the cotangents of both operands: products with the other one, conjugated."""
         grad_a = matmul3(g, _swapped(conjugate(second.unpack()))) if need_a else None
         grad_b = matmul3(_swapped(conjugate(first.unpack())), g) if need_b else None
         return grad_a, grad_b
@@ -1168,6 +1178,7 @@ def conv2d_raw(
     if a.dtype.is_complex or b.dtype.is_complex:
         # Linear in both: four real ones.
         def run_real(x: Tensor, y: Tensor) -> Tensor:
+            """Return the convolution of real tensors."""
             return conv2d_raw(kind, x, y, input_shape, weight_shape, output_shape, *geometry)
 
         (ar, ai), (br, bi) = (
@@ -1185,9 +1196,11 @@ def conv2d_raw(
     dtype = a.dtype
 
     def run(which: str, x: Tensor, y: Tensor) -> Tensor:
+        """Return the convolution, or one of its gradients."""
         return conv2d_raw(which, x, y, *shapes, *geometry)
 
     def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the cotangents of both operands: the other two of the three kinds."""
         x, y, g = first.unpack(), second.unpack(), cast_to(g, dtype)
         match kind:
             case "forward":  # (input, weight)
@@ -1221,10 +1234,12 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
     inner, full = tuple(low), x._shape
 
     def rule(g: Tensor) -> tuple[Tensor]:
+        """Return the view of the inside."""
         start = g._offset + sum(a * s for a, s in zip(inner, g._strides, strict=True))
         after = tuple(s - a - n for s, a, n in zip(shape, inner, full, strict=True))
 
         def crop(h: Tensor) -> Tensor:
+            """Return the cotangent of that view: a border of zeros."""
             return pad_with(h, inner, after, 0)
 
         return (as_view(g, full, g._strides, start, crop, "Slice"),)

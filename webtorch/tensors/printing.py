@@ -235,6 +235,7 @@ class _Style:
     width: int
 
     def write(self, value: Number) -> str:
+        """Return an element's text, aligned to the right."""
         text = format(value, self.spec)
         if self.point and math.isfinite(value):
             text += "."
@@ -250,9 +251,11 @@ class _ComplexStyle:
 
     @property
     def width(self) -> int:
+        """The width of an element's text."""
         return self.real.width + self.imag.width + 1
 
     def write(self, value: complex) -> str:
+        """Return an element's text: both parts and "j"."""
         imag = (self.imag.write(value.imag) + "j").lstrip()
         return self.real.write(value.real) + ("" if imag[0] in "+-" else "+") + imag
 

@@ -19,6 +19,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import is_seen
 from webtorch.tensors import autocast, override
+from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import forward, mode
 from webtorch.tensors.tensor import Size, Tensor
@@ -70,6 +71,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, or record a node for what it is known to record."""
         nonlocal failures
         if failures >= _MOST_FAILURES or look.watching:
             return function(*args, **kwargs)
@@ -123,6 +125,9 @@ def forget() -> None:
     """Drop what is remembered: a setting changed that composites read."""
     for known in _FORGETTING:
         known.clear()
+
+
+depending.append(forget)
 
 
 def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:

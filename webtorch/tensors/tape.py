@@ -289,6 +289,7 @@ def composed(
 
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, and name the gradient function of its results."""
         if kwargs and renamed:
             kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         if unchanged or not mode.grad:
@@ -663,6 +664,7 @@ class _ModeContext(contextlib.ContextDecorator):
 
             @functools.wraps(func)
             def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+                """Run the generator, each step of it in the mode."""
                 running = func(*args, **kwargs)
                 # What the caller did at the last `yield`, to be passed on to the generator in the mode.
                 resume: Callable[[], Any] = functools.partial(next, running)
@@ -822,6 +824,7 @@ def run_backward(
     order = itertools.count()
 
     def send(edge: Edge, g: Tensor) -> None:
+        """Add a cotangent to those that wait for a function."""
         fn, number = edge
         if wanted is not None and fn not in needed:
             return

@@ -479,6 +479,7 @@ class Tensor(TensorMethods):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        """Set whether gradients are recorded. Raises RuntimeError for a tensor that is no leaf."""
         if value and not self.is_leaf:
             raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
@@ -558,6 +559,7 @@ class Tensor(TensorMethods):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        """Set the gradient, of this tensor's shape, dtype and device, or None."""
         if value is not None:
             if not isinstance(value, Tensor):
                 raise TypeError(
@@ -587,6 +589,7 @@ class Tensor(TensorMethods):
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        """Let this tensor share the memory, shape and strides of another."""
         if value._storage is not self._storage:
             bindings.change()
         self._counter = Counter(self._counter.version)
@@ -685,6 +688,7 @@ class Tensor(TensorMethods):
         number = self._output_nr
 
         def prehook(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            """Call the hook with this tensor's gradient, and return the gradients with its result."""
             g = grads[number]
             new = None if g is None else hook(g)
             if new is not None and g is not None:

@@ -91,6 +91,7 @@ class _Pair:
         self.options, self.path = options, path
 
     def fail(self, text: str, kind: type[Exception] = AssertionError) -> NoReturn:
+        """Raise an error, with the place of the item and the user's message."""
         if self.path:
             text += "\n\nThe failure occurred for item " + "".join(f"[{p!r}]" for p in self.path)
         message = self.options["msg"]
@@ -99,9 +100,11 @@ class _Pair:
         raise kind(text)
 
     def inside(self, key: Any) -> _Pair:
+        """Return the comparison of an item of this one."""
         return _Pair(self.options, (*self.path, key))
 
     def compare(self, actual: Any, expected: Any) -> None:
+        """Compare two values: containers item by item, tensors, numbers, others by `==`."""
         kinds = (Sequence, Mapping)
         if isinstance(actual, str) or isinstance(expected, str):
             self.fail(
@@ -137,6 +140,7 @@ class _Pair:
             self.tensors(actual, expected)
 
     def numbers(self, actual: Any, expected: Any) -> None:
+        """Compare two numbers within rtol and atol; by default those of float64 for floats, else 0."""
         if self.options["dtype"] and type(actual) is not type(expected):
             self.fail(f"The (d)types do not match: {type(actual)} != {type(expected)}.")
         rtol, atol = self.options["rtol"], self.options["atol"]
@@ -163,6 +167,7 @@ class _Pair:
         )
 
     def tensors(self, actual: Any, expected: Any) -> None:
+        """Compare attributes and values of two tensors, or of what becomes tensors."""
         same = type(actual) is type(expected)
         both = isinstance(actual, Tensor) and isinstance(expected, Tensor)
         if not (same or (both and self.options["subclasses"])):
@@ -191,10 +196,12 @@ class _Pair:
         self.values(a, b, rtol, atol)
 
     def attribute(self, name: str, a: Any, b: Any) -> None:
+        """Fail unless both have the same attribute."""
         if a != b:
             self.fail(f"The values for attribute '{name}' do not match: {a} != {b}.")
 
     def values(self, a: Tensor, b: Tensor, rtol: float, atol: float) -> None:
+        """Compare two tensors' numbers; say how many differ and where most."""
         with webtorch.no_grad():
             if b.device != a.device:
                 a, b = a.cpu(), b.cpu()

@@ -124,6 +124,7 @@ def checkpoint_sequential(
 
 def _chain(steps: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
     def run(x: Any) -> Any:
+        """Return x after all steps."""
         for step in steps:
             x = step(x)
         return x
@@ -238,6 +239,7 @@ class _Reentrant(Function):
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        """Return the part's result without recording it; keep its inputs and the generators' states."""
         ctx.function = function
         ctx.state = _random_state(args) if preserve else []
         ctx.autocast = autocast.snapshot()
@@ -248,6 +250,10 @@ class _Reentrant(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Run the part again, recorded, and return the gradients of its inputs.
+
+        Raises RuntimeError within `autograd.grad` and `backward(inputs=...)`.
+        """
         if not mode.whole_backward:
             raise RuntimeError(
                 "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad() or passing an `inputs` "
@@ -302,6 +308,7 @@ class _Frame:
         self.values: dict[int, Tensor] = {}
 
     def forward(self) -> Any:
+        """Return the function's result; what it saves is forgotten until backward asks."""
         with saved_tensors_hooks(self._forget, self._recall), self.first_context:
             return self.function(*self.args, **self.kwargs)
 
@@ -321,6 +328,7 @@ class _Frame:
         looks: list[tuple[Any, ...]] = []
 
         def keep(tensor: Tensor) -> Tensor:
+            """Keep a saved tensor that backward still asks for. Raises CheckpointError for one too many."""
             number = len(looks)
             if number == len(self.handles):
                 raise CheckpointError(

@@ -147,6 +147,7 @@ def export(
         raise ValueError("export: there is nothing to export: the dict of functions is empty")
 
     def each(given: Any, absent: Any, parameter: str) -> dict[str, Any]:
+        """Return one value for each function: the same, those of a dict, or `absent`."""
         if not several:
             return dict.fromkeys(functions, absent if given is None else given)
         if not given:
@@ -656,6 +657,7 @@ class _Export:
         function = writer.lay_out(program, page, numbers)
 
         def bytes_of(storage: Storage) -> int:
+            """Return how many bytes a storage has."""
             node = storage.realize()
             return numel(node.shape) * node.dtype.itemsize
 
@@ -866,6 +868,7 @@ def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, tuple[int, 
     numbers: list[str] = []
 
     def visit(signature: Any, name: str) -> None:
+        """Note the tensors and numbers of a signature under their names."""
         if signature == "float":
             numbers.append(name)
         elif isinstance(signature, tuple) and signature and signature[0] == "tensor":
@@ -919,6 +922,7 @@ def _storage_names(found: Mapping[str, Any]) -> dict[int, tuple[str, tuple[int, 
     taken: set[str] = set()
 
     def add(name: str, tensor: Tensor) -> None:
+        """Name a tensor's storage, if neither the storage nor the name is taken."""
         storage = tensor._storage
         if id(storage) in names or name in taken:
             return

@@ -222,6 +222,7 @@ def _listed(op: Op) -> list[Sample]:
     generator = torch.Generator().manual_seed(len(op.name))
 
     def made(item: Any) -> Any:
+        """Return the tensor that a word of the list stands for; other values as they are."""
         if item == "b":
             return torch.rand((3, 5), generator=generator) < 0.5
         if item == "c6":
@@ -231,6 +232,7 @@ def _listed(op: Op) -> list[Sample]:
         return item
 
     def tensor(shape: Any) -> Any:
+        """Return random numbers of a shape, positive ones if it holds "+"."""
         if isinstance(shape, str):
             return made(shape)
         values = torch.randn([n for n in shape if n != "+"], generator=generator)

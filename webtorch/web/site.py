@@ -20,9 +20,10 @@ from typing import Any
 
 from webtorch.io.safetensors import RawTensor, dump, save_file
 from webtorch.runtime.backends import webassembly
+from webtorch.theme import style
 
 HERE = Path(__file__).parent
-PAGE_FILES = ("runtime.d.ts", "page/page.css", "page/page.js")
+PAGE_FILES = ("runtime.d.ts", "page/page.js")
 # The name of the stamp in safetensors files and in cpu.wasm.
 _STAMP = "webtorch.export"
 _RUNTIME = 'const RUNTIME = "{}";'
@@ -98,9 +99,15 @@ def write_site(
     (path / "native.json").write_text(json.dumps(native) + "\n", encoding="utf-8")
     for file in PAGE_FILES:
         shutil.copyfile(HERE / file, path / Path(file).name)
+    (path / "page.css").write_text(page_style(), encoding="utf-8")
     (path / "runtime.js").write_text(runtime, encoding="utf-8")
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
+
+
+def page_style() -> str:
+    """Return the style sheet of exported pages and of the page of tests."""
+    return style((HERE / "page" / "page.css").read_text(encoding="utf-8"))
 
 
 def _digest(*parts: bytes) -> str:
@@ -121,10 +128,10 @@ def _single(
     constants: bytes,
 ) -> str:
     """Return the page with everything in it."""
-    style = (HERE / "page" / "page.css").read_text(encoding="utf-8")
+    css = page_style()
     policy = (
         f"default-src 'none'; script-src {_hash(_START)} blob:{_WASM if code else ''}; worker-src blob:; "
-        f"style-src {_hash(style)}; img-src data:"
+        f"style-src {_hash(css)}; img-src data:"
     )
     blocks = [
         _block("program.json", program),
@@ -140,7 +147,7 @@ def _single(
             _block("cpu.bin", base64.b64encode(constants).decode("ascii")),
         ]
     page = re.sub(r'(Content-Security-Policy" content=")[^"]*', lambda m: m.group(1) + policy, page)
-    page = page.replace('<link rel="stylesheet" href="page.css">', f"<style>{style}</style>")
+    page = page.replace('<link rel="stylesheet" href="page.css">', f"<style>{css}</style>")
     page = page.replace('<script type="module" src="page.js"></script>\n', "")
     script = f'<script type="module">{_START}</script>'
     return page.replace("</body>", "\n".join([*blocks, script]) + "\n</body>")

@@ -17,9 +17,10 @@ from webtorch.ops.record import Op
 from webtorch.web import recording
 from webtorch.web.browsers import report
 from webtorch.web.program_json import Json
+from webtorch.web.site import page_style
 
 HERE = Path(__file__).parent
-FILES = ("runtime.js", "runtime.d.ts", "page/page.css", "page/testpage.css", "page/testpage.js")
+FILES = ("runtime.js", "runtime.d.ts", "page/testpage.css", "page/testpage.js")
 DTYPES = ("float32", "int64", "bool", "float16", "complex64")
 
 
@@ -71,6 +72,7 @@ def write(
     for file in FILES:
         shutil.copyfile(HERE / file, folder / Path(file).name)
     shutil.copyfile(HERE / "page" / "testpage.html", folder / "index.html")
+    (folder / "page.css").write_text(page_style(), encoding="utf-8")
     return Written(len(tests), len(tested), len(left))
 
 

@@ -27,6 +27,7 @@ _maybe_indices_t = Tensor | tuple[Tensor, Tensor]
 
 def _ntuple(n: int, name: str = "parse") -> Callable[[Any], tuple[Any, ...]]:
     def parse(x: Any) -> tuple[Any, ...]:
+        """Return an iterable as a tuple, or one value n times."""
         return tuple(x) if isinstance(x, Iterable) else tuple(repeat(x, n))
 
     parse.__name__ = name

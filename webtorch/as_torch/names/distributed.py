@@ -57,6 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torch.distributed' has no attribute {name!r}")
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        """Raise: there is one process."""
         _refuse(name)
 
     refuse.__name__ = refuse.__qualname__ = name

@@ -27,6 +27,7 @@ def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
     """Return the mask function that is true where all of them are."""
 
     def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        """Return whether all masks let the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:
             found = found & one(b, h, q, k)
@@ -39,6 +40,7 @@ def or_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
     """Return the mask function that is true where one of them is."""
 
     def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        """Return whether a mask lets the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:
             found = found | one(b, h, q, k)

@@ -28,6 +28,7 @@ def foreach(name: str) -> Callable[..., Any]:
     plain = name.removesuffix("_")
 
     def one(x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation of one tensor."""
         if plain in ("maximum", "minimum"):
             # These take numbers in lists of tensors, and have no form in place for single ones.
             found = (x.clamp_min if plain == "maximum" else x.clamp_max)(*args)
@@ -39,6 +40,7 @@ def foreach(name: str) -> Callable[..., Any]:
         return getattr(x, name)(*args, **kwargs)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation of each tensor of the list; arguments may be lists as long."""
         args = (*args, *(kwargs.pop(n) for n in _POSITIONAL if n in kwargs))
         if plain in ("addcdiv", "addcmul") and len(args) == 3:
             value = args[2]

@@ -31,6 +31,7 @@ def boolean_dispatch(
     """Return a function that calls one of two by an argument."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
+        """Call the one function or the other, as the argument says."""
         given = args[arg_index] if len(args) > arg_index else kwargs.get(arg_name, default)
         return (if_true if given else if_false)(*args, **kwargs)
 

@@ -74,6 +74,7 @@ class CustomOpDef:
         """Give the function for devices of some kinds ("cpu"); None is all of them."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            """Note the function for the kinds of devices; return it."""
             if device_types in (None, "default"):
                 self._function = function
             for kind in [device_types] if isinstance(device_types, str) else device_types or ():
@@ -103,6 +104,7 @@ def _differentiated(operator: CustomOpDef) -> Any:
     class Operator(autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
+            """Run the operator, and its setup_context if it has one."""
             out = operator._run(*args)
             if operator._setup_context is not None:
                 operator._setup_context(ctx, args, out)
@@ -110,6 +112,7 @@ def _differentiated(operator: CustomOpDef) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
+            """Return the gradients that the registered function gives."""
             assert operator._backward is not None
             return operator._backward(ctx, *grads)
 
@@ -129,6 +132,7 @@ def custom_op(
     """Make a function an operator called "namespace::name", found at torch.ops.namespace.name."""
 
     def make(function: Callable[..., Any]) -> CustomOpDef:
+        """Return the function as an operator."""
         operator = CustomOpDef(name, function if device_types is None else None)
         if device_types is not None:
             operator.register_kernel(device_types, function)

@@ -27,6 +27,7 @@ def _use_grad_for_differentiable(func: Any) -> Any:
 
     @functools.wraps(func)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the step, recorded if the optimizer is differentiable."""
         with webtorch.set_grad_enabled(self.defaults.get("differentiable", False)):
             return func(self, *args, **kwargs)
 

@@ -24,6 +24,7 @@ class _Operator(CustomOpDef):
 
 def _absent(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
+        """Raise NotImplementedError: the operator needs PyTorch's C++ core."""
         raise NotImplementedError(
             f"torchvision.ops.{name.strip('_')}: this operator of torchvision is compiled for PyTorch's C++ core. "
             f"{', '.join(sorted(regions.__all__))} are available"

@@ -77,6 +77,7 @@ def read_corpus(limit: int, folder: Path | None = None) -> Corpus:
     table = {ord(c): chr(i) for i, c in enumerate(characters)}
 
     def pack(parts: list[str]) -> bytes:
+        """Return texts as one byte string, a byte for each character."""
         return "\n".join(parts).translate(table).encode("latin-1")
 
     return Corpus(pack(train), pack(held_out), characters, len(texts))

@@ -334,6 +334,7 @@ def _schedule(total: int) -> Callable[[int], float]:
     warmup = max(1, min(100, total // 10))
 
     def factor(step: int) -> float:
+        """Return the share of the learning rate at a step: up linearly, then down along a cosine to 1/10."""
         if step < warmup:
             return (step + 1) / warmup
         done = (step - warmup) / max(1, total - warmup)

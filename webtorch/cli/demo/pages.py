@@ -29,6 +29,7 @@ def export_digits(
     side, size = digits.SIDE, digits.BATCH
 
     def train(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Take a training step; return loss and accuracy."""
         optimizer.zero_grad()
         logits = model(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=digits.LABEL_SMOOTHING)
@@ -69,6 +70,7 @@ def export_gpt(
     device = next(model.parameters()).device
 
     def train(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Take a training step; return the loss."""
         optimizer.zero_grad()
         logits = model(x)
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())

@@ -17,6 +17,7 @@ from statistics import median
 from webtorch.cli.demo.digits import SIDE, DigitsResult
 from webtorch.cli.demo.gpt import PROMPT, GPTResult
 from webtorch.show.charts import Guide, Series, line_chart, pixel_picture
+from webtorch.theme import style
 
 FOLDER = Path("webtorch-demo")
 
@@ -184,13 +185,13 @@ def gpt_page(result: GPTResult, machine: Machine) -> str:
 
 
 def _page(title: str, body: Sequence[str]) -> str:
-    style = resources.files("webtorch.cli.demo").joinpath("report.css").read_text(encoding="utf-8")
+    own = resources.files("webtorch.cli.demo").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # An empty icon keeps a browser from asking a server for one.
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)} · webtorch demo</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<title>{escape(title)} · webtorch demo</title>\n<style>\n{style(own)}</style>\n</head>\n"
         "<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
     )
 
@@ -217,6 +218,7 @@ def _matrix(confusion: Sequence[Sequence[int]]) -> str:
     )
 
     def cell(true: int, read: int, count: int) -> str:
+        """Return the table's cell of how often `true` was read as `read`."""
         if not count:
             return "<td>0</td>"
         # Mistakes have a scale of their own: on that of the right answers they would not show.

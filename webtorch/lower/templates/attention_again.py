@@ -195,6 +195,7 @@ class _Again(AttentionWriter):
         count = self.own_chunks(size)
 
         def block(c: str) -> list[str]:
+            """Return the lines of one column of the tile."""
             lines = [
                 f"let w{i} = weights[({c}) * {self.line} + ty * {self.quads} + {i}];"
                 for i in range(self.quads)
@@ -335,6 +336,7 @@ class _Again(AttentionWriter):
             changed[i, j] = self.w.bind(f"{weight} * ({factor} - {shift})", lines)
 
         def put(values: dict[tuple[int, int], str]) -> list[str]:
+            """Return the lines that put weights into workgroup memory."""
             return [
                 f"weights[(tx * 4 + {j}) * {self.line} + ty * {quads} + {i}] = {values[i, j]};"
                 for i, j in pairs

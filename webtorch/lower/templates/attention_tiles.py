@@ -138,10 +138,12 @@ class _Tiles(AttentionWriter):
 
     @property
     def row_quads(self) -> int:
+        """How many vectors of four rows an invocation has."""
         return self.tile.own_rows // 4
 
     @property
     def column_quads(self) -> int:
+        """How many vectors of four columns an invocation has."""
         return self.tile.own_columns // 4
 
     def pairs(self) -> Iterator[tuple[int, int]]:
@@ -230,6 +232,7 @@ class _Tiles(AttentionWriter):
         second = tile.depth * lines_a
 
         def block(m: int, at: str) -> list[str]:
+            """Return the lines of one element of the inner dim."""
             a = f"{m * quarter * lines_a} + ({at}) * {lines_a} + ty"
             c = f"{second + m * quarter * lines_b} + ({at}) * {lines_b} + tx"
             return [
@@ -418,6 +421,7 @@ class Forward(_Tiles):
         step = tile.chunks(r.width) * tile.across
 
         def block(m: int, at: str) -> list[str]:
+            """Return the lines that add the weighted values of one column."""
             found = [
                 f"let w{i} = tile[({m * quarter} + {at}) * {tile.line} + ty + {i * tile.down}];"
                 for i in range(self.row_quads)

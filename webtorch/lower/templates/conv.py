@@ -58,11 +58,13 @@ def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
     plain = taps == 1 and (sy, sx, py, px) == (1, 1, 0, 0) and r.groups == 1
 
     def variables(*sizes: int) -> list[Expr]:
+        """Return a loop variable for each size."""
         return [ex.index(d, s) for d, s in enumerate(sizes)]
 
     def made(
         sizes: tuple[int, ...], left: Expr, right: Expr, place: Expr, *points: Expr
     ) -> Product:
+        """Return the product (batch, rows, columns, inner size, taps) of these operands."""
         batch, rows, columns, k = sizes[:4]
         return Product(
             r.name, batch, rows, columns, k, left, right, place, r.buffers, r.args,

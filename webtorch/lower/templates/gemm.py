@@ -352,6 +352,7 @@ class ProductWriter(KernelWriter):
         sums = ex.reduced(0, p.accumulates)
 
         def known(point: Scope) -> None:
+            """Name the point's loop variables and sum in its scope."""
             for d, (name, size) in enumerate(zip(first, kernel.outer, strict=False)):
                 last = d == len(kernel.outer) - 1
                 if not last or point.lane == 0:
@@ -404,6 +405,7 @@ class ProductWriter(KernelWriter):
         body: list[str] = []
 
         def at(step: int) -> str:
+            """Return the position in memory of the column `step` places further."""
             scope = Places(body, (), 0xF)
             scope.env[p.variable(BATCH)] = batch
             scope.env[p.variable(ROW)] = row
@@ -411,6 +413,7 @@ class ProductWriter(KernelWriter):
             return self.named(self.value(p.position, scope), body)
 
         def element(step: int) -> str:
+            """Return the text of one of the four sums."""
             return f"{value}.{'xyzw'[step]}"
 
         if out.packed and not out.atomic:
@@ -480,6 +483,7 @@ class Operand:
 
 
 def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
+    """Return how both operands are read: their buffer, and the strides of their position if it is affine."""
     p = w.p
     out = []
     dtype = p.accumulates
@@ -633,6 +637,7 @@ def finish_block(
     split: int,
     tile: Tile | MatrixTile,
 ) -> None:
+    """Write the store of a block of sums, behind the edge's tests; a split sum goes to scratch memory."""
     p = w.p
     tests = [f"{row} < {p.m}"] if p.m % tile.rows else []
     tests += [f"{column} < {p.n}"] if p.n % tile.columns else []
@@ -888,6 +893,7 @@ def _tiles(
     )
 
     def fetch(lines: list[str], base: str) -> None:
+        """Write what each unit copies into workgroup memory."""
         for unit in units:
             unit.fetch(w, lines, base, depth)
 

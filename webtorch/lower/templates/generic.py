@@ -51,6 +51,7 @@ def at_points(
     memo: dict[Expr, Expr] = {}
 
     def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return a loop variable's point, and the product's value for its sum."""
         del args
         if node.op == "index":
             return points[node.value[0]]
@@ -95,6 +96,7 @@ def without_epilogue(
     memo: dict[Expr, Expr] = {}
 
     def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return the stored sum, and loads of the buffers by their new numbers."""
         if node.op == "reduced":
             return ex.load(0, dtype, flat)
         if node.op == "load":

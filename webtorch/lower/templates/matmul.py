@@ -58,6 +58,7 @@ def product(r: Matmul, places: Mapping[int, int] = _ALONE) -> Product:
     index = [ex.index(d, s) for d, s in enumerate(sizes)]
 
     def operand(slot: int, strides: tuple[int, ...], offset: int, row: Expr, column: Expr) -> Expr:
+        """Return the load of an operand's element."""
         position = ex.const(offset, int32)
         scale = scales[slot]
         if scale is None:

@@ -228,6 +228,7 @@ def _multiply(
             units.append((side, tag, place, (u + 1) * tile.threads > total))
 
     def fetch(base: str, indent: str) -> None:
+        """Return the lines of one step of k: both operands into workgroup memory."""
         first: list[str] = []
         tap, inside = Places(first, (), 1 << TAP), base
         if p.taps > 1:

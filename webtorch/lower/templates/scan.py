@@ -78,10 +78,12 @@ class _ScanWriter:
         self.scratch = (4 * self.rows * self.parts,) if self.parts > 1 else ()
 
     def join(self, a: str, b: str) -> str:
+        """Return the text of two values combined."""
         return combine(self.op, self.kind, a, b)
 
     @property
     def neutral(self) -> str:
+        """Return the text of the value that changes nothing."""
         return identity(self.op, self.kind)
 
     def prologue(self, groups: int) -> tuple[list[str], tuple[int, int, int]]:
@@ -133,11 +135,13 @@ class _ScanWriter:
         word = f"select(0u, 1u, {value})" if self.kind == "bool" else value
 
         def index(y: str) -> str:
+            """Return the text of an invocation's place in workgroup memory."""
             if self.r.inner > 1:
                 return f"u32(({y}) * {plan.tx} + tx)"
             return f"u32(tx * {plan.ty} + {y})"
 
         def read(y: str) -> str:
+            """Return the text that reads an invocation's value; bools lie there as words."""
             return (
                 f"(shared_word[{index(y)}] != 0u)"
                 if self.kind == "bool"
@@ -165,6 +169,7 @@ class _ScanWriter:
 
     @property
     def shared(self) -> list[str]:
+        """Return the declaration of the workgroup memory, none for one invocation a line."""
         kind = "u32" if self.kind == "bool" else self.kind
         if self.plan.ty == 1:
             return []

@@ -93,6 +93,7 @@ def _outputs(count: int) -> Transform:
     """Six sums -> `count` outputs: four, or three elements of a kernel."""
 
     def transform(m: list[Expr]) -> list[Expr]:
+        """Return the outputs of six sums along one dim."""
         sum_a, sum_b, past_a, past_b = m[1] + m[2], m[3] + m[4], m[1] - m[2], m[3] - m[4]
         found = [
             m[0] + sum_a + sum_b,

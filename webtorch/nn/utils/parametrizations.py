@@ -34,9 +34,11 @@ class _WeightNorm(Module):
         self.dim = -1 if dim is None else dim
 
     def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
+        """Return the weight: its direction with the length."""
         return weight_v * (weight_g / norm_except_dim(weight_v, self.dim))
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weight's length, over all dims but `dim`, and the weight as direction."""
         return norm_except_dim(weight, self.dim), weight
 
 
@@ -48,6 +50,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
         state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: Any,
         missing_keys: Any, unexpected_keys: Any, error_msgs: Any,
     ) -> None:  # fmt: skip
+        """Give entries of the older `torch.nn.utils.weight_norm` their new names."""
         # Checkpoints of the older torch.nn.utils.weight_norm.
         old = f"{prefix}{name}_g", f"{prefix}{name}_v"
         if all(key in state_dict for key in old):
@@ -100,6 +103,7 @@ class _SpectralNorm(Module):
             self._v.copy_(F.normalize(webtorch.mv(matrix.t(), self._u), dim=0, eps=self.eps))
 
     def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight over its largest singular value; a step of power iteration in training mode."""
         if weight.dim() == 1:
             return F.normalize(weight, dim=0, eps=self.eps)
         matrix = self._as_matrix(weight)
@@ -110,6 +114,7 @@ class _SpectralNorm(Module):
         return weight / webtorch.dot(u, webtorch.mv(matrix, v))
 
     def right_inverse(self, value: Tensor) -> Tensor:
+        """Return the value: dividing by the norm has no other inverse."""
         return value
 
 
@@ -166,6 +171,7 @@ class _Orthogonal(Module):
             self.register_buffer("base", None)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the matrix with orthonormal columns (rows, if it is wide) that x stands for."""
         wide = x.shape[-2] < x.shape[-1]
         x = x.mT if wide else x
         n, k = x.shape[-2:]
@@ -190,6 +196,10 @@ class _Orthogonal(Module):
 
     @webtorch.no_grad()
     def right_inverse(self, value: Tensor) -> Tensor:
+        """Return what stands for a matrix, made orthogonal first if it is not.
+
+        Raises ValueError for another shape, NotImplementedError without a base that the map starts from.
+        """
         if tuple(value.shape) != tuple(self.shape):
             raise ValueError(
                 f"Expected a matrix or batch of matrices of shape {self.shape}. Got a tensor of "

@@ -216,6 +216,7 @@ def _inject_property(module: Module, tensor_name: str) -> None:
     """Make the tensor a property of the module's class."""
 
     def get(self: Any) -> Tensor:
+        """Return the computed tensor, the kept one within `cached()`."""
         parametrization = self.parametrizations[tensor_name]
         if not _cache.depth:
             return parametrization()
@@ -225,6 +226,7 @@ def _inject_property(module: Module, tensor_name: str) -> None:
         return _cache.values[key]
 
     def put(self: Any, value: Tensor) -> None:
+        """Set the originals so that the tensor becomes `value`."""
         self.parametrizations[tensor_name].right_inverse(value)
 
     setattr(type(module), tensor_name, property(get, put))

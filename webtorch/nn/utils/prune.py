@@ -171,10 +171,12 @@ class Identity(BasePruningMethod):
     PRUNING_TYPE = "unstructured"
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        """Return the mask as it is."""
         return default_mask
 
     @classmethod
     def apply(cls, module: Module, name: str) -> Any:  # type: ignore[override]
+        """Give `module.name` a mask of ones; return the method."""
         return super().apply(module, name)
 
 
@@ -198,6 +200,7 @@ class _Unstructured(_ByAmount):
         raise NotImplementedError
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        """Return the mask without the elements of the lowest scores."""
         count = self._count(t.numel())
         if not count:
             return default_mask.clone()
@@ -215,6 +218,7 @@ class RandomUnstructured(_Unstructured):
 
     @classmethod
     def apply(cls, module: Module, name: str, amount: Any) -> Any:  # type: ignore[override]
+        """Mask `amount` random elements of `module.name`; return the method."""
         return super().apply(module, name, amount=amount)
 
 
@@ -228,6 +232,7 @@ class L1Unstructured(_Unstructured):
     def apply(  # type: ignore[override]
         cls, module: Module, name: str, amount: Any, importance_scores: Any = None
     ) -> Any:
+        """Mask the `amount` smallest elements, by `importance_scores` if given; return the method."""
         return super().apply(module, name, amount=amount, importance_scores=importance_scores)
 
 
@@ -239,6 +244,10 @@ class _Structured(_ByAmount):
         raise NotImplementedError
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        """Return the mask without the channels along `dim` of the lowest scores.
+
+        Raises ValueError for a vector, IndexError for a dim that the tensor does not have.
+        """
         if t.dim() <= 1:
             raise ValueError(
                 "Structured pruning can only be applied to multidimensional tensors. "
@@ -267,6 +276,7 @@ class RandomStructured(_Structured):
 
     @classmethod
     def apply(cls, module: Module, name: str, amount: Any, dim: int = -1) -> Any:  # type: ignore[override]
+        """Mask `amount` random channels along `dim`; return the method."""
         return super().apply(module, name, amount=amount, dim=dim)
 
 
@@ -292,6 +302,7 @@ class LnStructured(_Structured):
         dim: int,
         importance_scores: Any = None,
     ) -> Any:
+        """Mask the `amount` channels along `dim` of the smallest n-norm; return the method."""
         return super().apply(
             module, name, amount=amount, n=n, dim=dim, importance_scores=importance_scores
         )
@@ -306,6 +317,7 @@ class CustomFromMask(BasePruningMethod):
         self.mask = mask
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        """Return the product of both masks. Raises AssertionError unless they have one shape."""
         if default_mask.shape != self.mask.shape:
             raise AssertionError(
                 f"default_mask shape {default_mask.shape} must match self.mask shape {self.mask.shape}"
@@ -314,6 +326,7 @@ class CustomFromMask(BasePruningMethod):
 
     @classmethod
     def apply(cls, module: Module, name: str, mask: Tensor) -> Any:  # type: ignore[override]
+        """Give `module.name` a mask of its own; return the method."""
         return super().apply(module, name, mask=mask)
 
 

@@ -232,6 +232,7 @@ def pad_packed_sequence(
     nothing = starts[-1]
 
     def position(t: builtins.int, i: builtins.int) -> builtins.int:
+        """Return the row of the packed data that step t of sequence i is, or the padding's."""
         return starts[t] + places[i] if t < lengths[i] else nothing
 
     if batch_first:

@@ -91,6 +91,7 @@ class Compare:
         widths = {c: max(len(c), *(len(cells.get((r, c), "")) for r in rows)) for c in columns}
 
         def line(start: str, texts: Iterable[str]) -> str:
+            """Return a line of the table."""
             return "  |  ".join([start.ljust(first), *texts]).rstrip()
 
         lines = [line("", [c.center(widths[c]) for c in columns])]

@@ -103,6 +103,7 @@ class Timer:
         """Return the time of one block of `number` runs."""
 
         def measure() -> tuple[int, list[float]]:
+            """Warm up, and time one block; return runs per block and seconds."""
             self._timeit(max(number // 100, 2))
             return number, [self._timeit(number)]
 
@@ -139,6 +140,7 @@ class Timer:
         """
 
         def measure() -> tuple[int, list[float]]:
+            """Return runs per block and the blocks' seconds, of at least `min_run_time` together."""
             number = self._block(min_run_time)
             return number, self._blocks(number, callback, lambda times: sum(times) >= min_run_time)
 
@@ -155,9 +157,11 @@ class Timer:
         """Return the times of as many blocks as bring the interquartile range below `threshold` of the median."""
 
         def measure() -> tuple[int, list[float]]:
+            """Return runs per block and the blocks' seconds."""
             number = self._block(0.05)
 
             def enough(times: list[float]) -> bool:
+                """Return whether the times have settled, or have taken too long."""
                 found = Measurement(number, times, self._task_spec)
                 settled = len(times) > 3 and found.meets_confidence(threshold)
                 return (sum(times) >= min_run_time and settled) or sum(times) >= max_run_time

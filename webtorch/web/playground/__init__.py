@@ -18,11 +18,13 @@ import zipfile
 from pathlib import Path
 
 from webtorch.errors import WebtorchError
+from webtorch.functions import public as webtorch
 from webtorch.runtime.disk import root
+from webtorch.theme import style
 from webtorch.version import PACKAGE
 
 HERE = Path(__file__).parent
-_PAGE = ("play.css", "play.js", "editor.js", "worker.js")
+_PAGE = ("play.js", "editor.js", "worker.js")
 # What a page needs of the npm package: the rest are declarations, maps and consoles.
 _PYODIDE = (
     "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json", "package.json",
@@ -65,7 +67,9 @@ def build_playground(
         shutil.copyfile(source / name, path / "pyodide" / name)
     for name in _PAGE:
         shutil.copyfile(HERE / name, path / name)
-    engine = HERE.parents[1] / "runtime" / "backends" / "webgpu" / "browser.js"
+    sheet = style((HERE / "play.css").read_text(encoding="utf-8"))
+    (path / "play.css").write_text(sheet, encoding="utf-8")
+    engine = Path(webtorch.__file__).parent / "runtime" / "backends" / "webgpu" / "browser.js"
     shutil.copyfile(engine, path / "browser.js")
     for old in (*path.glob("webtorch-*.whl"), *path.glob("webtorch-*.zip")):
         old.unlink()

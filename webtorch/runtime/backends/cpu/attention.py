@@ -61,7 +61,10 @@ class _Heads:
         rows = max(1, min(r.length, _SCORES // (4 * max(r.source, 1))))
 
         def part(begin: int, end: int) -> Callable[[], None]:
+            """Return the task of some of the heads."""
+
             def run() -> None:
+                """Work on blocks of rows, head by head."""
                 with np.errstate(all="ignore"):
                     for number in range(begin * self.inner, end * self.inner):
                         for first in range(0, r.length, rows):
@@ -117,6 +120,7 @@ def _backward(r: Attention) -> Callable[..., None]:
     runs = [({"query": _query, "key": _key}[one.part](one), n) for one, n in split_backward(r)]
 
     def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+        """Run the parts, each with its own arrays."""
         for part, numbers in runs:
             part([arrays[n] for n in numbers], args)
 
@@ -125,12 +129,14 @@ def _backward(r: Attention) -> Callable[..., None]:
 
 def _forward(r: Attention) -> Callable[..., None]:
     def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+        """Compute the output and the rows' statistics."""
         heads = _Heads(r, arrays, args)
         results = dict(zip(r.results, heads.rest, strict=True))
         out = results[0].reshape(r.batch, r.heads, r.length, r.width) if 0 in results else None
         stats = results[1].reshape(r.batch, r.heads, r.length, 2) if 1 in results else None
 
         def work(b: int, h: int, rows: slice, seen: int) -> None:
+            """Compute a block of rows of one head."""
             shared = h // heads.inner
             s = heads.scores(b, h, rows, seen, heads.part("key", b, shared, slice(seen)))
             top = np.maximum(s.max(axis=1, initial=-np.inf), _LOWEST)
@@ -177,12 +183,14 @@ def _changed(
 
 def _query(r: Attention) -> Callable[..., None]:
     def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+        """Compute the gradient of the queries."""
         heads = _Heads(r, arrays, args)
         stats = heads.rest[0].reshape(r.batch, r.heads, r.length, 2)
         delta = heads.rest[1].reshape(r.batch, r.heads, r.length)
         out = heads.rest[2].reshape(r.batch, r.heads, r.length, r.size)
 
         def work(b: int, h: int, rows: slice, seen: int) -> None:
+            """Compute a block of rows of one head."""
             _, change, _ = _changed(heads, b, h, rows, seen, stats, delta)
             product = change @ heads.part("key", b, h // heads.inner, slice(seen))
             out[b, h, rows] = narrow(product, r.buffers[-1].dtype)
@@ -194,6 +202,7 @@ def _query(r: Attention) -> Callable[..., None]:
 
 def _key(r: Attention) -> Callable[..., None]:
     def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+        """Compute the gradients of the keys and values; heads of queries that share a head are added."""
         heads = _Heads(r, arrays, args)
         stats = heads.rest[0].reshape(r.batch, r.heads, r.length, 2)
         delta = heads.rest[1].reshape(r.batch, r.heads, r.length)
@@ -201,6 +210,7 @@ def _key(r: Attention) -> Callable[..., None]:
         sums = [np.zeros((*shape, last), heads.wide) for last in (r.size, r.width)]
 
         def work(b: int, h: int, rows: slice, seen: int) -> None:
+            """Add what a block of rows of one head gives."""
             used, change, g = _changed(heads, b, h, rows, seen, stats, delta)
             shared = h // heads.inner
             if 0 in r.results:

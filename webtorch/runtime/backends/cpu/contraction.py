@@ -49,6 +49,7 @@ def matmul(routine: Matmul) -> Run:
     same = plain and types[0] is types[2]
 
     def run(left: Array, right: Array, out: Array) -> None:
+        """Multiply, through BLAS where the types allow it."""
         a = view(left, left_offset, left_shape, left_strides)
         b = view(right, right_offset, right_shape, right_strides)
         if same:
@@ -197,6 +198,7 @@ class _Conv:
     # -- the three kinds: flat arrays in, flat array out ---------------------------
 
     def forward(self, x: Array, weight: Array, out: Array) -> None:
+        """Compute the convolution, some images at a time."""
         x = x.reshape(self.n, self.c, self.h, self.w)
         filters = widen(weight, self.types[1]).reshape(self.g, self.o // self.g, self.depth)
         y = out.reshape(self.n, self.g, self.o // self.g, self.spots)
@@ -213,6 +215,7 @@ class _Conv:
                 )
 
     def input(self, grad: Array, weight: Array, out: Array) -> None:
+        """Compute the gradient of the images."""
         grad = grad.reshape(self.n, self.o, self.oh, self.ow)
         filters = (
             widen(weight, self.types[1])
@@ -249,6 +252,7 @@ class _Conv:
             result[block] = narrow(inside, self.types[2]).transpose(1, 0, 2, 3)
 
     def weight(self, x: Array, grad: Array, out: Array) -> None:
+        """Compute the gradient of the filters, summed over the images."""
         x = x.reshape(self.n, self.c, self.h, self.w)
         grad = grad.reshape(self.n, self.o, self.oh, self.ow)
         total: Array | None = None
@@ -280,6 +284,7 @@ def scan(routine: Scan) -> Run:
     plain = source not in (bfloat16, float16) and target not in (bfloat16, float16)
 
     def run(x: Array, out: Array) -> None:
+        """Accumulate along the middle dim."""
         if plain:
             accumulate(x.reshape(shape), axis=1, dtype=out.dtype, out=out.reshape(shape))
         else:

@@ -129,6 +129,7 @@ class _Writer(VectorWriter):
             whole = b.sub(spots, b.srem(spots, self.number(lanes)))
 
             def put(value: Any, spot: Any) -> None:
+                """Store a vector of one place, zeros outside the image."""
                 place = self.at(out, self.lanes(self.entry(places, spot)))
                 self.store(b.select(real, value, self.zero), place)
 
@@ -557,6 +558,7 @@ class Plan:
             places.append(_filled((c * self.window + i * self.kw + j).ravel(), columns))
 
         def meet(rows: Any, along: Any) -> None:
+            """Add the positions where rows and columns of taps meet."""
             bases.append(
                 np.add.outer(np.multiply(rows, sh * width), np.multiply(along, sw)).ravel()
             )

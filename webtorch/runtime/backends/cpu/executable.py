@@ -505,6 +505,7 @@ def compile_ahead(steps: Sequence[Runner]) -> None:
     order = iter(waiting)
 
     def work() -> None:
+        """Compile one kernel after the other; stop when the process ends or forks."""
         for kernel in order:
             # At its end the process waits for threads, though for nothing that they make.
             if _FORKING.is_set() or not threading.main_thread().is_alive():

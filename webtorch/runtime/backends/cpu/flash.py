@@ -286,17 +286,20 @@ class _Writer(VectorWriter):
         def write(
             left: Any, along: Any, step: Any, rows: Any, right: Any, steps: Any, out: Any, *at: Any
         ) -> None:
+            """Write the product at a place."""
             kept = [
                 self.load(self.at(at[0], self.number(v * self.width)))
                 for v in range(vectors * more)
             ]
 
             def old(row: Any, v: int) -> Any:
+                """Return what is in `out`, times the factors."""
                 if not more:
                     return self.zero
                 return self.b.fmul(self.load(self.beside(out, row, vectors, v)), kept[v])
 
             def put(row: Any, v: int, x: Any) -> None:
+                """Store a vector of `out`."""
                 self.store(x, self.beside(out, row, vectors, v))
 
             self.product(left, (along, step), rows, right, line, steps, vectors, old, put)
@@ -342,6 +345,7 @@ class _Writer(VectorWriter):
         last = b.sub(valid, self.number(1))
 
         def number(x: Any) -> Any:
+            """Return a vector as scaled float32 numbers."""
             return b.fmul(x if kind == self.f32 else b.uitofp(x, self.vector), factor)
 
         align = 4 if kind == self.f32 else 1
@@ -385,6 +389,7 @@ class _Writer(VectorWriter):
             left = self.smaller(b.sub(valid, first), self.number(lanes))
 
             def scaled(step: Any) -> Any:
+                """Return a step's vector, times the lanes' factors."""
                 x = self.load(self.beside(start, step, vectors))
                 return b.fmul(x, self.load(self.at(factors, first)))
 
@@ -893,14 +898,17 @@ class _Writer(VectorWriter):
                 inside.append(b.icmp_signed("<", position, self.positions(width)))
 
             def place(row: Any, v: int) -> Any:
+                """Return the address of a row's vector."""
                 start = self.at(out, b.add(b.mul(row, width), column))
                 return self.at(start, self.number(v * lanes))
 
             def old(row: Any, v: int) -> Any:
+                """Return what is there; past the last column nothing is read."""
                 at = place(row, v)
                 return self.load(at) if even else self.masked_load(at, inside[v])
 
             def put(row: Any, v: int, x: Any) -> None:
+                """Store a vector; past the last column nothing is written."""
                 if even:
                     self.store(x, place(row, v))
                 else:
@@ -968,6 +976,7 @@ class Plan:
         most = len(shape.rows)
 
         def work(vectors: int) -> float:
+            """Return the cost of blocks of so many vectors of rows, in a unit of its own."""
             block = vectors * lanes
             firsts = range(0, r.length, block)
             seen = (min(f + block, r.source) if r.causal else r.source for f in firsts)
@@ -986,6 +995,7 @@ class Plan:
         if r.part != "forward":
 
             def padded(columns: int) -> float:
+                """Return the cost of so many vectors of columns, padding included."""
                 group = columns * lanes
                 total = sum(-(-width // group) * group for width in (r.size, r.width))
                 return total / _SPEED[columns - 1]

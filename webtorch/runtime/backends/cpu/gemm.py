@@ -106,6 +106,7 @@ class _Writer(VectorWriter):
             done = b.select(beside, steps, done)
 
             def along_lines(step: Any) -> None:
+                """Copy one step of a panel whose lines are neighbours in memory."""
                 place, to = (
                     self.at(start, b.mul(step, step_stride)),
                     b.mul(step, self.number(width)),
@@ -115,6 +116,7 @@ class _Writer(VectorWriter):
                     self.store(value, self.at(out, b.add(to, self.number(n))))
 
             def along_steps(step: Any) -> None:
+                """Copy a square of a panel whose steps are neighbours in memory, transposed."""
                 for n in range(0, width, lanes):
                     rows = [
                         self.load(self.at(start, b.add(stride, step)), vector)
@@ -237,6 +239,7 @@ class Plan:
         self.left_offset, self.right_offset = routine.left_offset, routine.right_offset
 
         def work(tile: tuple[int, int]) -> int:
+            """Return how many elements tiles of this size compute, padding included."""
             width = tile[1] * self.shape.lanes
             return -(-self.m // tile[0]) * tile[0] * -(-self.n // width) * width
 

@@ -645,6 +645,7 @@ class _Compiler:
         self.b.ret_void()
 
     def parameters(self, tree: ast.FunctionDef) -> None:
+        """Load the buffers' addresses and the arguments from the call's cells."""
         b, ir = self.b, self.ir
         i64 = ir.IntType(64)
         begin, end, cells = self.function.args
@@ -685,6 +686,7 @@ class _Compiler:
     # -- statements ---------------------------
 
     def let(self, name: str, value: _Value) -> None:
+        """Store a value in the variable of a name, made at its first use."""
         if name not in self.variables:
             self.variables[name] = (self.allocate(value.value.type), value.kind)
         place, kind = self.variables[name]
@@ -694,6 +696,7 @@ class _Compiler:
         self.b.store(value.value, place)
 
     def allocate(self, kind: Any, count: Any = None) -> Any:
+        """Return a place on the stack, made at the function's entry."""
         # Parameters come before the entry block has its jump.
         jump = getattr(self, "jump", None)
         if jump is None:
@@ -703,10 +706,12 @@ class _Compiler:
             return self.b.alloca(kind, count)
 
     def block(self, body: list[ast.stmt]) -> None:
+        """Compile statements."""
         for statement in body:
             self.statement(statement)
 
     def statement(self, node: ast.stmt) -> None:
+        """Compile one statement of the subset that the renderers write."""
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
@@ -804,6 +809,7 @@ class _Compiler:
         return back
 
     def while_loop(self, test: ast.expr, body: list[ast.stmt]) -> None:
+        """Compile a loop."""
         b = self.b
         head = self.function.append_basic_block("while")
         inside = self.function.append_basic_block("body")
@@ -835,6 +841,7 @@ class _Compiler:
     # -- memory ---------------------------
 
     def place(self, node: ast.Subscript) -> tuple[Any, str, Any, Any]:
+        """Return an element's address, type and alias scopes."""
         assert isinstance(node.value, ast.Name)
         name = node.value.id
         position = self.m.cast(self.value(node.slice), "int").value
@@ -852,12 +859,14 @@ class _Compiler:
         )
 
     def mark(self, access: Any, mine: Any, others: Any) -> None:
+        """Say that an access meets no other buffer."""
         if mine is not None:
             access.set_metadata("alias.scope", mine)
         if others is not None:
             access.set_metadata("noalias", others)
 
     def load(self, node: ast.Subscript) -> _Value:
+        """Return an element; bools are bytes in memory."""
         pointer, kind, mine, others = self.place(node)
         element = self.ir.IntType(8) if kind == "bool" else self.m.types[kind]
         loaded = self.b.load(pointer, typ=element, align=_BYTES[kind])
@@ -869,6 +878,7 @@ class _Compiler:
         return self.m.wrap(loaded, kind)
 
     def store(self, node: ast.Subscript, value: _Value) -> None:
+        """Store an element, converted to its array's type."""
         pointer, kind, mine, others = self.place(node)
         value = self.m.cast(value, kind)
         stored = value.value if kind != "bool" else self.b.zext(value.value, self.ir.IntType(8))
@@ -877,10 +887,12 @@ class _Compiler:
     # -- expressions ---------------------------
 
     def variable(self, name: str) -> _Value:
+        """Return the value of a variable."""
         place, kind = self.variables[name]
         return self.m.wrap(self.b.load(place, typ=self.m.types[kind]), kind)
 
     def value(self, node: ast.expr) -> _Value:
+        """Return the value of an expression."""
         match node:
             case ast.Name(id=name):
                 return self.variable(name)
@@ -924,6 +936,7 @@ class _Compiler:
         return self.m.wrap(phi, value.kind)
 
     def call(self, name: str, args: list[ast.expr]) -> _Value:
+        """Return the result of a function that the renderers use."""
         m = self.m
         if name in _BITS or name == "int":
             return self.typed(name, args[0])

@@ -30,6 +30,7 @@ def function(routine: Host) -> Callable[..., None]:
     is_complex = routine.function.startswith("complex ")
 
     def call(*arrays: Array) -> None:
+        """Run the routine, and pack its results one after the other."""
         inputs = [a[: _count(s)].reshape(s) for a, s in zip(arrays, routine.shapes)]
         if is_complex:
             inputs = [as_complex(a) for a in inputs]
@@ -319,6 +320,7 @@ def eig(a: Array, given_complex: bool) -> Results:
     """Return (eigenvalues, eigenvectors, info). Those of a real matrix come in pairs of conjugates."""
 
     def run(a: Array) -> Results:
+        """Return eigenvalues and eigenvectors of one batch."""
         w, v = np.linalg.eig(a if given_complex else a.real)
         return w.astype(a.dtype), v.astype(a.dtype)
 

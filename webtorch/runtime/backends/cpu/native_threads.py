@@ -242,12 +242,14 @@ class _Pool:
         self.start()
 
     def start(self) -> None:
+        """Take memory for the workers' cells; workers of a process before a fork are gone."""
         self.pid = os.getpid()
         self.workers = 0
         self.memory = ctypes.create_string_buffer(_CELL * 257)
         self.cells = -(-ctypes.addressof(self.memory) // _CELL) * _CELL
 
     def run(self, function: int, begin: int, end: int, step: int, block: bytes, count: int) -> bool:
+        """Run a compiled function on `count` threads; return False if the pool is busy."""
         if not self.busy.acquire(blocking=False):
             return False
         try:
@@ -269,6 +271,7 @@ class _Pool:
         return True
 
     def rest(self) -> None:
+        """Let the workers sleep."""
         if self.workers and self.pid == os.getpid():
             self.ask(self.cells, self.workers)
 

@@ -85,6 +85,7 @@ def check(status: Array, site: int, value: Array, low: int, high: int) -> None:
 
 def _reduction(ufunc: np.ufunc) -> Any:
     def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
+        """Reduce the dims from `first` on, which stay as dims of size 1."""
         full = np.broadcast_to(value, shape)
         return ufunc.reduce(
             full, axis=tuple(range(first, len(shape))), dtype=full.dtype, keepdims=True
@@ -95,6 +96,7 @@ def _reduction(ufunc: np.ufunc) -> Any:
 
 def _position_reduction(find: Any) -> Any:
     def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
+        """Return positions over the dims from `first` on, flattened."""
         rows = np.broadcast_to(value, shape).reshape(*shape[:first], -1)
         return (
             find(rows, axis=-1).astype(dtype).reshape(*shape[:first], *[1] * (len(shape) - first))

@@ -124,6 +124,7 @@ def sort(routine: Sort) -> Callable[..., None]:
     )
 
     def run(x: Array, out: Array) -> None:
+        """Write the places of the ranks wanted."""
         keys = _keys(x.reshape(rows, length), dtype, routine.descending, compiled)
         target = out.reshape(rows, count)
         if compiled and end <= _MOST_KEPT and end < length * _FEW:
@@ -177,7 +178,10 @@ def _over_rows(
     """Fill `out` with the places at ranks from `first` on of each row, on the threads."""
 
     def part(begin: int, end: int) -> Callable[[], None]:
+        """Return the task of some of the rows."""
+
         def work() -> None:
+            """Order the rows."""
             out[begin:end] = order(keys[begin:end], first, out.shape[1])
 
         return work

@@ -23,6 +23,7 @@ def _typed(kind: str) -> Callable[[Any], Any]:
     target = np.dtype(kind).type
 
     def convert(x: Any) -> Any:
+        """Return a number of the type; integers wrap around."""
         if isinstance(x, (bool, int)):
             # A position or an integer constant: it wraps around like a typed integer.
             if np.dtype(kind).kind in "iu":
@@ -38,6 +39,7 @@ def _typed(kind: str) -> Callable[[Any], Any]:
 
 def _scalar(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
+        """Return the function's result as a NumPy scalar."""
         # Arrays of one: of scalars NumPy computes some functions in another way (x^0.5 at -infinity).
         return np.asarray(function(*map(np.atleast_1d, args)))[0]
 

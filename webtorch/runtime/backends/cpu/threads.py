@@ -49,16 +49,19 @@ class _Worker:
             self.done.release()
 
     def start(self, task: Task) -> None:
+        """Give the thread a task."""
         self.task = task
         self.wake.release()
 
     def wait(self) -> None:
+        """Wait until the task is done; raise its error."""
         self.done.acquire()
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def stop(self) -> None:
+        """Let the thread end."""
         self.task = None
         self.wake.release()
 
@@ -71,6 +74,7 @@ class _Pool:
         self.pid = os.getpid()
 
     def run(self, tasks: list[Task]) -> None:
+        """Run tasks together, the first one on this thread; one after the other if the pool is busy."""
         # A second caller, or a task that itself is parallel, does its parts in order: never a deadlock.
         if len(tasks) == 1 or not self.busy.acquire(blocking=False):
             for task in tasks:

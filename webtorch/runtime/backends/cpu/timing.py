@@ -25,7 +25,10 @@ def run_timed(
     times: list[tuple[float, float]] = []
 
     def timed(function: Function) -> Function:
+        """Return the function, whose calls are timed."""
+
         def call(*values: Any) -> None:
+            """Call the function, and note when it began and ended."""
             start = perf_counter()
             function(*values)
             times.append((start, perf_counter()))

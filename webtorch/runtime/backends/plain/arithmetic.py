@@ -56,6 +56,7 @@ def _wrapper(name: str) -> Callable[[int], int]:
     span = high - low + 1
 
     def wrap(x: int) -> int:
+        """Return x wrapped around into the type's range."""
         return x if low <= x <= high else (x - low) % span + low
 
     return wrap
@@ -160,6 +161,7 @@ def f_sign(x: float) -> float:
 
 def _whole(function: Callable[[float], int]) -> Callable[[float], float]:
     def call(x: float) -> float:
+        """Return a whole number with the sign of x; infinities and NaN as they are."""
         return math.copysign(float(function(x)), x) if math.isfinite(x) else x
 
     return call

@@ -38,6 +38,7 @@ def scan(r: Scan) -> Call:
     combine = ops.get(r.op) or NAMESPACE[f"{kind}_{r.op}"]
 
     def run(source: Any, target: Any, status: object) -> None:
+        """Accumulate each row."""
         for o in range(r.outer):
             for i in range(r.inner):
                 total = None
@@ -55,6 +56,7 @@ def sort(r: Sort) -> Call:
     read = _reader(r.buffers[0].dtype)
 
     def run(source: Any, target: Any, status: object) -> None:
+        """Write the places of the ranks wanted."""
         for row in range(r.rows):
             values = [read(source[row * r.length + k]) for k in range(r.length)]
             # NaN is the largest number; a stable sort keeps ties in order, also when it is reversed.
@@ -76,26 +78,31 @@ def attention(r: Attention) -> Call:
     group = r.heads // r.shared
 
     def run(*given: Any) -> None:
+        """Compute the results that the routine asks for."""
         views = dict(zip(names, given))
         rest = list(given[len(names) : len(r.buffers)])
         args = given[len(r.buffers) : -1]
         scale = args[0]
 
         def element(name: str, *where: int) -> Any:
+            """Return an element of an operand."""
             i = names.index(name)
             at = r.offsets[i] + sum(map(operator.mul, where, r.strides[i]))
             return reads[name](views[name][at])
 
         def row(name: str, b: int, h: int, n: int, size: int) -> list[float]:
+            """Return a vector of an operand."""
             return [element(name, b, h, n, d) for d in range(size)]
 
         def seen(b: int, h: int, n: int) -> list[int]:
+            """Return the columns that a row may see."""
             last = min(n + 1, r.source) if r.causal else r.source
             if r.mask and types["mask"] is bool_:
                 return [j for j in range(last) if element("mask", b, h, n, j)]
             return list(range(last))
 
         def scores(b: int, h: int, n: int, keys: Sequence[int]) -> list[float]:
+            """Return a row's scores of these columns, with the mask added."""
             q = row("query", b, h, n, r.size)
             out = []
             for j in keys:

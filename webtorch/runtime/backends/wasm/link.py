@@ -60,10 +60,12 @@ class _Reader:
         self.data, self.at = data, at
 
     def byte(self) -> int:
+        """Return the next byte."""
         self.at += 1
         return self.data[self.at - 1]
 
     def number(self) -> int:
+        """Return the next unsigned LEB128 number."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -73,16 +75,19 @@ class _Reader:
                 return value
 
     def signed(self) -> int:
+        """Return the next signed LEB128 number."""
         start = self.at
         value = self.number()
         bits = 7 * (self.at - start)
         return value - (1 << bits) if value >> (bits - 1) else value
 
     def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
         self.at += count
         return self.data[self.at - count : self.at]
 
     def text(self) -> str:
+        """Return the next name: its length, then UTF-8."""
         return self.take(self.number()).decode()
 
 
@@ -307,6 +312,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int
     shared_at = 0
 
     def section(kind: int, content: bytes) -> None:
+        """Add a section; that of imports notes where the memory's flag stands."""
         nonlocal shared_at
         out.append(kind)
         out.extend(unsigned(len(content)))
@@ -356,6 +362,7 @@ def _apply(
     types: dict[bytes, int],
 ) -> None:
     def put(data: bytes) -> None:
+        """Write bytes at the relocation."""
         content[r.offset : r.offset + len(data)] = data
 
     if r.kind == _TYPE_INDEX:

@@ -81,6 +81,10 @@ class _Memory:
         self.end = FIRST
 
     def allocate(self, nbytes: int, stays: bool = False) -> int:
+        """Return the address of `nbytes` bytes; what `stays` lies past all that is used again.
+
+        Raises KernelError past what WebAssembly can address.
+        """
         size = max(-(-nbytes // _ALIGN) * _ALIGN, _ALIGN)
         at = self.end if stays else self._room(size)
         if at + size > LAST:
@@ -101,6 +105,7 @@ class _Memory:
         return at
 
     def free(self, address: int) -> None:
+        """Let the bytes of an address be used again."""
         del self.blocks[address]
 
 
@@ -166,6 +171,7 @@ class Page:
         _, rest = source.split("(", 1)
 
         def code(symbol: str) -> bytes:
+            """Return the object code of the loops."""
             text = f"def kernel({rest}"
             return jit.wasm_object(
                 lambda: jit.llvm_text(text, symbol, fused=False, position_bits=32),
@@ -179,6 +185,7 @@ class Page:
         """Return the number of a function that is written over vectors."""
 
         def code(symbol: str) -> bytes:
+            """Return the object code of the function."""
             return jit.wasm_object(
                 lambda: functions.write().text(name, symbol),
                 f"{symbol} {functions.prefix}{name} {functions.key}",
@@ -252,6 +259,7 @@ class _LayOut(Target):
         self.name = ""
 
     def layout(self) -> Function:
+        """Give all buffers their places, and write the steps."""
         program, out = self.program, self.out
         self._give_memory()
         out.places = [self.addresses[b] for b in program.inputs]

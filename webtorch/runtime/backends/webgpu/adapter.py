@@ -152,6 +152,7 @@ def _look_up() -> list[AdapterInfo]:
     handles = _handles()
 
     def rank(handle: object) -> tuple[bool, int, int]:
+        """Return an adapter's place in the order of choice: hardware first, then the API, then the kind."""
         info = handle.info  # type: ignore[attr-defined]
         kind = info["adapter_type"]
         return kind == "CPU", _API_ORDER.get(info["backend_type"], 3), _TYPE_ORDER.get(kind, 2)

@@ -225,6 +225,7 @@ class BrowserNative(Native):
         """Do nothing: errors come later, and `captured` takes those that have come."""
 
     def captured(self) -> Problem | None:
+        """Return the first error since `capture`, None without one."""
         return _problem(self._script.take())
 
     def watch(self) -> bool:
@@ -239,6 +240,7 @@ class BrowserNative(Native):
         return _problem(wait(self._script.watched(), doing))
 
     def create_buffer(self, size: int, usage: int) -> tuple[Pointer, Problem | None]:
+        """Return a buffer's number, and what went wrong; large ones are watched for lack of memory."""
         if size >= _LARGE and self.watch():
             number = self._script.buffer(size, usage)
             problem = self.watched("allocate")
@@ -254,24 +256,30 @@ class BrowserNative(Native):
     def create_bind_group(
         self, layout: Pointer, bindings: list[tuple[Pointer, int, int]]
     ) -> Pointer:
+        """Return the number of a bind group of (buffer, offset, bytes) bindings."""
         return self._script.group(layout, *[number for binding in bindings for number in binding])
 
     def write(self, buffer: Pointer, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Copy bytes into a buffer."""
         self._script.write(buffer, offset, data)
 
     def flush_writes(self) -> None:
         """Do nothing: the browser sends writes on by itself."""
 
     def create_encoder(self) -> Pointer:
+        """Return the number of a new encoder."""
         return self._script.encoder()
 
     def finish(self, encoder: Pointer) -> Pointer:
+        """Return the number of an encoder's commands."""
         return self._script.finish(encoder)
 
     def drop(self, commands: Pointer) -> None:
+        """Forget commands."""
         self._script.drop(commands)
 
     def submit(self, commands: Pointer) -> None:
+        """Submit commands."""
         self._script.submit(commands)
 
     def plan(self, segments: Any) -> Pointer:
@@ -289,22 +297,27 @@ class BrowserNative(Native):
         self._script.drop(plan)
 
     def may_wait(self, doing: str) -> None:
+        """Raise an error where the page's thread cannot wait."""
         check_wait(doing)
 
     def mark(self) -> object:
+        """Return a promise of all that has been submitted."""
         return self._script.done()
 
     def wait(self, mark: object) -> None:
+        """Wait for a mark, where the page's thread can."""
         # Where Python cannot pause nothing may wait; only that Python runs ahead of the device is lost.
         if can_wait():
             wait(mark, "synchronize")
 
     def map_read(self, buffer: Pointer, size: int) -> Ticket:
+        """Begin to map a buffer for reading; return its ticket."""
         ticket = Ticket()
         ticket.mark = self._script.map(buffer, size)
         return ticket
 
     def wait_map(self, ticket: Ticket) -> None:
+        """Wait until a buffer is mapped."""
         if not ticket.ready.is_set():
             ticket.error = wait(ticket.mark, "read a tensor") or None
             ticket.ready.set()
@@ -316,9 +329,11 @@ class BrowserNative(Native):
         ticket.ready.set()
 
     def mapped(self, buffer: Pointer, start: int, size: int) -> memoryview:
+        """Return a copy of a mapped buffer's bytes."""
         return memoryview(self._script.bytes(buffer, start, size).to_bytes())
 
     def unmap(self, buffer: Pointer) -> None:
+        """End the mapping of a buffer."""
         self._script.unmap(buffer)
 
 

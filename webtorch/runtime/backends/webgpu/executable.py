@@ -108,6 +108,7 @@ class WebGPUExecutable:
             device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
 
         def render(routine: Routine) -> list[Rendered]:
+            """Return a routine's shaders, and make their pipelines."""
             made = [
                 self._pipeline(part, routine.name, varying)
                 for part in device.render(routine, varying)

@@ -81,6 +81,7 @@ class DeviceBuffer:
 
     @label.setter
     def label(self, text: str) -> None:
+        """Name the memory in errors and profiles."""
         self.block.label = text
 
     def __del__(self) -> None:

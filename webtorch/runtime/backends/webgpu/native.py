@@ -221,6 +221,7 @@ class _QuietLoss(logging.Filter):
     """Keep wgpu-py from printing that a device was lost: we raise DeviceLostError where it matters."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is printed."""
         text = record.getMessage()
         return not text.startswith(("DEVICE LOST", "The WGPU device was lost"))
 
@@ -243,6 +244,7 @@ class WgpuNative(Native):
             logger.addFilter(_QuietLoss())
 
         def on_map(status: int, message: Any, key: Any, _unused: Any) -> None:
+            """Note that a buffer is mapped, or why it is not."""
             ticket = tickets.pop(int(ffi.cast("uintptr_t", key)), None)
             if ticket is not None:
                 if status != success:
@@ -258,13 +260,16 @@ class WgpuNative(Native):
         self._map_info.callback = self._on_map
 
     def capture(self) -> None:
+        """Keep errors from here on for `captured`."""
         self._errors.capture("webtorch")
 
     def captured(self) -> Problem | None:
+        """Return the first error since `capture`, None without one."""
         problem: Problem | None = self._errors.release("webtorch")
         return problem
 
     def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Any:
+        """Compile WGSL; trusted indices and loops are not checked again."""
         if not (trusted_indices or trusted_loops):
             return super().create_module(source, trusted_indices, trusted_loops)
         ffi, lib = self.ffi, self.lib
@@ -290,6 +295,7 @@ class WgpuNative(Native):
         self._submitted = True
 
     def mark(self) -> object:
+        """Return the number of the last submission, null before the first."""
         # Before the first submission there is no index to wait for: NULL waits for everything.
         return (
             self.ffi.new("WGPUSubmissionIndex *", self._last_index[0])
@@ -298,9 +304,11 @@ class WgpuNative(Native):
         )
 
     def wait(self, mark: object) -> None:
+        """Wait until the submission of a mark has run."""
         self.lib.wgpuDevicePoll(self.device, True, mark)
 
     def map_read(self, buffer: Pointer, size: int) -> Ticket:
+        """Begin to map a buffer for reading; return its ticket."""
         # No empty submit before it, as the wrapper does: on lavapipe that blocks until running work is done.
         ticket = Ticket()
         ticket.mark = self.mark()
@@ -312,6 +320,7 @@ class WgpuNative(Native):
         return ticket
 
     def wait_map(self, ticket: Ticket) -> None:
+        """Poll until a buffer is mapped."""
         while not ticket.ready.is_set():
             self.lib.wgpuDevicePoll(self.device, True, ticket.mark)
             # Another thread's poll may have taken our callback and be about to run it.
@@ -338,10 +347,11 @@ class DawnNative(Native):
         self._done_info.callback = binding.c_callback("WGPUQueueWorkDoneCallback")
 
     def capture(self) -> None:
+        """Do nothing: Dawn's errors are kept as they come."""
         # Dawn's binding has one list of errors for all; what is in it when we look is ours.
-        pass
 
     def captured(self) -> Problem | None:
+        """Return the first error since the last call, None without one."""
         pending: list[Problem] = self._errors.pending
         if not pending:
             return None
@@ -362,20 +372,24 @@ class DawnNative(Native):
                 raise RuntimeError(f"waiting for the device failed with status {status}")
 
     def mark(self) -> object:
+        """Return a future of all that has been submitted."""
         ready = threading.Event()
         self._done_info.userdata1 = self._callbacks.register(lambda *_: ready.set())
         future = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._done_info[0])
         return int(future.id), ready
 
     def wait(self, mark: object) -> None:
+        """Wait for the future of a mark."""
         assert isinstance(mark, tuple)
         self._wait_future(*mark)
 
     def map_read(self, buffer: Pointer, size: int) -> Ticket:
+        """Begin to map a buffer for reading; return its ticket."""
         ticket = Ticket()
         success = self.lib.WGPUMapAsyncStatus_Success
 
         def on_map(status: int, message: Any, *_unused: object) -> None:
+            """Note that the buffer is mapped, or why it is not."""
             if status != success:
                 ticket.error = self._text(message) or f"map status {status}"
             ticket.ready.set()
@@ -388,6 +402,7 @@ class DawnNative(Native):
         return ticket
 
     def wait_map(self, ticket: Ticket) -> None:
+        """Wait until a buffer is mapped."""
         assert isinstance(ticket.mark, int)
         self._wait_future(ticket.mark, ticket.ready)
 

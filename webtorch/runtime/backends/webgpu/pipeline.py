@@ -203,6 +203,7 @@ class PipelineCache:
         device: Any = self._native.wrapper
 
         def build() -> tuple[Any, Any]:
+            """Compile a pass, and call the binding's method with it."""
             group_layout, pipeline_layout = self._layout(part.bindings)
             module = self._native.create_module(
                 part.source, part.trusted_indices, part.trusted_loops

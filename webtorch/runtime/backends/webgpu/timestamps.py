@@ -60,6 +60,7 @@ def run_timed(executable: WebGPUExecutable, plan: _Plan, listener: Listener) -> 
     pairs = _stamped(device, plan) if stamped else _waited(device, plan)
 
     def times() -> list[Timing]:
+        """Return when each dispatch began and ended, in seconds."""
         return [
             Timing(step, name, *pair) for (step, name), pair in zip(labels, pairs(), strict=True)
         ]
@@ -118,6 +119,7 @@ def _stamped(device: WebGPUBackend, plan: _Plan) -> Callable[[], list[Pair]]:
     found: list[Pair] | None = None
 
     def pairs() -> list[Pair]:
+        """Return the timestamps in pairs, read once."""
         nonlocal found
         if found is None:
             native.wait_map(ticket)

@@ -93,6 +93,7 @@ def _copy_large(data: Bytes) -> memoryview:
     bounds = [len(source) * i // pieces for i in range(pieces + 1)]
 
     def copy(piece: int) -> None:
+        """Copy one thread's part."""
         part = slice(bounds[piece], bounds[piece + 1])
         np.copyto(target[part], source[part])
 

@@ -231,6 +231,7 @@ def _time(device: WebGPUBackend, routine: Routine, inputs: list[DeviceBuffer]) -
     """Return the seconds that a routine takes, many in one submission."""
 
     def run(count: int) -> float:
+        """Return the least seconds of three runs of `count` dispatches."""
         executable = device.compile(_program(routine, count))
         device.synchronize()
         best = float("inf")
@@ -285,6 +286,7 @@ def _checker(
         parts.append((start, _floats(device.download(out), dtype)))
 
     def wrong(result: Buffer) -> str:
+        """Return what is wrong with a result, "" if nothing is."""
         found = _floats(device.download(result), dtype)
         for start, expected in parts:
             mine = found[start : start + len(expected)]

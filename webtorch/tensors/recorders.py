@@ -1,0 +1,540 @@
+"""How calls of elementwise entries are recorded: once for each signature, then from what was prepared. Floor 4.
+
+The signature of a call is the shapes, strides, types and devices of its tensors and the types of its
+numbers. The first call with one works out promotion, broadcasting, layout and checks; later ones make
+their node and tensor of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir.dtype import (
+    DType,
+    Scalar,
+    bool_,
+    float32,
+    float64,
+    int64,
+    integer_limits,
+    legacy_name,
+)
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
+from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
+from webtorch.ops import elementwise
+from webtorch.ops.record import Elementwise, Op, slope
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
+from webtorch.tensors.forward import propagate
+from webtorch.tensors.primitives import (
+    as_view,
+    check_int64,
+    device_mismatch,
+    fill,
+    ordered_node,
+    out_of_order,
+    reduce_dims,
+)
+from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import GradFn, SavedTensor, forward, gradient_edge, mode, set_history
+from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
+
+# `complex_numbers.apply_form`, which is written with what is here.
+complex_form: Any = None
+
+
+@lru_cache(maxsize=65536)
+def _expanded(
+    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[int, ...]:
+    lead = len(target) - len(shape)
+    return (0,) * lead + tuple(
+        [
+            0 if s == 1 and t != 1 else st
+            for s, st, t in zip(shape, strides, target[lead:], strict=True)
+        ]
+    )
+
+
+def _operand_node(t: Tensor, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Node:
+    """Return the value of an operand at `shape`, with its dims in `order`."""
+    if order is not None:
+        return ordered_node(t, shape, _expanded(t._shape, t._strides, shape), order)
+    if t._shape == shape:
+        return t._node()
+    node = t._storage.node
+    if node.dtype is not t.dtype:
+        node = t._flat_node()
+    strides = _expanded(t._shape, t._strides, shape)
+    if not t._offset or node.kind not in ("buffer", "update", "scatter"):
+        return Node("view", (node,), (strides, t._offset), (), shape, t.dtype)
+    return Node("view", (node,), (strides,), (t._offset,), shape, t.dtype)
+
+
+class _Recorder:
+    """How the calls of an entry with one signature are recorded: worked out at the first (`_prepare`)."""
+
+    __slots__ = (
+        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "order", "runtime",
+        "shape", "stored", "strides",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: Elementwise,
+        operands: Sequence[Operand],
+        numbers: Sequence[Scalar],
+        dtype: DType,
+        runtime: Runtime,
+    ) -> None:
+        letters = ["t" if isinstance(o, Tensor) else "s" for o in operands] + ["s"] * len(numbers)
+        self.attrs = (op, "".join(letters), dtype.compute)
+        # The type of the calculation, and of the result.
+        self.compute = dtype
+        self.dtype = bool_ if op.promotion == "bool" else dtype
+        self.runtime = runtime
+        self.differentiable = op.differentiable and self.dtype.kind == "float"
+        # Whether the numbers become others, or may be wrong.
+        values = [*[o for o in operands if not isinstance(o, Tensor)], *numbers]
+        self.converts = bool(values) and (
+            dtype.kind != "float" or any(type(v) not in (int, float) for v in values)
+        )
+
+    def lie(self, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
+        """Say where the elements of the result lie; None: in order."""
+        self.shape = shape
+        self.strides = contiguous_strides(shape) if strides is None else strides
+        self.elements = numel(shape)
+        # Memory from the widest stride to the narrowest.
+        self.order = out_of_order(shape, self.strides)
+        self.stored = shape if self.order is None else tuple([shape[d] for d in self.order])
+
+    def record(self, operands: Sequence[Operand], numbers: Sequence[Scalar]) -> Tensor:
+        """Record a call, without gradients. `numbers` come after the operands."""
+        shape, order = self.shape, self.order
+        srcs: list[Node] = []
+        values: list[Scalar] = []
+        for o in operands:
+            if isinstance(o, Tensor):
+                node = o._storage.node
+                if not o._whole or node.shape != shape or order is not None:
+                    node = _operand_node(o, shape, order)
+                srcs.append(node)
+            else:
+                values.append(o)  # type: ignore[arg-type]
+        values += numbers
+        if self.converts:
+            values = self._converted(operands, values)
+        node = Node(
+            "map", tuple(srcs), self.attrs, tuple(values), self.stored, self.dtype, user_line()
+        )
+        out = object.__new__(Tensor)
+        out._adopt(
+            Storage(node, self.runtime, self.elements), shape, self.strides, 0, order is None
+        )
+        return out
+
+    def _converted(self, operands: Sequence[Operand], values: list[Scalar]) -> list[Scalar]:
+        """Return the numbers in the type that the call computes in. Raises for those that it cannot hold."""
+        op, pattern, _ = self.attrs
+        compute, found = self.compute, []
+        places = [i for i, letter in enumerate(pattern) if letter == "s"]
+        for place, value in zip(places, values, strict=True):
+            if place >= len(operands):
+                found.append(_scalar(op, value, compute))
+                continue
+            number = _scalar(op, value, compute, not op.numbers_fit)
+            if compute is int64:
+                check_int64(op.name, number, self.runtime)
+            if (
+                not number
+                and compute.kind != "float"
+                and op.divides
+                and place == 1
+                and 0 not in self.shape
+            ):
+                raise RuntimeError(
+                    f"ZeroDivisionError: {op.name.strip('_')} of {compute} by 0. Divide floats, or test the divisor."
+                )
+            found.append(number)
+        return found
+
+
+# What was prepared, by the entry and the signature of the call.
+_recorders: dict[tuple[Any, ...], _Recorder] = {}
+_MOST_RECORDERS = 1 << 14
+depending.append(_recorders.clear)
+
+
+def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()) -> Tensor:
+    """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python
+    numbers.
+    """
+    signature: list[Any] = [op]
+    for o in operands:
+        if not isinstance(o, Tensor):
+            signature.append(type(o))
+        elif o._whole:
+            signature += (o._shape, o.dtype, o._storage.runtime)
+        elif not o._levels:
+            signature += (o._shape, o._strides, o.dtype, o._storage.runtime)
+        else:
+            return _batched(op, operands, numbers)
+    for n in numbers:
+        signature.append(type(n))
+    key = tuple(signature)
+    recorder = _recorders.get(key)
+    if recorder is None:
+        recorder = _prepare(op, operands, numbers)
+        if recorder is None:
+            return _of_another_kind(op, operands, numbers)
+        if len(_recorders) >= _MOST_RECORDERS:
+            _recorders.clear()
+        _recorders[key] = recorder
+    out = recorder.record(operands, numbers)
+    if recorder.differentiable:
+        _follow(op, out, operands, numbers)
+    return out
+
+
+def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
+    """Record an elementwise op of two operands: `apply`, written out for tensors in order."""
+    if isinstance(x, Tensor) and x._whole:
+        storage, shape = x._storage, x._shape
+        if not isinstance(y, Tensor):
+            recorder = _recorders.get((op, shape, x.dtype, storage.runtime, type(y)))
+        elif y._whole:
+            other = y._storage
+            recorder = _recorders.get(
+                (op, shape, x.dtype, storage.runtime, y._shape, y.dtype, other.runtime)
+            )
+        else:
+            recorder = None
+        if recorder is not None and not recorder.converts:
+            shape = recorder.shape
+            first = storage.node if storage.node.shape == shape else _operand_node(x, shape, None)
+            srcs: tuple[Node, ...]
+            values: tuple[Scalar, ...]
+            if isinstance(y, Tensor):
+                node = other.node
+                srcs = first, node if node.shape == shape else _operand_node(y, shape, None)
+                values = ()
+            else:
+                srcs, values = (first,), (y,)  # type: ignore[assignment]
+            dtype, runtime = recorder.dtype, recorder.runtime
+            node = Node("map", srcs, recorder.attrs, values, shape, dtype, user_line())
+            out = object.__new__(Tensor)
+            out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
+            if recorder.differentiable and (
+                forward.levels
+                or x._requires_grad
+                or x._base is not None
+                or (not values and (y._requires_grad or y._base is not None))  # type: ignore[union-attr]
+            ):
+                _follow(op, out, (x, y), ())
+            return out
+    return apply(op, (x, y))
+
+
+def _of_another_kind(
+    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> Tensor:
+    """Record a call on complex numbers, on tensors of several devices or on a number alone."""
+    if any(o.dtype.is_complex if isinstance(o, Tensor) else type(o) is complex for o in operands):
+        return complex_form(op, operands, numbers)
+    if not any(isinstance(o, Tensor) for o in operands):
+        return apply(op, [_from_number(operands[0]), *operands[1:]], numbers)
+    return apply(op, to_one_device(op, operands), numbers)
+
+
+def _batched(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]) -> Tensor:
+    """Record a call on tensors with dimensions that vmap hides: the result has them first."""
+    recorder = _prepare(op, operands, numbers)
+    if recorder is None:
+        return _of_another_kind(op, operands, numbers)
+    levels, rank = levels_of(operands), len(recorder.shape)
+    recorder.lie((*sizes_of(levels), *recorder.shape), None)
+    # Behind the dimensions that vmap hides, all operands have the dims of the result.
+    full = [physical(o, levels, rank) if isinstance(o, Tensor) else o for o in operands]
+    out = logical(recorder.record(full, numbers), levels)
+    if recorder.differentiable:
+        _follow(op, out, operands, numbers)
+    return out
+
+
+def _prepare(
+    op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> _Recorder | None:
+    """Work out what calls like this one record; None where they go another way."""
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    others = [o for o in operands if not isinstance(o, Tensor)]
+    if not tensors or any(type(o) is complex for o in others):
+        return None
+    first = tensors[0]
+    runtime = first._storage.runtime
+    if any(t._storage.runtime is not runtime for t in tensors):
+        return None
+    _check_operands(op, operands)
+    dtype = result_type(*operands)
+    if dtype.is_complex:
+        return None
+    if op.promotion == "float" and dtype.kind != "float":
+        wide = get_default_dtype() is float64 and float64 in runtime.unsupported
+        dtype = float32 if wide else get_default_dtype()
+    if dtype not in op.dtypes:
+        raise DTypeError(
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes "
+            f"{', '.join(d.name for d in op.dtypes)}"
+        )
+    alike = all(t._shape == first._shape for t in tensors)
+    shape = first._shape if alike else _broadcast(op, operands)
+    recorder = _Recorder(op, operands, numbers, dtype, runtime)
+    if recorder.dtype in runtime.unsupported:
+        raise DTypeError(unsupported_text(recorder.dtype, runtime))
+    rows = all(t._whole for t in tensors)
+    lying = tuple([(t._shape, t._strides) for t in tensors])
+    recorder.lie(shape, None if rows else result_strides(shape, lying, not others))
+    return recorder
+
+
+def _follow(
+    op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> None:
+    """Give a result its gradient function and its tangents."""
+    if mode.grad and op.differentiable and out.dtype.kind == "float":
+        for o in operands:
+            # What has no base says it itself.
+            if isinstance(o, Tensor) and (
+                o._requires_grad or (o._base is not None and o.requires_grad)
+            ):
+                _attach(op, out, operands, numbers)
+                break
+    if forward.levels and mode.forward and op.differentiable and out.dtype.kind == "float":
+        propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
+
+
+def _check_operands(op: Elementwise, operands: Sequence[Operand]) -> None:
+    if op is elementwise._sub:
+        elementwise.check_subtraction("sub", *operands)
+
+
+def _tangent(
+    op: Elementwise,
+    out: Tensor,
+    operands: Sequence[Operand],
+    numbers: Sequence[Scalar],
+    tangents: Sequence[Tensor | None],
+) -> Tensor | None:
+    """Return the tangent of a result: the slope for each operand, times its tangent.
+
+    A cotangent of one element is multiplied by the same slope: the rules of backward are used.
+    """
+    total: Tensor | None = None
+    for i, t in enumerate(tangents):
+        if t is None:
+            continue
+        if op.vjp is not None:
+            part = op.vjp(t, out, *operands, *numbers)[i]
+        else:
+            found = slope(op, i)
+            if found.kind == "formula":
+                assert found.op is not None
+                inputs = [t, *[operands[k] for k in found.tensors]]
+                part = apply(found.op, inputs, [numbers[k] for k in found.numbers])
+            else:
+                part = {"zero": None, "one": t, "minus_one": -t}[found.kind]
+        if part is not None:
+            total = part if total is None else total + part
+    return total
+
+
+def _from_number(value: Any) -> Tensor:
+    if not isinstance(value, (bool, int, float, complex)):
+        raise TypeError(f"expected a Tensor or a number, not {type(value).__name__}")
+    return fill((), value, result_type(value), None)
+
+
+def to_one_device(op: Op, operands: Sequence[Operand]) -> list[Operand]:
+    """0-d CPU tensors join the others' device, as in PyTorch; anything else is an error."""
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    main = next(
+        (t for t in tensors if t._shape), next((t for t in tensors if not t.is_cpu), tensors[0])
+    )
+    out: list[Operand] = []
+    for o in operands:
+        if isinstance(o, Tensor) and o._storage.runtime is not main._storage.runtime:
+            if o._shape or not o.is_cpu:
+                raise device_mismatch(op.name, main, o)
+            o = _transfer(o, main._storage.runtime)
+        out.append(o)
+    return out
+
+
+def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
+    shapes = [o._shape for o in operands if isinstance(o, Tensor)]
+    try:
+        return broadcast_shapes(*shapes)
+    except ShapeError as error:
+        raise ShapeError(
+            f"{op.name.strip('_')}: {error}. Sizes must be equal or 1, counted from the right."
+        ) from None
+
+
+def _scalar(op: Op, value: Any, compute: DType, wraps: bool = False) -> Scalar:
+    if isinstance(value, Tensor):
+        value = value.item()
+    elif not isinstance(value, (bool, int, float)):
+        item = getattr(value, "item", None)
+        if item is None:
+            raise TypeError(
+                f"{op.name.strip('_')}(): expected a number or a Tensor, not {type(value).__name__}"
+            )
+        value = item()
+    if compute.kind in ("int", "uint"):
+        if isinstance(value, float) and not isinstance(value, bool):
+            if value != value or value in (float("inf"), float("-inf")):
+                raise RuntimeError(
+                    f"value cannot be converted to type {compute.name} without overflow"
+                )
+            value = int(value)
+        low, high = integer_limits(compute)
+        if not low <= value <= high:
+            if wraps and -(2**63) <= value < 2**63:
+                return (value - low) % (high - low + 1) + low
+            if compute.kind == "uint" and -high <= value < 0:
+                return value + high + 1  # PyTorch wraps negative numbers for unsigned types
+            raise RuntimeError(
+                f"{op.name.strip('_')}: value {value} cannot be converted to type {compute.name} "
+                "without overflow"
+            )
+    return value
+
+
+def sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return g summed over the dims along which `shape` was broadcast."""
+    if g._shape == shape:
+        return g
+    lead = g.ndim - len(shape)
+    dims = tuple(
+        [d for d, s in enumerate(g._shape) if d < lead or (shape[d - lead] == 1 and s != 1)]
+    )
+    out = (
+        reduce_dims(g, "sum", dims)
+        if dims and g.numel()
+        else g
+        if g.numel()
+        else fill(shape, 0, g.dtype, g.device)
+    )
+    return reshape_fresh(out, shape)
+
+
+def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Reshape a contiguous tensor."""
+    if x._shape == shape:
+        return x
+    source = x._shape
+    return as_view(
+        x, shape, contiguous_strides(shape), x._offset, lambda g: g.reshape(source), "View"
+    )
+
+
+def _attach(
+    op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
+) -> None:
+    edges = tuple(
+        [
+            gradient_edge(o) if o.dtype.kind == "float" and o.requires_grad else None
+            for o in operands
+            if isinstance(o, Tensor)
+        ]
+    )
+    shapes = [o._shape for o in operands if isinstance(o, Tensor)]
+    if op.vjp is not None:
+        rule = _given_rule(op, out, operands, numbers, shapes)
+    else:
+        rule = _derived_rule(op, operands, numbers, edges, shapes)
+    fn = GradFn(op.gradient_name, edges, rule)
+    if op.vjp is not None and "out" in op.used_by_vjp():
+        rule.__defaults__[0].append(weakref.ref(fn))
+    set_history(out, fn)
+
+
+def _given_rule(
+    op: Elementwise,
+    out: Tensor,
+    operands: Sequence[Operand],
+    numbers: Sequence[Scalar],
+    shapes: list[tuple[int, ...]],
+) -> Any:
+    used = op.used_by_vjp()
+    assert op.vjp is not None
+    vjp = op.vjp
+    saved = [
+        (SavedTensor(o, apart=op.saves_values) if name in used else None)
+        if isinstance(o, Tensor)
+        else o
+        for name, o in zip(op.tensors, operands, strict=True)
+    ]
+    saved_out = SavedTensor(out, is_output=True, apart=op.saves_values) if "out" in used else None
+    is_tensor = [isinstance(o, Tensor) for o in operands]
+
+    def rule(gs: Any, owner: list[Any] = []) -> list[Tensor | None]:  # noqa: B006  (each rule has its own list)
+        g = gs[0]
+        result = saved_out.unpack(owner[0]()) if saved_out is not None else None
+        found = vjp(
+            g, result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved], *numbers
+        )
+        kept = [c for c, t in zip(found, is_tensor, strict=False) if t]
+        return [
+            None if c is None else sum_to(c, shape) for c, shape in zip(kept, shapes, strict=True)
+        ]
+
+    rule.__defaults__ = ([],)
+    return rule
+
+
+def _derived_rule(
+    op: Elementwise,
+    operands: Sequence[Operand],
+    numbers: Sequence[Scalar],
+    edges: Any,
+    shapes: list[tuple[int, ...]],
+) -> Any:
+    slots = [i for i, o in enumerate(operands) if isinstance(o, Tensor)]
+    slopes = [
+        slope(op, slot) if edge is not None else None
+        for slot, edge in zip(slots, edges, strict=True)
+    ]
+    needed = {t for s in slopes if s is not None for t in s.tensors}
+    saved = {
+        i: SavedTensor(o, apart=op.saves_values) if isinstance(o, Tensor) else o
+        for i, o in enumerate(operands)
+        if i in needed
+    }
+
+    def rule(gs: Any) -> list[Tensor | None]:
+        g = gs[0]
+        values = {i: s.unpack() if isinstance(s, SavedTensor) else s for i, s in saved.items()}
+        out: list[Tensor | None] = []
+        for s, shape in zip(slopes, shapes, strict=True):
+            if s is None or s.kind == "zero":
+                out.append(None if s is None else fill(shape, 0, g.dtype, g.device))
+                continue
+            if s.kind == "formula":
+                assert s.op is not None
+                c = apply(
+                    s.op, [g, *[values[i] for i in s.tensors]], [numbers[i] for i in s.numbers]
+                )
+            else:
+                c = g if s.kind == "one" else -g
+            out.append(sum_to(c, shape))
+        return out
+
+    return rule
