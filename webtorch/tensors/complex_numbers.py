@@ -11,6 +11,7 @@ from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import recorders
+from webtorch.tensors.above import give
 from webtorch.tensors.forward import transposed
 from webtorch.tensors.primitives import (
     cast_to,
@@ -207,3 +208,6 @@ def derivative(op: Elementwise, g: Tensor, values: Sequence[Operand]) -> Tensor:
     shape = broadcast_shapes(*[o._shape for o in operands if isinstance(o, Tensor)])
     count = len(op.tensors)
     return record(op, operands, count, shape, dtype)
+
+
+give(apply_form=apply_form)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import webtorch
+from webtorch import autograd
 from webtorch.capture.trace import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
+from webtorch.functions import public as webtorch
 from webtorch.ops.record import TABLE, Elementwise, Example, Op
 from webtorch.runtime.realize import freeze, to_graph
 from webtorch.tensors.storage import Storage
@@ -428,7 +429,7 @@ def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: s
         if derived:
             outputs = [t for t in found if t.requires_grad]
             weights = [to_ours(w, device) for w in _weights(outputs)]
-            grads = webtorch.autograd.grad(outputs, given, weights, allow_unused=True)
+            grads = autograd.grad(outputs, given, weights, allow_unused=True)
             # No gradient is as good as zeros.
             pairs = [(m, e, w) for m, e, w in zip(grads, exact, wide, strict=True) if m is not None]
             if any(m is None and e.any() for m, e in zip(grads, exact)):
