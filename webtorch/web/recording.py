@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from typing import Any
 from webtorch import autograd
 from webtorch.capture.trace import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
-from webtorch.functions import public as webtorch
 from webtorch.ops.record import TABLE, Elementwise, Example, Op
 from webtorch.runtime.realize import freeze, to_graph
 from webtorch.tensors.storage import Storage
 from webtorch.web.export import Exported, export_json
 
+# The public names, nn.functional's among them.
+webtorch: Any = sys.modules["webtorch"]
 # Relative and absolute error that a result may have, by its type; the absolute one grows with the largest
 # result, up to a thousandfold. Gradients may have four times as much: they are several operations.
 TOLERANCE = {"float32": (4e-6, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
