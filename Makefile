@@ -34,9 +34,10 @@ AS_GPU := tests/lower tests/engine tests/webgpu/test_programs.py tests/webgpu/te
 	tests/ops/test_contract.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/pytorch/test_training.py
 
 # Mesa's compiled shaders outlive a run: without them each new kernel costs some 20 ms again.
+# GALLIVM_PERF=nopt: the software adapter compiles shaders without LLVM's passes, which cost more than they save.
 # wgpu-native complains on stderr when XDG_RUNTIME_DIR names no folder.
 TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
-	XDG_RUNTIME_DIR="$${XDG_RUNTIME_DIR:-$(CACHE)/xdg}" \
+	XDG_RUNTIME_DIR="$${XDG_RUNTIME_DIR:-$(CACHE)/xdg}" GALLIVM_PERF=nopt \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help

@@ -353,9 +353,11 @@ class CompiledFunction:
         """Return a compiler whose programs compute again what does not fit into `budget` bytes."""
 
         def peak(program: Program) -> int:
+            """Return the most bytes that a run takes."""
             return memory_plan(program).peak
 
         def compiler(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+            """Return the graph's program within the budget; warn if there is none."""
             key = (key, "budget", budget, self.runs)
             found = runtime.programs.get(key)
             if found is None:
@@ -905,7 +907,10 @@ def _joined(
         return more
 
     def moved(number: int) -> Callable[..., Any]:
+        """Return the hook with its output at the number that it knows."""
+
         def hook(given: Any) -> Any:
+            """Call the hook with the gradients where it expects them."""
             if number not in more:
                 return None
             if before == after:
@@ -983,6 +988,7 @@ class _Arguments:
         known |= {id(made): x for made, _, x in self.made}
 
         def back(x: Any) -> Any:
+            """Return a value with the caller's own objects in it."""
             if id(x) in known:
                 return known[id(x)]
             if type(x) is HostScalar:

@@ -70,22 +70,27 @@ class _Writer:
     # -- text ---------------------------
 
     def fresh(self, prefix: str = "t") -> str:
+        """Return a new name."""
         self.count += 1
         return f"{prefix}{self.count}"
 
     def line(self, text: str) -> None:
+        """Write a line into the innermost scope."""
         self.scopes[-1].lines.append(text)
 
     def open(self, *known: Dep) -> None:
+        """Begin a scope in which these loop variables and stages are known too."""
         outside = self.scopes[-1].known if self.scopes else frozenset()
         self.scopes.append(_Scope(outside | set(known)))
 
     def close(self, head: str) -> None:
+        """End the scope: its lines become the body of `head`."""
         scope = self.scopes.pop()
         self.line(head)
         self.scopes[-1].lines += ["    " + text for text in scope.lines or ["pass"]]
 
     def know(self, *deps: Dep) -> None:
+        """Note what is known from here on in the innermost scope."""
         self.scopes[-1].known |= set(deps)
 
     # -- expressions ---------------------------
@@ -127,6 +132,7 @@ class _Writer:
         return found
 
     def operands(self, node: Expr) -> Iterable[Expr]:
+        """Return the nodes that must have a name before a node's text is written."""
         if node in self.written:
             return ()
         if node.op == "load":
@@ -134,6 +140,7 @@ class _Writer:
         return node.args
 
     def find(self, node: Expr) -> str | None:
+        """Return the text by which a node's value is known, None if it must be computed."""
         match node.op:
             case "const":
                 return constant(node)
@@ -149,6 +156,7 @@ class _Writer:
         return None
 
     def compute(self, node: Expr) -> None:
+        """Write a node's value in the outermost scope that knows what it depends on."""
         deps = self.deps(node)
         scope = next(s for s in self.scopes if deps <= s.known)
         if node in self.written:
@@ -171,6 +179,7 @@ class _Writer:
             self.kept.add(node)
 
     def text(self, node: Expr) -> str:
+        """Return the text of a node whose operands have names."""
         if node.op == "load":
             position = self.position(node.args[0])
             text = f"b{node.value}[{position}]"
@@ -195,11 +204,13 @@ class _Writer:
         return f"{function.loops}({', '.join(args)})"
 
     def ready(self, node: Expr) -> str:
+        """Return the text of a value that has been computed."""
         found = self.find(node)
         assert found is not None
         return found
 
     def cast(self, node: Expr, x: str) -> str:
+        """Return the text of a conversion; bfloat16 lies in memory as uint16."""
         source, target = node.args[0].dtype, node.dtype
         if source is bfloat16:
             x = f"from_bfloat16({x})"
@@ -272,6 +283,7 @@ class _Writer:
         return low >= 0 and high < 2**31 and x.args[1].value > 0
 
     def widens(self, x: Expr) -> bool:
+        """Return whether a node only changes the width of an integer that fits both."""
         source = x.args[0].dtype if x.args else x.dtype
         return (
             x.op == "cast"
@@ -315,6 +327,7 @@ class _Writer:
             return
 
         def each(body: Callable[[Check], None]) -> None:
+            """Write the tests that vary within the loop, in a loop of their own."""
             self.open(known)
             if prepare is not None:
                 prepare()
@@ -340,6 +353,7 @@ class _Writer:
         return ready
 
     def write(self, ready: list[tuple[Store, str, str, str]]) -> None:
+        """Write stores whose parts are computed, each behind its condition."""
         for s, position, value, valid in ready:
             target = f"b{s.buffer}[{position}]"
             if s.combine != "set":
@@ -349,6 +363,7 @@ class _Writer:
             self.line(f"{'    ' if valid else ''}{target} = {value}")
 
     def combined(self, s: Store, target: str, value: str) -> str:
+        """Return the text of an old value combined with a new one."""
         dtype = self.kernel.buffers[s.buffer].dtype
         old = target
         if dtype in (float16, bfloat16):
@@ -372,6 +387,7 @@ class _Writer:
     # -- the kernel ---------------------------
 
     def render(self) -> str:
+        """Return the source of `kernel(begin, end, buffers, arguments, status)`, for numba."""
         kernel = self.kernel
         params = ["begin", "end"]
         params += [f"b{i}: {b.dtype.name}" for i, b in enumerate(kernel.buffers)]
@@ -413,6 +429,7 @@ class _Writer:
             raise AssertionError(dims)
 
     def elementwise(self) -> None:
+        """Write the loops of a kernel without reductions; the last dim is the vectors' loop."""
         dims = self.kernel.outer
         live = [d for d, size in enumerate(dims) if size > 1]
         if not live:
@@ -433,6 +450,7 @@ class _Writer:
             head = "for i in range(begin, end):"
 
             def decode() -> None:
+                """Write the loop variables of the point i."""
                 self.decode(dims, "i")
                 self.merged = (tuple(live), "i")
 
@@ -517,6 +535,7 @@ class _Writer:
     # -- one outer point after another ---------------------------
 
     def row_kernel(self) -> None:
+        """Write a kernel whose reductions run along consecutive memory, one outer point a time."""
         outer = self.kernel.outer
         live = [d for d, size in enumerate(outer) if size > 1]
         together = self.neighbours(live)
@@ -583,15 +602,18 @@ class _Writer:
         among = [c for c in found if c not in apart]
 
         def run(body: Callable[[Check], None], checks: list[Check]) -> None:
+            """Write the tests one by one."""
             for check in checks:
                 body(check)
 
         def each(body: Callable[[Check], None]) -> None:
+            """Write all tests in one way, those of columns in the columns' loop."""
             run(body, apart)
             if among and columns is not None:
                 self.columns(columns, lambda: run(body, among))
 
         def note(check: Check) -> None:
+            """Write that a test has failed, without a branch."""
             self.line(f"bad = bad | int32({self.fails(check)})")
 
         self.line("bad = int32(0)")
@@ -692,6 +714,7 @@ class _Writer:
         return True
 
     def row_stage(self, group: list[int]) -> None:
+        """Write the reductions of one stage; long float sums are added in blocks."""
         reduces = [(k, self.kernel.reduces[k]) for k in group]
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         total = self.kernel.inner_count
@@ -706,6 +729,7 @@ class _Writer:
                 self.line(f"at{k} = int64(0)")
 
         def body() -> None:
+            """Write what one inner point adds."""
             for k, r in reduces:
                 self.accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
 
@@ -747,6 +771,7 @@ class _Writer:
             self.line(f"{acc} = {function.loops}({acc}, {value})")
 
     def better(self, r: Reduce, value: str, best: str) -> str:
+        """Return the test whether a value takes the place of the best: NaN does, the first of equals stays."""
         sign = ">" if r.op == "argmax" else "<"
         if r.value.dtype.kind == "float":
             return f"({value} {sign} {best}) | (isnan({value}) & logical_not(isnan({best})))"
@@ -767,6 +792,7 @@ class _Writer:
     # -- many outer points at once ---------------------------
 
     def column_kernel(self) -> None:
+        """Write a kernel whose reductions run across memory: COLUMNS neighbours at once."""
         outer = self.kernel.outer
         last = max(d for d, size in enumerate(outer) if size > 1)
         self.arrays: list[str] = []
@@ -788,6 +814,7 @@ class _Writer:
                 saved.append((s, self.array(s.value.dtype)))
 
             def save() -> None:
+                """Keep the inner values that later stages read."""
                 for s, name in saved:
                     self.line(f"{name}[c] = {self.value(s.value)}")
 
@@ -797,6 +824,7 @@ class _Writer:
             self.inner_loops(lambda: self.columns(last, lambda: self.write(self.prepare(inside))))
 
         def epilogue() -> None:
+            """Write the stores of the finished columns."""
             if saved:
                 ready = []
                 for s, name in saved:
@@ -821,6 +849,7 @@ class _Writer:
         self.scopes[-1].lines[:0] = self.arrays
 
     def array(self, dtype: DType, count: int = COLUMNS) -> str:
+        """Return the name of a new local array, one element a column."""
         name = self.fresh("v")
         self.arrays.append(f"{name} = local({dtype.name}, {count})")
         return name
@@ -836,6 +865,7 @@ class _Writer:
         self.close("for c in range(n):")
 
     def column_stage(self, group: list[int], last: int) -> None:
+        """Write the reductions of one stage for all columns; long float sums are added in blocks."""
         reduces = [(k, self.kernel.reduces[k]) for k in group]
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         total = self.kernel.inner_count
@@ -856,6 +886,7 @@ class _Writer:
                 self.arrays.append(f"part{k} = local({kind.name}, {COLUMNS})")
 
         def clear(parts: bool) -> None:
+            """Write the accumulators' start, or that of the blocks' parts."""
             for k, r in reduces:
                 if not parts:
                     self.line(f"acc{k}[c] = {column_start(r)}")
@@ -865,10 +896,12 @@ class _Writer:
                     self.line(f"part{k}[c] = {column_start(r)}")
 
         def body() -> None:
+            """Write what one inner point adds to a column."""
             for k, r in reduces:
                 self.column_accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
 
         def add_parts() -> None:
+            """Add the blocks' parts to the sums."""
             for k in blocked:
                 self.line(f"acc{k}[c] = acc{k}[c] + part{k}[c]")
 
@@ -887,6 +920,7 @@ class _Writer:
             self.close(f"for j in range(0, {self.dims[first]}, {size}):")
 
         def results() -> None:
+            """Write the results from the accumulators."""
             for k, r in reduces:
                 text = f"acc{k}[c] != int32(0)" if r.value.dtype is bool_ else f"acc{k}[c]"
                 self.line(
@@ -897,6 +931,7 @@ class _Writer:
         self.know(*[("column", k) for k, _ in reduces])
 
     def column_accumulate(self, k: int, r: Reduce, acc: str) -> None:
+        """Write what one inner point adds to one column's accumulator."""
         value = self.value(r.value)
         old = f"{acc}[c]"
         function = r.reducer.function(r.value.dtype)
