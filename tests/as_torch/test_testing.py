@@ -18,6 +18,9 @@ CASES: dict[str, Any] = {
     "bools": lambda t: (True, False),
     "scalar tensors": lambda t: (t.tensor(1.0), t.tensor(3.0)),
     "numbers": lambda t: (1.0, 1.5),
+    # Within 0.2 and a tenth of the expected value, not of the actual one.
+    "numbers near": lambda t: (1.0, 1.32),
+    "values near": lambda t: (t.tensor([1.0, 2.0]), t.tensor([1.32, 2.0])),
     "whole numbers": lambda t: (1, 3),
     "dtype": lambda t: (t.tensor([1.0]), t.tensor([1.0], dtype=t.float64)),
     "shape": lambda t: (t.tensor([1.0]), t.tensor([1.0, 2.0])),

@@ -108,7 +108,11 @@ def test_sequential(reentrant: bool) -> None:
     def program(t: Any) -> Any:
         module = torch.utils.checkpoint if t is torch else webtorch.utils.checkpoint
         x = tensor(t, [0.1, 0.2])
-        steps = [lambda h: h.sin() + 1, lambda h: h * h, lambda h: h.exp(), lambda h: h / 3]
+        # Five in two segments: the last takes what does not divide.
+        steps = [
+            lambda h: h.sin() + 1, lambda h: h * h, lambda h: h.exp(), lambda h: h / 3,
+            lambda h: h.cos(),
+        ]  # fmt: skip
         y = module.checkpoint_sequential(steps, 2, x, use_reentrant=reentrant)
         y.sum().backward()
         return y, x.grad

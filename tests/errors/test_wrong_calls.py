@@ -80,6 +80,7 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
     ),
     # elementwise and reductions
     "add shapes": (lambda t: t.zeros(2, 3) + t.zeros(2, 4), ("3", "4")),
+    "add nothing": (lambda t: t.zeros(0, 2) + t.zeros(3, 2), ("0", "3", "dimension 0")),
     "add text": (lambda t: t.zeros(2) + "a", ("str",)),
     "add none": (lambda t: t.add(t.zeros(2), None), ("add", "NoneType")),
     "exp list": (lambda t: t.exp([1.0]), ("exp", "list")),

@@ -9,7 +9,7 @@ from webtorch.errors import KernelError
 from webtorch.ir.dtype import DType, bool_, float32, int32, int64
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program
-from webtorch.lower.layout import Rendered, lay_out, lay_out_memory
+from webtorch.lower.layout import Rendered, binding_bytes, lay_out, lay_out_memory
 from webtorch.lower.wgsl_shader import WgslPass
 
 
@@ -56,6 +56,17 @@ def test_a_slot_of_temporaries_is_no_buffer_of_its_number() -> None:
         BufferDecl("input", float32, 2), BufferDecl("temporary", float32, 2, alias=0)
     )
     assert lay_out_memory(program).places == (0, 1)
+
+
+def test_a_piece_is_as_large_as_the_largest_of_its_buffers() -> None:
+    program = _program(
+        BufferDecl("temporary", bool_, 7, alias=2),
+        BufferDecl("temporary", int64, 9, alias=2),
+        BufferDecl("temporary", float32, 12, alias=2),
+    )
+    assert [p.nbytes for p in lay_out_memory(program).pieces] == [72]
+    # WebGPU holds int64 as 32 bits.
+    assert [p.nbytes for p in lay_out_memory(program, binding_bytes).pieces] == [48]
 
 
 def test_an_output_that_is_an_input_or_is_returned_twice_is_one_piece() -> None:

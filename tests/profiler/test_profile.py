@@ -14,7 +14,7 @@ import torch
 
 import webtorch
 from webtorch.ir.dtype import float32
-from webtorch.ir.kernel import Matmul
+from webtorch.ir.kernel import Matmul, Products
 from webtorch.profiler import record_function, roofline, schedule
 from webtorch.profiler.roofline import Cost, Peaks, cost
 from webtorch.runtime.watch import watch
@@ -137,6 +137,15 @@ def test_a_batch_with_one_shared_matrix_reads_it_once() -> None:
     slots = tuple(webtorch.ir.kernel.BufferSlot(float32, "read", 10**6) for _ in range(3))
     shared = Matmul("m", (5,), 2, 3, 4, (8, 4, 1), (0, 3, 1), 0, 0, slots)
     assert cost(shared) == Cost(4 * (5 * 8 + 12 + 5 * 6), 2 * 5 * 2 * 3 * 4)
+
+
+def test_products_of_one_left_operand_read_it_once() -> None:
+    slot = webtorch.ir.kernel.BufferSlot(float32, "read", 10**6)
+    one, other = (
+        Matmul("m", (1,), 2, n, 4, (8, 4, 1), (0, n, 1), 0, 0, (slot,) * 3) for n in (3, 5)
+    )
+    joint = Products("p", (one, other), ((0, 1, 2), (0, 3, 4)), ((), ()), (slot,) * 5)
+    assert cost(joint) == Cost(4 * (8 + 12 + 6 + 20 + 10), 2 * 2 * 4 * (3 + 5))
 
 
 def test_every_part_of_an_attention_has_a_cost(
