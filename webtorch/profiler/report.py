@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from webtorch.runtime.realize import runtime_named
-from webtorch.theme import style
+from webtorch.show.theme import style
 
 if TYPE_CHECKING:
     from webtorch.profiler.timeline import Average, profile

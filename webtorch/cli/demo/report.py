@@ -17,7 +17,7 @@ from statistics import median
 from webtorch.cli.demo.digits import SIDE, DigitsResult
 from webtorch.cli.demo.gpt import PROMPT, GPTResult
 from webtorch.show.charts import Guide, Series, line_chart, pixel_picture
-from webtorch.theme import style
+from webtorch.show.theme import style
 
 FOLDER = Path("webtorch-demo")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from webtorch.errors import WebtorchError
 from webtorch.functions import public as webtorch
 from webtorch.runtime.disk import root
-from webtorch.theme import style
+from webtorch.show.theme import style
 from webtorch.version import PACKAGE
 
 HERE = Path(__file__).parent
