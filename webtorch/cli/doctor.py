@@ -289,9 +289,6 @@ def _reduction_checks() -> Iterator[Check]:
     """Check reductions along one dim, along two, and over everything, against NumPy in float64."""
     import numpy as np
 
-    from webtorch.functions import public as torch
-    from webtorch.ops.record import TABLE
-
     array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4)).astype(np.float32).astype(float)
     named = [op for op in TABLE.values() if op.numpy]
     references: dict[str, Callable[..., Any]] = {

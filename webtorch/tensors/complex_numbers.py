@@ -70,9 +70,6 @@ def apply_form(
     return record(op, [*tensors, *numbers], len(operands), shape, dtype)
 
 
-recorders.complex_form = apply_form
-
-
 def _is_complex(x: Operand) -> bool:
     return isinstance(x, complex) or (isinstance(x, Tensor) and x.dtype.is_complex)
 

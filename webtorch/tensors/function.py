@@ -10,6 +10,7 @@ from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
 from webtorch.tensors.forward import fitted, transposed_call
 from webtorch.tensors.primitives import fill, rebase
+from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import (
     FREED,
     GradFn,
@@ -347,8 +348,6 @@ def _record(
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
             if g is not None and g._shape != t:
                 if _expands(t, g._shape):
-                    from webtorch.tensors.recorders import sum_to
-
                     grads[i] = sum_to(g, t)
                     continue
                 raise RuntimeError(

@@ -18,7 +18,6 @@ import zipfile
 from pathlib import Path
 
 from webtorch.errors import WebtorchError
-from webtorch.functions import public as webtorch
 from webtorch.runtime.disk import root
 from webtorch.show.theme import style
 from webtorch.version import PACKAGE
@@ -69,7 +68,7 @@ def build_playground(
         shutil.copyfile(HERE / name, path / name)
     sheet = style((HERE / "play.css").read_text(encoding="utf-8"))
     (path / "play.css").write_text(sheet, encoding="utf-8")
-    engine = Path(webtorch.__file__).parent / "runtime" / "backends" / "webgpu" / "browser.js"
+    engine = HERE.parents[1] / "runtime" / "backends" / "webgpu" / "browser.js"
     shutil.copyfile(engine, path / "browser.js")
     for old in (*path.glob("webtorch-*.whl"), *path.glob("webtorch-*.zip")):
         old.unlink()
