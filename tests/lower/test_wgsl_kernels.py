@@ -21,6 +21,7 @@ from webtorch.ir.dtype import (
     int16,
     int32,
     int64,
+    integer_limits,
     uint8,
     uint32,
 )
@@ -688,6 +689,26 @@ def test_integer_operations_wrap_and_never_trap(op: str, dtype: DType) -> None:
     start = np.zeros(len(a), np.bool_ if kernel.buffers[2].dtype is bool_ else np.int64)
     expected = evaluate(kernel, [a.astype(np.int64), b.astype(np.int64), start])[2]
     np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [int8, int16, uint8], ids=lambda d: d.name)
+def test_a_result_beyond_a_short_type_is_back_in_it_before_it_is_used(dtype: DType) -> None:
+    low, high = integer_limits(dtype)
+    values = np.array([low, low + 1, 0, 1, 7, high - 1, high], dtype.name)
+    a, b = pairs_of(values)
+    count = len(a)
+    i = ex.index(0, count)
+    x, y = ex.load(0, dtype, i), ex.load(1, dtype, i)
+    stores = tuple(
+        Store(n, i, ex.cast(value, int32)) for n, value in enumerate((x + y, x - y, x * y), 2)
+    )
+    buffers = (
+        *[BufferSlot(dtype, "read", count)] * 2, *[BufferSlot(int32, "write", count)] * 3,
+    )  # fmt: skip
+    kernel = Kernel("short", (count,), (), buffers, (), (), stores)
+    _, _, *found = open_device().run(kernel, [a, b, None, None, None])
+    for result, expected in zip(found, (a + b, a - b, a * b)):
+        np.testing.assert_array_equal(result, expected.astype(np.int32))
 
 
 def test_negated_comparisons_with_nan_are_true() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import itertools
+import math
 import subprocess
 import sys
 import textwrap
@@ -131,6 +132,15 @@ def test_plain_python_computes_every_function(function: ScalarFunction) -> None:
     namespace["kernel"](*(a.tolist() for a in args), out, [0, 0])
     wide = [a.astype("float64") for a in args] if dtype is float32 else args
     close(out, exact(function, *wide))
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_plain_python_gives_nan_where_either_operand_is(name: str) -> None:
+    namespace: dict[str, Any] = dict(NAMESPACE)
+    exec(plain_source(kernel_of(FUNCTIONS[name], 4)), namespace)
+    out, nan = [0.0] * 4, math.nan
+    namespace["kernel"]([nan, 1.0, nan, 2.0], [1.0, nan, nan, 1.0], out, [0, 0])
+    np.testing.assert_array_equal(out, [nan, nan, nan, 2.0 if name == "max" else 1.0])
 
 
 @each

@@ -44,6 +44,19 @@ def test_onnx_own_tests_of_nodes() -> None:
     assert sum(f[1] == "pass" for f in found) > 40
 
 
+@pytest.mark.parametrize(
+    "op", ["Celu", "Elu", "HardSigmoid", "LeakyRelu", "Selu", "Shrink", "ThresholdedRelu"]
+)
+def test_attributes_that_a_node_leaves_out_have_onnx_defaults(op: str) -> None:
+    node = helper.make_node(op, ["x"], ["y"])
+    proto = model([node], [("x", FLOAT, [9])], [("y", FLOAT, [9])])
+    proto.ir_version = 8
+    x = np.linspace(-4, 4, 9, dtype=np.float32)
+    (wanted,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    found = load(proto, device="cpu")(webtorch.tensor(x))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
 def mlp() -> Any:
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
     return export(net.eval(), webtorch.zeros(1, 3, device="cpu")).model_proto

@@ -30,6 +30,8 @@ MASK = torch.tensor([True, False, True])
 BRACKETS: dict[str, Function] = {
     "int": lambda x, i, j, m, k: x[1],
     "negative int": lambda x, i, j, m, k: x[-1, -2],
+    "most negative int": lambda x, i, j, m, k: x[-3],
+    "most negative ints": lambda x, i, j, m, k: x[1:, -4, -5],
     "all ints": lambda x, i, j, m, k: x[1, 2, 3],
     "slice": lambda x, i, j, m, k: x[1:],
     "slice with step": lambda x, i, j, m, k: x[::2, 1::3, :-1:2],
@@ -69,6 +71,7 @@ BRACKETS: dict[str, Function] = {
     "mask": lambda x, i, j, m, k: x[m],
     "mask of all dims": lambda x, i, j, m, k: x[x > 0],
     "mask of two dims": lambda x, i, j, m, k: x[x[:, :, 0] > 0],
+    "ellipsis and a mask of the rest": lambda x, i, j, m, k: x[..., x[0] > 0],
     "mask inside": lambda x, i, j, m, k: x.permute(1, 0, 2)[:, m, 1:],
     "mask and tensor": lambda x, i, j, m, k: x[m, i],
     "mask of nothing": lambda x, i, j, m, k: x[m & ~m],

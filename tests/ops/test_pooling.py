@@ -21,6 +21,8 @@ MAX = [
     (1, (2, 3, 9), 3, {}),
     (1, (3, 9), 3, {"stride": 2, "padding": 1}),
     (1, (2, 3, 9), 2, {"dilation": 3, "stride": 1}),
+    # One window more would begin behind the input.
+    (1, (2, 3, 3), 2, {"stride": 3, "ceil_mode": True}),
     (2, (2, 3, 6, 8), 2, {}),
     (2, (3, 6, 8), 2, {}),
     (2, (2, 3, 7, 7), 3, {"stride": 2, "padding": 1}),
@@ -106,6 +108,7 @@ AVG = [
     (1, (2, 3, 9), 3, {}),
     (1, (3, 9), 4, {"stride": 2, "padding": 2}),
     (1, (2, 3, 9), 4, {"stride": 3, "ceil_mode": True, "padding": 1, "count_include_pad": False}),
+    (1, (2, 3, 3), 2, {"stride": 3, "ceil_mode": True}),
     (2, (2, 3, 6, 8), 2, {}),
     (2, (3, 7, 7), 3, {"stride": 2, "padding": 1}),
     (2, (2, 3, 7, 7), 3, {"stride": 2, "padding": 1, "count_include_pad": False}),

@@ -185,6 +185,15 @@ def test_seeds_states_and_generators(webgpu: str) -> None:
     assert pickle.loads(pickle.dumps(seeded)).initial_seed() == 3
 
 
+def test_parts_of_complex_normal_numbers_have_half_of_the_variance(webgpu: str) -> None:
+    generator = torch.Generator(webgpu).manual_seed(1)
+    x = torch.empty(4000, dtype=torch.complex64, device=webgpu).normal_(0, 2, generator=generator)
+    y = torch.randn(4000, dtype=torch.complex64, device=webgpu, generator=generator) * 2
+    for drawn in (x, y):
+        variances = torch.view_as_real(drawn.cpu()).var(0)
+        torch.testing.assert_close(variances, torch.full((2,), 2.0), rtol=0.15, atol=0.0)
+
+
 def test_copies_that_do_not_block_and_pinned_loaders(webgpu: str) -> None:
     x = torch.arange(6.0)
     assert x.to(webgpu, non_blocking=True).to("cpu", non_blocking=True).tolist() == x.tolist()

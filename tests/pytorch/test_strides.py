@@ -89,6 +89,15 @@ def test_views_of_values_that_lie_in_another_order(webgpu: str, seed: int) -> No
             _same(ours, base)
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_view_may_go_on_where_a_dim_ends(webgpu: str, count: int) -> None:
+    values = torch.randn(2, 3)
+    theirs = torch.empty_strided((2, 3), (1, 2)).copy_(values)
+    ours = torch.empty_strided((2, 3), (1, 2), device=webgpu).copy_(values.to(webgpu))
+    assert _is_laid(ours)
+    _same(ours.as_strided((count,), (1,)), theirs.as_strided((count,), (1,)))
+
+
 def test_nothing_lies_in_another_order(webgpu: str) -> None:
     x = torch.randn(4, 3, 2, 2).permute(1, 2, 3, 0)
     for d in range(4):

@@ -277,7 +277,9 @@ class CompiledFunction:
             except NotPolynomial as refused:
                 self._unmark(refused)
                 return call.again(self)
-        steps = len(chosen.executable.program.steps)
+        # An export compiles its captures itself.
+        made: Any = chosen.executable
+        steps = 0 if made is None else len(made.program.steps)
         self._note(call.reason, steps=steps, seconds=time.perf_counter() - started)
         self._keep(call, captured, live)
         return functools.partial(self._replay, chosen, call.tensors, call.given)

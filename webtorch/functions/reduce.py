@@ -215,7 +215,7 @@ def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | N
 
 @composite(
     family="reduce",
-    samples=(((), {}), ((0,), {})),
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=WHOLE,
     out="into",
     gradient_name="NansumBackward0",
@@ -258,7 +258,11 @@ def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
 
 
 @composite(
-    family="reduce", dtypes=FLOATS, samples=(((), {}), ((0,), {})), autocast=WHOLE, out="into"
+    family="reduce",
+    dtypes=FLOATS,
+    samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
+    autocast=WHOLE,
+    out="into",
 )
 def nanmean(
     input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
