@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -51,7 +52,7 @@ def _run(lib: Any, name: str, device: str, first_bad: bool, compiled: bool) -> A
     w = lib.tensor(_weights(), device=device, requires_grad=True)
     optimizer = OPTIMIZERS[name](lib, [w])
     scaler = lib.amp.GradScaler(
-        "cpu" if lib is torch else device, init_scale=1024.0, growth_interval=3
+        "cpu" if lib is torch else device, init_scale=1024.0, growth_interval=2
     )
 
     def step(x: Any) -> Any:
@@ -90,6 +91,19 @@ def test_same_weights_and_scales_on_webgpu(name: str) -> None:
     _compare(name, "webgpu", True, True)
 
 
+def test_one_infinite_gradient_of_several_skips_the_step() -> None:
+    def run(lib: Any) -> Any:
+        a, b = (lib.ones(2, requires_grad=True) for _ in range(2))
+        optimizer = lib.optim.SGD([a, b], lr=0.1)
+        scaler = lib.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(a.sum() + (b * lib.tensor([1.0, float("inf")])).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return a.tolist(), b.tolist(), scaler.get_scale()
+
+    assert run(webtorch) == run(torch) == ([1.0, 1.0], [1.0, 1.0], 2.0)
+
+
 def test_dampening_is_decided_on_the_host() -> None:
     OPTIMIZERS["dampened"] = lambda lib, p: lib.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5)
     try:
@@ -105,6 +119,7 @@ def _compare(name: str, device: str, first_bad: bool, compiled: bool) -> None:
     rtol, atol = (2e-2, 2e-3) if name == "muon" else (2e-5, 2e-6)
     torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
     assert scales == their_scales
+    assert any(b > a for a, b in itertools.pairwise(scales)), "the scale never grew"
     assert state == their_state
 
 

@@ -120,15 +120,19 @@ def dtype_of(name: str) -> str:
     return DTYPES.get(name, "float64")
 
 
-def pair(name: str) -> tuple[Any, Any]:
-    """Return PyTorch's distribution of a case, and ours."""
+def pair(name: str, turned: bool = False) -> tuple[Any, Any]:
+    """Return PyTorch's distribution of a case, and ours; `turned`: of its numbers in the opposite order."""
     import webtorch.distributions
 
     make = CASES[name]
     dtype = dtype_of(name)
+
+    def given(v: Any) -> Any:
+        return v[::-1] if turned and isinstance(v, list) else v
+
     return (
-        make(torch.distributions, lambda v: tensor(torch, v, dtype)),
-        make(webtorch.distributions, lambda v: tensor(webtorch, v, dtype)),
+        make(torch.distributions, lambda v: tensor(torch, given(v), dtype)),
+        make(webtorch.distributions, lambda v: tensor(webtorch, given(v), dtype)),
     )
 
 

@@ -72,8 +72,8 @@ def test_weights_are_rounded_to_the_nearest_number(bits: int, group: int, device
         .abs()
         .reshape(19, quantized.weight_scales.shape[1], -1)
     )
-    # Half a step; at the ends of a 4-bit range the zero point's own rounding may add another half.
-    step = quantized.weight_scales.unsqueeze(-1) * (0.5 if bits == 8 else 1.0)
+    # Half a step, also at the ends of a 4-bit range: the zero point is rounded to the nearest number too.
+    step = quantized.weight_scales.unsqueeze(-1) * 0.5
     assert (error <= step * 1.0001 + 1e-7).all().item()
     assert quantized.dequantize()[3].tolist() == [0.0] * 80
 

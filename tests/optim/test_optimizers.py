@@ -377,6 +377,19 @@ def test_zero_grad_forgets_or_fills(device: str) -> None:
     assert all(p.grad is None for p in ours)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_overwritten_after_a_step_are_no_part_of_the_state(name: str) -> None:
+    ours, theirs = parameters("cpu")
+    options = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else {"lr": 0.1}
+    optimizer = getattr(optim, name)(ours, **options)
+    reference = getattr(torch.optim, name)(theirs, **options)
+    set_gradients(ours, theirs, 1, "cpu")
+    for one in (optimizer, reference):
+        one.step()
+        one.zero_grad(set_to_none=False)
+    assert_same_state(optimizer.state_dict(), reference.state_dict(), rtol=1e-4, atol=1e-5)
+
+
 def test_hooks_run_around_step_state_dict_and_load(device: str) -> None:
     ours, _ = parameters(device)
     optimizer = optim.SGD(ours, lr=0.1)

@@ -366,6 +366,41 @@ def test_functions_of_any_name_and_numbers_beyond_32_bits(tmp_path: Path) -> Non
     assert "cpu.bin: it has" in other and "one of another export" in other
 
 
+GIVEN = """
+import { readFileSync } from "node:fs";
+import { openCpu, readSafetensors } from "./runtime.mjs";
+import * as library from "./cpu.mjs";
+const bytes = (name) => new Uint8Array(readFileSync(name)).buffer;
+const program = JSON.parse(readFileSync("program.json", "utf-8"));
+const files = { code: bytes("cpu.wasm"), constants: bytes("cpu.bin") };
+const m = await openCpu(program, readSafetensors(bytes("weights.safetensors")), files, { library });
+const { turned, draw, brain } = m.functions;
+const numbers = ({ out }) => Array.from(out.data);
+console.log(JSON.stringify([
+  numbers(await turned.call({ x: [[1, 2, 3], [4, 5, 6]] })),
+  numbers(await draw.call({})), numbers(await draw.call({})),
+  numbers(await brain.call({ x: [1.00390625, 1.01171875, -1.00390625, NaN] })),
+]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_results_lie_in_any_order_are_drawn_anew_and_round_to_even(tmp_path: Path) -> None:
+    functions = {
+        "turned": lambda x: (x * 2).t(),
+        "draw": lambda: torch.rand(3),
+        "brain": lambda x: x + 0,
+    }
+    examples = {
+        "turned": torch.ones(2, 3), "draw": (), "brain": torch.ones(4, dtype=torch.bfloat16),
+    }  # fmt: skip
+    torch.export(functions, tmp_path, examples, cpu=True)
+    turned, first, second, brain = node(tmp_path, GIVEN)
+    assert turned == [2, 8, 4, 10, 6, 12]
+    assert first != second
+    assert brain == [1.0, 1.015625, -1.0, None]
+
+
 def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:
     x = torch.randn(3, dtype=torch.float64)
     with pytest.raises(DTypeError, match="float64"):

@@ -213,6 +213,9 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
         torch.export(double, tmp_path)
     with pytest.raises(CaptureError, match="writes into one of its arguments"):
         torch.export(_twice(lambda x: x.mul_(2), torch.ones(3)), tmp_path)
+    for given_back in (lambda x: x, lambda x: x.t(), lambda x: (x + 1, x[0])):
+        with pytest.raises(CaptureError, match="returns one of its arguments, or a view of it"):
+            torch.export(given_back, tmp_path, (torch.ones(2, 3),))
     with pytest.raises(RuntimeError, match="call the function once"):
         torch.export(torch.compile(lambda x: x), tmp_path)
     fine = _twice(lambda x: x + 1, x)

@@ -561,9 +561,13 @@ class _Export:
             raise CaptureError(
                 "export: the function writes into one of its arguments; return the new value instead"
             )
-        wanted = self.page.read | {
-            id(r.storage) for _, r in _leaves(captured.result) if isinstance(r, Returned)
-        }
+        returned = {id(r.storage) for _, r in _leaves(captured.result) if isinstance(r, Returned)}
+        if any(id(storage) in returned for storage, _ in captured.arguments):
+            raise CaptureError(
+                "export: the function returns one of its arguments, or a view of it, as it is: return "
+                "a copy, as in x.t().clone()"
+            )
+        wanted = self.page.read | returned
         numbers = {r.number for _, r in _leaves(captured.result) if isinstance(r, Returned)}
         return [k for k, t in enumerate(captured.targets) if k in numbers or id(t) in wanted]
 
