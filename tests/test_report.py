@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from webtorch.demo.corpus import Corpus
-from webtorch.demo.digits import DigitsResult, Mistake
-from webtorch.demo.gpt import PRESETS, GPTResult, Sample
-from webtorch.demo.report import Machine, digits_page, gpt_page, write
+from webtorch.cli.demo.corpus import Corpus
+from webtorch.cli.demo.digits import DigitsResult, Mistake
+from webtorch.cli.demo.gpt import PRESETS, GPTResult, Sample
+from webtorch.cli.demo.report import Machine, digits_page, gpt_page, write
 
 VOID = frozenset({"meta", "link", "br", "img", "hr", "input"})
 MACHINE = Machine("cpu", "A <fast> CPU & more", "no adapter", "3.11.7", "Linux", "0.1.0")

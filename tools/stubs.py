@@ -168,20 +168,12 @@ def namespace(place: str, title: str, head: str) -> str:
     return "".join(lines)
 
 
-def top() -> str:
-    """Return the stub of the package itself: what __init__.py imports, then the table's functions."""
-    source = (ROOT / "__init__.py").read_text()
+def public() -> str:
+    """Return the stub of functions.public: what public.py imports, then the table's functions."""
     head = ["from typing import Any\n"]
     renamed: list[str] = []
-    module = ast.parse(source)
-    # What is loaded when it is first used is imported inside of `__getattr__`.
-    late = (f for f in module.body if isinstance(f, ast.FunctionDef) and f.name == "__getattr__")
-    inside = [n for f in late for n in ast.walk(f) if isinstance(n, ast.ImportFrom)]
-    for node in (*module.body, *inside):
-        if isinstance(node, ast.ImportFrom) and node.module not in (
-            "__future__",
-            "webtorch.functions.bind",
-        ):
+    for node in ast.parse((ROOT / "functions" / "public.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 public = alias.asname or alias.name
                 if public.startswith("_"):
@@ -195,11 +187,25 @@ def top() -> str:
     head += renamed
     names = "float double half long short int"
     head += [f"{n}: dtype\n" for n in names.split()]
-    head += [f"{n}: str\n" for n in ("__version__",)]
     head += ["inf: Any\nnan: Any\npi: Any\ne: Any\nnewaxis: None\n\n"]
-    text = namespace("torch", "PyTorch's names on webtorch's engine.", "".join(head))
+    text = namespace("torch", "PyTorch's names of tensors on webtorch's engine.", "".join(head))
     body_at = text.index("\ndef ")
     return _with_builtins(text[:body_at], text[body_at:])
+
+
+def top() -> str:
+    """Return the stub of the package itself: the public names of tensors, rooms, and the rooms' names."""
+    lines = [HEADER.format(title="PyTorch's names on webtorch's engine.")]
+    lines.append("from webtorch.functions.public import *\n")
+    lines += [
+        f"from {module.rpartition('.')[0]} import {name} as {name}\n"
+        for name, module in vars(webtorch)["_ROOMS"].items()
+        if module.endswith(f".{name}")
+    ]
+    lines += [
+        f"from {home} import {name} as {name}\n" for name, home in vars(webtorch)["_HOMES"].items()
+    ]
+    return "".join(lines) + "__version__: str\n"
 
 
 def _with_builtins(head: str, body: str) -> str:
@@ -223,7 +229,7 @@ def functional() -> str:
     text = namespace(
         "nn.functional",
         "PyTorch's functions of neural networks.",
-        "from typing import Any\n\nfrom webtorch import Tensor\n\n",
+        "from typing import Any\n\nfrom webtorch.tensors.tensor import Tensor\n\n",
     )
     return text + "".join(f"def {n}(*args: Any, **kwargs: Any) -> Any: ...\n" for n in extra)
 
@@ -233,7 +239,7 @@ def simple(place: str) -> str:
     return namespace(
         place,
         f"torch.{place}'s names.",
-        "from typing import Any\n\nfrom webtorch import Tensor\n\n",
+        "from typing import Any\n\nfrom webtorch.tensors.tensor import Tensor\n\n",
     )
 
 
@@ -242,10 +248,11 @@ def stubs() -> dict[Path, str]:
     made = {
         ROOT / "tensors" / "methods.pyi": methods(),
         ROOT / "__init__.pyi": top(),
+        ROOT / "functions" / "public.pyi": public(),
         ROOT / "nn" / "functional" / "__init__.pyi": functional(),
-        ROOT / "linalg.pyi": simple("linalg"),
-        ROOT / "fft.pyi": simple("fft"),
-        ROOT / "special.pyi": simple("special"),
+        ROOT / "linalg" / "__init__.pyi": simple("linalg"),
+        ROOT / "fft" / "__init__.pyi": simple("fft"),
+        ROOT / "special" / "__init__.pyi": simple("special"),
     }
     return {path: _formatted(text) for path, text in made.items()}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from webtorch.as_torch.program import run
+from webtorch.cli.run import run
 from webtorch.errors import DeviceError
 
 MAIN = '''
@@ -244,7 +244,7 @@ def test_a_missing_name_says_which_and_where(
     program.write_text(line)
     _, said = python("-m", "webtorch", "run", str(program), code=1)
     assert f"{kind}: " in said and text.format(file=program) in said
-    assert "webtorch/as_torch/program.py" not in said and "runpy" not in said
+    assert "webtorch/cli/run.py" not in said and "runpy" not in said
 
 
 def test_exit_codes_arguments_and_modules(tmp_path: Path) -> None:

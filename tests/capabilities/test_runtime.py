@@ -135,7 +135,7 @@ def test_adapters_are_listed_best_first(need: Any) -> None:
     gpu = webtorch.webgpu
     assert gpu.is_available() and gpu.device_count() >= 1
     assert gpu.get_device_name() and webtorch.device("webgpu").type == "webgpu"
-    from webtorch.doctor import find_adapters
+    from webtorch.cli.doctor import find_adapters
 
     found, _ = find_adapters()
     hardware = [a.is_hardware for a in found]

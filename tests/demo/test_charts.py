@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from webtorch.demo.charts import Guide, Series, line_chart, log_ticks, nice_ticks, pixel_picture
+from webtorch.show.charts import Guide, Series, line_chart, log_ticks, nice_ticks, pixel_picture
 
 
 @pytest.mark.parametrize(

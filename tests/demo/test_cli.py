@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import need_device
-from webtorch import cli, doctor
-from webtorch.demo import digits
-from webtorch.demo.progress import Meter
+from webtorch import cli
+from webtorch.cli import doctor
+from webtorch.cli.demo import digits
+from webtorch.cli.demo.progress import Meter
 from webtorch.runtime import disk
 from webtorch.runtime.backends.webgpu import AdapterInfo
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from webtorch.demo.corpus import CorpusError, read_corpus
+from webtorch.cli.demo.corpus import CorpusError, read_corpus
 
 
 def test_the_standard_library_is_found_and_the_same_every_time() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import webtorch
-from webtorch import doctor
+from webtorch.cli import doctor
 from webtorch.ops.record import TABLE
 
 

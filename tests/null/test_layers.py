@@ -1,4 +1,4 @@
-"""The floors: an import only points down. Read from the source text, so no device and no package is needed."""
+"""The order of rooms: an import only points down. Read from the source text, so no device and no package is needed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,47 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Part of the package -> floor. Names of the package itself (`from webtorch import Tensor`) are on the tensors' floor.
-FLOORS = {
-    "errors": 0, "ir": 0, "theme": 0, "ops": 1, "lower": 2, "runtime": 3, "tensors": 4, "functions": 5, "autograd": 6,
-    "func": 6, "amp": 6, "cuda": 6, "nn": 6, "optim": 6, "data": 6, "capture": 6, "profiler": 6, "distributed": 6,
-    "linalg": 6, "special": 6, "masked": 6, "signal": 6, "random": 6, "fft": 6, "webgpu": 6, "utils": 6, "debug": 6,
-    "accelerator": 6, "backends": 6, "compiler": 6, "jit": 6, "overrides": 6, "testing": 6, "types": 6, "version": 6,
-    "distributions": 6, "_higher_order_ops": 6,
-    "multiprocessing": 6, "show": 7,
-    "as_torch": 7, "onnx": 7, "pytorch": 7, "web": 7, "io": 7, "cli": 7, "demo": 7, "doctor": 7, "__main__": 7,
-}  # fmt: skip
-SURFACE = 6
-# (importing file, imported module) inside functions -> why it may point up.
-UPWARD_IN_FUNCTIONS = {
-    ("tensors.tensor", "webtorch.functions.creation"): "scalars and new tensors of a tensor's own methods",
-    ("tensors.tensor", "webtorch.functions.legacy"): "the old names of types",
-    ("tensors.tensor", "webtorch.functions.show"): "what repr prints",
+# The rooms of the package, from the ground up: an import goes to a line further up in this list, wherever it stands,
+# or stays in its room. This is where the order is written.
+ORDER = (
+    "errors version multiprocessing backends show",
+    "ir",
+    "ops jit",
+    "lower",
+    "runtime",
+    "tensors",
+    "functions debug",
+    "autograd amp data fft linalg masked overrides profiler random signal special testing types webgpu",
+    "nn accelerator cuda utils",
+    "optim distributions func",
+    "capture _higher_order_ops",
+    "compiler io onnx pytorch",
+    "as_torch",
+    "web",
+    "cli",
+    "__main__",
+)
+LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
+# (importing file, imported module) -> why the import waits until it is needed. They point down like all others.
+LATE = {
+    ("as_torch.names.operators", "as_torch.names.torchvision_operators"): "start-up: few programs use torchvision",
+    ("data.loader", "data.processes"): "start-up, and a page has no processes",
+    ("debug", "runtime.backends.cpu.memory"): "optional package: NumPy",
+    ("debug", "runtime.backends.cpu.plain"): "optional package: NumPy",
+    ("onnx", "onnx.recording"): "optional package: onnx",
+    ("runtime.backends.webgpu.device", "lower.wgsl"): "start-up: programs kept on disk have their text",
+    ("runtime.backends.webgpu.loop", "runtime.backends.cpu.jit"): "optional packages: NumPy and numba",
+    ("web.export", "pytorch.export"): "optional package: PyTorch",
 }  # fmt: skip
 # Where other packages than the standard library may be imported at the top of a file.
 OUTSIDE = (
-    "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli", "doctor", "demo",
+    "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli",
     # Entered by whoever has the onnx package.
     "onnx.exporter", "onnx.importer", "onnx.operators",
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
-TALKING = ("cli", "demo", "doctor", "__main__", "as_torch.program", "utils.benchmark.compare")
+TALKING = ("cli", "__main__", "utils.benchmark.compare")
 
 
 @dataclass(frozen=True)
@@ -92,14 +107,9 @@ def imports(module: str, tree: ast.Module) -> Iterator[Import]:
 IMPORTS = [i for name, tree in TREES.items() for i in imports(name, tree)]
 
 
-def part(module: str) -> str:
+def room(module: str) -> str:
     """Return the first name below the package, or ""."""
     return module.partition(".")[2].partition(".")[0]
-
-
-def floor(module: str) -> int:
-    """Return the floor of a module of the package."""
-    return FLOORS[part(module)] if part(module) else SURFACE
 
 
 def below(module: str, parts: tuple[str, ...]) -> bool:
@@ -108,29 +118,58 @@ def below(module: str, parts: tuple[str, ...]) -> bool:
     return any(name == p or name.startswith(f"{p}.") for p in parts)
 
 
-def upward() -> list[Import]:
-    """Return the imports that point up; the package's own surface may import everything."""
-    own = [i for i in IMPORTS if i.target.partition(".")[0] == "webtorch" and i.where != "typing"]
-    return [i for i in own if i.module != "webtorch" and floor(i.target) > floor(i.module)]
+def inside() -> list[Import]:
+    """Return the imports of the package by itself, its own names' apart: nothing stands on those."""
+    own = [i for i in IMPORTS if i.target.partition(".")[0] == "webtorch"]
+    return [i for i in own if i.module != "webtorch"]
 
 
-def _is_listed(i: Import) -> bool:
-    return i.where == "function" and (i.module.partition(".")[2], i.target) in UPWARD_IN_FUNCTIONS
+def points_up(i: Import) -> bool:
+    """Whether an import goes to a room that is not below its own."""
+    here, there = room(i.module), room(i.target)
+    return here != there and LEVELS[there] >= LEVELS[here]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_part_has_a_floor(name: str) -> None:
-    assert not part(name) or part(name) in FLOORS, f"{name}: which floor is {part(name)!r} on?"
+def test_every_room_has_a_place_in_the_order(name: str) -> None:
+    assert not room(name) or room(name) in LEVELS, f"{name}: where does {room(name)!r} stand?"
 
 
-def test_imports_point_down() -> None:
-    wrong = [str(i) for i in upward() if not _is_listed(i)]
+def test_nobody_imports_the_package_itself() -> None:
+    # Its names are loaded on demand from the rooms; `functions.public` holds those of tensors.
+    wrong = [str(i) for i in inside() if not room(i.target)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_exception_is_still_needed() -> None:
-    used_inside = {(i.module.partition(".")[2], i.target) for i in upward()}
-    assert set(UPWARD_IN_FUNCTIONS) <= used_inside, set(UPWARD_IN_FUNCTIONS) - used_inside
+def test_imports_point_down() -> None:
+    wrong = [str(i) for i in inside() if room(i.target) and points_up(i)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    # What only a type checker reads is left out: it is never run, so it cannot be a circle.
+    graph: dict[str, set[str]] = {name: set() for name in FILES}
+    for i in inside():
+        if i.where != "typing":
+            target = i.target
+            while target not in FILES:
+                target = target.rpartition(".")[0]
+            graph[i.module] |= {target} - {i.module}
+    # Files whose imports are all gone go, until none does: what is left stands in circles.
+    left = dict(graph)
+    while gone := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in gone:
+            del left[name]
+    assert not left, {name: sorted(targets & left.keys()) for name, targets in left.items()}
+
+
+def test_late_imports_are_few_and_have_reasons() -> None:
+    found = {
+        (i.module.partition(".")[2], i.target.partition(".")[2])
+        for i in inside()
+        if i.where == "function"
+    }
+    assert found == LATE.keys(), found ^ LATE.keys()
 
 
 def test_backends_are_imported_by_name_only() -> None:
@@ -141,7 +180,7 @@ def test_backends_are_imported_by_name_only() -> None:
         if i.target.startswith(inside)
         and not i.module.startswith("webtorch.runtime.backends")
         # The self-test and the CPU bridge to PyTorch are about one backend each.
-        and not below(i.module, ("doctor", "pytorch", "debug", "demo", "cli"))
+        and not below(i.module, ("pytorch", "debug", "cli"))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -194,4 +233,7 @@ def f():
         ("webtorch.nn.module", "function"),
         ("wgpu.backends", "function"),
     ]
-    assert floor("webtorch.nn.module") > floor("webtorch.runtime") > floor("webtorch.ops.sample")
+    up, down = "webtorch.nn.module", "webtorch.runtime"
+    assert points_up(Import(down, up, 1, "function"))
+    assert not points_up(Import(up, down, 1, "function"))
+    assert points_up(Import("webtorch.optim.sgd", "webtorch.func", 1, "top"))

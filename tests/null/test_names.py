@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -35,7 +36,8 @@ MODULES = [
 def public(module: ModuleType, path: str) -> set[str]:
     """Return the names that `from module import *` or completion in an editor gives."""
     names = {n for n in vars(module) if not n.startswith("_")}
-    if not hasattr(module, "__path__"):
+    folder = Path(str(module.__file__)).parent
+    if not hasattr(module, "__path__") or len(list(folder.glob("*.py"))) == 1:
         # A file imports what it works with; what it offers stands in __all__.
         return set(getattr(module, "__all__", names))
     if path == "nn.functional":

@@ -9,7 +9,7 @@ import pytest
 
 from tests.web.conftest import Page
 from webtorch import cli
-from webtorch.demo import gpt
+from webtorch.cli.demo import gpt
 from webtorch.io.safetensors import load_file
 
 

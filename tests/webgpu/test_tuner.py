@@ -149,7 +149,7 @@ def test_the_default_stays_unless_another_is_clearly_faster() -> None:
 
 
 def test_doctor_lists_what_is_in_use(folder, device, monkeypatch) -> None:
-    from webtorch.doctor import _tuning
+    from webtorch.cli.doctor import _tuning
 
     used = get_backend("webgpu", device.index)
     monkeypatch.setitem(used.tuned, "float32 dw 1x8x8x8", (0, 0, 0, 0, 0, 2))

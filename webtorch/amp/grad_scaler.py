@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.autocast import restored, snapshot
 from webtorch.tensors.host import RunAsUsual, host_scalar, tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["GradScaler", "OptState"]
 

@@ -15,6 +15,7 @@ from typing import Any
 from webtorch.as_torch.absent import ABSENT
 from webtorch.as_torch.places import HIDDEN, SOURCES, WORDS
 from webtorch.as_torch.room import Room, caller
+from webtorch.version import __version__
 
 
 class Finder(DistributionFinder, Loader):
@@ -52,7 +53,6 @@ class Finder(DistributionFinder, Loader):
 class _Torch(Distribution):
     def read_text(self, filename: str) -> str | None:
         """Return the metadata of a distribution called torch, of our version; None for other files."""
-        from webtorch.version import __version__
 
         if filename in ("METADATA", "PKG-INFO"):
             return f"Metadata-Version: 2.1\nName: torch\nVersion: {__version__}\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.capture.step import CompiledFunction
 from webtorch.nn import Module
+from webtorch.tensors.above import give
 
 # The methods of a compiled function that show its programs.
 _LOOKS_INSIDE = frozenset(
@@ -160,3 +161,6 @@ def compile(
     return kind(
         model, device=device, captures=captures, memory_budget=memory_budget, fullgraph=fullgraph
     )
+
+
+give(compile=compile)

@@ -13,7 +13,7 @@ from typing import Any
 from webtorch.capture.kernels import KernelText
 from webtorch.capture.memory import MemoryPlan
 from webtorch.ir.program import Copy, Program
-from webtorch.theme import style
+from webtorch.show.theme import style
 
 _PAGE = Path(__file__).with_name("viewer.html")
 

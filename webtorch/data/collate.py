@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["default_collate", "default_convert"]
 

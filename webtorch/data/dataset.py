@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-import webtorch
-from webtorch import Tensor
 from webtorch.data.sampler import permutation
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "ChainDataset",

@@ -16,12 +16,15 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import webtorch
-from webtorch import Tensor
-from webtorch.data.loader import DataLoader, Failure, WorkerInfo, Workers, work
+from webtorch.data.workers import Failure, WorkerInfo, Workers, work
+from webtorch.functions import public as webtorch
 from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from webtorch.data.loader import DataLoader
 
 # How often it is looked whether the workers still live.
 _LOOK_SECONDS = 1.0

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-import webtorch
+from webtorch.functions import public as webtorch
 
 __all__ = [
     "BatchSampler",

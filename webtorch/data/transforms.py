@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import public as webtorch
 from webtorch.ops.record import TABLE
 from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.tensor import Tensor
 
 Size = int | Sequence[int]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.dirichlet import Dirichlet
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import broadcast_all
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Beta"]
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import lazy_property, logits_to_probs, part, probs_to_logits
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Categorical"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all, part
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Cauchy"]
 

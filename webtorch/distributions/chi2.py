@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.gamma import Gamma
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Chi2"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import linalg
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "Constraint",
@@ -372,7 +373,7 @@ class _PositiveSemidefinite(_Symmetric):
         symmetric = super().check(value)
         if not bool(symmetric.all()):
             return symmetric
-        return (webtorch.linalg.eigvalsh(value) >= 0).all(-1)
+        return (linalg.eigvalsh(value) >= 0).all(-1)
 
 
 class _PositiveDefinite(_Symmetric):
@@ -381,7 +382,7 @@ class _PositiveDefinite(_Symmetric):
         symmetric = super().check(value)
         if not bool(symmetric.all()):
             return symmetric
-        return webtorch.linalg.cholesky_ex(value).info == 0
+        return linalg.cholesky_ex(value).info == 0
 
 
 class _Sequence(Constraint):

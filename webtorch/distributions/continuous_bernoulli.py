@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import (
@@ -17,7 +15,9 @@ from webtorch.distributions.utils import (
     lazy_property,
     logits_to_probs,
 )
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional import binary_cross_entropy_with_logits
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["ContinuousBernoulli"]
 

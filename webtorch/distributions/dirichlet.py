@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
+from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _sample_dirichlet
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Dirichlet"]
 

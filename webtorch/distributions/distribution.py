@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.utils import lazy_property
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.ops.primitive import shown
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Distribution"]
 

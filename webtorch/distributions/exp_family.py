@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import autograd
 from webtorch.distributions.distribution import Distribution
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["ExponentialFamily"]
 
@@ -35,7 +36,7 @@ class ExponentialFamily(Distribution):
         natural = [p.detach().requires_grad_() for p in self._natural_params]
         with webtorch.enable_grad():
             normalizer = self._log_normalizer(*natural)
-            slopes = webtorch.autograd.grad(normalizer.sum(), natural, create_graph=True)
+            slopes = autograd.grad(normalizer.sum(), natural, create_graph=True)
         result = offset + normalizer
         for p, slope in zip(natural, slopes, strict=True):
             result = result - (p * slope).reshape((*self._batch_shape, -1)).sum(-1)

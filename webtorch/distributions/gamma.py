@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import broadcast_all
+from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _standard_gamma
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Gamma"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import BinaryParameter, broadcast_all
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional import binary_cross_entropy_with_logits
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Geometric"]
 

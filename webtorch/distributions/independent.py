@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import _sum_rightmost, part
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Independent"]
 

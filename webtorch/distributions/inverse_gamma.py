@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.gamma import Gamma
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import PowerTransform
 from webtorch.distributions.utils import part
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["InverseGamma"]
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from functools import total_ordering
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import autograd, linalg
 from webtorch.distributions.bernoulli import Bernoulli
 from webtorch.distributions.beta import Beta
 from webtorch.distributions.binomial import Binomial
@@ -45,8 +44,10 @@ from webtorch.distributions.poisson import Poisson
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.uniform import Uniform
 from webtorch.distributions.utils import _sum_rightmost, euler_constant
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional import softplus
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["kl_divergence", "register_kl"]
 
@@ -208,7 +209,7 @@ def _kl_expfamily_expfamily(p: ExponentialFamily, q: ExponentialFamily) -> Tenso
     mine = [x.detach().requires_grad_() for x in p._natural_params]
     with webtorch.enable_grad():
         normalizer = p._log_normalizer(*mine)
-        slopes = webtorch.autograd.grad(normalizer.sum(), mine, create_graph=True)
+        slopes = autograd.grad(normalizer.sum(), mine, create_graph=True)
     result = q._log_normalizer(*q._natural_params) - normalizer
     for a, b, slope in zip(mine, q._natural_params, slopes, strict=True):
         result = result - _sum_rightmost((b - a) * slope, len(q.event_shape))
@@ -286,7 +287,7 @@ def _distance_and_trace(p: Any, q: Any) -> Tensor:
         tril = q._unbroadcasted_scale_tril
         total = _batch_mahalanobis(tril, away)
         for part in _factor(p):
-            total = total + _squares(webtorch.linalg.solve_triangular(tril, part, upper=False))
+            total = total + _squares(linalg.solve_triangular(tril, part, upper=False))
         return total
     # Woodbury: C^-1 = D^-1 - B^T B.
     factor, diagonal, tril = (
@@ -295,7 +296,7 @@ def _distance_and_trace(p: Any, q: Any) -> Tensor:
         q._capacitance_tril,
     )
     total = _batch_lowrank_mahalanobis(factor, diagonal, away, tril)
-    b = webtorch.linalg.solve_triangular(tril, factor.mT / diagonal.unsqueeze(-2), upper=False)
+    b = linalg.solve_triangular(tril, factor.mT / diagonal.unsqueeze(-2), upper=False)
     for part in _factor(p):
         total = total + _squares(part * diagonal.rsqrt().unsqueeze(-1)) - _squares(b @ part)
     return total

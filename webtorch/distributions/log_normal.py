@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.normal import Normal
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import ExpTransform
 from webtorch.distributions.utils import part
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["LogNormal"]
 

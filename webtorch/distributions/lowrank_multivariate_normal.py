@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
+from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.multivariate_normal import _batch_mahalanobis, _batch_mv, _log_diagonal
 from webtorch.distributions.utils import _standard_normal, lazy_property, part
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["LowRankMultivariateNormal"]
 
@@ -22,7 +23,7 @@ def _plus_one(matrix: Tensor) -> Tensor:
 
 def _batch_capacitance_tril(W: Tensor, D: Tensor) -> Tensor:
     """Return the Cholesky factor of I + W^T D^-1 W, the small matrix of Woodbury's identity."""
-    return webtorch.linalg.cholesky(_plus_one((W.mT / D.unsqueeze(-2)) @ W))
+    return linalg.cholesky(_plus_one((W.mT / D.unsqueeze(-2)) @ W))
 
 
 def _batch_lowrank_logdet(W: Tensor, D: Tensor, capacitance_tril: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class LowRankMultivariateNormal(Distribution):
         """The Cholesky factor of the covariance."""
         root = self._unbroadcasted_cov_diag.sqrt().unsqueeze(-1)
         scaled = self._unbroadcasted_cov_factor / root
-        return self._matrix(root * webtorch.linalg.cholesky(_plus_one(scaled @ scaled.mT)))
+        return self._matrix(root * linalg.cholesky(_plus_one(scaled @ scaled.mT)))
 
     @lazy_property
     def covariance_matrix(self) -> Tensor:
@@ -107,7 +108,7 @@ class LowRankMultivariateNormal(Distribution):
         """The inverse of the covariance, by Woodbury's identity."""
         diagonal = self._unbroadcasted_cov_diag
         scaled = self._unbroadcasted_cov_factor.mT / diagonal.unsqueeze(-2)
-        a = webtorch.linalg.solve_triangular(self._capacitance_tril, scaled, upper=False)
+        a = linalg.solve_triangular(self._capacitance_tril, scaled, upper=False)
         return self._matrix(diagonal.reciprocal().diag_embed() - a.mT @ a)
 
     def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.categorical import Categorical
 from webtorch.distributions.constraints import MixtureSameFamilyConstraint
 from webtorch.distributions.distribution import Distribution
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["MixtureSameFamily"]
 

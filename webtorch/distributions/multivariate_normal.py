@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
+from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import _standard_normal, lazy_property, part
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["MultivariateNormal"]
 
@@ -24,10 +25,10 @@ def _batch_mahalanobis(bL: Tensor, bx: Tensor) -> Tensor:
     """Return |L^-1 x| ** 2. Dims of bx before the batch of bL become columns of one system."""
     outer = bx.dim() - 1 - (bL.dim() - 2)
     if outer <= 0:
-        solved = webtorch.linalg.solve_triangular(bL, bx.unsqueeze(-1), upper=False)
+        solved = linalg.solve_triangular(bL, bx.unsqueeze(-1), upper=False)
         return solved.squeeze(-1).square().sum(-1)
     columns = bx.reshape((-1, *bx.shape[outer:])).movedim(0, -1)
-    solved = webtorch.linalg.solve_triangular(bL, columns, upper=False)
+    solved = linalg.solve_triangular(bL, columns, upper=False)
     return solved.square().sum(-2).movedim(-1, 0).reshape(bx.shape[:-1])
 
 
@@ -37,9 +38,9 @@ def _log_diagonal(matrix: Tensor) -> Tensor:
 
 def _precision_to_scale_tril(P: Tensor) -> Tensor:
     """Return the Cholesky factor of P^-1 without computing P^-1: that of P turned around, inverted."""
-    factor = webtorch.linalg.cholesky(P.flip((-2, -1))).flip((-2, -1)).mT
+    factor = linalg.cholesky(P.flip((-2, -1))).flip((-2, -1)).mT
     identity = webtorch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-    return webtorch.linalg.solve_triangular(factor, identity, upper=False)
+    return linalg.solve_triangular(factor, identity, upper=False)
 
 
 class MultivariateNormal(Distribution):
@@ -146,5 +147,5 @@ def _factor(name: str, matrix: Tensor) -> Tensor:
     if name == "scale_tril":
         return matrix
     if name == "covariance_matrix":
-        return webtorch.linalg.cholesky(matrix)
+        return linalg.cholesky(matrix)
     return _precision_to_scale_tril(matrix)

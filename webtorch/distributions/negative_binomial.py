@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.gamma import Gamma
 from webtorch.distributions.utils import BinaryParameter, lazy_property
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional import logsigmoid
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["NegativeBinomial"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.categorical import Categorical, OfCategorical
 from webtorch.distributions.utils import part
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional import one_hot
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["OneHotCategorical", "OneHotCategoricalStraightThrough"]
 

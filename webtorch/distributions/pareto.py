@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exponential import Exponential
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, ExpTransform
 from webtorch.distributions.utils import broadcast_all, part
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Pareto"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import broadcast_all, part
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Poisson"]
 

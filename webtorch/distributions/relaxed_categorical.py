@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.categorical import Categorical, OfCategorical
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import ExpTransform
 from webtorch.distributions.utils import broadcast_all, clamp_probs, part
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["ExpRelaxedCategorical", "RelaxedOneHotCategorical"]
 

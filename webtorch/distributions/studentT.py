@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import _standard_normal, broadcast_all, part
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["StudentT"]
 

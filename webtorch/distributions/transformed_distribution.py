@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.independent import Independent
 from webtorch.distributions.transforms import ComposeTransform, Transform
 from webtorch.distributions.utils import _sum_rightmost
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["TransformedDistribution"]
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
+from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.utils import (
     _sum_rightmost,
@@ -17,7 +16,9 @@ from webtorch.distributions.utils import (
     tril_matrix_to_vec,
     vec_to_tril_matrix,
 )
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional import logsigmoid, pad, softplus
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = [
     "AbsTransform",
@@ -777,7 +778,7 @@ class PositiveDefiniteTransform(_Plain):
         return factor @ factor.mT
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return LowerCholeskyTransform().inv(webtorch.linalg.cholesky(y))
+        return LowerCholeskyTransform().inv(linalg.cholesky(y))
 
 
 class _Parts(Transform):

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from numbers import Number
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional
+from webtorch.tensors.tensor import Tensor
 
 euler_constant = 0.57721566490153286060
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
+from webtorch import special
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all, lazy_property, part
+from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _sample_von_mises
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["VonMises"]
 
@@ -32,7 +33,7 @@ class VonMises(Distribution):
     def _log_prob(self, value: Tensor) -> Tensor:
         k = self.concentration
         # log I0(k), whose exponential part cancels against the cosine's.
-        bessel = webtorch.special.i0e(k).log() + k
+        bessel = special.i0e(k).log() + k
         return k * (value - self.loc).cos() - math.log(2 * math.pi) - bessel
 
     def sample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
@@ -46,4 +47,4 @@ class VonMises(Distribution):
     def variance(self) -> Tensor:
         """The circular variance: 1 - I1(k) / I0(k)."""
         k = self.concentration
-        return 1 - webtorch.special.i1e(k) / webtorch.special.i0e(k)
+        return 1 - special.i1e(k) / special.i0e(k)

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
-import webtorch
-from webtorch import Size, Tensor
+from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.multivariate_normal import _factor, _log_diagonal, _one_matrix
 from webtorch.distributions.utils import lazy_property
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Wishart"]
 
@@ -171,7 +172,7 @@ class Wishart(ExponentialFamily):
     def _log_prob(self, value: Tensor) -> Tensor:
         nu, p, factor = self.df, self._event_shape[-1], self._unbroadcasted_scale_tril
         constant = nu * (p * _log_2 / 2 + _log_diagonal(factor)) + webtorch.mvlgamma(nu / 2, p)
-        size = webtorch.linalg.slogdet(value).logabsdet
+        size = linalg.slogdet(value).logabsdet
         trace = webtorch.cholesky_solve(value, factor).diagonal(dim1=-2, dim2=-1).sum(-1)
         return -constant + (nu - p - 1) / 2 * size - trace / 2
 
@@ -190,5 +191,5 @@ class Wishart(ExponentialFamily):
     def _log_normalizer(self, x: Any, y: Any) -> Any:
         p = self._event_shape[-1]
         half = y + (p + 1) / 2
-        size = -webtorch.linalg.slogdet(-2 * x).logabsdet + _log_2 * p
+        size = -linalg.slogdet(-2 * x).logabsdet + _log_2 * p
         return half * size + webtorch.mvlgamma(half, p)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
 from webtorch.errors import CaptureError
+from webtorch.functions import public as webtorch
 from webtorch.tensors.tape import Cotangents, Edge, GradFn, gradient_edge, mark, meta_of
 from webtorch.utils._pytree import tree_flatten, tree_unflatten
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from webtorch.functions import show
 from webtorch.functions import subscript as indexing
 from webtorch.functions.assign import CONVERSIONS
 from webtorch.functions.movement import PROPERTIES
@@ -54,6 +55,7 @@ def load_table() -> None:
     assert attention.suits is not None
     assert lapack.host is not None
     assert complex_numbers.apply_form is not None
+    assert show.show_tensor is not None
     for name in _FORMULAS:
         importlib.import_module(f"webtorch.ops.{name}")
     for name in _FUNCTIONS:

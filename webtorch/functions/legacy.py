@@ -7,16 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions import creation
-from webtorch.ir import dtype as dt
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import TYPE_NAMES, DType
 from webtorch.tensors.tensor import Size, Tensor
-
-# PyTorch's name of each element type, as in torch.FloatTensor.
-TYPE_NAMES: dict[DType, str] = {
-    dt.float32: "Float", dt.float64: "Double", dt.float16: "Half", dt.bfloat16: "BFloat16",
-    dt.int64: "Long", dt.int32: "Int", dt.int16: "Short", dt.int8: "Char", dt.uint8: "Byte",
-    dt.bool_: "Bool",
-}  # fmt: skip
 
 
 class _Typed(type):

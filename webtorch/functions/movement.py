@@ -55,7 +55,7 @@ from webtorch.ops.primitive import (
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import Autocast, Example, composite
+from webtorch.ops.record import TABLE, Autocast, Example, composite
 from webtorch.tensors import tape
 
 METHOD = ("Tensor",)
@@ -1487,9 +1487,7 @@ def repeat_interleave(
     if not input._shape:
         input = reshape(input, (1,))
     if isinstance(repeats, (list, tuple)):
-        from webtorch.functions import creation
-
-        repeats = creation.tensor(list(repeats), device=input.device)
+        repeats = TABLE["tensor"](list(repeats), device=input.device)
     if not isinstance(repeats, int):
         if repeats.numel() != 1:
             return _repeat_each(input, repeats, dim, output_size)
@@ -1506,8 +1504,6 @@ def repeat_interleave(
 
 
 def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
-    from webtorch.functions import indexing
-
     if len(counts._shape) != 1:
         raise RuntimeError("repeats must be 0-dim or 1-dim tensor")
     if counts.dtype.kind not in ("int", "uint"):
@@ -1530,7 +1526,7 @@ def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
     else:
         total = output_size
     places = iota(total, 0, 1, int64, x.device)
-    return indexing.index_select(x, dim, indexing.searchsorted(ends, places, right=True))
+    return TABLE["index_select"](x, dim, TABLE["searchsorted"](ends, places, right=True))
 
 
 # -- order of elements -----------------------------------------------------------------------------

@@ -69,6 +69,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
+    TABLE,
     WHOLE,
     Autocast,
     Elementwise,
@@ -867,10 +868,8 @@ def norm(
 ) -> Any:
     """Return the p-norm over `dim`, of the flattened input by default; "nuc" is the sum of singular values."""
     if p == "nuc":
-        from webtorch.functions.decomposition import matrix_norm
-
         pair = (0, 1) if dim is None else dim
-        return matrix_norm(input, "nuc", pair, keepdim, dtype=dtype)
+        return TABLE["linalg_matrix_norm"](input, "nuc", pair, keepdim, dtype=dtype)
     order = 2 if p is None or p == "fro" else p
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions.movement import cat
+from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
 from webtorch.tensors.printing import format_tensor
 from webtorch.tensors.promotion import get_default_dtype
@@ -52,3 +53,6 @@ def _show_batched(x: Tensor) -> str:
 
 def _ends(x: Tensor, dim: int, count: int) -> Tensor:
     return cat([x.narrow(dim, 0, count), x.narrow(dim, x._shape[dim] - count, count)], dim)
+
+
+give(show=show_tensor)

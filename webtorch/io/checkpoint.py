@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias, cast
 
-import webtorch
 from webtorch.errors import DeviceError, DTypeError
+from webtorch.functions import public as webtorch
 from webtorch.io import pytorch_file, safetensors, tree
 from webtorch.io.safetensors import FilePath, RawTensor
 from webtorch.io.tree import Leaf, TensorRef

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.io.checkpoint import load, save
 from webtorch.io.gguf import load_gguf, save_gguf
 from webtorch.io.safetensors import FilePath
 from webtorch.io.weights import load_safetensors
+from webtorch.tensors.tensor import Tensor
 
 _PYTORCH = (".pt", ".pth", ".bin", ".ckpt")
 FORMATS = (*_PYTORCH, ".safetensors", ".gguf")

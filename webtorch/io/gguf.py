@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import webtorch
+from webtorch.functions import public as webtorch
 from webtorch.io.safetensors import FilePath, map_file, replace_file
 from webtorch.ir.dtype import DType
 from webtorch.tensors.creation import from_bytes

@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-import webtorch
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import public as webtorch
 from webtorch.io.safetensors import FilePath, replace_file
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, TracebackType
 from typing import Any
 
-import webtorch
+from webtorch import nn
 from webtorch.io.pickle_machine import Call, Given, Name, Writer
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.tensor import Tensor
+from webtorch.version import PACKAGE
 
 _NAMED = (type, FunctionType)
 # Classes without a name in their module, by their only object.
@@ -216,7 +217,7 @@ def _counterpart(module: str, name: str) -> Any:
         # Some classes are not among the names of torch.nn itself.
         files = [vars(m) for n, m in sorted(sys.modules.items()) if n.startswith("webtorch.nn.")]
         inner = [f[name] for f in files if isinstance(f.get(name), type)]
-        if inner and not hasattr(webtorch.nn, name):
+        if inner and not hasattr(nn, name):
             return inner[0]
         parts = ["nn"]
     while True:
@@ -227,8 +228,7 @@ def _counterpart(module: str, name: str) -> Any:
                 break
             parts.pop()
     raise pickle.UnpicklingError(
-        f"load: the file holds an object of {module}.{name}, which webtorch {webtorch.__version__} "
-        "does not have"
+        f"load: the file holds an object of {module}.{name}, which webtorch {PACKAGE} does not have"
     )
 
 

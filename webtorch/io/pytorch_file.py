@@ -16,8 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn, cast
 
-import webtorch
 from webtorch.errors import DTypeError
+from webtorch.functions import public as webtorch
 from webtorch.io import objects
 from webtorch.io.pickle_machine import Call, Name, Writer, read
 from webtorch.ir import dtype as dtypes

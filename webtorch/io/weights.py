@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import webtorch
 from webtorch.capture.memory import bytes_of
 from webtorch.errors import DTypeError
+from webtorch.functions import public as webtorch
 from webtorch.io import safetensors
 from webtorch.io.safetensors import FilePath, RawTensor, SafetensorError
 from webtorch.ir import dtype as dtypes

@@ -238,3 +238,10 @@ _LEGACY = {
 def legacy_name(dtype: DType) -> str:
     """Return the name that PyTorch's errors and typed constructors have for a dtype: "Float"."""
     return _LEGACY[dtype.name]
+
+
+# PyTorch's name of each element type that has a typed constructor, as in torch.FloatTensor.
+TYPE_NAMES: dict[DType, str] = {
+    d: legacy_name(d)
+    for d in (float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
+}

@@ -11,7 +11,7 @@ from types import CodeType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Programs that ship inside the package are users of it.
-_USERS = (_PACKAGE + "demo" + os.sep,)
+_USERS = (os.path.join(_PACKAGE, "cli", "demo", ""),)
 # Folders whose code is no user's: the package's, and that of a library which stands between it and the user.
 _libraries: tuple[str, ...] = (_PACKAGE,)
 # What the names in code begin with that such a library made of a user's.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
@@ -13,6 +12,7 @@ from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "CELU",

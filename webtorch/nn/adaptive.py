@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn.container import ModuleList, Sequential
@@ -15,6 +14,7 @@ from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["AdaptiveLogSoftmaxWithLoss"]
 

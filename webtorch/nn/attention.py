@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
@@ -11,6 +10,7 @@ from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["MultiheadAttention"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.nn.module import Module, typename
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from webtorch import Tensor
 from webtorch.nn import functional as F
 from webtorch.nn.module import Module
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["CosineSimilarity", "PairwiseDistance"]
 

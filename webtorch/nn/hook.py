@@ -12,10 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import autograd
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import bindings
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["BackwardTap", "RemovableHandle"]
 
@@ -193,7 +194,7 @@ def _identity_function() -> Any:
     """Return the autograd Function of the taps; made at first use, when autograd is loaded."""
     if not _identity:
 
-        class _Identity(webtorch.autograd.Function):
+        class _Identity(autograd.Function):
             """Pass tensors through; on the way back, let `receive` see and replace gradients."""
 
             @staticmethod

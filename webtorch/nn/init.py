@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.ops.record import TABLE
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "calculate_gain",

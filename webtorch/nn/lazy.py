@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn.conv import (
     Conv1d,
@@ -28,6 +27,7 @@ from webtorch.nn.norm import (
 )
 from webtorch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "LazyBatchNorm1d",

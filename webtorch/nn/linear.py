@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Bilinear", "Identity", "Linear"]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from webtorch import Tensor
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
@@ -18,6 +17,7 @@ from webtorch.nn.functional.loss import legacy_reduction
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "BCELoss",

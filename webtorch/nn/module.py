@@ -12,14 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import webtorch
-from webtorch import Tensor
 from webtorch.errors import DeviceError
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.hook import BackwardTap, RemovableHandle
 from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.tensors.above import ask
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "Module",
@@ -565,7 +566,7 @@ class Module:
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the call of this module in place: later calls replay captured programs."""
-        self.__dict__["_compiled_call_impl"] = webtorch.compile(self._call_impl, *args, **kwargs)
+        self.__dict__["_compiled_call_impl"] = ask("compile")(self._call_impl, *args, **kwargs)
 
     # -- hooks ----------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import linalg
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "adaptive_max_pool1d",
@@ -142,7 +143,7 @@ def embedding_renorm_(input: Tensor, indices: Tensor, max_norm: float, norm_type
     with webtorch.no_grad():
         rows = indices.reshape(-1).unique()
         chosen = input[rows]
-        norms = webtorch.linalg.vector_norm(chosen, norm_type, dim=1, keepdim=True)
+        norms = linalg.vector_norm(chosen, norm_type, dim=1, keepdim=True)
         scale = webtorch.where(norms > max_norm, max_norm / (norms + 1e-7), 1.0)
         input[rows] = chosen * scale
     return input
@@ -186,6 +187,6 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
 def norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Tensor:
     """Return the norm over all dims but one, which keep size 1; over all of them for dim -1."""
     if dim == -1:
-        return webtorch.linalg.vector_norm(v, pow)
+        return linalg.vector_norm(v, pow)
     others = [d for d in range(v.dim()) if d != dim % v.dim()]
-    return webtorch.linalg.vector_norm(v, pow, dim=others, keepdim=True)
+    return linalg.vector_norm(v, pow, dim=others, keepdim=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.override import asks, disabled
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
 

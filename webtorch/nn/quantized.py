@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.functions.quantize import (
     dequantize_weight,
     groups_of,
@@ -15,7 +14,9 @@ from webtorch.functions.quantize import (
 from webtorch.ir.dtype import DType
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
+from webtorch.nn.parameter import Parameter
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["QuantizedLinear", "quantize_"]
 
@@ -56,7 +57,7 @@ class QuantizedLinear(Module):
         zeros = webtorch.zeros(groups, device=device) if bits == 4 else None
         self.register_buffer("weight_zeros", zeros)
         given = webtorch.zeros(out_features, device=device, dtype=dtype) if bias else None
-        self.register_parameter("bias", None if given is None else webtorch.nn.Parameter(given))
+        self.register_parameter("bias", None if given is None else Parameter(given))
 
     @classmethod
     def from_linear(cls, linear: Linear, bits: int = 8, group_size: int = 64) -> QuantizedLinear:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import autograd
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.tensors import autocast
 from webtorch.tensors.host import sizes_in, tracing
 from webtorch.tensors.tape import looks_at_each
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
 __all__ = [
@@ -145,7 +146,7 @@ def _recorded(
     return webtorch.stack(out), state
 
 
-class _Steps(webtorch.autograd.Function):
+class _Steps(autograd.Function):
     """A recurrence over (T, N, gates) that computes each step as it comes.
 
     All steps of all sequences are one cached program, whatever their number: nothing is compiled
@@ -259,9 +260,7 @@ def _differentiable(
     with webtorch.enable_grad():
         out, state = _recorded(ctx.cell, gates, mask, tuple(start), hh, bias, hr, ctx.reverse)
     wanted = [one for one in inputs if one is not None and one.requires_grad]
-    found = webtorch.autograd.grad(
-        (out, *state), wanted, grads, create_graph=create, allow_unused=True
-    )
+    found = autograd.grad((out, *state), wanted, grads, create_graph=create, allow_unused=True)
     of = {id(one): grad for one, grad in zip(wanted, found, strict=True)}
     return [of.get(id(one)) for one in inputs]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 
 __all__ = ["deform_conv2d", "nms", "ps_roi_align", "ps_roi_pool", "roi_align", "roi_pool"]

@@ -7,8 +7,7 @@ import numbers
 import warnings
 from typing import Any, ClassVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import init, recurrence
@@ -18,6 +17,7 @@ from webtorch.nn.utils.rnn import PackedSequence
 from webtorch.tensors import autocast
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import sizes_in
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "GRU",

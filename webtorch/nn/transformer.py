@@ -6,8 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
 from webtorch.nn import init
@@ -19,6 +18,7 @@ from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import LayerNorm
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "Transformer",

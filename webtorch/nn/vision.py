@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.nn import functional as F
 from webtorch.nn.module import Module
 from webtorch.nn.size import repeat
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "ChannelShuffle",

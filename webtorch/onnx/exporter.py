@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from webtorch.capture.dynamic import MAX_VARIABLES, Point, placeholder, probes
 from webtorch.errors import DTypeError
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import Module
@@ -77,8 +78,6 @@ class ONNXProgram:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model in onnxruntime on the CPU; the arguments are those of the module."""
-        import webtorch
-
         onnxruntime = importlib.import_module("onnxruntime")
 
         session = onnxruntime.InferenceSession(
@@ -670,8 +669,6 @@ def _used(graph: Graph, results: Sequence[str]) -> list[Any]:
 
 
 def _verify(program: ONNXProgram, call: Any, args: Any, kwargs: Any) -> None:
-    import webtorch
-
     with webtorch.no_grad():
         expected = call(*args, **kwargs)
     tensors, _ = _take_apart(expected)

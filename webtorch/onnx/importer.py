@@ -17,11 +17,13 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import webtorch
+from webtorch import errors
 from webtorch.errors import DTypeError
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import Module, Parameter
-from webtorch.onnx.operators import OPERATORS, Context, is_host
+from webtorch.onnx.operators import OPERATORS, Context, dtype_of, is_host
+from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
 
 # Newer opsets so far changed the element types that nodes take, not what they mean.
@@ -184,7 +186,7 @@ class ImportedModule(Module):
     def _input(self, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
             value = webtorch.as_tensor(value)
-        wanted = _dtype_of(self._input_types.get(name, 0))
+        wanted = dtype_of(self._input_types.get(name, 0))
         if wanted is not None and value.dtype is not wanted:
             raise DTypeError(
                 f"{self.file}: the input {name!r} is {wanted}, a tensor of {value.dtype} was given: use "
@@ -207,7 +209,7 @@ class ImportedModule(Module):
             inputs = [self._lookup(values, n) for n in node.input]
             try:
                 outputs = self._node(number, node, inputs)
-            except (UnsupportedOperator, webtorch.errors.CaptureError):
+            except (UnsupportedOperator, errors.CaptureError):
                 raise
             except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
                 title = f"{node.name!r} ({node.op_type})" if node.name else node.op_type
@@ -380,22 +382,9 @@ def _home(root: Module, name: str) -> tuple[Module, str]:
 
 
 def _of_proto(t: Any) -> DType | None:
-    return _dtype_of(t.data_type)
-
-
-_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
-    11: "float64", 12: "uint32", 16: "bfloat16",
-}  # fmt: skip
-
-
-def _dtype_of(number: int) -> DType | None:
-    name = _TYPES.get(number)
-    return None if name is None else getattr(webtorch, name)
+    return dtype_of(t.data_type)
 
 
 def _tensor(array: Any, dtype: DType, device: Any) -> Tensor:
-    from webtorch.tensors.creation import from_bytes
-
     data = numpy.ascontiguousarray(array)
     return from_bytes(data.tobytes(), array.shape, dtype, device)

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy
 
-import webtorch
+from webtorch import linalg
 from webtorch.errors import DTypeError
+from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
@@ -99,10 +101,20 @@ def number(x: Any) -> Any:
     return x.reshape(-1).tolist()[0]
 
 
-def _dtype(code: int) -> Any:
-    from webtorch.onnx.importer import _dtype_of
+_TYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 16: "bfloat16",
+}  # fmt: skip
 
-    found = _dtype_of(code)
+
+def dtype_of(number: int) -> DType | None:
+    """Return the element type of ONNX's number, None if webtorch has no such type."""
+    name = _TYPES.get(number)
+    return None if name is None else getattr(webtorch, name)
+
+
+def _dtype(code: int) -> Any:
+    found = dtype_of(code)
     if found is None:
         raise DTypeError(f"load: webtorch has no element type of ONNX's number {code}")
     return found
@@ -288,7 +300,7 @@ def _einsum(c: Context, a: Attrs, n: int, *x: Any) -> Any:
 
 @op("Det")
 def _det(c: Context, a: Attrs, n: int, x: Any) -> Any:
-    return webtorch.linalg.det(x)
+    return linalg.det(x)
 
 
 def _padding(a: Attrs, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -569,7 +581,7 @@ def _lrn(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 @op("LpNormalization")
 def _lp_norm(c: Context, a: Attrs, n: int, x: Any) -> Any:
-    norm = webtorch.linalg.vector_norm(x, a.get("p", 2), a.get("axis", -1), True)
+    norm = linalg.vector_norm(x, a.get("p", 2), a.get("axis", -1), True)
     return webtorch.where(norm == 0, 0.0, x / norm)
 
 
@@ -624,7 +636,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceL2": lambda x, d, k: (
         webtorch.sqrt((x * x).sum(d, keepdim=k).float()).to(x.dtype)
         if not x.dtype.is_floating_point
-        else webtorch.linalg.vector_norm(x, 2, d, k)
+        else linalg.vector_norm(x, 2, d, k)
     ),
     "ReduceLogSum": lambda x, d, k: webtorch.log(x.sum(d, keepdim=k)),
     "ReduceLogSumExp": lambda x, d, k: webtorch.logsumexp(x, d, k),

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
+from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType, bool_, int32, int64
 from webtorch.ir.view import numel
+from webtorch.nn import recurrence
 from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.writer import Name, Writer, rule
@@ -1017,8 +1018,6 @@ _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 @rule("recurrence")
 def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any:
-    from webtorch.nn import recurrence
-
     packed = "batch_sizes" in kwargs or (
         len(args) > 2 and isinstance(args[1], Value) and not isinstance(args[3], bool)
     )

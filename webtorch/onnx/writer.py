@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.functions import public as webtorch
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, int32, int64
 from webtorch.ir.expr import Expr
@@ -240,8 +241,6 @@ class Writer:
         return self.expand(x, ones, v.shape)
 
     def _positions(self, v: Value) -> Name:
-        import webtorch
-
         index = webtorch.full((1,) * len(v.shape), v.offset, dtype=int64, device="cpu")
         for d, (size, stride) in enumerate(zip(v.shape, v.strides, strict=True)):
             steps = webtorch.arange(size, device="cpu") * stride

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
+from webtorch.ops.derive import derivative
 from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 
@@ -462,7 +463,6 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
     """
     if slot in op._gradients:
         return op._gradients[slot]
-    from webtorch.ops.derive import derivative
 
     def symbolic(dtype: DType) -> tuple[Expr, tuple[Expr, ...]]:
         inputs = tuple(ex.input_(i, dtype) for i in range(len(op.tensors) + len(op.numbers)))
@@ -490,7 +490,6 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
 
 def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one", "formula"]:
     """Tell whether the derivative is a constant that needs no kernel."""
-    from webtorch.ops.derive import derivative
 
     inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
     slope = derivative(op.build_for_slope(inputs), inputs[slot])
@@ -505,7 +504,6 @@ def slope_kind(op: Elementwise, slot: int) -> Literal["zero", "one", "minus_one"
 
 def inputs_of_slope(op: Elementwise, slot: int) -> frozenset[int]:
     """Return which formula inputs the derivative for `slot` reads: only these need saving."""
-    from webtorch.ops.derive import derivative
 
     inputs = tuple(ex.input_(i, ex.float32) for i in range(len(op.tensors) + len(op.numbers)))
     slope = derivative(op.build_for_slope(inputs), inputs[slot])

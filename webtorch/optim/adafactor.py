@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.optim.optimizer import Derived, Optimizer
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adafactor"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ops.optimize import adam_step, square_average
 from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_options
 from webtorch.tensors.calls import write_result
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adam", "AdamW"]
 

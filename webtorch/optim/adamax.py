@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.optim.adam import log_beta
 from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adamax"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.optim.optimizer import Optimizer, check_lr
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
 __all__ = ["LBFGS"]

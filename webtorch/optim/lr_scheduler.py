@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
-from webtorch import Tensor
 from webtorch.ir.lines import user_depth
 from webtorch.optim.optimizer import Optimizer
 from webtorch.tensors.host import host_scalar, tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "ChainedScheduler",

@@ -17,14 +17,14 @@ from itertools import chain
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
 from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import kept_value, realize
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from webtorch import Tensor
 from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_options
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["SGD"]
 

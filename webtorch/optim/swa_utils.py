@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.norm import _BatchNorm
 from webtorch.optim.lr_scheduler import LRScheduler, _each
 from webtorch.optim.optimizer import Optimizer
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "SWALR",

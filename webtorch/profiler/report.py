@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from webtorch.theme import style
+from webtorch.runtime.realize import runtime_named
+from webtorch.show.theme import style
 
 if TYPE_CHECKING:
     from webtorch.profiler.timeline import Average, profile
@@ -124,8 +125,6 @@ def _device_names(found: profile) -> list[str]:
 
 
 def _data(found: profile) -> dict[str, Any]:
-    from webtorch.profiler.timeline import runtime_named
-
     averages = found.key_averages()
     numbers = {(a.key, a.line, a.device): i for i, a in enumerate(averages)}
     devices = _device_names(found)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import webtorch
+from webtorch.functions import public as webtorch
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr

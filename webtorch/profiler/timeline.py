@@ -29,7 +29,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Copy, Program
 from webtorch.profiler import report
 from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
-from webtorch.runtime.realize import Runtime, open_runtimes
+from webtorch.runtime.realize import open_runtimes, runtime_named
 from webtorch.runtime.watch import Run, watch
 
 __all__ = [
@@ -410,14 +410,6 @@ def kind_of(routine: Routine) -> str:
             return "sort"
         case Host():
             return "host"
-
-
-def runtime_named(device: str) -> Runtime | None:
-    """Return the open runtime of a device such as "cpu" or "webgpu:0"."""
-    for runtime in open_runtimes():
-        if device in (runtime.kind, f"{runtime.kind}:{runtime.index}"):
-            return runtime
-    return None
 
 
 def _finish_work() -> None:

@@ -20,10 +20,10 @@ from torch.export.passes import move_to_device_pass
 from torch.optim.lr_scheduler import LRScheduler as _Scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import webtorch
 from webtorch.capture.outside import Survey
 from webtorch.capture.trace import Capture, capture, compile_never
 from webtorch.errors import CaptureError
+from webtorch.functions import public as webtorch
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch.device import flat, memory_of, wrap
 from webtorch.tensors.storage import Storage

@@ -52,6 +52,7 @@ from webtorch.pytorch.functions import (
     op,
 )
 from webtorch.pytorch.interrupt import check, flag
+from webtorch.pytorch.random import source
 from webtorch.tensors.autocast import UNSAFE
 from webtorch.tensors.device import device_of
 from webtorch.tensors.remember import remembered
@@ -460,8 +461,6 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
 
 @_own("randperm.generator_out")
 def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tensor:
-    from webtorch.pytorch.random import source
-
     result = op.randperm(
         n, generator=source(generator, _where()), dtype=webtorch_dtype(out.dtype), device=_where()
     )

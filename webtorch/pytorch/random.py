@@ -15,14 +15,13 @@ from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
+from webtorch.pytorch.device import generator as default
 from webtorch.pytorch.functions import aten, op
 
 
 def source(generator: Any, device: Any) -> Any:
     """Return webtorch's generator for PyTorch's argument `generator`."""
     if generator is None:
-        from webtorch.pytorch.device import generator as default
-
         return default()
     import torch
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 import webtorch_autoload as autoload
+from webtorch.functions.public import arange, int64, where
+from webtorch.nn.regions import deform_conv2d, ps_roi_align, ps_roi_pool, roi_align
 from webtorch.ops.primitive import fill, scatter
 from webtorch.pytorch.gradients import pullback
 
@@ -40,8 +42,6 @@ def _picture(g: Any, shape: Sequence[int]) -> Any:
 def _roi_align_backward(
     g: Any, rois: Any, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int, ratio: int, aligned: bool
 ) -> Any:  # fmt: skip
-    from webtorch.nn.regions import roi_align
-
     # Linear in the picture: its gradient is that at any picture.
     rois = _plain(rois)
     return pullback(
@@ -52,8 +52,6 @@ def _roi_align_backward(
 def _ps_roi_align_backward(
     g: Any, rois: Any, mapping: Any, scale: float, high: int, wide: int, ratio: int, n: int, c: int, h: int, w: int
 ) -> Any:  # fmt: skip
-    from webtorch.nn.regions import ps_roi_align
-
     rois = _plain(rois)
     return pullback(
         lambda x: ps_roi_align(x, rois, scale, high, wide, ratio)[0], [_picture(g, (n, c, h, w))], g
@@ -63,8 +61,6 @@ def _ps_roi_align_backward(
 def _ps_roi_pool_backward(
     g: Any, rois: Any, mapping: Any, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int
 ) -> Any:  # fmt: skip
-    from webtorch.nn.regions import ps_roi_pool
-
     rois = _plain(rois)
     return pullback(
         lambda x: ps_roi_pool(x, rois, scale, high, wide)[0], [_picture(g, (n, c, h, w))], g
@@ -75,8 +71,6 @@ def _roi_pool_backward(
     g: Any, rois: Any, places: Any, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int
 ) -> Any:  # fmt: skip
     """Add each cotangent to the place that its value was read from."""
-    from webtorch import arange, int64, where
-
     picture = rois[:, 0].to(int64)[:, None, None, None]
     channel = arange(c, device=g.device)[:, None, None]
     at = (picture * c + channel) * (h * w) + places.clamp(min=0).to(int64)
@@ -88,8 +82,6 @@ def _roi_pool_backward(
 def _deform_conv2d_backward(
     g: Any, input: Any, weight: Any, offset: Any, mask: Any, bias: Any, *numbers: Any
 ) -> Any:
-    from webtorch.nn.regions import deform_conv2d
-
     inputs = [_plain(x) for x in (input, weight, offset, mask, bias)]
     found = pullback(lambda *x: deform_conv2d(*x, *numbers), inputs, g, [True] * 5)
     return tuple(

@@ -876,3 +876,11 @@ def runtime_for(kind: str, index: int) -> Runtime:
 def open_runtimes() -> list[Runtime]:
     """Return the runtimes that are in use."""
     return list(_RUNTIMES.values())
+
+
+def runtime_named(device: str) -> Runtime | None:
+    """Return the open runtime of a device such as "cpu" or "webgpu:0"."""
+    for runtime in open_runtimes():
+        if device in (runtime.kind, f"{runtime.kind}:{runtime.index}"):
+            return runtime
+    return None

@@ -19,7 +19,9 @@ from typing import Any
 
 from webtorch.ir.dtype import DType, Scalar, int64
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ops import primitive
 from webtorch.ops.record import TABLE
+from webtorch.tensors.above import ask, give
 from webtorch.tensors.tape import GradFn, gradient_edge, mode, set_history, unrecorded
 from webtorch.tensors.tensor import Tensor
 
@@ -172,9 +174,7 @@ def _record(
     shape: tuple[int, ...],
     dtype: DType,
 ) -> Tensor:
-    from webtorch.tensors.primitives import record
-
-    return record(kind, inputs, attrs, scalars, shape, dtype)
+    return ask("record")(kind, inputs, attrs, scalars, shape, dtype)
 
 
 def sizes_of(levels: Levels) -> tuple[int, ...]:
@@ -314,11 +314,9 @@ def _conv(
 
 def _examples(levels: Levels, rank: int, like: Tensor) -> list[Tensor]:
     """Return index tensors that pick each example's own rows, for indices of `rank` dims."""
-    from webtorch.tensors.primitives import iota
-
     found = []
     for d, (_, size) in enumerate(levels):
-        index = iota(size, 0, 1, int64, like.device)
+        index = primitive.iota(size, 0, 1, int64, like.device)
         found.append(index.reshape((*(1,) * d, size, *(1,) * (len(levels) - 1 - d + rank))))
     return [f.expand((*sizes_of(levels), *(1,) * rank)) for f in found]
 
@@ -391,3 +389,6 @@ _RULES: dict[str, Callable[..., Tensor]] = {
     "scatter": _scatter,
     "sort": _sort,
 }
+
+
+give(Vmap=Vmap, batch=batch, unbatch=unbatch, summed_over=summed_over)

@@ -11,6 +11,7 @@ from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import recorders
+from webtorch.tensors.above import give
 from webtorch.tensors.forward import transposed
 from webtorch.tensors.primitives import (
     cast_to,
@@ -67,9 +68,6 @@ def apply_form(
             simple._grad_fn.title = op.gradient_name
         return simple
     return record(op, [*tensors, *numbers], len(operands), shape, dtype)
-
-
-recorders.complex_form = apply_form
 
 
 def _is_complex(x: Operand) -> bool:
@@ -207,3 +205,6 @@ def derivative(op: Elementwise, g: Tensor, values: Sequence[Operand]) -> Tensor:
     shape = broadcast_shapes(*[o._shape for o in operands if isinstance(o, Tensor)])
     count = len(op.tensors)
     return record(op, operands, count, shape, dtype)
+
+
+give(apply_form=apply_form)

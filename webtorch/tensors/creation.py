@@ -11,6 +11,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.primitives import complex_of
 from webtorch.tensors.storage import Storage
@@ -67,3 +68,6 @@ def from_bytes(
             f"{numel(tuple(shape)) * dtype.itemsize} bytes, got {data.nbytes}"
         )
     return from_contents(data, tuple(shape), dtype, resolve(device))
+
+
+give(from_contents=from_contents, from_bytes=from_bytes)

@@ -20,6 +20,8 @@ from typing import Any
 
 from webtorch.ir.view import overlaps
 from webtorch.ops import primitive
+from webtorch.tensors.above import give
+from webtorch.tensors.batching import batch, levels_of, logical, physical, sizes_of
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import enable_grad, forward, mode, run_backward
 from webtorch.tensors.tensor import Tensor
@@ -131,8 +133,6 @@ def _zeros(
     without_other: set[int] = frozenset(),  # type: ignore[assignment]
 ) -> Tensor:
     """Return zeros for each example of the tangents that are to be written to them."""
-    from webtorch.tensors.batching import logical, sizes_of
-
     found = {n: size for n, size, _ in like._levels if n not in without}
     if other is not None:
         found |= {n: size for n, size, _ in other._levels if n not in without_other}
@@ -143,8 +143,6 @@ def _zeros(
 
 def _seen(flat: Tensor, x: Tensor) -> Tensor:
     """Return the part of a flat tangent that belongs to x."""
-    from webtorch.tensors.batching import batch, levels_of, physical
-
     if not x._levels:
         return primitive.as_view(flat, x._shape, x._strides, x._offset)
     whole = physical(x, levels_of((x,)))
@@ -306,3 +304,6 @@ def tangent_of(x: Tensor, level: Level) -> Tensor | None:
         return level.of(x)
     finally:
         mode.forward = levels
+
+
+give(transposed=transposed)

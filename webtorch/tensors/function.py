@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.ops import primitive
+from webtorch.tensors.batching import batch, unbatch
 from webtorch.tensors.forward import fitted, transposed_call
-from webtorch.tensors.primitives import rebase
+from webtorch.tensors.primitives import fill, rebase
+from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import (
     FREED,
     GradFn,
@@ -225,8 +227,6 @@ def _check_transforms(cls: type[Function], tensors: Sequence[Tensor]) -> Any:
 
 def _mapped(cls: type[Function], level: Any, args: Sequence[Any]) -> Any:
     """Call the user's rule for one vmap, outside of it."""
-    from webtorch.tensors.batching import batch, unbatch
-
     hidden = [
         isinstance(a, Tensor) and any(n == level.number for n, _, _ in a._levels) for a in args
     ]
@@ -333,8 +333,6 @@ def _record(
         """Return the cotangents that the class's `backward` gives; None for missing ones becomes zeros if it asks."""
         cotangents = list(gs) + [None] * (len(shapes) - len(gs))
         if ctx._materialize:
-            from webtorch.tensors.primitives import fill
-
             cotangents = [
                 fill(s[0], 0, s[1], s[2]) if g is None and s is not None else g
                 for g, s in zip(cotangents, shapes, strict=True)
@@ -350,8 +348,6 @@ def _record(
         for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
             if g is not None and g._shape != t:
                 if _expands(t, g._shape):
-                    from webtorch.tensors.recorders import sum_to
-
                     grads[i] = sum_to(g, t)
                     continue
                 raise RuntimeError(

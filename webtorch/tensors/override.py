@@ -28,6 +28,16 @@ class _State(threading.local):
 
 
 state = _State()
+# The classes of tensors and sizes, which stand above this file and make themselves known.
+Tensor: Any = None
+Size: Any = None
+
+
+def know(tensor: type[Any], size: type[Any]) -> None:
+    """Take the class of tensors, which is asked nothing, and that of sizes."""
+    global Tensor, Size
+    Tensor, Size = tensor, size
+    plain.add(tensor)
 
 
 def disabled(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,8 +70,6 @@ class Switch:
 
 def asks(kind: type[Any]) -> bool:
     """Whether objects of a class are asked before an operation runs."""
-    from webtorch.tensors.tensor import Tensor
-
     found = getattr(kind, "__torch_function__", disabled)
     return found is not disabled and kind is not Tensor
 
@@ -200,14 +208,10 @@ def keep_class(
 
 def nowrap() -> set[Any]:
     """Return the functions whose results keep the class they have."""
-    from webtorch.tensors.tensor import Tensor
-
     return {Tensor.grad.__get__}
 
 
 def _converted(found: Any, cls: type[Any]) -> Any:
-    from webtorch.tensors.tensor import Size, Tensor
-
     if cls is Tensor:
         return found
     if isinstance(found, Tensor):
@@ -223,8 +227,6 @@ def arm_for(cls: Any) -> None:
     """Get ready for tensors of a class. Raises TypeError where it is no class of tensors, and
     NotImplementedError where it replaces PyTorch's kernels.
     """
-    from webtorch.tensors.tensor import Tensor
-
     if not (isinstance(cls, type) and issubclass(cls, Tensor)):
         raise TypeError(
             "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. "
@@ -326,14 +328,14 @@ class Public(NamedTuple):
 
 def public_functions() -> Iterator[Public]:
     """The functions that ask."""
-    from webtorch.tensors.tensor import Tensor
-
     factories = {
         public_name(op.name, p) for op in TABLE.values() if op.factory for p in op.function_in
     }
     for place in MODULES:
         module = importlib.import_module(f"webtorch.{place}".rstrip("."))
-        for name, value in vars(module).items():
+        # The package loads some of its names when they are used.
+        for name in list(vars(module)) if place else module.__all__:
+            value = getattr(module, name)
             hidden = name.startswith("_") or name in _IGNORED
             if isinstance(value, FunctionType) and not hidden:
                 title = ".".join(filter(None, ("torch", place, name)))

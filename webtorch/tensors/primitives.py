@@ -25,6 +25,7 @@ from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors.above import give
 from webtorch.tensors.batching import (
     Levels,
     batch,
@@ -1284,3 +1285,6 @@ for entry, function in (
     (primitive.shown, lambda x: physical(x, levels_of((x,))) if x._levels else x),
 ):  # fmt: skip
     entry.function = function
+
+
+give(record=record, strided_gradient=strided_gradient)

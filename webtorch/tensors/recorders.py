@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -30,6 +30,7 @@ from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result
 from webtorch.ops import elementwise
 from webtorch.ops.record import Elementwise, Op, slope
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors.above import ask
 from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate
 from webtorch.tensors.primitives import (
@@ -45,9 +46,6 @@ from webtorch.tensors.promotion import Operand, depending, get_default_dtype, re
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, SavedTensor, forward, gradient_edge, mode, set_history
 from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
-
-# `complex_numbers.apply_form`, which is written with what is here.
-complex_form: Any = None
 
 
 @lru_cache(maxsize=65536)
@@ -248,7 +246,7 @@ def _of_another_kind(
 ) -> Tensor:
     """Record a call on complex numbers, on tensors of several devices or on a number alone."""
     if any(o.dtype.is_complex if isinstance(o, Tensor) else type(o) is complex for o in operands):
-        return complex_form(op, operands, numbers)
+        return cast("Tensor", ask("apply_form")(op, operands, numbers))
     if not any(isinstance(o, Tensor) for o in operands):
         return apply(op, [_from_number(operands[0]), *operands[1:]], numbers)
     return apply(op, to_one_device(op, operands), numbers)

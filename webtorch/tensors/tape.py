@@ -22,9 +22,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.errors import CaptureError
+from webtorch.ir.dtype import legacy_name
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
+from webtorch.tensors.above import ask
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.storage import Storage
 
@@ -470,9 +472,7 @@ class SavedTensor:
             )
         if self.leaf is not None:
             return self.leaf
-        from webtorch.tensors.tensor import Tensor
-
-        return self._with_history(Tensor._from_storage(storage, *self.geometry), owner)
+        return self._with_history(ask("tensor_on")(storage, *self.geometry), owner)
 
     def _with_history(self, tensor: Tensor, owner: GradFn | None) -> Tensor:
         if self.is_output:
@@ -490,8 +490,6 @@ class SavedTensor:
 
 
 def _type_text(dtype: Any, storage: Storage) -> str:
-    from webtorch.ir.dtype import legacy_name
-
     place = "" if storage.runtime.kind == "cpu" else f"{storage.runtime.kind}."
     return f"torch.{place}{legacy_name(dtype)}Tensor"
 
@@ -562,9 +560,7 @@ def attach(
     Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
     """
     if forward.levels and mode.forward:
-        from webtorch.tensors.forward import transposed
-
-        transposed(out, inputs, rule)
+        ask("transposed")(out, inputs, rule)
     if not mode.grad or not _one_requires_grad(inputs):
         mode.unclaimed = []
         return out
@@ -915,10 +911,8 @@ def _fit(g: Tensor, edge: Edge) -> Tensor:
     fn, number = edge
     dtype = fn.variable.dtype if isinstance(fn, AccumulateGrad) else fn.metas[number][1]
     if g._levels and not mode.keeps_levels:
-        from webtorch.tensors.batching import summed_over
-
         levels = fn.variable._levels if isinstance(fn, AccumulateGrad) else fn.metas[number][3]
-        g = summed_over(g, [n for n, _, _ in levels])
+        g = ask("summed_over")(g, [n for n, _, _ in levels])
     if g.dtype is dtype:
         return g
     # The cotangent of a real tensor is the real part.
@@ -1059,11 +1053,10 @@ def grad(
             stacklevel=user_depth(),
         )
     if is_grads_batched:
-        from webtorch.tensors.batching import Vmap, batch, unbatch
-
         given = _listed(grad_outputs)
         size = next(g._shape[0] for g in given if g is not None)
-        with Vmap(size, "error") as level:
+        batch, unbatch = ask("batch"), ask("unbatch")
+        with ask("Vmap")(size, "error") as level:
             parts = [None if g is None else batch(g, 0, level.number) for g in given]
             grads = grad(
                 outputs, inputs, parts, retain_graph, create_graph, True, allow_unused, False,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
-from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
+from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
@@ -29,8 +29,10 @@ from webtorch.ir.view import (
 from webtorch.ops import primitive
 from webtorch.ops.bits import reinterpreted
 from webtorch.ops.purity import warn, warn_once
+from webtorch.ops.record import TABLE
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.tensors import override
+from webtorch.tensors.above import ask, give
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
@@ -40,6 +42,7 @@ from webtorch.tensors.tape import (
     GradFn,
     RemovableHandle,
     Source,
+    attach,
     backward,
     checked,
     forward,
@@ -139,22 +142,20 @@ class Tensor(TensorMethods):
 
     def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
-        from webtorch.functions import creation
-
         if isinstance(data, (bool, float)):
             raise TypeError(f"new(): data must be a sequence (got {type(data).__name__})")
         if isinstance(data, (int, Size)):
-            made = creation.empty(data, *sizes, device=device)
+            made = TABLE["empty"](data, *sizes, device=device)
         elif sizes:
             raise TypeError(
                 f"Tensor(): takes sizes or one sequence, not {type(data).__name__} and {len(sizes)} more"
             )
         elif data is None:
-            made = creation.empty(0, device=device)
+            made = TABLE["empty"](0, device=device)
         elif isinstance(data, Tensor):
             made = data.detach()
         else:
-            made = creation.tensor(data, device=device)
+            made = TABLE["tensor"](data, device=device)
             made = made if made.dtype.has_gradient else made.float()
         return made if cls is Tensor else Tensor._make_subclass(cls, made)
 
@@ -611,9 +612,7 @@ class Tensor(TensorMethods):
         if base._history != self._base_history:
             self._base_history = base._history
             if base._requires_grad:
-                from webtorch.tensors.primitives import strided_gradient
-
-                strided_gradient(self, base)
+                ask("strided_gradient")(self, base)
             else:
                 self._grad_fn, self._requires_grad = None, False
 
@@ -857,9 +856,7 @@ class Tensor(TensorMethods):
         self, array: Any, context: Any = None, return_scalar: bool = False
     ) -> Tensor:
         """Make the result of a NumPy function on tensors a tensor again, as PyTorch does."""
-        from webtorch.functions import creation
-
-        return creation.from_numpy(array if array.ndim else array.copy()).to(self.device)
+        return TABLE["from_numpy"](array if array.ndim else array.copy()).to(self.device)
 
     def __await__(self) -> Any:
         return self._ready().__await__()
@@ -922,9 +919,7 @@ class Tensor(TensorMethods):
         return complex(self._only())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        from webtorch.functions.show import show_tensor
-
-        return show_tensor(self)
+        return str(ask("show")(self))
 
     def __format__(self, spec: str) -> str:
         # A 0-d tensor formats as its number, also without a spec; subclasses show their own repr.
@@ -985,8 +980,6 @@ class Tensor(TensorMethods):
         if dtype is None:
             return f"torch.{legacy_name(self.dtype)}Tensor"
         if isinstance(dtype, str):
-            from webtorch.functions.legacy import TYPE_NAMES
-
             for found, name in TYPE_NAMES.items():
                 if dtype.removeprefix("torch.") == f"{name}Tensor":
                     return self.to(found)
@@ -1168,9 +1161,6 @@ def _materialize(x: Tensor) -> Tensor:
 
 def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
     """Return a copy on another device. Differentiable."""
-    from webtorch.tensors.creation import from_contents
-    from webtorch.tensors.tape import attach
-
     if x.dtype in runtime.unsupported:
         raise DTypeError(unsupported_text(x.dtype, runtime))
     if x.dtype.is_complex:
@@ -1187,11 +1177,11 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
         node = Node("empty", (), (), (), x._shape, x.dtype)
         out = Tensor._from_storage(Storage(node, runtime), x._shape, strides, 0, order is None)
     elif order is None:
-        out = from_contents(x.detach()._contents(), x._shape, x.dtype, runtime)
+        out = ask("from_contents")(x.detach()._contents(), x._shape, x.dtype, runtime)
     else:
         # The dims keep their order in memory.
         source = x.detach().permute(order)
-        there = from_contents(source._contents(), source._shape, x.dtype, runtime)
+        there = ask("from_contents")(source._contents(), source._shape, x.dtype, runtime)
         out = Tensor._from_storage(there._storage, x._shape, strides, 0, False)
     return attach(out, "ToCopy", (x,), lambda g: (_transfer(g, home),))
 
@@ -1232,13 +1222,11 @@ def _rebuild(
     requires_grad: bool,
     state: tuple[type[Tensor], dict[str, Any]] | None,
 ) -> Tensor:
-    from webtorch.tensors.creation import from_bytes
-
     lying = tuple([shape[d] for d in order])
     if where == "meta":
         out = primitive.empty(lying, dtype, where)
     else:
-        out = from_bytes(contents, lying, dtype, where)
+        out = ask("from_bytes")(contents, lying, dtype, where)
     if order != tuple(range(len(order))):
         inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
         out = out.permute(inverse).detach()
@@ -1249,6 +1237,7 @@ def _rebuild(
     return out.requires_grad_(requires_grad)
 
 
-override.plain.add(Tensor)
+override.know(Tensor, Size)
+give(tensor_on=Tensor._from_storage)
 
 __all__ = ["Size", "Tensor", "int64", "unsupported_text", "user_line"]

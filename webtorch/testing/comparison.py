@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.tensors.tensor import Tensor
 
 # Element type -> (rtol, atol): about half the digits of the type.
 _TOLERANCES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.tensors.limits import finfo, iinfo
+from webtorch.tensors.tensor import Tensor
 
 
 def make_tensor(

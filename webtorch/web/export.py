@@ -24,11 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import webtorch
 from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import Capture, Returned, compile_never
 from webtorch.errors import CaptureError, DTypeError, KernelError, ShapeError
+from webtorch.functions import public as webtorch
 from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor
 from webtorch.ir.dtype import by_name

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import webtorch
+from webtorch import autograd
 from webtorch.capture.trace import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
 from webtorch.ops.record import TABLE, Elementwise, Example, Op
@@ -23,6 +24,8 @@ from webtorch.runtime.realize import freeze, to_graph
 from webtorch.tensors.storage import Storage
 from webtorch.web.export import Exported, export_json
 
+# The public names, nn.functional's among them.
+webtorch: Any = sys.modules["webtorch"]
 # Relative and absolute error that a result may have, by its type; the absolute one grows with the largest
 # result, up to a thousandfold. Gradients may have four times as much: they are several operations.
 TOLERANCE = {"float32": (4e-6, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
@@ -428,7 +431,7 @@ def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: s
         if derived:
             outputs = [t for t in found if t.requires_grad]
             weights = [to_ours(w, device) for w in _weights(outputs)]
-            grads = webtorch.autograd.grad(outputs, given, weights, allow_unused=True)
+            grads = autograd.grad(outputs, given, weights, allow_unused=True)
             # No gradient is as good as zeros.
             pairs = [(m, e, w) for m, e, w in zip(grads, exact, wide, strict=True) if m is not None]
             if any(m is None and e.any() for m, e in zip(grads, exact)):

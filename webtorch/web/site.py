@@ -20,7 +20,7 @@ from typing import Any
 
 from webtorch.io.safetensors import RawTensor, dump, save_file
 from webtorch.runtime.backends import webassembly
-from webtorch.theme import style
+from webtorch.show.theme import style
 
 HERE = Path(__file__).parent
 PAGE_FILES = ("runtime.d.ts", "page/page.js")

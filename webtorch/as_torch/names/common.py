@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
 
-from webtorch import Tensor
+from webtorch.tensors.tensor import Tensor
 
 _size_1_t = int | tuple[int]
 _size_2_t = int | tuple[int, int]

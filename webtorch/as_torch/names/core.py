@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 
-from webtorch import Tensor as TensorBase
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from webtorch.tensors.override import disabled as _disabled_torch_function_impl
 from webtorch.tensors.override import state
+from webtorch.tensors.tensor import Tensor as TensorBase
 
 _TensorBase = TensorBase
 # As `__torch_dispatch__` of a class, it says that the class replaces no kernel.

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import webtorch
-from webtorch import Tensor
+from webtorch import nn
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "AuxOutput", "AuxRequest", "BlockMask", "and_masks", "create_block_mask", "create_mask",
@@ -100,9 +101,7 @@ class BlockMask:
     def to_dense(self) -> Tensor:
         """Return which blocks have something to look at (B, H, blocks of Q, blocks of KV), 0 or 1."""
         (q, k), (rows, columns) = self.BLOCK_SIZE, self.seq_lengths
-        padded = webtorch.nn.functional.pad(
-            self.mask.to(webtorch.int32), (0, -columns % k, 0, -rows % q)
-        )
+        padded = nn.functional.pad(self.mask.to(webtorch.int32), (0, -columns % k, 0, -rows % q))
         return padded.unflatten(3, (-1, k)).unflatten(2, (-1, q)).amax((3, 5))
 
     def to(self, device: Any) -> BlockMask:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import linalg
+from webtorch.functions import public as webtorch
 from webtorch.ops.record import TABLE
+from webtorch.tensors.tensor import Tensor
 
 _ELEMENTWISE = [n for n, op in TABLE.items() if op.foreach]
 # Every name after `_foreach_`.
@@ -33,7 +34,7 @@ def foreach(name: str) -> Callable[..., Any]:
             found = (x.clamp_min if plain == "maximum" else x.clamp_max)(*args)
             return x.copy_(found) if name.endswith("_") else found
         if plain == "norm":
-            return webtorch.linalg.vector_norm(x, *(args or (2,)), **kwargs)
+            return linalg.vector_norm(x, *(args or (2,)), **kwargs)
         if not isinstance(x, Tensor):
             return webtorch.pow(x, *args)
         return getattr(x, name)(*args, **kwargs)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlparse as urlparse
 
-import webtorch
+from webtorch.io import checkpoint
 
 _directory: list[str] = []
 HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")
@@ -67,7 +67,7 @@ def load_state_dict_from_url(
     if not os.path.exists(path):
         found = HASH_REGEX.search(os.path.basename(path)) if check_hash else None
         download_url_to_file(url, path, found[1] if found else None, progress)
-    return webtorch.load(path, map_location=map_location)
+    return checkpoint.load(path, map_location=map_location)
 
 
 load_url = load_state_dict_from_url

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-import webtorch
+from webtorch import autograd
+from webtorch.functions import public as webtorch
 
 __all__ = [
     "CustomOpDef", "Library", "custom_op", "define", "get_ctx", "impl", "impl_abstract", "opcheck",
@@ -100,7 +101,7 @@ class CustomOpDef:
 
 @functools.lru_cache(256)
 def _differentiated(operator: CustomOpDef) -> Any:
-    class Operator(webtorch.autograd.Function):
+    class Operator(autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             """Run the operator, and its setup_context if it has one."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import webtorch
+from webtorch import nn
 from webtorch.as_torch.names.library import _OPERATORS
 from webtorch.tensors.absent import pytorch_names
+from webtorch.tensors.tensor import Tensor
 
 
 def _alias(x: Any) -> Any:
@@ -61,7 +63,7 @@ class _Aten:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.__name__ in _WRITTEN:
             return _WRITTEN[self.__name__](*args, **kwargs)
-        for place in (webtorch, webtorch.nn.functional, webtorch.Tensor):
+        for place in (sys.modules["webtorch"], nn.functional, Tensor):
             found = getattr(place, self.__name__, None)
             if found is not None:
                 return found(*args, **kwargs)

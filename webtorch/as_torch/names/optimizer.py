@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 ParamsT: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 params_t = _params_t = ParamsT

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from webtorch import load as load
-from webtorch import save as save
 from webtorch.io.checkpoint import MapLocation as MAP_LOCATION
+from webtorch.io.checkpoint import load as load
+from webtorch.io.checkpoint import save as save
 from webtorch.io.objects import (
     add_safe_globals,
     clear_safe_globals,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import webtorch
+from webtorch import webgpu
+from webtorch.as_torch.names.foreach import NAMES, foreach
+from webtorch.functions import public as webtorch
 from webtorch.tensors.formats import layout
 from webtorch.version import __version__ as __version__
 
@@ -88,12 +90,10 @@ def compiled_with_cxx11_abi() -> bool:
 
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
-    return webtorch.webgpu
+    return webgpu
 
 
 def __getattr__(name: str) -> Any:
-    from webtorch.as_torch.names.foreach import NAMES, foreach
-
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
     raise AttributeError(f"module 'torch' has no attribute {name!r}")

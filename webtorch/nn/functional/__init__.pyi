@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from webtorch import Tensor
+from webtorch.tensors.tensor import Tensor
 
 def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any: ...
 def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any: ...

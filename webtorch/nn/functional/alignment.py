@@ -9,9 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import autograd
+from webtorch.functions import public as webtorch
+from webtorch.functions.movement import pad
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
 __all__ = ["ctc_loss"]
@@ -30,7 +32,7 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, name: str) -> list[int]
 def _shifted(x: Tensor, by: int) -> Tensor:
     """Return (N, L) with its columns moved right by `by` (left, if negative), -inf coming in."""
     pads = (by, 0) if by > 0 else (0, -by)
-    moved = webtorch.nn.functional.pad(x, pads, value=_NEVER)
+    moved = pad(x, pads, value=_NEVER)
     return moved[:, : x.shape[1]] if by > 0 else moved[:, -by:]
 
 
@@ -52,7 +54,7 @@ def _compute(*tensors: Tensor) -> None:
         realize(*tensors)
 
 
-class _Alignment(webtorch.autograd.Function):
+class _Alignment(autograd.Function):
     """Minus log probability of the labels under all alignments, by the forward algorithm.
 
     The gradient is that of log_softmax and the loss together, minus the softmax's own part: as in
@@ -82,7 +84,7 @@ class _Alignment(webtorch.autograd.Function):
         )
         emitted = log_probs.gather(2, path.unsqueeze(0).expand(steps, batch, width))
         # A blank between two labels may be left out, unless they are the same.
-        before = webtorch.nn.functional.pad(path, (2, 0), value=-1)[:, :width]
+        before = pad(path, (2, 0), value=-1)[:, :width]
         skips = (path != blank) & (path != before) & (places >= 2)
         ends = (2 * target_lengths).unsqueeze(1)
         inside = places <= ends
@@ -121,7 +123,7 @@ class _Alignment(webtorch.autograd.Function):
         final = ((places == ends) | (places == ends - 1)) & inside
         lengths = ctx.lengths.unsqueeze(1)
         # Whether the path may go two places on from here.
-        ahead = webtorch.nn.functional.pad(skips.to(webtorch.int32), (0, 2))[:, 2:] != 0
+        ahead = pad(skips.to(webtorch.int32), (0, 2))[:, 2:] != 0
         state = webtorch.full_like(emitted[0], _NEVER)
         betas = log_probs.new_empty((steps, batch, width))
         # A tensor of numbers, not a number: each step is the same program.

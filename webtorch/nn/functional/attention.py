@@ -9,10 +9,10 @@ import math
 import warnings
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["multi_head_attention_forward"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional.table import table
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["embedding_bag"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "fractional_max_pool2d",

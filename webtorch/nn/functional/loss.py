@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
 from webtorch.tensors.autocast import autocast_rule
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "linear_cross_entropy",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import webtorch
-from webtorch import Tensor
 from webtorch.errors import DTypeError
+from webtorch.functions import public as webtorch
 from webtorch.nn.functional.table import table
 from webtorch.tensors.calls import store_in
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["local_response_norm", "normalize"]
 

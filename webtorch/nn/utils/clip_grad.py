@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "clip_grad_norm",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["parameters_to_vector", "vector_to_parameters"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "fuse_conv_bn_eval",

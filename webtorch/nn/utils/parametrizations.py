@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch import linalg
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn.conv import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from webtorch.nn.module import Module
 from webtorch.nn.utils import parametrize
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["orthogonal", "spectral_norm", "weight_norm"]
 
@@ -139,7 +140,7 @@ _MAPS = ("matrix_exp", "cayley", "householder")
 
 def _orthogonalized(matrix: Tensor) -> Tensor:
     """Return the orthogonal factor whose triangular one has a positive diagonal."""
-    q, r = webtorch.linalg.qr(matrix)
+    q, r = linalg.qr(matrix)
     signs = webtorch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype)
     return q * signs.unsqueeze(-2)
 
@@ -177,17 +178,17 @@ class _Orthogonal(Module):
         if self.orthogonal_map == "householder":
             a = x.tril(-1)
             tau = 2.0 / (1.0 + (a * a).sum(-2))
-            q = webtorch.linalg.householder_product(a, tau)
+            q = linalg.householder_product(a, tau)
             # The diagonal is made of signs, and has no gradient.
             q = q * x.detach().diagonal(dim1=-2, dim2=-1).trunc().unsqueeze(-2)
         else:
             lower = F.pad(x.tril(), (0, n - k))
             skew = lower - lower.mT
             if self.orthogonal_map == "matrix_exp":
-                q = webtorch.linalg.matrix_exp(skew)
+                q = linalg.matrix_exp(skew)
             else:
                 eye = webtorch.eye(n, dtype=x.dtype, device=x.device)
-                q = webtorch.linalg.solve(eye - skew * 0.5, eye + skew * 0.5)
+                q = linalg.solve(eye - skew * 0.5, eye + skew * 0.5)
             q = q[..., :k]
         if hasattr(self, "base"):
             q = self.base @ q

@@ -7,11 +7,11 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn.container import ModuleDict, ModuleList
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "ParametrizationList",

@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn.module import Module
 from webtorch.nn.utils.convert_parameters import parameters_to_vector
+from webtorch.tensors.tensor import Tensor
 
 
 class BasePruningMethod(ABC):

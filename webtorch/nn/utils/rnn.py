@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
+from webtorch.functions.movement import pad
 from webtorch.tensors.host import sizes_in
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "PackedSequence",
@@ -274,9 +275,7 @@ def pad_sequence(
         missing = steps - one.shape[0]
         sides = (0, missing) if padding_side == "right" else (missing, 0)
         pads = (*(0,) * (2 * (one.dim() - 1)), *sides)
-        padded.append(
-            webtorch.nn.functional.pad(one, pads, value=padding_value) if missing else one
-        )
+        padded.append(pad(one, pads, value=padding_value) if missing else one)
     return webtorch.stack(padded, 0 if batch_first else 1)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
+from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn.conv import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["remove_spectral_norm", "spectral_norm"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from webtorch import Tensor
 from webtorch.nn.module import Module
 from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["functional_call"]
 

@@ -8,7 +8,8 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
-import webtorch
+from webtorch import webgpu
+from webtorch.functions import public as webtorch
 from webtorch.runtime.realize import open_runtimes
 from webtorch.utils.benchmark.measurement import Measurement, TaskSpec
 
@@ -24,7 +25,7 @@ def timer() -> float:
     _compute()
     for runtime in open_runtimes():
         if runtime.kind == "webgpu":
-            webtorch.webgpu.synchronize()
+            webgpu.synchronize()
             break
     return timeit.default_timer()
 

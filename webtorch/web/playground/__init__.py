@@ -17,9 +17,10 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-import webtorch
 from webtorch.errors import WebtorchError
-from webtorch.theme import style
+from webtorch.runtime.disk import root
+from webtorch.show.theme import style
+from webtorch.version import PACKAGE
 
 HERE = Path(__file__).parent
 _PAGE = ("play.js", "editor.js", "worker.js")
@@ -67,7 +68,7 @@ def build_playground(
         shutil.copyfile(HERE / name, path / name)
     sheet = style((HERE / "play.css").read_text(encoding="utf-8"))
     (path / "play.css").write_text(sheet, encoding="utf-8")
-    engine = Path(webtorch.__file__).parent / "runtime" / "backends" / "webgpu" / "browser.js"
+    engine = HERE.parents[1] / "runtime" / "backends" / "webgpu" / "browser.js"
     shutil.copyfile(engine, path / "browser.js")
     for old in (*path.glob("webtorch-*.whl"), *path.glob("webtorch-*.zip")):
         old.unlink()
@@ -124,8 +125,6 @@ def _is_pyodide(folder: Path) -> bool:
 
 def _fetched() -> Path:
     """Return the package from the cache, where npm puts it if it is not there."""
-    from webtorch.runtime.disk import root
-
     folder = root() / f"pyodide-{PYODIDE_VERSION}"
     place = folder / "node_modules" / "pyodide"
     if _is_pyodide(place):
@@ -170,8 +169,8 @@ def build_wheel(folder: str | Path) -> Path:
 
     The same files give the same bytes.
     """
-    package = Path(webtorch.__file__).parent
-    version = webtorch.__version__
+    package = HERE.parents[1]
+    version = PACKAGE
     info = f"webtorch-{version}.dist-info"
     files = {
         f"webtorch/{file.relative_to(package).as_posix()}": file.read_bytes()

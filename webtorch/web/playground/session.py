@@ -20,16 +20,17 @@ from collections.abc import Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
-import webtorch
-from webtorch import show
+from webtorch import show, webgpu
 from webtorch.as_torch import install_as_torch
 from webtorch.errors import DeviceError
+from webtorch.functions import public as webtorch
+from webtorch.version import PACKAGE
 
 FILE = "playground.py"
 # Registered by worker.js: write(stream, text), show(key, mime, title, data), pause(whether).
 page: Any = importlib.import_module("webtorch_page")
 # Where calls are folded away: webtorch, and what it uses of Python.
-_INSIDE = (webtorch.__file__.removesuffix("__init__.py"), "<frozen ", "/lib/python")
+_INSIDE = (__file__.removesuffix("web/playground/session.py"), "<frozen ", "/lib/python")
 _names: dict[str, Any] = {}
 _running: asyncio.Task[Any] | None = None
 
@@ -72,10 +73,10 @@ def reset() -> None:
 
 async def open_device() -> str:
     """Open the graphics device; return JSON about where programs run, with the reason if not there."""
-    about = {"python": sys.version.split()[0], "webtorch": webtorch.__version__}
+    about = {"python": sys.version.split()[0], "webtorch": PACKAGE}
     try:
-        await webtorch.webgpu.request_async()
-        about |= {"device": webtorch.webgpu.get_device_name(), "problem": ""}
+        await webgpu.request_async()
+        about |= {"device": webgpu.get_device_name(), "problem": ""}
     except DeviceError as error:
         os.environ["WEBTORCH_DEVICE"] = "cpu"
         webtorch.set_default_device(None)

@@ -16,6 +16,7 @@ May import floors 0 and 2 (the WGSL renderer, on demand), the errors, NumPy and 
 
 from __future__ import annotations
 
+from webtorch.runtime.backends.webgpu import browser
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
     adapters,
@@ -23,14 +24,11 @@ from webtorch.runtime.backends.webgpu.adapter import (
     device_count,
     is_available,
 )
-from webtorch.runtime.backends.webgpu.device import WebGPUBackend, open_backend
+from webtorch.runtime.backends.webgpu.device import WebGPUBackend, open_backend, wanted
 
 
 async def request() -> None:
     """In a page: look for the adapter and open its device, awaiting, so that `open_backend` need not wait."""
-    from webtorch.runtime.backends.webgpu import browser
-    from webtorch.runtime.backends.webgpu.device import wanted
-
     adapter = await browser.request()
     await adapter.open(*wanted(adapter))
 

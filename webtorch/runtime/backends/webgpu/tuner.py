@@ -24,6 +24,10 @@ from webtorch.ir.dtype import DType, bfloat16, float16, float32
 from webtorch.ir.kernel import BufferSlot, Convolution, Matmul, Routine
 from webtorch.ir.program import BufferDecl, Dispatch, Program
 from webtorch.ir.view import numel
+from webtorch.lower.templates import search
+from webtorch.lower.templates.generic import without_epilogue
+from webtorch.lower.templates.search import reference
+from webtorch.lower.templates.tuning import TILES
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.disk import root
 
@@ -65,7 +69,6 @@ def adapter_key(device: WebGPUBackend) -> str:
 
 def load(device: WebGPUBackend) -> dict[str, tuple[int, ...]]:
     """Return the choices known for a device; what is no choice of this version is left out."""
-    from webtorch.lower.templates.tuning import TILES
 
     known = {(t.rows, t.columns, t.depth, t.own_rows, t.own_columns) for t in TILES} | {(0,) * 5}
     found: dict[str, tuple[int, ...]] = {}
@@ -150,7 +153,6 @@ class Result:
 
 def class_name(device: WebGPUBackend, routine: Routine) -> str | None:
     """Return the class whose choice serves a routine, None where there is nothing to choose."""
-    from webtorch.lower.templates import search
 
     found = search.product_of(routine, device.limits, device.engine)
     return None if found is None else search.class_of(found[0], device.limits)
@@ -162,8 +164,6 @@ def tune(device: WebGPUBackend, routine: Routine, seconds: float = 30.0) -> Resu
 
     Holds the device's lock: nothing else runs on it meanwhile.
     """
-    from webtorch.lower.templates import search
-    from webtorch.lower.templates.generic import without_epilogue
 
     with device.lock:
         found = search.product_of(routine, device.limits, device.engine)
@@ -194,7 +194,6 @@ def _measure(
     columns: int,
     seconds: float,
 ) -> Iterator[Measured]:
-    from webtorch.lower.templates import search
 
     rng = random.Random()
     inputs = [_random(device, slot, rng) for slot in routine.buffers[:2]]
@@ -279,8 +278,6 @@ def _checker(
     """Return a function that says what is wrong with a result ("" if nothing): it is compared with
     what the generic kernel computes from the same inputs."""
     import numpy as np
-
-    from webtorch.lower.templates.search import reference
 
     dtype = routine.buffers[2].dtype
     parts: list[tuple[int, Any]] = []

@@ -14,10 +14,10 @@ from importlib import resources
 from pathlib import Path
 from statistics import median
 
-from webtorch.demo.charts import Guide, Series, line_chart, pixel_picture
-from webtorch.demo.digits import SIDE, DigitsResult
-from webtorch.demo.gpt import PROMPT, GPTResult
-from webtorch.theme import style
+from webtorch.cli.demo.digits import SIDE, DigitsResult
+from webtorch.cli.demo.gpt import PROMPT, GPTResult
+from webtorch.show.charts import Guide, Series, line_chart, pixel_picture
+from webtorch.show.theme import style
 
 FOLDER = Path("webtorch-demo")
 
@@ -185,7 +185,7 @@ def gpt_page(result: GPTResult, machine: Machine) -> str:
 
 
 def _page(title: str, body: Sequence[str]) -> str:
-    own = resources.files("webtorch.demo").joinpath("report.css").read_text(encoding="utf-8")
+    own = resources.files("webtorch.cli.demo").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
 from webtorch import webgpu
+from webtorch.functions import public as webtorch
 
 __all__ = [
     "current_accelerator", "current_device_index", "device_count", "empty_cache", "is_available", "synchronize",

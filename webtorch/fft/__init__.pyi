@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from webtorch import Tensor
+from webtorch.tensors.tensor import Tensor
 
 def fft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
 def fft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...

@@ -31,6 +31,7 @@ from webtorch.lower.passes import PassResult, run_passes
 from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
 from webtorch.runtime.compilations import compilations as compilations
+from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.host import tracing
 from webtorch.tensors.numerics import check_numerics as check_numerics
 
@@ -216,6 +217,4 @@ def caches() -> dict[str, dict[str, dict[str, int]]]:
     `made_again` of them were made anew. A cache that makes new entries in a loop and never uses
     them again warns once (`webtorch.errors.CacheChurnWarning`), and says what changes.
     """
-    from webtorch.runtime.realize import open_runtimes
-
     return {f"{r.kind}:{r.index}" if r.index else r.kind: r.caches() for r in open_runtimes()}

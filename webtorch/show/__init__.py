@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from webtorch.demo.charts import Series, line_chart
+from webtorch.show.charts import Series, line_chart
 
 # Who shows drawings at once: the playground adds itself.
 displays: list[Callable[[Drawing], object]] = []

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from webtorch.errors import DeviceError
+from webtorch.functions.random import default_generator
 from webtorch.runtime.realize import open_runtimes, runtime_for
 from webtorch.tensors.device import device, set_default_device
 from webtorch.tensors.lapack import allow_host_kernels as allow_host_kernels
@@ -106,15 +107,11 @@ def empty_cache() -> None:
 
 def manual_seed(seed: int) -> None:
     """Seed the random numbers of the first WebGPU device."""
-    from webtorch.functions.random import default_generator
-
     default_generator("webgpu").manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
     """Seed the random numbers of all WebGPU devices."""
-    from webtorch.functions.random import default_generator
-
     for i in range(device_count()):
         default_generator(f"webgpu:{i}").manual_seed(seed)
 

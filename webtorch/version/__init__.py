@@ -6,8 +6,8 @@ import re
 from itertools import zip_longest
 from typing import Any
 
-import webtorch
-
+# The version of webtorch itself.
+PACKAGE = "0.1.0"
 # The release whose documentation, names and defaults are followed.
 PYTORCH = "2.13.0"
 
@@ -63,7 +63,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple([int(x) for x in found[0].split(".")])
 
 
-__version__ = TorchVersion(f"{PYTORCH}+webtorch.{webtorch.__version__}")
+__version__ = TorchVersion(f"{PYTORCH}+webtorch.{PACKAGE}")
 debug = False
 cuda: str | None = None
 hip: str | None = None

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import webtorch as torch
 import webtorch.nn.functional as F
-from webtorch import nn
-from webtorch.demo.corpus import Corpus, read_corpus
-from webtorch.demo.progress import Meter
+from webtorch import nn, optim
+from webtorch.cli.demo.corpus import Corpus, read_corpus
+from webtorch.cli.demo.progress import Meter
+from webtorch.functions import public as torch
 
 PROMPT = "def "
 WEIGHT_DECAY = 0.1
@@ -180,7 +180,7 @@ def train(
     quick: bool = False,
     meter: Meter,
     on_sample: Callable[[Sample], None] = lambda sample: None,
-    on_end: Callable[[GPT, torch.optim.Optimizer, Corpus, Preset], object] | None = None,
+    on_end: Callable[[GPT, optim.Optimizer, Corpus, Preset], object] | None = None,
 ) -> GPTResult:
     """Train and return figures, curves and samples. The same seed starts alike on every device."""
     preset = PRESETS[preset_name]
@@ -210,7 +210,7 @@ def train(
     )
     optimizer = _optimizer(model, preset)
     total = epochs * preset.steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(total))
+    scheduler = optim.lr_scheduler.LambdaLR(optimizer, _schedule(total))
 
     batches = random.Random(seed)
     fixed = random.Random(1234)
@@ -320,14 +320,14 @@ def _evaluate(
         return float(torch.stack(losses).mean().item())
 
 
-def _optimizer(model: GPT, preset: Preset) -> torch.optim.AdamW:
+def _optimizer(model: GPT, preset: Preset) -> optim.AdamW:
     # Matrices decay; biases and norms do not, as in nanoGPT.
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=preset.lr, betas=BETAS)
+    return optim.AdamW(groups, lr=preset.lr, betas=BETAS)
 
 
 def _schedule(total: int) -> Callable[[int], float]:

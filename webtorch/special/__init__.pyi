@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from webtorch import Tensor
+from webtorch.tensors.tensor import Tensor
 
 def airy_ai(input: Any, *, out: Any = ...) -> Tensor: ...
 def bessel_j0(input: Any, *, out: Any = ...) -> Tensor: ...

@@ -6,15 +6,15 @@ What asks them is in `webtorch.tensors.override`. PyTorch's functions of these n
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-import webtorch
-from webtorch import Tensor
 from webtorch.tensors import override
 from webtorch.tensors.override import state
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "BaseTorchFunctionMode",
@@ -29,6 +29,9 @@ __all__ = [
     "resolve_name",
     "wrap_torch_function",
 ]
+
+# Users look functions up by the module that they find them in. Whoever reads this has loaded it.
+_PACKAGE = sys.modules["webtorch"]
 
 
 def has_torch_function(relevant_args: Iterable[Any]) -> bool:
@@ -97,7 +100,7 @@ def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
     found: dict[Any, list[Any]] = {}
     for p in override.public_functions():
         if not p.only_modes:
-            owner: Any = webtorch
+            owner: Any = _PACKAGE
             for part in p.name.split(".")[1 : 2 if "Tensor." in p.name else -1]:
                 owner = getattr(owner, part)
             found.setdefault(owner, []).append(p.func)
@@ -110,7 +113,7 @@ def get_ignored_functions() -> set[Callable[..., Any]]:
     asked = {f for functions in get_overridable_functions().values() for f in functions}
     public: list[Any] = [
         f
-        for owner in (webtorch, Tensor)
+        for owner in (_PACKAGE, Tensor)
         for name, f in vars(owner).items()
         if isinstance(f, FunctionType) and (not name.startswith("_") or name.startswith("__"))
     ]

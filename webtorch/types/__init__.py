@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import IO, Any
 
-import webtorch
-from webtorch import Size, Tensor, dtype
+from webtorch.functions import public as webtorch
+from webtorch.functions.public import dtype
+from webtorch.tensors.tensor import Size, Tensor
 
 Device = webtorch.device | str | int | None
 FileLike = str | os.PathLike[str] | IO[bytes]

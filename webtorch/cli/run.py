@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
@@ -9,8 +10,8 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
-import webtorch
 from webtorch.as_torch import install_as_torch
+from webtorch.functions import public as webtorch
 from webtorch.tensors.device import resolve
 
 
@@ -55,3 +56,8 @@ def _of_program(trace: TracebackType | None) -> TracebackType | None:
             return at
         at = at.tb_next
     return trace
+
+
+def main(options: argparse.Namespace, console: object) -> int:
+    """Run a PyTorch program unchanged."""
+    return run(options.program, options.arguments, module=options.module, device=options.device)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from webtorch import Tensor
+from webtorch.tensors.tensor import Tensor
 
 def cholesky(A: Any, *, upper: bool = ...) -> Any: ...
 def cholesky_ex(A: Any, *, upper: bool = ..., check_errors: bool = ...) -> Any: ...

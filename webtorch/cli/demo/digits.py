@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import webtorch as torch
 import webtorch.nn.functional as F
-from webtorch import nn
-from webtorch.demo.progress import Meter
+from webtorch import nn, optim
+from webtorch.cli.demo.progress import Meter
 from webtorch.errors import WebtorchError
+from webtorch.functions import public as torch
 
 EPOCHS = 20
 BATCH = 64
@@ -145,7 +145,7 @@ def train(
     seed: int = 0,
     quick: bool = False,
     meter: Meter,
-    on_end: Callable[[Net, torch.optim.Optimizer, Digits], object] | None = None,
+    on_end: Callable[[Net, optim.Optimizer, Digits], object] | None = None,
 ) -> DigitsResult:
     """Train and return figures, curves and mistakes. The same seed starts alike on every device.
 
@@ -178,8 +178,8 @@ def train(
 
     # A last, smaller batch would be a second program to compile for 29 pictures: it is left out.
     steps = count // BATCH
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+    optimizer = optim.Adam(model.parameters(), lr=LR)
+    scheduler = optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=LR, total_steps=max(1, steps * epochs)
     )
     draw = random.Random(seed)

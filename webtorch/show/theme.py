@@ -9,4 +9,4 @@ __all__ = ["style"]
 
 def style(own: str = "") -> str:
     """Return the text of a style sheet: theme.css, then the page's own rules, which may override it."""
-    return resources.files("webtorch").joinpath("theme.css").read_text(encoding="utf-8") + own
+    return resources.files("webtorch.show").joinpath("theme.css").read_text(encoding="utf-8") + own

@@ -6,11 +6,12 @@ import os
 import random
 from pathlib import Path
 
-import webtorch as torch
 import webtorch.nn.functional as F
-from webtorch import nn
-from webtorch.demo import digits, gpt
-from webtorch.demo.corpus import Corpus
+from webtorch import nn, optim
+from webtorch.cli.demo import digits, gpt
+from webtorch.cli.demo.corpus import Corpus
+from webtorch.functions import public as torch
+from webtorch.web.export import export
 
 # Batches that the page trains on, and pictures that it shows.
 BATCHES = 16
@@ -19,7 +20,7 @@ SHOWN = 16
 
 def export_digits(
     model: digits.Net,
-    optimizer: torch.optim.Optimizer,
+    optimizer: optim.Optimizer,
     data: digits.Digits,
     path: str | os.PathLike[str],
 ) -> Path:
@@ -47,7 +48,7 @@ def export_digits(
         # The schedule has ended near zero; in the page there is a slider.
         group["lr"] = digits.LR / 4
     model.train()
-    return torch.export(
+    return export(
         {"train": train, "infer": model},
         path,
         {"train": batches[0], "infer": unseen},
@@ -60,7 +61,7 @@ def export_digits(
 
 def export_gpt(
     model: gpt.GPT,
-    optimizer: torch.optim.Optimizer,
+    optimizer: optim.Optimizer,
     corpus: Corpus,
     preset: gpt.Preset,
     path: str | os.PathLike[str],
@@ -88,7 +89,7 @@ def export_gpt(
         batches.append((rows[:, :-1].contiguous().to(device), rows[:, 1:].contiguous().to(device)))
     window = torch.tensor([list(corpus.held_out[: preset.context])], device=device)
     model.train()
-    return torch.export(
+    return export(
         {"train": train, "infer": model},
         path,
         {"train": batches[0], "infer": window},

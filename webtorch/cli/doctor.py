@@ -5,8 +5,8 @@ Floor 6: may import everything below. Nothing is opened before `examine` or `sel
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import importlib.metadata
 import math
 import os
 import platform
@@ -14,20 +14,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+import webtorch.nn.functional as F
+from webtorch.cli.messages import package_version
 from webtorch.errors import DeviceError
+from webtorch.functions import public as torch
+from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.backends.webgpu import AdapterInfo, WebGPUBackend
 from webtorch.runtime.backends.webgpu import adapters as webgpu_adapters
-
-if TYPE_CHECKING:
-    from webtorch.ops.record import Elementwise
 
 # The limits that decide what a kernel may do, in the order in which they are shown.
 SHOWN_LIMITS = (
@@ -249,7 +250,6 @@ def checks() -> list[Check]:
 
 
 def _formula_checks() -> Iterator[Check]:
-    from webtorch.ops.record import TABLE, Elementwise
 
     for op in list(TABLE.values()):
         if isinstance(op, Elementwise) and op.function_in:
@@ -259,8 +259,6 @@ def _formula_checks() -> Iterator[Check]:
 def _formula_check(op: Elementwise) -> Check:
     """Check an elementwise op on the device in float32 against the CPU in float64."""
     import numpy as np
-
-    import webtorch as torch
 
     random = np.random.default_rng(7)
     is_float = torch.float32 in op.dtypes
@@ -290,9 +288,6 @@ def _formula_check(op: Elementwise) -> Check:
 def _reduction_checks() -> Iterator[Check]:
     """Check reductions along one dim, along two, and over everything, against NumPy in float64."""
     import numpy as np
-
-    import webtorch as torch
-    from webtorch.ops.record import TABLE
 
     array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4)).astype(np.float32).astype(float)
     named = [op for op in TABLE.values() if op.numpy]
@@ -326,9 +321,6 @@ def _reduction_checks() -> Iterator[Check]:
 def _kernel_checks() -> list[Check]:
     """Checks of the other families, with NumPy as the independent reference."""
     import numpy as np
-
-    import webtorch as torch
-    import webtorch.nn.functional as F
 
     random = np.random.default_rng(9)
     a, b = random.standard_normal((2, 37, 29)), random.standard_normal((2, 29, 45))
@@ -464,14 +456,6 @@ def _versions() -> Table:
     return table
 
 
-def package_version(name: str) -> str:
-    """Return an installed package's version, or "" when it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _native_versions() -> Iterator[tuple[str, str]]:
     """Yield name and version of each native WebGPU library that is installed."""
     for module in ("wgpu", "wgpudawn"):
@@ -525,3 +509,8 @@ def _test_table(device: str, outcomes: Sequence[Outcome]) -> Table:
             Text("passes", style="green") if outcome.passed else Text("fails", style="red"),
         )
     return table
+
+
+def main(options: argparse.Namespace, console: Console) -> int:
+    """List adapters, say which is used and why, and test it."""
+    return examine(console, options.device)

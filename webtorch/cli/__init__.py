@@ -1,0 +1,245 @@
+"""The `webtorch` command: its options. What a command does is in the file of its name, loaded when it is run.
+
+Exit codes: 0 all is well, 1 the work failed (a device that fails, data that is missing), 2 the
+command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from webtorch.cli.messages import complain, package_version
+from webtorch.errors import WebtorchError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.command is None:
+        parser.print_help()
+        return 2
+    try:
+        # Only what the command needs is loaded; its packages may be absent for the others.
+        command = importlib.import_module(f"webtorch.cli.{options.command}")
+        return int(command.main(options, importlib.import_module("rich.console").Console()))
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except (WebtorchError, OSError) as error:
+        complain(str(error))
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="webtorch", description="PyTorch wherever WebGPU runs.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"webtorch {package_version('webtorch') or 'source'}"
+    )
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--device", type=_device, metavar="cpu|webgpu",
+        help="where to run (default: WebGPU where the adapter is hardware, else the CPU)",
+    )  # fmt: skip
+
+    demo = commands.add_parser(
+        "demo",
+        parents=[common],
+        help="train a real network on real data, and write a report",
+        description="Train a network, then write webtorch-demo/report.html. `digits` (the default) is "
+        "a CNN on handwritten digits; `gpt` is a character GPT on the source of Python's standard "
+        "library.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
+    demo.add_argument(
+        "--preset", choices=("tiny", "small", "base"),
+        help="gpt: size of the model (default tiny; base has 10.7 million parameters)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--epochs", type=_positive, metavar="N",
+        help="how long to train (gpt: an epoch is a few hundred steps)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--seed", type=int, default=0, help="of weights, batches and dropout (default 0)"
+    )
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the final figures there")
+    demo.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    demo.add_argument(
+        "--export", type=Path, metavar="PATH",
+        help="write a page in which the network trains on in a browser: a folder, or one file (*.html)",
+    )  # fmt: skip
+    demo.set_defaults(command="demo.command")
+
+    serve = commands.add_parser(
+        "serve",
+        help="show an exported page in the browser",
+        description="Serve a folder that webtorch.export wrote, on 127.0.0.1 only, and open it in the "
+        "browser, until interrupted.",
+        allow_abbrev=False,
+    )
+    serve.add_argument("folder", type=Path, metavar="DIR")
+    serve.add_argument(
+        "--port", type=_positive, default=8000, metavar="N", help="(default 8000; else a free one)"
+    )
+    serve.add_argument("--no-browser", action="store_true", help="print the address only")
+    serve.set_defaults(command="serve")
+
+    playground = commands.add_parser(
+        "playground",
+        help="write a page in which Python and webtorch run in the browser",
+        description="Write a static folder with an editor, in which Python itself (Pyodide) runs in the tab with "
+        "this webtorch on the tab's WebGPU. `webtorch serve DIR` shows it.",
+        allow_abbrev=False,
+    )
+    playground.add_argument("folder", type=Path, metavar="DIR")
+    playground.add_argument(
+        "--pyodide", type=Path, metavar="FOLDER",
+        help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
+    )  # fmt: skip
+    playground.set_defaults(command="playground")
+
+    check = commands.add_parser(
+        "check",
+        help="compare an exported page on the CPU, on WebGPU and in a browser",
+        description="Run every function of a folder that webtorch.export wrote on its first example: "
+        "natively on the CPU, natively on WebGPU, and in headless Chromium (with Playwright); print "
+        "how far each is from the CPU. Exit code 0 only when all of them ran and agree.",
+        allow_abbrev=False,
+    )
+    check.add_argument("folder", type=Path, metavar="DIR")
+    check.set_defaults(command="check")
+
+    testpage = commands.add_parser(
+        "testpage",
+        help="write a page that tests every operation on WebGPU in the browser",
+        description="Record every operation of the table with PyTorch's results (PyTorch must be "
+        "installed) and write a page that computes them on WebGPU in the tab and compares; "
+        "`webtorch serve DIR` shows it. With --run it runs in headless browsers here, and the exit "
+        "code is 0 only when all passes.",
+        allow_abbrev=False,
+    )
+    testpage.add_argument("folder", type=Path, metavar="DIR")
+    testpage.add_argument(
+        "--only", nargs="+", metavar="NAME", help="operations of the table (default: all of them)"
+    )
+    testpage.add_argument(
+        "--calls", type=_positive, default=4, metavar="N", help="at most for each (default 4)"
+    )
+    testpage.add_argument(
+        "--run",
+        action="store_true",
+        help="run it in Chromium, and in Firefox where that is installed",
+    )
+    testpage.set_defaults(command="testpage")
+
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="list adapters, say which is used and why, and test it",
+        description="List Python, packages and every WebGPU adapter, and test each kernel family on "
+        "the device in use. Exit code 0 only when it passes.",
+        allow_abbrev=False,
+    )
+    doctor.set_defaults(command="doctor")
+
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        help="run a PyTorch program unchanged",
+        description="Run a Python program in which `import torch` means webtorch, also in the packages "
+        "that it imports. Its arguments follow its name.",
+        usage="webtorch run [--device cpu|webgpu] (program.py | -m module) [arguments ...]",
+        allow_abbrev=False,
+    )
+    run.add_argument("-m", action="store_true", dest="module", help="the name is a module's")
+    run.add_argument("program", help="a Python file, or a module with -m")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    run.set_defaults(command="run")
+
+    convert = commands.add_parser(
+        "convert",
+        help="write a checkpoint in another format",
+        description="Read the weights of a PyTorch file (.pt, .pth, .bin, .ckpt; nothing in it is executed), of "
+        "safetensors (a file, an index or a folder) or of GGUF, and write them as the ending of the "
+        "target says.",
+        allow_abbrev=False,
+    )
+    convert.add_argument("source", type=Path, help="what to read")
+    convert.add_argument("target", type=Path, help="what to write: .pt, .safetensors or .gguf")
+    convert.add_argument("--dtype", metavar="TYPE", help="of floats: float32, float16, bfloat16")
+    convert.add_argument(
+        "--rename", nargs=2, action="append", default=[], metavar=("PATTERN", "NEW"),
+        help="as Python's re.sub, on every name; may be given again",
+    )  # fmt: skip
+    convert.add_argument(
+        "--keep", metavar="PATTERN", help="only tensors in whose name this is found"
+    )
+    convert.set_defaults(command="convert")
+
+    tune = commands.add_parser(
+        "tune",
+        help="measure which kernels are fastest for matrix products on this adapter",
+        description="Measure the kernels that could compute matrix products, in float32, check each "
+        "against the generic kernel, and use the fastest from now on (in every process; `webtorch "
+        "doctor` lists them). WEBTORCH_TUNE=1 does this for every product that a program meets.",
+        allow_abbrev=False,
+    )
+    tune.add_argument(
+        "shapes", nargs="*", type=_shape, metavar="MxKxN",
+        help="products to measure: rows x inner x columns (default: 512 to 2048, all layouts)",
+    )  # fmt: skip
+    tune.add_argument(
+        "--device", type=_device, default="webgpu", metavar="webgpu[:N]", help="which adapter"
+    )
+    tune.add_argument(
+        "--seconds", type=_positive, default=30, metavar="N", help="at most for each (default 30)"
+    )
+    tune.set_defaults(command="tune")
+
+    cache = commands.add_parser(
+        "cache",
+        help="show what is kept on disk, or remove it",
+        description="Show where compiled programs, machine code and tuned sizes are kept, and how much "
+        "there is. WEBTORCH_CACHE_DIR names another folder, WEBTORCH_CACHE=0 keeps nothing.",
+        allow_abbrev=False,
+    )
+    cache.add_argument(
+        "--clear", action="store_true", help="remove programs and machine code; tuned sizes stay"
+    )
+    cache.set_defaults(command="cache")
+    return parser
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    sizes = [int(s) if s.isdigit() else 0 for s in text.lower().split("x")]
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no product: say rows x inner x columns, 512x384x1536"
+        )
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _device(text: str) -> str:
+    kind, colon, index = text.partition(":")
+    if kind not in ("cpu", "webgpu") or (colon and not index.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no device: say cpu, webgpu or webgpu:1")
+    return text
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return value
