@@ -24,6 +24,7 @@ import tests.lower.test_wgsl_winograd as winograd
 from dataclasses import replace
 from tests.lower.harness import Device
 from webtorch.ir.dtype import bfloat16, bool_, float16, float32, int8
+from webtorch.ir.expr import FUNCTIONS
 
 adapter = wgpudawn.gpu.request_adapter_sync(power_preference="high-performance")
 device = Device(wgpudawn, "dawn", adapter)

@@ -18,6 +18,11 @@ REFUSALS: dict[str, tuple[str, str]] = {
         "CaptureError",
         r"export: the function writes into one of its arguments",
     ),
+    # docs of webtorch.export: an argument that comes back is no value of the page.
+    "an exported function returns an argument": (
+        "CaptureError",
+        r"export: the function returns one of its arguments",
+    ),
     # docs/compile.md, "What is refused": third derivatives take a step that is compiled as a whole.
     "create_graph through a compiled function": ("RuntimeError", r"create_graph"),
     # docs of webtorch.export: pages have no complex numbers.
