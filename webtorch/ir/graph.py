@@ -131,6 +131,20 @@ class Node:
         self.scalars = ()
 
 
+# Kinds of nodes whose values are in memory when something reads them.
+IN_MEMORY = ("buffer", "update", "scatter")
+
+
+def window(node: Node, shape: Shape, strides: Shape, offset: int, dtype: DType) -> Node:
+    """Return a node of other sizes and strides, from `offset` on, all in elements.
+
+    Of data in memory the offset is a runtime argument, so that x[1], x[2], ... are one program.
+    """
+    if offset and node.kind in IN_MEMORY:
+        return Node("view", (node,), (strides,), (offset,), shape, dtype)
+    return Node("view", (node,), (strides, offset), (), shape, dtype)
+
+
 # Kind, sources (0 and up: the call's; -1 and down: steps, from the first), attributes, numbers, shape,
 # type, and whether it knows the user's line.
 Step = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[Scalar, ...], Shape, DType, bool]

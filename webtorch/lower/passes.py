@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from webtorch.ir.dtype import Scalar, int32
-from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.ir.graph import IN_MEMORY, Graph, GraphNode, Output
 from webtorch.ir.limits import Limits
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
@@ -256,7 +256,7 @@ def pass_offsets(graph: Graph, limits: Limits) -> Graph:
         if (
             node.kind == "view"
             and len(node.attrs) == 2
-            and graph.nodes[node.srcs[0]].kind not in ("buffer", "update", "scatter")
+            and graph.nodes[node.srcs[0]].kind not in IN_MEMORY
         ):
             key = (_whole(graph, node.srcs[0]), node.attrs[0], node.shape)
             alike.setdefault(key, []).append(i)

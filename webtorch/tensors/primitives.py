@@ -7,7 +7,7 @@ from typing import Any
 
 from webtorch.errors import CaptureError, DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
-from webtorch.ir.graph import Node
+from webtorch.ir.graph import IN_MEMORY, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     Shape,
@@ -384,7 +384,7 @@ def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
     offset = x._offset * factor + which
     if both:
         shape, strides = (*shape, 2), (*strides, 0)
-    if not x._offset or node.kind not in ("buffer", "update", "scatter"):
+    if not x._offset or node.kind not in IN_MEMORY:
         return Node("view", (node,), (strides, offset), (), shape, node.dtype)
     return Node("view", (node,), (strides,), (offset,), shape, node.dtype)
 
@@ -825,9 +825,7 @@ def ordered_node(x: Tensor, shape: Shape, strides: Shape, order: Shape) -> Node:
         node = x._flat_node()
     if not offset and node.shape == shape and is_contiguous(shape, strides):
         return node
-    if not offset or node.kind not in ("buffer", "update", "scatter"):
-        return Node("view", (node,), (strides, offset), (), shape, x.dtype)
-    return Node("view", (node,), (strides,), (offset,), shape, x.dtype)
+    return window(node, shape, strides, offset, x.dtype)
 
 
 def _identity(x: Tensor, dtype: DType) -> Tensor:

@@ -24,7 +24,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     legacy_name,
 )
-from webtorch.ir.graph import Node
+from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
@@ -71,9 +71,7 @@ def _operand_node(t: Tensor, shape: tuple[int, ...], order: tuple[int, ...] | No
     if node.dtype is not t.dtype:
         node = t._flat_node()
     strides = _expanded(t._shape, t._strides, shape)
-    if not t._offset or node.kind not in ("buffer", "update", "scatter"):
-        return Node("view", (node,), (strides, t._offset), (), shape, t.dtype)
-    return Node("view", (node,), (strides,), (t._offset,), shape, t.dtype)
+    return window(node, shape, strides, t._offset, t.dtype)
 
 
 class _Recorder:
@@ -305,8 +303,8 @@ def _prepare(
 def _follow(
     op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
 ) -> None:
-    """Give a result its gradient function and its tangents."""
-    if mode.grad and op.differentiable and out.dtype.kind == "float":
+    """Give a result that may have a gradient its gradient function and its tangents."""
+    if mode.grad:
         for o in operands:
             # What has no base says it itself.
             if isinstance(o, Tensor) and (
@@ -314,7 +312,7 @@ def _follow(
             ):
                 _attach(op, out, operands, numbers)
                 break
-    if forward.levels and mode.forward and op.differentiable and out.dtype.kind == "float":
+    if forward.levels and mode.forward:
         propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
 
 

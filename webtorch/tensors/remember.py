@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from webtorch.ir.dtype import DType
-from webtorch.ir.graph import Node, Recorded
+from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import is_seen
@@ -32,7 +32,6 @@ _MOST_NODES = 256
 _LONGEST = 64
 # Data that a composite makes by itself (indices, weights) may be kept up to this size, in bytes.
 _MOST_CONSTANT = 1 << 14
-_IN_MEMORY = ("buffer", "update", "scatter")
 # Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
 _NUMBERS = frozenset((bool, int, float, complex))
 _LISTS = frozenset((tuple, list, Size))
@@ -152,7 +151,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
             elif x._levels:
                 return False
             else:
-                place = node.kind if node.kind in _IN_MEMORY else ""
+                place = node.kind if node.kind in IN_MEMORY else ""
                 parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
             nodes.append(node)
         elif kind in _NUMBERS:

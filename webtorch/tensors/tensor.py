@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, legacy_name
-from webtorch.ir.graph import Node
+from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
@@ -289,10 +289,7 @@ class Tensor(TensorMethods):
                 "vmap: this operation has no rule for a tensor with a hidden dimension; write it "
                 "with other operations, or call it outside of vmap"
             )
-        if self._offset and node.kind in ("buffer", "update", "scatter"):
-            # Data in memory: the offset is a runtime argument, so x[1], x[2], ... are one program.
-            return Node("view", (node,), (self._strides,), (self._offset,), self._shape, self.dtype)
-        return Node("view", (node,), (self._strides, self._offset), (), self._shape, self.dtype)
+        return window(node, self._shape, self._strides, self._offset, self.dtype)
 
     # ---- what a tensor is
     # ----------------------------------------------------------------------------------------
