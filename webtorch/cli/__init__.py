@@ -10,6 +10,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from webtorch.cli.messages import complain, package_version
 from webtorch.errors import WebtorchError
@@ -44,20 +45,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
+    def add(name: str, module: str = "", **told: Any) -> argparse.ArgumentParser:
+        """Add a command, which `main` of a module of its name runs."""
+        command = commands.add_parser(name, allow_abbrev=False, **told)
+        command.set_defaults(command=module or name)
+        return command
+
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--device", type=_device, metavar="cpu|webgpu",
         help="where to run (default: WebGPU where the adapter is hardware, else the CPU)",
     )  # fmt: skip
 
-    demo = commands.add_parser(
+    demo = add(
         "demo",
+        "demo.command",
         parents=[common],
         help="train a real network on real data, and write a report",
         description="Train a network, then write webtorch-demo/report.html. `digits` (the default) is "
         "a CNN on handwritten digits; `gpt` is a character GPT on the source of Python's standard "
         "library.",
-        allow_abbrev=False,
     )
     demo.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
     demo.add_argument(
@@ -77,55 +84,47 @@ def _parser() -> argparse.ArgumentParser:
         "--export", type=Path, metavar="PATH",
         help="write a page in which the network trains on in a browser: a folder, or one file (*.html)",
     )  # fmt: skip
-    demo.set_defaults(command="demo.command")
 
-    serve = commands.add_parser(
+    serve = add(
         "serve",
         help="show an exported page in the browser",
         description="Serve a folder that webtorch.export wrote, on 127.0.0.1 only, and open it in the "
         "browser, until interrupted.",
-        allow_abbrev=False,
     )
     serve.add_argument("folder", type=Path, metavar="DIR")
     serve.add_argument(
         "--port", type=_positive, default=8000, metavar="N", help="(default 8000; else a free one)"
     )
     serve.add_argument("--no-browser", action="store_true", help="print the address only")
-    serve.set_defaults(command="serve")
 
-    playground = commands.add_parser(
+    playground = add(
         "playground",
         help="write a page in which Python and webtorch run in the browser",
         description="Write a static folder with an editor, in which Python itself (Pyodide) runs in the tab with "
         "this webtorch on the tab's WebGPU. `webtorch serve DIR` shows it.",
-        allow_abbrev=False,
     )
     playground.add_argument("folder", type=Path, metavar="DIR")
     playground.add_argument(
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
     )  # fmt: skip
-    playground.set_defaults(command="playground")
 
-    check = commands.add_parser(
+    check = add(
         "check",
         help="compare an exported page on the CPU, on WebGPU and in a browser",
         description="Run every function of a folder that webtorch.export wrote on its first example: "
         "natively on the CPU, natively on WebGPU, and in headless Chromium (with Playwright); print "
         "how far each is from the CPU. Exit code 0 only when all of them ran and agree.",
-        allow_abbrev=False,
     )
     check.add_argument("folder", type=Path, metavar="DIR")
-    check.set_defaults(command="check")
 
-    testpage = commands.add_parser(
+    testpage = add(
         "testpage",
         help="write a page that tests every operation on WebGPU in the browser",
         description="Record every operation of the table with PyTorch's results (PyTorch must be "
         "installed) and write a page that computes them on WebGPU in the tab and compares; "
         "`webtorch serve DIR` shows it. With --run it runs in headless browsers here, and the exit "
         "code is 0 only when all passes.",
-        allow_abbrev=False,
     )
     testpage.add_argument("folder", type=Path, metavar="DIR")
     testpage.add_argument(
@@ -139,39 +138,33 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run it in Chromium, and in Firefox where that is installed",
     )
-    testpage.set_defaults(command="testpage")
 
-    doctor = commands.add_parser(
+    add(
         "doctor",
         parents=[common],
         help="list adapters, say which is used and why, and test it",
         description="List Python, packages and every WebGPU adapter, and test each kernel family on "
         "the device in use. Exit code 0 only when it passes.",
-        allow_abbrev=False,
     )
-    doctor.set_defaults(command="doctor")
 
-    run = commands.add_parser(
+    run = add(
         "run",
         parents=[common],
         help="run a PyTorch program unchanged",
         description="Run a Python program in which `import torch` means webtorch, also in the packages "
         "that it imports. Its arguments follow its name.",
         usage="webtorch run [--device cpu|webgpu] (program.py | -m module) [arguments ...]",
-        allow_abbrev=False,
     )
     run.add_argument("-m", action="store_true", dest="module", help="the name is a module's")
     run.add_argument("program", help="a Python file, or a module with -m")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
-    run.set_defaults(command="run")
 
-    convert = commands.add_parser(
+    convert = add(
         "convert",
         help="write a checkpoint in another format",
         description="Read the weights of a PyTorch file (.pt, .pth, .bin, .ckpt; nothing in it is executed), of "
         "safetensors (a file, an index or a folder) or of GGUF, and write them as the ending of the "
         "target says.",
-        allow_abbrev=False,
     )
     convert.add_argument("source", type=Path, help="what to read")
     convert.add_argument("target", type=Path, help="what to write: .pt, .safetensors or .gguf")
@@ -183,15 +176,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--keep", metavar="PATTERN", help="only tensors in whose name this is found"
     )
-    convert.set_defaults(command="convert")
 
-    tune = commands.add_parser(
+    tune = add(
         "tune",
         help="measure which kernels are fastest for matrix products on this adapter",
         description="Measure the kernels that could compute matrix products, in float32, check each "
         "against the generic kernel, and use the fastest from now on (in every process; `webtorch "
         "doctor` lists them). WEBTORCH_TUNE=1 does this for every product that a program meets.",
-        allow_abbrev=False,
     )
     tune.add_argument(
         "shapes", nargs="*", type=_shape, metavar="MxKxN",
@@ -203,19 +194,16 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument(
         "--seconds", type=_positive, default=30, metavar="N", help="at most for each (default 30)"
     )
-    tune.set_defaults(command="tune")
 
-    cache = commands.add_parser(
+    cache = add(
         "cache",
         help="show what is kept on disk, or remove it",
         description="Show where compiled programs, machine code and tuned sizes are kept, and how much "
         "there is. WEBTORCH_CACHE_DIR names another folder, WEBTORCH_CACHE=0 keeps nothing.",
-        allow_abbrev=False,
     )
     cache.add_argument(
         "--clear", action="store_true", help="remove programs and machine code; tuned sizes stay"
     )
-    cache.set_defaults(command="cache")
     return parser
 
 
