@@ -8,14 +8,13 @@ from typing import Any
 from webtorch.capture.outside import attributes, is_record
 from webtorch.capture.trace import Capture
 from webtorch.ir.view import is_contiguous
-from webtorch.runtime.compilations import Input, changes, grown, nearest, told
+from webtorch.runtime.compilations import FIRST, Input, changes, grown, nearest, told
 from webtorch.tensors import autocast
 from webtorch.tensors.device import device_of, get_default_device
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
-FIRST = "the first call"
 # Of a number it is found out from two captures whether it decides anything.
 _UNPROVEN = "; that is captured once, to see whether the number decides what is computed"
 

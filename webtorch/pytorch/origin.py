@@ -19,14 +19,13 @@ from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import get_metrics_context
 
-from webtorch.runtime.compilations import Compilation, note
+from webtorch.runtime.compilations import FIRST, Compilation, note
 from webtorch.runtime.trace import debug_level
 
 if TYPE_CHECKING:
     from webtorch.pytorch.programs import Programs
 
 CACHE = "torch.compile"
-FIRST = "the first call"
 # Compilations of one graph of which it remembers why.
 _REMEMBERED = 64
 _SIZE = re.compile(r"tensor '(.+)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 # Compilations that the log remembers; each cache remembers its own beside.
 REMEMBERED = 256
+# Why a cache compiled when it had nothing yet.
+FIRST = "the first call"
 # Differences that are told; what differs in more is another thing.
 _TOLD = 3
 # Facts that may change without another program. They are told of where nothing else differs.
