@@ -25,6 +25,15 @@ def tolerance(name: str) -> float:
     return COARSE.get(name, 2e-5 if dtype_of(name) == "float32" else 1e-9)
 
 
+@pytest.fixture
+def _validated() -> Iterator[None]:
+    """PyTorch's compiler, once used, leaves its distributions unchecked."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
+
+
 MOMENTS = ("mean", "mode", "variance", "stddev")
 
 
@@ -145,6 +154,7 @@ def test_divergences(first: str) -> None:
             same(got, wanted, 1e-7, 1e-9)
 
 
+@pytest.mark.usefixtures("_validated")
 def test_divergences_of_one_kind_with_other_numbers() -> None:
     """That of a distribution with itself is 0, whatever the formula."""
     found = []
@@ -217,15 +227,6 @@ WRONG: dict[str, Any] = {
     "no transform": lambda d, t: d.biject_to(d.constraints.boolean),
     "rsample": lambda d, t: d.Bernoulli(t(0.5)).rsample(),
 }  # fmt: skip
-
-
-@pytest.fixture
-def _validated() -> Iterator[None]:
-    """PyTorch's compiler, once used, leaves its distributions unchecked."""
-    before = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(True)
-    yield
-    torch.distributions.Distribution.set_default_validate_args(before)
 
 
 @pytest.mark.usefixtures("_validated")
