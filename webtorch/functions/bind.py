@@ -203,14 +203,16 @@ def _operators() -> None:
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, op.function)
     choose = TABLE["where"].function
-    Tensor.polygamma_ = calls.bind_inplace(  # type: ignore[attr-defined]
-        "polygamma_", lambda self, n: TABLE["polygamma"].function(n, self)
-    )
+
+    def derivative(self: Tensor, n: int) -> Any:
+        return TABLE["polygamma"].function(n, self)
+
     for name in ("real", "imag"):
         setattr(Tensor, name, _part_property(name))
     for name, method in {
         "where": lambda self, condition, other: choose(condition, self, other),
-        "polygamma": lambda self, n: TABLE["polygamma"].function(n, self),
+        "polygamma": derivative,
+        "polygamma_": calls.bind_inplace("polygamma_", derivative),
         "__getattr__": _no_attribute,
         "__getitem__": indexing.getitem,
         "__setitem__": indexing.setitem,

@@ -20,7 +20,9 @@ from webtorch.ops.elementwise import where
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, Example, composite
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tape import attach, needs_grad, no_grad
+from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -30,8 +32,8 @@ EVERYWHERE = ("torch", "nn.functional")
 
 
 def windows(
-    x: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> Any:
+    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Tensor:
     """Return the windows over the last dimensions of x, (*, S..), as a view (*, O.., K..). Differentiable."""
     rank = len(kernel)
     lead, sizes = tuple(x.shape[:-rank]), tuple(x.shape[-rank:])
@@ -56,7 +58,7 @@ def windows(
 
 
 def spread(
-    g: Any,
+    g: Tensor,
     sizes: tuple[int, ...],
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
@@ -84,7 +86,7 @@ def spread(
                 out = _spread_taps(g, whole, kernel, stride, dilation)
             out = crop(out, before, (*lead, *sizes)).contiguous().detach()
 
-    def rule(h: Any) -> tuple[Any]:
+    def rule(h: Any) -> tuple[Tensor]:
         """Return the windows of the cotangent."""
         if any(low) or any(high):
             h = pad_with(h, before, after, 0)
@@ -94,8 +96,8 @@ def spread(
 
 
 def _spread_dense(
-    g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
-) -> Any:
+    g: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
     """Return the same for a dilation of 1, in one sum.
 
     Position i = s q + r is in windows q - j, at s j + r, for j < J = ceil(K / s): a view with dims
@@ -132,12 +134,12 @@ def _spread_dense(
 
 
 def _spread_taps(
-    g: Any,
+    g: Tensor,
     sizes: tuple[int, ...],
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
-) -> Any:
+) -> Tensor:
     """The same for any dilation, one kernel position after the other."""
     rank = len(kernel)
     lead = tuple(g.shape[: -2 * rank])
@@ -170,7 +172,7 @@ def _spread_taps(
     return total
 
 
-def _fit(x: Any, sizes: tuple[int, ...]) -> Any:
+def _fit(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Return x with its last dimensions cut or filled up with zeros to `sizes`."""
     lead = tuple(x.shape[: -len(sizes)])
     now = tuple(x.shape[-len(sizes) :])
@@ -194,7 +196,7 @@ class Pool:
         self,
         op: str,
         rank: int,
-        x: Any,
+        x: Tensor,
         kernel_size: Any,
         stride: Any,
         padding: Any,
@@ -254,14 +256,14 @@ class Pool:
                 "too small: use a smaller kernel or more padding."
             )
 
-    def border(self, x: Any, value: Scalar) -> Any:
+    def border(self, x: Tensor, value: Scalar) -> Tensor:
         """Return x inside the border, cut to what windows touch."""
         lead = (0,) * (x.ndim - self.rank)
         if any(self.low) or any(self.high):
             return pad_with(x, (*lead, *self.low), (*lead, *self.high), value)
         return x
 
-    def windows(self, x: Any) -> Any:
+    def windows(self, x: Tensor) -> Tensor:
         """Return the windows over the bordered input."""
         used = tuple(
             (c - 1) * t + d * (k - 1) + 1
@@ -270,12 +272,12 @@ class Pool:
         x = crop(x, (0,) * x.ndim, (*x.shape[: -self.rank], *used))
         return windows(x, self.kernel, self.stride, self.dilation)
 
-    def spread(self, g: Any) -> Any:
+    def spread(self, g: Tensor) -> Tensor:
         """Return the cotangent of the input for the cotangent of the windows."""
         return spread(g, self.sizes, self.kernel, self.stride, self.dilation, self.low, self.high)
 
 
-def along(values: Any, d: int, rank: int) -> Any:
+def along(values: Tensor, d: int, rank: int) -> Tensor:
     """Return a vector as the d-th of `rank` last dimensions."""
     return values.reshape((-1,) + (1,) * (rank - 1 - d))
 
@@ -283,7 +285,7 @@ def along(values: Any, d: int, rank: int) -> Any:
 # ---- maximum -------------------------------------------------------------------------------------
 
 
-def lowest(x: Any) -> Scalar:
+def lowest(x: Tensor) -> Scalar:
     """Return the value that no maximum chooses."""
     return -math.inf if x.dtype.is_floating_point else integers_held(x)[0]
 
@@ -291,7 +293,7 @@ def lowest(x: Any) -> Scalar:
 def _max_pool(
     op: str,
     rank: int,
-    input: Any,
+    input: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
@@ -322,7 +324,7 @@ def _max_pool(
             # Number of the maximum within its window: the first one, as in PyTorch.
             chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
 
-    def rule(g: Any) -> tuple[Any]:
+    def rule(g: Tensor) -> tuple[Tensor]:
         """Return the cotangents sent to the maxima."""
         numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
         ones = (*shape, *(1,) * rank)
@@ -339,15 +341,15 @@ def _max_pool(
 
 def max_pool_backward(
     rank: int,
-    g: Any,
-    input: Any,
+    g: Tensor,
+    input: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
-    indices: Any,
-) -> Any:
+    indices: Tensor,
+) -> Tensor:
     """Return the cotangent of max pooling's input; `indices` say where the maxima were, and values of
     `input` nothing.
     """
@@ -360,11 +362,11 @@ def max_pool_backward(
     return pool.spread(where(indices.reshape(ones) == seen, g.reshape(ones), 0.0))
 
 
-def _positions(pool: Pool, chosen: Any) -> Any:
+def _positions(pool: Pool, chosen: Any) -> Tensor:
     """Return positions in the input's planes for numbers within windows."""
     total: Any = None
     rest = chosen
-    parts: list[Any] = []
+    parts: list[Tensor] = []
     for k in reversed(pool.kernel):
         parts.insert(0, rest % k)
         rest = rest // k
@@ -378,11 +380,27 @@ def _positions(pool: Pool, chosen: Any) -> Any:
     return total.contiguous()
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool1d")
+def _indices_too(given: str) -> tuple[str, ...]:
+    """Return the forms of a pool whose other parameters are `given`: with `return_indices` it has two results."""
+    return (
+        f"({given}, return_indices: Literal[False] = False) -> Tensor",
+        f"({given}, *, return_indices: Literal[True]) -> tuple[Tensor, Tensor]",
+        f"({given}, return_indices: bool = False) -> Tensor | tuple[Tensor, Tensor]",
+    )
+
+
+_MAX = _indices_too(
+    "input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1, "
+    "ceil_mode: bool = False"
+)
+_ADAPTIVE_MAX = _indices_too("input: Tensor, output_size: int | Sequence[int | None]")
+
+
+@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool1d", forms=_MAX)
 def max_pool1d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     dilation: Sizes = 1,
     ceil_mode: bool = False,
@@ -399,11 +417,12 @@ def max_pool1d(
     function_in=EVERYWHERE,
     torch="nn.functional.max_pool2d",
     gradient_name="MaxPool2DWithIndicesBackward0",
+    forms=_MAX,
 )
 def max_pool2d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     dilation: Sizes = 1,
     ceil_mode: bool = False,
@@ -424,11 +443,12 @@ def max_pool2d(
     torch="nn.functional.max_pool3d",
     autocast=Autocast(cpu="fp32"),
     gradient_name="MaxPool3DWithIndicesBackward0",
+    forms=_MAX,
 )
 def max_pool3d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     dilation: Sizes = 1,
     ceil_mode: bool = False,
@@ -444,14 +464,14 @@ def _with_indices(rank: int, example: Example) -> None:
     name = f"max_pool{rank}d"
 
     def function(
-        input: Any,
+        input: Tensor,
         kernel_size: Sizes,
         stride: Any = None,
         padding: Sizes = 0,
         dilation: Sizes = 1,
         ceil_mode: bool = False,
         return_indices: bool = True,
-    ) -> Any:
+    ) -> Tensor:
         """Return the maxima and their positions."""
         return _max_pool(name, rank, input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
@@ -474,13 +494,13 @@ _with_indices(3, Example(((1, 2, 6, 7, 5),), (2,)))
 def _max_unpool(
     op: str,
     rank: int,
-    input: Any,
-    indices: Any,
+    input: Tensor,
+    indices: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     output_size: Any,
-) -> Any:
+) -> Tensor:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     stride = kernel if stride is None else sizes_of(op, "stride", stride, rank)
     padding = sizes_of(op, "padding", padding, rank)
@@ -528,13 +548,13 @@ def _max_unpool(
     refuses=NOT_FLOATS,
 )
 def max_unpool1d(
-    input: Any,
-    indices: Any,
+    input: Tensor,
+    indices: Tensor,
     kernel_size: Sizes,
     stride: Any = None,
     padding: Sizes = 0,
     output_size: Any = None,
-) -> Any:
+) -> Tensor:
     """Put the values of max_pool1d back where they were, zeros elsewhere."""
     return _max_unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size)
 
@@ -548,13 +568,13 @@ def max_unpool1d(
     gradient_name="MaxUnpool2DBackward0",
 )
 def max_unpool2d(
-    input: Any,
-    indices: Any,
+    input: Tensor,
+    indices: Tensor,
     kernel_size: Sizes,
     stride: Any = None,
     padding: Sizes = 0,
     output_size: Any = None,
-) -> Any:
+) -> Tensor:
     """Put the values of max_pool2d back where they were, zeros elsewhere."""
     return _max_unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size)
 
@@ -568,13 +588,13 @@ def max_unpool2d(
     gradient_name="MaxUnpool3DBackward0",
 )
 def max_unpool3d(
-    input: Any,
-    indices: Any,
+    input: Tensor,
+    indices: Tensor,
     kernel_size: Sizes,
     stride: Any = None,
     padding: Sizes = 0,
     output_size: Any = None,
-) -> Any:
+) -> Tensor:
     """Put the values of max_pool3d back where they were, zeros elsewhere."""
     return _max_unpool("max_unpool3d", 3, input, indices, kernel_size, stride, padding, output_size)
 
@@ -585,14 +605,14 @@ def max_unpool3d(
 def _avg_pool(
     op: str,
     rank: int,
-    input: Any,
+    input: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
-) -> Any:
+) -> Tensor:
     pool = Pool(op, rank, input, kernel_size, stride, padding, 1, ceil_mode)
     if divisor_override == 0:
         raise ShapeError(f"{op}: divisor must be not zero, but divisor_override is 0")
@@ -640,13 +660,13 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     aten=("avg_pool1d",),
 )
 def avg_pool1d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Any:
+) -> Tensor:
     """Return the mean of each window of (N, C, L) or (C, L)."""
     return _avg_pool(
         "avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None
@@ -663,14 +683,14 @@ def avg_pool1d(
     aten=("avg_pool2d",),
 )
 def avg_pool2d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:
+) -> Tensor:
     """Return the mean of each window of (N, C, H, W) or (C, H, W); `divisor_override` replaces the element count."""
     return _avg_pool(
         "avg_pool2d",
@@ -696,14 +716,14 @@ def avg_pool2d(
     aten=("avg_pool3d",),
 )
 def avg_pool3d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Any:
+) -> Tensor:
     """Return the mean of each window of (N, C, D, H, W) or (C, D, H, W).
 
     `divisor_override` replaces the element count.
@@ -722,8 +742,14 @@ def avg_pool3d(
 
 
 def _lp_pool(
-    op: str, rank: int, input: Any, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool
-) -> Any:
+    op: str,
+    rank: int,
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Any,
+    stride: Any,
+    ceil_mode: bool,
+) -> Tensor:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     mean = _avg_pool(op, rank, input**norm_type, kernel, stride, 0, ceil_mode, True, None)
     # As in PyTorch: windows cut off by ceil_mode count as whole, and a sum that is not positive counts as 0.
@@ -737,8 +763,8 @@ def _lp_pool(
     example=Example(((2, 3, 20),), (2.0, 3)),
 )
 def lp_pool1d(
-    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
-) -> Any:
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Tensor:
     """Return the p-norm of each window of (N, C, L) or (C, L)."""
     return _lp_pool("lp_pool1d", 1, input, norm_type, kernel_size, stride, ceil_mode)
 
@@ -750,8 +776,8 @@ def lp_pool1d(
     example=Example(((2, 3, 9, 8),), (2.0, 3)),
 )
 def lp_pool2d(
-    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
-) -> Any:
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Tensor:
     """Return the p-norm of each window of (N, C, H, W) or (C, H, W)."""
     return _lp_pool("lp_pool2d", 2, input, norm_type, kernel_size, stride, ceil_mode)
 
@@ -763,8 +789,8 @@ def lp_pool2d(
     example=Example(((1, 2, 6, 7, 5),), (2.0, 2)),
 )
 def lp_pool3d(
-    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
-) -> Any:
+    input: Tensor, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
+) -> Tensor:
     """Return the p-norm of each window of (N, C, D, H, W) or (C, D, H, W)."""
     return _lp_pool("lp_pool3d", 3, input, norm_type, kernel_size, stride, ceil_mode)
 
@@ -772,7 +798,7 @@ def lp_pool3d(
 # ---- adaptive ------------------------------------------------------------------------------------
 
 
-def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int, ...]:
+def _output_sizes(op: str, input: Tensor, output_size: Any, rank: int) -> tuple[int, ...]:
     """Return the output sizes; None keeps a size."""
     shape = tuple(input.shape)
     if not isinstance(output_size, int | None) and len(tuple(output_size)) >= input.ndim:
@@ -800,7 +826,7 @@ def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int
     return sizes
 
 
-def _in_bin(size: int, count: int, device: Any) -> Any:
+def _in_bin(size: int, count: int, device: DeviceLike) -> Tensor:
     """Return which of `size` positions each of `count` bins holds: bool (count, size). Bins may overlap."""
     bins = iota(count, 0, 1, int64, device).reshape(count, 1)
     positions = iota(size, 0, 1, int64, device)
@@ -810,7 +836,7 @@ def _in_bin(size: int, count: int, device: Any) -> Any:
     )
 
 
-def _adaptive_mean(x: Any, count: int) -> Any:
+def _adaptive_mean(x: Tensor, count: int) -> Tensor:
     """Return the means of `count` bins over the last dimension."""
     size = x.shape[-1]
     if size == count:
@@ -823,7 +849,7 @@ def _adaptive_mean(x: Any, count: int) -> Any:
     return where(held, x.unsqueeze(-2), 0.0).sum(-1) / counts
 
 
-def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
+def _adaptive_avg(op: str, rank: int, input: Tensor, output_size: Any) -> Tensor:
     sizes = _output_sizes(op, input, output_size, rank)
     lead = tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
@@ -847,12 +873,12 @@ def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
     torch="nn.functional.adaptive_avg_pool1d",
     refuses=NOT_FLOATS,
 )
-def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any:
+def adaptive_avg_pool1d(input: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """Return the means of `output_size` bins of (N, C, L) or (C, L)."""
     return _adaptive_avg("adaptive_avg_pool1d", 1, input, output_size)
 
 
-def _adaptive_name(input: Any, output_size: Any) -> str:
+def _adaptive_name(input: Tensor, output_size: Any) -> str:
     alone = output_size in (1, (1, 1), [1, 1])
     return "MeanBackward1" if alone else "AdaptiveAvgPool2DBackward0"
 
@@ -864,7 +890,7 @@ def _adaptive_name(input: Any, output_size: Any) -> str:
     refuses=NOT_FLOATS,
     gradient_name=_adaptive_name,
 )
-def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
+def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
     return _adaptive_avg("adaptive_avg_pool2d", 2, input, output_size)
 
@@ -876,12 +902,12 @@ def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     autocast=Autocast(cpu="fp32"),
     refuses=NOT_FLOATS,
 )
-def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
+def adaptive_avg_pool3d(input: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """Return the means of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
     return _adaptive_avg("adaptive_avg_pool3d", 3, input, output_size)
 
 
-def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
+def _adaptive_max_last(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the maxima of `count` bins over the last dimension and where they were."""
     size, lead = x.shape[-1], tuple(x.shape[:-1])
     with no_grad():
@@ -894,7 +920,7 @@ def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
         starts = iota(count, 0, 1, int64, x.device) * size // count
         chosen = where(chosen < starts, starts, chosen)
 
-    def rule(g: Any) -> tuple[Any]:
+    def rule(g: Tensor) -> tuple[Tensor]:
         """Return the cotangents sent to the maxima."""
         positions = iota(size, 0, 1, int64, g.device)
         hit = chosen.unsqueeze(-1) == positions
@@ -903,7 +929,7 @@ def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
     return attach(out, "AdaptiveMaxPool", (x,), rule), chosen
 
 
-def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indices: bool) -> Any:
+def _adaptive_max(op: str, rank: int, input: Tensor, output_size: Any, return_indices: bool) -> Any:
     sizes = _output_sizes(op, input, output_size, rank)
     full, lead = tuple(input.shape[-rank:]), tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
@@ -933,8 +959,11 @@ def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indic
     function_in=FUNCTIONAL,
     torch="nn.functional.adaptive_max_pool1d",
     refuses=NOT_FLOATS,
+    forms=_ADAPTIVE_MAX,
 )
-def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool1d(
+    input: Tensor, output_size: int | Sequence[int], return_indices: bool = False
+) -> Any:
     """Return the maxima of `output_size` bins of (N, C, L) or (C, L); `return_indices` adds where they were."""
     return _adaptive_max("adaptive_max_pool1d", 1, input, output_size, return_indices)
 
@@ -945,8 +974,11 @@ def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = Fal
     torch="nn.functional.adaptive_max_pool2d",
     refuses=NOT_FLOATS,
     gradient_name="AdaptiveMaxPool2DBackward0",
+    forms=_ADAPTIVE_MAX,
 )
-def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool2d(
+    input: Tensor, output_size: int | Sequence[int], return_indices: bool = False
+) -> Any:
     """Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
     return _adaptive_max("adaptive_max_pool2d", 2, input, output_size, return_indices)
 
@@ -958,8 +990,11 @@ def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = Fal
     autocast=Autocast(cpu="fp32"),
     refuses=NOT_FLOATS,
     gradient_name="AdaptiveMaxPool3DBackward0",
+    forms=_ADAPTIVE_MAX,
 )
-def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool3d(
+    input: Tensor, output_size: int | Sequence[int], return_indices: bool = False
+) -> Any:
     """Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
     return _adaptive_max("adaptive_max_pool3d", 3, input, output_size, return_indices)
 
@@ -1007,8 +1042,8 @@ def _columns(
     gradient_name="Im2ColBackward0",
 )
 def im2col(
-    input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
-) -> Any:
+    input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Tensor:
     """Return the windows of (N, C, H, W) or (C, H, W) as columns, (N, C kh kw, count)."""
     if input.ndim not in (3, 4):
         raise ShapeError(
@@ -1035,13 +1070,13 @@ def im2col(
     gradient_name="Col2ImBackward0",
 )
 def col2im(
-    input: Any,
+    input: Tensor,
     output_size: Sizes,
     kernel_size: Sizes,
     dilation: Sizes = 1,
     padding: Sizes = 0,
     stride: Sizes = 1,
-) -> Any:
+) -> Tensor:
     """Add columns back into an image: (N, C kh kw, count) gives (N, C, *output_size)."""
     sizes = sizes_of("fold", "output_size", output_size, 2)
     if input.ndim not in (2, 3):

@@ -7,7 +7,7 @@ takes: relu and hardtanh give 0 at their corners, clamp (in elementwise.py) give
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from webtorch.errors import ShapeError
 from webtorch.ir import expr as ex
@@ -37,7 +37,7 @@ SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
 
 
-def put_back(input: Any, result: Any, inplace: bool) -> Any:
+def put_back(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
     """Return `result`, written into `input` if `inplace`."""
     return input.copy_(result) if inplace else result
 
@@ -154,12 +154,12 @@ hardswish = elementwise(
     gradient_name="RreluWithNoiseBackward0",
 )
 def rrelu(
-    input: Any,
+    input: Tensor,
     lower: float = 1.0 / 8,
     upper: float = 1.0 / 3,
     training: bool = False,
     inplace: bool = False,
-) -> Any:
+) -> Tensor:
     """Return input, times a random slope in lower..upper where it is negative; the mean slope outside training."""
     if lower > upper:
         raise RuntimeError(
@@ -193,7 +193,7 @@ _prelu = elementwise(
     gradient_name="PreluKernelBackward0",
     layout=of_operands,
 )
-def prelu(input: Any, weight: Any) -> Any:
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
     if weight.numel() != 1:
         channels = input.shape[1] if input.ndim > 1 else 1
@@ -370,7 +370,7 @@ _gelu_tanh = elementwise(
     aten=("gelu",),
     overlap="whole",
 )
-def gelu(input: Any, approximate: str = "none") -> Any:
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
     if approximate == "none":
         return _gelu_erf(input)
@@ -474,7 +474,7 @@ _softshrink = elementwise(
     samples=(((), {}), ((1.0,), {})),
     takes_out=True,
 )
-def softshrink(input: Any, lambd: float = 0.5) -> Any:
+def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """Return input moved towards 0 by lambd (>= 0), 0 where it is nearer."""
     if lambd < 0:
         raise RuntimeError(
@@ -517,7 +517,7 @@ style_affine = elementwise(
     aten=("glu",),
     out="cast",
 )
-def glu(input: Any, dim: int = -1) -> Any:
+def glu(input: Tensor, dim: int = -1) -> Tensor:
     """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
     if not input.ndim:
         raise ShapeError("glu: glu does not support 0-dimensional tensors. Unsqueeze a dim first.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
@@ -21,6 +21,7 @@ from webtorch.ir.dtype import (
     FLOATS,
     INTEGERS,
     DType,
+    Number,
     Scalar,
     bfloat16,
     bool_,
@@ -44,6 +45,10 @@ from webtorch.ops.record import (
     elementwise,
     in_old_order,
 )
+
+if TYPE_CHECKING:
+    from webtorch.tensors.promotion import Operand
+    from webtorch.tensors.tensor import Tensor
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
 BITS: tuple[DType, ...] = (*INTEGERS, bool_)
@@ -198,7 +203,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     aten=("add",),
     overlap="whole",
 )
-def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     """Return input + alpha * other; of bools, or."""
     if old:
         (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
@@ -234,7 +239,7 @@ def check_subtraction(name: str, *operands: Any) -> None:
     aten=("sub",),
     overlap="whole",
 )
-def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+def sub(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
     if old:
         (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
@@ -246,7 +251,7 @@ def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
 
 
 @composite(inplace=True, dtypes=NUMERIC)
-def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+def subtract(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
     return sub(input, other, alpha=alpha)
 
@@ -254,7 +259,7 @@ def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
 @composite(
     function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
 )
-def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+def rsub(input: Tensor, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     """Return other - alpha * input."""
     if old:
         # Of numbers, PyTorch takes alpha by position.
@@ -316,7 +321,7 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
 def _no_derivative(name: str) -> Callable[..., Any]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
-    def refuse(_g: Any, _out: Any, *_inputs: Any) -> Any:
+    def refuse(_g: Tensor, _out: Tensor, *_inputs: Any) -> Tensor:
         """Raise NotImplementedError."""
         raise NotImplementedError(
             f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "
@@ -372,7 +377,9 @@ _div_trunc = elementwise(
     aten=("div",),
     overlap="whole",
 )
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+def div(
+    input: Tensor | Number, other: Tensor | Number, *, rounding_mode: str | None = None
+) -> Tensor:
     """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
     if rounding_mode is None:
         return _div(input, other)
@@ -386,7 +393,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 @composite(inplace=True, domain=(0.5, 3.0), out="cast")
-def true_divide(input: Any, other: Any) -> Any:
+def true_divide(input: Tensor | Number, other: Tensor) -> Tensor:
     """Return input / other, as floats."""
     return _div(input, other)
 
@@ -431,12 +438,12 @@ _cube = elementwise(
 )
 
 
-def _check_one_tensor(name: str, input: Any, exponent: Any) -> None:
+def _check_one_tensor(name: str, input: Operand, exponent: Operand) -> None:
     if not is_tensor(input) and not is_tensor(exponent):
         raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
 
 
-def _power_name(input: Any, exponent: Any) -> str:
+def _power_name(input: Operand, exponent: Operand) -> str:
     if not is_tensor(input):
         return "PowBackward2"
     return "PowBackward1" if is_tensor(exponent) else "PowBackward0"
@@ -457,7 +464,7 @@ def _power_name(input: Any, exponent: Any) -> str:
     aten=("pow",),
     overlap="whole",
 )
-def pow(input: Any, exponent: Any) -> Any:
+def pow(input: Any, exponent: Operand) -> Tensor:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
     _check_one_tensor("pow", input, exponent)
     if is_tensor(exponent) or not is_tensor(input):
@@ -484,7 +491,7 @@ def pow(input: Any, exponent: Any) -> Any:
 
 
 @composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
-def float_power(input: Any, exponent: Any) -> Any:
+def float_power(input: Any, exponent: Any) -> Tensor:
     """Return input to the power exponent, computed in float64."""
     _check_one_tensor("float_power", input, exponent)
     if any(
@@ -512,7 +519,7 @@ neg = elementwise(
 
 
 @composite(dtypes=NUMERIC, operator="pos", asks=("__pos__",))
-def positive(input: Any) -> Any:
+def positive(input: Tensor) -> Tensor:
     """Return input itself."""
     if not is_tensor(input):
         raise TypeError(
@@ -576,7 +583,7 @@ _square = elementwise(
     inplace_functions=("torch.square_",),
     gradient_name="PowBackward0",
 )
-def square(input: Any) -> Any:
+def square(input: Tensor) -> Tensor:
     """Return input * input; of bools, as int64."""
     return _pow(input, 2) if input.dtype is bool_ else _square(input)
 
@@ -596,7 +603,7 @@ reciprocal = elementwise(
 )
 
 
-def _out_of_lerp(input: Any, end: Any, weight: Any) -> OutRule:
+def _out_of_lerp(input: Tensor, end: Tensor, weight: Operand) -> OutRule:
     return "exact" if is_tensor(weight) else "cast"
 
 
@@ -928,7 +935,7 @@ asinh = elementwise(
 )
 
 
-def _acosh_slope(x: Any) -> Any:
+def _acosh_slope(x: Tensor) -> Tensor:
     """Return the derivative of acosh; below -1, where acosh is NaN, 1 / sqrt(x * x - 1) as in PyTorch."""
     # Of complex numbers two roots: right also left of the imaginary axis.
     if x.dtype.is_complex:
@@ -1003,7 +1010,7 @@ sinc = elementwise(
 # -- rounding --------------------------------------------------------------------------------------
 
 
-def _integral(op: Any) -> Any:
+def _integral(op: Callable[[Expr], Expr]) -> Callable[..., Expr]:
     return lambda x: op(x) if x.dtype.kind == "float" else x
 
 
@@ -1082,7 +1089,7 @@ _round_multiple = elementwise(
     aten=("round",),
     overlap="whole",
 )
-def round(input: Any, *, decimals: int | None = None) -> Any:
+def round(input: Tensor, *, decimals: int | None = None) -> Tensor:
     """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
     where no `decimals` are given.
     """
@@ -1189,8 +1196,8 @@ isreal = elementwise(
 
 @composite(differentiable=False, aten=("isclose",))
 def isclose(
-    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> Any:
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Tensor:
     """Whether |input - other| <= atol + rtol * |other|, elementwise; infinities are close to themselves only."""
     if input.dtype is not other.dtype:
         raise RuntimeError(
@@ -1332,7 +1339,7 @@ _where: Elementwise = elementwise(
 )
 
 
-def check_mask(name: str, mask: Any) -> None:
+def check_mask(name: str, mask: Tensor) -> None:
     """Raise PyTorch's error when a condition is not a bool tensor."""
     if not is_tensor(mask) or mask.dtype is not bool_:
         found = mask.dtype if is_tensor(mask) else type(mask).__name__
@@ -1348,8 +1355,12 @@ def check_mask(name: str, mask: Any) -> None:
     example=Example(("b", (3, 5), (5,))),
     aten=("where",),
     overlap="whole",
+    forms=(
+        "(condition: Tensor) -> tuple[Tensor, ...]",
+        "(condition: Tensor, input: Operand, other: Operand) -> Tensor",
+    ),
 )
-def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
     if input is None and other is None:
         return condition.nonzero(as_tuple=True)
@@ -1369,7 +1380,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     direct=("masked_fill.Scalar", "masked_fill.Tensor"),
     aten=("masked_fill",),
 )
-def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
     check_mask("masked_fill", mask)
     if isinstance(value, complex) and not input.dtype.is_complex:
@@ -1506,7 +1517,9 @@ _clamp = elementwise(
     aten=("clamp",),
     overlap="whole",
 )
-def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
+def clamp(
+    input: Tensor, min: Number | Tensor | None = None, max: Number | Tensor | None = None
+) -> Tensor:
     """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
@@ -1535,11 +1548,11 @@ _nan_to_num = elementwise(
     inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
 )
 def nan_to_num(
-    input: Any,
+    input: Tensor,
     nan: float | None = None,
     posinf: float | None = None,
     neginf: float | None = None,
-) -> Any:
+) -> Tensor:
     """Return input with NaN (0 by default) and infinities (the type's largest numbers by default) replaced."""
     if input.dtype.is_complex:
         return paired(nan_to_num(pairs(input), nan, posinf, neginf))
@@ -1657,7 +1670,7 @@ _logit_clamped = elementwise(
     aten=("logit",),
     overlap="whole",
 )
-def logit(input: Any, eps: float | None = None) -> Any:
+def logit(input: Tensor, eps: float | None = None) -> Tensor:
     """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
     return _logit(input) if eps is None else _logit_clamped(input, eps)
 

@@ -7,7 +7,8 @@ Sums and fractions have a fixed number of terms, enough for the type; A&S is Abr
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
@@ -16,6 +17,9 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.elementwise import exp, is_tensor, log
 from webtorch.ops.record import NOT_FLOATS, Elementwise, composite, elementwise
 from webtorch.ops.special import SPECIAL, _horner, _log_gamma_positive, _trigamma, digamma, lgamma
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
 
 # -- Hurwitz's zeta -----------------------------------------------------------------------------------
 
@@ -63,12 +67,12 @@ _zeta: Elementwise = elementwise(
 )
 
 
-def _no_derivative(_g: Any, _out: Any, _x: Any, what: str) -> Any:
+def _no_derivative(_g: Tensor, _out: Tensor, _x: Tensor, what: str) -> Tensor:
     raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
 
 
 @composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
-def _constant(x: Any, what: str) -> Any:
+def _constant(x: Tensor, what: str) -> Tensor:
     """Return x; a gradient that arrives here raises NotImplementedError."""
     return x.clone()
 
@@ -79,7 +83,7 @@ def _both_tensors(name: str, *operands: Any) -> None:
             raise TypeError(f"{name}(): argument '{where_}' must be Tensor, not {type(x).__name__}")
 
 
-def undifferentiable(x: Any, what: str) -> Any:
+def undifferentiable(x: Tensor, what: str) -> Tensor:
     """Return an operand for which there is no derivative: asking for it raises, as in PyTorch."""
     return _constant(x, what) if getattr(x, "requires_grad", False) else x
 
@@ -93,7 +97,7 @@ def undifferentiable(x: Any, what: str) -> Any:
     gradient_name="SpecialZetaBackward0",
     aten=("special_zeta",),
 )
-def zeta(input: Any, other: Any) -> Any:
+def zeta(input: Tensor, other: Tensor) -> Tensor:
     """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
     if not is_tensor(input) and not is_tensor(other):
         raise TypeError("zeta(): one argument must be Tensor, not two numbers")
@@ -120,7 +124,7 @@ _polygamma: Elementwise = elementwise(
 @composite(
     function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
 )
-def polygamma(n: int, input: Any) -> Any:
+def polygamma(n: int, input: Tensor) -> Tensor:
     """Return the n-th derivative of digamma."""
     if n < 0:
         raise RuntimeError("polygamma(n, x) does not support negative n.")
@@ -132,7 +136,7 @@ def polygamma(n: int, input: Any) -> Any:
 
 
 @composite(dtypes=FLOATS, torch="", inplace=True, out="cast", also=("special.multigammaln",))
-def mvlgamma(input: Any, p: int) -> Any:
+def mvlgamma(input: Tensor, p: int) -> Tensor:
     """The logarithm of the multivariate gamma function of dimension p."""
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
@@ -207,7 +211,7 @@ def _temme(a: Expr, x: Expr, upper: bool) -> Expr:
     return ex.erfc(-edge) * 0.5 - rest
 
 
-def _incomplete(upper: bool) -> Any:
+def _incomplete(upper: bool) -> Callable[..., Expr]:
     def formula(a: Expr, x: Expr) -> Expr:
         """Return the regularised incomplete gamma function: a series, a continued fraction, or Temme's expansion."""
         nan = ex.const(math.nan, a.dtype)
@@ -227,7 +231,7 @@ def _incomplete(upper: bool) -> Any:
     return formula
 
 
-def _slope(g: Any, a: Any, x: Any) -> Any:
+def _slope(g: Tensor, a: Tensor, x: Tensor) -> Tensor:
     return g * exp((a - 1) * log(x) - x - lgamma(a))
 
 
@@ -262,7 +266,7 @@ _igammac: Elementwise = elementwise(
     also=("special.gammainc",),
     aten=("igamma",),
 )
-def igamma(input: Any, other: Any) -> Any:
+def igamma(input: Tensor, other: Tensor) -> Tensor:
     """The regularised lower incomplete gamma function of order `input` at `other`."""
     _both_tensors("igamma", input, other)
     return _igamma(undifferentiable(input, "igamma: input"), other)
@@ -277,7 +281,7 @@ def igamma(input: Any, other: Any) -> Any:
     also=("special.gammaincc",),
     aten=("igammac",),
 )
-def igammac(input: Any, other: Any) -> Any:
+def igammac(input: Tensor, other: Tensor) -> Tensor:
     """The regularised upper incomplete gamma function of order `input` at `other`."""
     _both_tensors("igammac", input, other)
     return _igammac(undifferentiable(input, "igammac: input"), other)

@@ -4,6 +4,10 @@ Nearly all of them are entries of the op table. Those that are not are written h
 file.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable as _Callable
+from collections.abc import Sequence as _Sequence
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
@@ -16,18 +20,26 @@ from webtorch.nn.functional.loss import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
 from webtorch.nn.functional.table import entries as _entries
 from webtorch.tensors.absent import missing_names as _missing_names
+from webtorch.tensors.tensor import Tensor as _Tensor
 
 for _name, _function in _entries.items():
     globals().setdefault(_name, _function)
-for _rank in (1, 2, 3):
 
-    def _with_indices(
-        input: _Any, output_size: _Any, return_indices: bool = False, *, _rank: int = _rank
-    ) -> _Any:
+
+def _with_indices(rank: int) -> _Callable[..., _Any]:
+    pool = _entries[f"adaptive_max_pool{rank}d"]
+
+    def function(
+        input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = False
+    ) -> tuple[_Tensor, _Tensor]:
         """Return the maxima of windows that cover the input, and where they are."""
-        return _entries[f"adaptive_max_pool{_rank}d"](input, output_size, True)
+        return pool(input, output_size, True)
 
-    globals()[f"adaptive_max_pool{_rank}d_with_indices"] = _with_indices
+    return function
+
+
+for _rank in (1, 2, 3):
+    globals()[f"adaptive_max_pool{_rank}d_with_indices"] = _with_indices(_rank)
 # The files are rooms of this package and no functions of it.
 for _name in [n for n, v in globals().items() if isinstance(v, _ModuleType)]:
     del globals()[_name]
