@@ -49,7 +49,7 @@ NAMED_FROM_BELOW = ("tensors.tensor", "tensors.device")
 OUTSIDE = (
     "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli",
     # Entered by whoever has the onnx package.
-    "onnx.exporter", "onnx.importer", "onnx.operators",
+    "onnx.exporter", "onnx.importer", "onnx.model", "onnx.operators",
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
