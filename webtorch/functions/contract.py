@@ -1129,7 +1129,12 @@ def trace(input: Tensor) -> Tensor:
     return input.diagonal().sum()
 
 
-@composite(family="contract", function_in=("torch", "Tensor", "linalg"), out="cast")
+@composite(
+    family="contract",
+    function_in=("torch", "Tensor", "linalg"),
+    # These are copies; other powers are products.
+    out=lambda _input, n: "cast" if n in (0, 1) else "exact",
+)
 def matrix_power(input: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices (*, N, N), of their inverses for n < 0."""
     shape = tuple(input.shape)

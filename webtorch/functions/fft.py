@@ -15,7 +15,7 @@ from webtorch.functions.fourier import complex_transform, half_transform, real_t
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import normalize_dim
 from webtorch.ops.primitive import cast_to, conjugate, pad_with
-from webtorch.ops.record import Autocast, Example, OutRule, composite
+from webtorch.ops.record import Autocast, Example, composite
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.promotion import Operand
@@ -122,7 +122,7 @@ def _from_half(
     return _scaled(out, _scale(norm, length, forward))
 
 
-@composite(function_in=FFT, torch="fft.fft", autocast=_IN_FLOAT32)
+@composite(function_in=FFT, torch="fft.fft", autocast=_IN_FLOAT32, out="kind")
 def fft_fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along `dim`, of n numbers (cut, or with zeros behind)."""
     return _one("fft_fft", input, n, dim, norm, False)
@@ -134,13 +134,13 @@ def fft_ifft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | Non
     return _one("fft_ifft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.rfft", autocast=_IN_FLOAT32)
+@composite(function_in=FFT, torch="fft.rfft", autocast=_IN_FLOAT32, out="kind")
 def fft_rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The transform of real numbers: its first n // 2 + 1 terms, of which the others are conjugates."""
     return _half("fft_rfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32, out="cast")
+@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32, out="kind")
 def fft_irfft(
     input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None
 ) -> Tensor:
@@ -148,7 +148,7 @@ def fft_irfft(
     return _from_half("fft_irfft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32, out="cast")
+@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32, out="kind")
 def fft_hfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The real transform of numbers of which each is the conjugate of its opposite, from their first half."""
     return _from_half("fft_hfft", input, n, dim, norm, True)
@@ -279,9 +279,7 @@ def _declare(kind: str) -> None:
         function.__name__ = f"fft_{kind}{suffix}"
         function.__doc__ = f"{text} {where}, of sizes `s` (cut, or with zeros behind)."
         rule = None if "hfft" in kind else _IN_FLOAT32
-        # What gives real numbers casts.
-        out: OutRule = "cast" if kind in ("irfft", "hfft") else "exact"
-        declare = composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule, out=out)
+        declare = composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule, out="kind")
         declare(function)
 
 

@@ -17,7 +17,7 @@ from webtorch.ir.dtype import (
     legacy_name,
     uint8,
 )
-from webtorch.ir.view import numel
+from webtorch.ir.view import OVERWRITTEN, Place, is_overwritten, numel
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op, gradient_title, in_old_order, used_arguments
 from webtorch.tensors import override
@@ -100,6 +100,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     defaults = op.defaults
     given_by_place = len(op.positional())
     exact = op.out == "exact"
+    whole = op.overlap == "whole"
 
     if count == 1 and not op.numbers:
 
@@ -114,6 +115,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             result = apply(op, (input,))
             if out is None:
                 return result
+            if whole:
+                _check_whole(out, (input,))
             if exact:
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
@@ -130,6 +133,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                 return override.meet(function, (input, other), given)
             if out is None:
                 return result
+            if whole:
+                _check_whole(out, (input, other))
             if exact:
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
@@ -150,6 +155,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             result = apply(op, tensors, values[count:])
             if out is None:
                 return result
+            if whole:
+                _check_whole(out, values)
             if (op.out(*values) if callable(op.out) else op.out) == "exact":
                 _check_exact(op.name, (out,), (result,))
             return store_in(out, result, op.name)
@@ -328,6 +335,19 @@ def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> N
                 )
 
 
+def _check_whole(out: Tensor, operands: Sequence[Any]) -> None:
+    """Raise RuntimeError if an `out=` is a part of an operand, or the reverse: it may be a whole one."""
+    for x in operands:
+        shared = isinstance(x, Tensor) and x._storage is out._storage
+        if shared and is_overwritten(_place(x), _place(out), whole=True):
+            raise RuntimeError(OVERWRITTEN)
+
+
+def _place(x: Tensor) -> Place:
+    size = x.dtype.itemsize
+    return x._offset * size, x._shape, x._strides, numel(x._shape) * size
+
+
 def _meet(x: Tensor, y: Tensor) -> bool:
     """Whether the memory from the first to the last element of two views overlaps."""
     if not (x.numel() and y.numel()):
@@ -373,6 +393,8 @@ def accept_out(op: Op) -> Callable[..., Any]:
         if op.overlap in ("first", "none"):
             read = args if op.overlap == "none" else args[1:]
             _check_apart(op.name, places, (*read, *kwargs.values()))
+        if op.overlap == "whole":
+            _check_whole(out, (*args, *kwargs.values()))
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
         if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)
@@ -386,6 +408,11 @@ def accept_out(op: Op) -> Callable[..., Any]:
         if rule == "mask" and out.dtype not in (bool_, uint8):
             raise RuntimeError(
                 f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
+            )
+        if rule == "kind" and out.dtype.is_complex != found.dtype.is_complex:
+            kind = "complex" if found.dtype.is_complex else "floating point"
+            raise RuntimeError(
+                f"{op.name}: expects a {kind} output tensor, but got {legacy_name(out.dtype)}"
             )
         if rule == "exact":
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))

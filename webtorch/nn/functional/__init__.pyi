@@ -693,7 +693,7 @@ def fractional_max_pool2d(
     output_ratio: float | _Sequence[float] | None = ...,
     return_indices: bool = ...,
     _random_samples: _Tensor | None = ...,
-) -> _Any: ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def fractional_max_pool2d_with_indices(
     input: _Tensor,
     kernel_size: int | _Sequence[int],
@@ -709,7 +709,7 @@ def fractional_max_pool3d(
     output_ratio: float | _Sequence[float] | None = ...,
     return_indices: bool = ...,
     _random_samples: _Tensor | None = ...,
-) -> _Any: ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def fractional_max_pool3d_with_indices(
     input: _Tensor,
     kernel_size: int | _Sequence[int],
